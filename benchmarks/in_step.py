@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from fedveil.tuning.axes import axis, cells
-from fedveil.tuning.prepared_cell import PreparedCell
-from fedveil.tuning.trials import Laboratory
+from fedveil.tuning.recipe_grid import axis, cells
+from fedveil.tuning.trials import Laboratory, PreparedCell
 
 REPETITIONS, TRIES = 16, 3
 LOANS = ("data.name=lending-club", "data.partition=shards", "data.seed=1")

@@ -36,7 +36,7 @@ from fedveil.runs.evidence import export_ledger, file_of, statements_of, verify_
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
-from fedveil.tuning.axes import axis, cells
+from fedveil.tuning.recipe_grid import axis, cells
 
 SEED = 4711
 ROOM = 3 << 29  # bytes a child may allocate beyond what it was forked with

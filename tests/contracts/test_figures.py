@@ -28,9 +28,8 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.runs import records
-from fedveil.tuning.prepared_cell import TrialOutcome
 from fedveil.tuning.sweep import Sweep
-from fedveil.tuning.trials import Laboratory
+from fedveil.tuning.trials import Laboratory, TrialOutcome
 from tests.papers.test_fu import loans
 from tests.papers.test_fu_cnn import Digits
 from tests.papers.test_ldp_fl import small as small_study

@@ -38,8 +38,8 @@ from fedveil.runs.report.comparison import comparison_page
 from fedveil.runs.report.run_contents import RunContents
 from fedveil.runs.report.run_page import run_page
 from fedveil.runs.run import Run, _budget
-from fedveil.tuning.prepared_cell import PreparedCell
 from fedveil.tuning.sweep import _told
+from fedveil.tuning.trials import PreparedCell
 from fedveil.watch.cards import card, row
 from fedveil.watch.run_status import FollowedRun
 from tests.runs.conftest import BASE

@@ -10,7 +10,7 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.tuning.axes import cells
+from fedveil.tuning.recipe_grid import cells
 from fedveil.tuning.trials import Laboratory
 
 MNIST = PAPER["mnist"]

@@ -22,7 +22,7 @@ from fedveil.papers.naseri_defences import (
 )
 from fedveil.papers.paper_page import Page
 from fedveil.runs.recipe import load_recipe
-from fedveil.tuning.means import Mean
+from fedveil.tuning.repetitions import Mean
 
 EPSILONS = ("1", "20")
 

@@ -9,7 +9,7 @@ from fedveil.papers.experiment import Experiment
 from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP
 from fedveil.papers.naseri_privacy import EPSILONS, GRADIENTS, PrivacyRow, findings
 from fedveil.papers.reproduction import items_of
-from fedveil.tuning.means import mean_of
+from fedveil.tuning.repetitions import mean_of
 from tests.papers.test_naseri import SMALL
 
 FEW = ("randomiser", "canaries", "one-run", "membership", "white-box", "property")

@@ -12,7 +12,7 @@ from fedveil.papers import reproduction as papers
 from fedveil.papers.experiment import Experiment, ExperimentScale
 from fedveil.papers.paper_page import Page, TextTable
 from fedveil.papers.reproduction import PAPERS, TITLES, items_of, reproduce
-from fedveil.tuning.axes import axis
+from fedveil.tuning.recipe_grid import axis
 from fedveil.tuning.trials import Laboratory
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=2", "engine.mode=vectorised")

@@ -12,7 +12,7 @@ from fedveil.cli.options import check_engine, cluster_of, engine_settings
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
-from fedveil.tuning.axes import axis, cells
+from fedveil.tuning.recipe_grid import axis, cells
 from fedveil.tuning.trials import Laboratory
 
 pytestmark = pytest.mark.filterwarnings(  # Ray leaves files and sockets open

@@ -15,7 +15,7 @@ from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.records import data_of
 from fedveil.runs.run import Run
-from fedveil.tuning.axes import cells
+from fedveil.tuning.recipe_grid import cells
 from fedveil.tuning.trials import Laboratory
 
 LOANS = 1000

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.tuning.axes import Axis, axis, cells, recipe_of
+from fedveil.tuning.recipe_grid import Axis, axis, cells, recipe_of
 
 
 @pytest.mark.parametrize(

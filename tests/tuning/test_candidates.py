@@ -4,8 +4,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import load_recipe
-from fedveil.tuning.axes import recipe_of
-from fedveil.tuning.candidates import Space, alike, candidates
+from fedveil.tuning.recipe_grid import Space, alike, candidates, recipe_of
 
 
 def test_pairs_are_e_and_rounds_each_once():

@@ -11,7 +11,7 @@ from torch import nn
 from fedveil import FederatedData, Task, cross_entropy, squared_error
 from fedveil.base.errors import BadInput
 from fedveil.models.zoo import build_task
-from fedveil.tuning.constants import constants_of
+from fedveil.tuning.theory_plan import constants_of
 
 
 def federation(clients, classes=0):

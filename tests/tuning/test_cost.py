@@ -8,8 +8,8 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import NoiseSource, Trust
-from fedveil.tuning.axes import axis, cells
-from fedveil.tuning.cost import Cost, together
+from fedveil.tuning.recipe_grid import axis, cells
+from fedveil.tuning.repetitions import Cost, together
 from fedveil.tuning.trials import Laboratory
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=3", "engine.mode=looped")

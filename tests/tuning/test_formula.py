@@ -11,8 +11,7 @@ from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.noise.streams import Streams
-from fedveil.tuning.formula import FormulaSettings, choices, thumb
-from fedveil.tuning.theory import Sizes
+from fedveil.tuning.theory import FormulaSettings, Sizes, choices, thumb
 from tests.asking import asked
 
 SIZES = Sizes(clients=40, cohort=8, parameters=25)

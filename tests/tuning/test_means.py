@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.tuning.means import Mean, mean_of, worse
+from fedveil.tuning.repetitions import Mean, mean_of, worse
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 200])

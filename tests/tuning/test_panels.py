@@ -5,9 +5,8 @@ import math
 import pytest
 from matplotlib.markers import CARETDOWN
 
-from fedveil.tuning.figures import COLOURS, canvas, stroke
-from fedveil.tuning.means import Mean
-from fedveil.tuning.panels import PERCENT, Panel, Series, draw, numbered
+from fedveil.tuning.figures import COLOURS, PERCENT, Panel, Series, canvas, draw, numbered, stroke
+from fedveil.tuning.repetitions import Mean
 
 
 def series(*means, name="a", number=0):

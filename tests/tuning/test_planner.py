@@ -8,12 +8,10 @@ import pytest
 from fedveil.base.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.recipe import load_recipe
-from fedveil.tuning.axes import recipe_of
-from fedveil.tuning.candidates import Space
-from fedveil.tuning.prepared_cell import TrialOutcome
-from fedveil.tuning.simulate import simulate
-from fedveil.tuning.theorise import theorise
-from fedveil.tuning.trials import Laboratory
+from fedveil.tuning.recipe_grid import Space, recipe_of
+from fedveil.tuning.search import simulate
+from fedveil.tuning.theory_plan import theorise
+from fedveil.tuning.trials import Laboratory, TrialOutcome
 
 SMALL = ("data.clients=20", "sample.size=5", "engine.mode=vectorised")
 SPACE = Space((1, 2, 4), (4, 8))

@@ -8,11 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fedveil.tuning.axes import axis, cells
-from fedveil.tuning.candidates import Space, candidates
-from fedveil.tuning.prepared_cell import PreparedCell, TrialOutcome
+from fedveil.tuning.recipe_grid import Space, axis, candidates, cells
 from fedveil.tuning.search import Arm, rungs, search
-from fedveil.tuning.trials import Laboratory
+from fedveil.tuning.trials import Laboratory, PreparedCell, TrialOutcome
 
 SHOCKS = np.random.default_rng(0).normal(size=1000)
 

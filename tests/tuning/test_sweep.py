@@ -15,10 +15,9 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.training.gradients.choice import Mode
-from fedveil.tuning.axes import axis
-from fedveil.tuning.prepared_cell import TrialOutcome
+from fedveil.tuning.recipe_grid import axis
 from fedveil.tuning.sweep import Sweep
-from fedveil.tuning.trials import Laboratory
+from fedveil.tuning.trials import Laboratory, TrialOutcome
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=2", "engine.mode=vectorised")
 AXES = ("budget.epsilon=5,inf", "client.steps=1,2,3")

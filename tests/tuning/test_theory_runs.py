@@ -20,8 +20,8 @@ from fedveil.privacy.sampling import Everyone, FixedSize
 from fedveil.training.batches import Batches
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.work import ClientSgd, Decay
-from fedveil.tuning.constants import constants_of
 from fedveil.tuning.theory import Constants, LaplaceNoise, NoNoise, Sizes, constant, error_bound
+from fedveil.tuning.theory_plan import constants_of
 from tests.tuning.theory_examples import GAUSSIAN, LAPLACE, PowerNoise, decayed
 
 SIGMAS = 6.0

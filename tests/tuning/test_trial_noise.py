@@ -9,9 +9,8 @@ import torch
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.training.session import train
-from fedveil.tuning.axes import axis, cells
-from fedveil.tuning.candidates import Space
-from fedveil.tuning.simulate import simulate
+from fedveil.tuning.recipe_grid import Space, axis, cells
+from fedveil.tuning.search import simulate
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory, seeded
 

@@ -12,7 +12,7 @@ from fedveil.runs.recipe import load_recipe
 from fedveil.training.engines.workers import WorkerLost
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.session import train
-from fedveil.tuning.axes import axis, cells
+from fedveil.tuning.recipe_grid import axis, cells
 from fedveil.tuning.trials import Laboratory, seeded
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=3", "client.steps=2", "engine.mode=vectorised")

@@ -160,7 +160,7 @@ def sweep(
     check_workers("--workers", workers)
     cluster = cluster_of(engine, address)
     check_out(out)
-    from fedveil.tuning.axes import axis, cells
+    from fedveil.tuning.recipe_grid import axis, cells
 
     axes = [axis(text) for text in grid]
     check_data(data, (cell.recipe.data.name for cell in cells(recipe, set_ or (), axes)))

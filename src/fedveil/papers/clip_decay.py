@@ -16,12 +16,21 @@ from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item, claim_of
 from fedveil.papers.paper_page import Page, PaperStatement, TextTable
-from fedveil.tuning.axes import Axis
-from fedveil.tuning.figures import COLOURS, DASHES, Stroke, promises
-from fedveil.tuning.means import Mean, mean_of
-from fedveil.tuning.panels import ANYWHERE, SHARE, Panel, Series, draw
-from fedveil.tuning.prepared_cell import TrialOutcome
+from fedveil.tuning.figures import (
+    ANYWHERE,
+    COLOURS,
+    DASHES,
+    SHARE,
+    Panel,
+    Series,
+    Stroke,
+    draw,
+    promises,
+)
+from fedveil.tuning.recipe_grid import Axis
+from fedveil.tuning.repetitions import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
+from fedveil.tuning.trials import TrialOutcome
 
 RATES = ("0.03", "0.1", "0.3", "1")
 CLIPS = ("0.01", "0.05")

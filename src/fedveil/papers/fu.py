@@ -26,13 +26,12 @@ from fedveil.papers.experiment import (
 from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
-from fedveil.tuning.axes import IN_ALL, PER_ROUND, Axis, cells
-from fedveil.tuning.constants import constants_of
-from fedveil.tuning.figures import promises
-from fedveil.tuning.means import Mean, worse
-from fedveil.tuning.panels import Panel, draw, numbered
+from fedveil.tuning.figures import Panel, draw, numbered, promises
+from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Axis, cells
+from fedveil.tuning.repetitions import Mean, worse
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.theory import LaplaceNoise, Sizes, best_steps, decayed_bound
+from fedveil.tuning.theory_plan import constants_of
 from fedveil.tuning.trials import Laboratory
 
 EPSILONS = ("1", "3", "5", "inf")

@@ -24,10 +24,9 @@ from fedveil.papers.experiment import (
 )
 from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.tuning.axes import IN_ALL, PER_ROUND, Axis
-from fedveil.tuning.figures import promises
-from fedveil.tuning.means import Mean
-from fedveil.tuning.panels import SHARE, Panel, draw, numbered
+from fedveil.tuning.figures import SHARE, Panel, draw, numbered, promises
+from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Axis
+from fedveil.tuning.repetitions import Mean
 from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("10", "20", "30", "inf")

@@ -35,10 +35,9 @@ from fedveil.papers.ldp_fl_settings import (
     studies,
 )
 from fedveil.papers.paper_page import Page, TextTable
-from fedveil.tuning.axes import Axis
-from fedveil.tuning.figures import stroke
-from fedveil.tuning.means import Mean
-from fedveil.tuning.panels import PERCENT, Panel, Series, draw, numbered
+from fedveil.tuning.figures import PERCENT, Panel, Series, draw, numbered, stroke
+from fedveil.tuning.recipe_grid import Axis
+from fedveil.tuning.repetitions import Mean
 
 
 def epsilon(experiment: Experiment) -> Page:

@@ -11,7 +11,7 @@ from fedveil.papers.ldp_fl_settings import PublishedTable
 from fedveil.papers.paper_page import PaperStatement
 from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Trust
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.tuning.means import Mean, mean_of, worse
+from fedveil.tuning.repetitions import Mean, mean_of, worse
 from fedveil.tuning.sweep import Sweep
 
 PUBLISHED = "at delta 0 per weight (replace, local trust, as published, not a guarantee)"

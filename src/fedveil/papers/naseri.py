@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from fedveil.papers.experiment import Experiment, ExperimentScale, Item, claim_of, meaning
 from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.tuning.axes import Axis
-from fedveil.tuning.figures import stroke
-from fedveil.tuning.means import Mean, mean_of
-from fedveil.tuning.panels import PERCENT, Panel, Series, draw
+from fedveil.tuning.figures import PERCENT, Panel, Series, draw, stroke
+from fedveil.tuning.recipe_grid import Axis
+from fedveil.tuning.repetitions import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("0.5", "1", "4", "20")

@@ -30,10 +30,9 @@ from fedveil.papers.naseri_defences import (
     legend,
 )
 from fedveil.papers.paper_page import Page, PaperStatement, TextTable
-from fedveil.tuning.axes import Axis
-from fedveil.tuning.figures import promises, stroke
-from fedveil.tuning.means import Mean, mean_of
-from fedveil.tuning.panels import PERCENT, Panel, Series, draw
+from fedveil.tuning.figures import PERCENT, Panel, Series, draw, promises, stroke
+from fedveil.tuning.recipe_grid import Axis
+from fedveil.tuning.repetitions import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("1", "4", "20")

@@ -30,7 +30,7 @@ from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import Training
-from fedveil.tuning.means import Mean, mean_of
+from fedveil.tuning.repetitions import Mean, mean_of
 
 EPSILONS = ("1", "8")
 GRADIENTS = "LDP-SGD"

@@ -15,14 +15,11 @@ from fedveil.base.checks import check_option
 from fedveil.base.errors import BadInput
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.glossary import terms_line
-from fedveil.tuning.candidates import STEPS, Space
-from fedveil.tuning.formula import Choice, FormulaSettings, choices, thumb
-from fedveil.tuning.plan_page import axes_of, plan_page
-from fedveil.tuning.plan_report import PlanReport
-from fedveil.tuning.search import OnTrial
-from fedveil.tuning.simulate import simulate
-from fedveil.tuning.theorise import theorise
-from fedveil.tuning.theory import Sizes
+from fedveil.tuning.plan_report import PlanReport, axes_of, plan_page
+from fedveil.tuning.recipe_grid import STEPS, Space
+from fedveil.tuning.search import OnTrial, simulate
+from fedveil.tuning.theory import Choice, FormulaSettings, Sizes, choices, thumb
+from fedveil.tuning.theory_plan import theorise
 from fedveil.tuning.trials import Laboratory
 
 _SHOWN = 12

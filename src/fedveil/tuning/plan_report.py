@@ -1,13 +1,18 @@
-"""What a planner reports: ranked options, why the first wins, and a recipe to run."""
+"""The report of a planner: ranked options, why the first wins, a recipe to run, and their page."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedveil.base.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.recipe import Recipe
-from fedveil.tuning.axes import Cell
-from fedveil.tuning.prepared_cell import PreparedCell
+from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Cell, axis_label
+from fedveil.tuning.trials import PreparedCell
+from fedveil.web.chart import Chart, Line, figure
+from fedveil.web.heat import Heat, heat_figure
+from fedveil.web.html import Content, Markup, number_text, tag
+from fedveil.web.layout import listed, page, section, table, text_block
 
 _STEPS_KEYS = ("client.steps", "client.epochs")
 
@@ -131,3 +136,105 @@ def check_budget(recipe: Recipe) -> None:
 def recipe_text(recipe: Recipe, how: str) -> str:
     """A recipe as `fedveil run` takes it, with where it comes from."""
     return f"# chosen by fedveil plan, from {how}\n" + toml.dumps(recipe.model_dump())
+
+
+_MOST_ROWS = 100
+
+
+def plan_page(report: PlanReport, name: str) -> bytes:
+    """The page of a plan. `name` is the file name of the recommended recipe."""
+    first = report.rows[0]
+    choice = "".join(f", {axis_label(key)} {value}" for key, value in first.choice.items())
+    chosen = f"{first.rounds:,} rounds of {first.steps} local steps{choice}"
+    charts = [_map(report), _curve(report)]
+    return page(
+        f"{name}: plan",
+        tag("h1", f"{name}: {chosen}"),
+        tag("p", report.title, class_="sub"),
+        tag(
+            "div",
+            tag("p", f"Recommended: {chosen}, with {report.measure} {first.value_text}."),
+            tag("p", f"Its claim: {first.privacy}."),
+            class_="claim",
+        ),
+        section("Why the first of all options is recommended", listed(report.why), id="why"),
+        section("Notes", listed(report.warnings), id="notes") if report.warnings else None,
+        section("Steps per round and in all", tag("div", *charts, class_="pair"), id="curves"),
+        section("All options, best first", _table(report), id="options"),
+        section("The recipe", text_block(report.recipe, name), id="recipe"),
+        tag("footer", "Written by fedveil. It needs no network and asks for nothing."),
+    )
+
+
+def _map(report: PlanReport) -> Markup:
+    steps, times = axes_of(report)
+    first = report.rows[0]
+    heat = Heat(
+        id="map",
+        title=f"Least {report.measure} by steps per round (E) and in all (T)",
+        x=IN_ALL,
+        y=PER_ROUND,
+        value=report.measure,
+        columns=[str(t) for t in times],
+        rows=[str(e) for e in steps],
+        cells=[[report.heat.get((e, t), math.nan) for t in times] for e in steps],
+        best=(steps.index(first.steps), times.index(first.iterations)),
+        note="The frame marks the recommended choice; what is blank was not tried.",
+    )
+    return heat_figure(heat)
+
+
+def _curve(report: PlanReport) -> Markup:
+    steps, times = axes_of(report)
+    lines = []
+    for e in steps:
+        best = [row for t in times if (row := _least(report.rows, e, t)) is not None]
+        points = [(float(row.iterations), row.value) for row in best]
+        lines.append(Line(f"E = {e}", points, "line", [row.half for row in best]))
+    positive = all(y > 0 for line in lines for _, y in line.points)
+    chart = Chart(
+        id="frontier",
+        title=f"Least {report.measure} by steps in all (T), a line for each E",
+        x=IN_ALL,
+        y=f"{report.measure}{', 95 % interval' if _intervals(report) else ''}",
+        lines=lines,
+        log_y=positive,
+        note="The least over all other choices. Lines end where nothing more was tried.",
+    )
+    return figure(chart)
+
+
+def axes_of(report: PlanReport) -> tuple[list[int], list[int]]:
+    """E and T that were looked at."""
+    return sorted({e for e, _ in report.heat}), sorted({t for _, t in report.heat})
+
+
+def _least(rows: Sequence[PlanOption], steps: int, iterations: int) -> PlanOption | None:
+    here = [r for r in rows if (r.steps, r.iterations) == (steps, iterations)]
+    known = [row for row in here if math.isfinite(row.value)]
+    return min(known, key=lambda row: row.value, default=None)
+
+
+def _intervals(report: PlanReport) -> bool:
+    return any(math.isfinite(row.half) for row in report.rows)
+
+
+def _table(report: PlanReport) -> Markup:
+    rows: list[dict[str, Content]] = []
+    for row in report.rows[:_MOST_ROWS]:
+        half = "" if math.isnan(row.half) else f" +- {row.half:.2g}"
+        value = "not tried" if math.isnan(row.value) else number_text(row.value) + half
+        rows.append(
+            {
+                PER_ROUND: row.steps,
+                IN_ALL: row.iterations,
+                "rounds": row.rounds,
+                **{axis_label(key): text for key, text in row.choice.items()},
+                report.measure: value,
+                "noise on a coordinate of the mean update": row.noise_text,
+                "remark": row.remark,
+                "claim": row.privacy,
+            }
+        )
+    more = len(report.rows) - len(rows)
+    return table(rows, f"and {more} more" if more else "All options", wide=True)

@@ -25,12 +25,10 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.training.gradients.choice import Mode
-from fedveil.tuning.axes import Axis, Cell, cells
-from fedveil.tuning.cost import Cost
-from fedveil.tuning.means import Mean, mean_of
-from fedveil.tuning.prepared_cell import PreparedCell, TrialOutcome
+from fedveil.tuning.recipe_grid import Axis, Cell, cells
+from fedveil.tuning.repetitions import Cost, Mean, mean_of
 from fedveil.tuning.sweep_page import sweep_page
-from fedveil.tuning.trials import Laboratory
+from fedveil.tuning.trials import Laboratory, PreparedCell, TrialOutcome
 
 OnTrial = Callable[[int, int, str], None]
 """(trials done, trials in all, the cell just finished)."""

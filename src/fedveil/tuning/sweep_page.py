@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.errors import BadInput
-from fedveil.tuning.axes import Axis, axis_label
+from fedveil.tuning.recipe_grid import Axis, axis_label
 from fedveil.web.chart import Chart, Line, figure
 from fedveil.web.heat import Heat, heat_figure
 from fedveil.web.html import Content, Markup, number_text, tag

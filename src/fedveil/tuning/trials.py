@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from fedveil.base.checks import check_workers
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.data.loaded_records import Records
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe, here
@@ -24,9 +27,79 @@ from fedveil.training.gradients.choice import Mode
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, train
-from fedveil.tuning.axes import Cell
-from fedveil.tuning.prepared_cell import PreparedCell, TrialOutcome
+from fedveil.training.work import ClientWork
+from fedveil.tuning.recipe_grid import Cell
 from fedveil.tuning.trial_pools import ProcessTrialPool, RayTrialPool
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """The result of one training. A metric is NaN if the training diverged.
+
+    Attributes:
+        rounds: The rounds that ran.
+        metrics: Test metrics at the end.
+        curve: (round, metrics) along the way.
+    """
+
+    rounds: int
+    metrics: dict[str, float]
+    curve: tuple[tuple[int, dict[str, float]], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedCell:
+    """A cell that was built once. Its plan and mode serve every repetition.
+
+    Attributes:
+        cell: The recipe and its choices.
+        plan: The privacy plan.
+        mode: The execution mode.
+        work: What clients do.
+        noise: Standard deviation of the noise on one coordinate of the first round's mean update, 0
+            without noise, NaN if noise is part of local training.
+        together: The number of repetitions that are one computation.
+    """
+
+    cell: Cell
+    plan: PrivacyPlan
+    mode: Mode
+    work: ClientWork
+    noise: float
+    together: int = 1
+
+    def blocks(self, first: int, last: int) -> list[tuple[int, ...]]:
+        """Repetitions first .. last - 1 in blocks that are one computation each."""
+        return [
+            tuple(range(r, min(r + self.together, last))) for r in range(first, last, self.together)
+        ]
+
+    @property
+    def noise_text(self) -> str:
+        """`noise` for people."""
+        return "in training" if math.isnan(self.noise) else f"{self.noise:.3g}"
+
+    @property
+    def claim(self) -> PrivacyClaim | None:
+        """The headline claim of the cell's rounds, if any."""
+        return counting(self.claims)
+
+    @cached_property
+    def claims(self) -> list[PrivacyClaim]:
+        """The claims to show: the tightest for each kind of release and trust.
+
+        The strict reading comes after one as published, the one without a shuffler after its own.
+        """
+        every = self.plan.claims(self.plan.permitted)
+        shown = list(every[:1])
+        for claim in every[1:]:
+            if not claim.as_published and all(
+                (claim.covers, claim.trust) != (other.covers, other.trust) or other.as_published
+                for other in shown
+            ):
+                shown.append(claim)
+        return shown
+
 
 _NEVER = 1 << 60
 _KEPT = 2
