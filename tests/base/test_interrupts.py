@@ -29,7 +29,7 @@ except KeyboardInterrupt:
     print("interrupted")
 """
 PROCESS = """
-    from fedveil.flower.programs import Process
+    from fedveil.flower.local_federation import Process
     Process.start("it", [sys.executable, "-c", "import time; time.sleep(60)"], Path("it.log"))
 """
 WORKERS = """

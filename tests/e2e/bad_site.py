@@ -39,18 +39,17 @@ SPOILT = {"nan": nan, "short": short, "replay": replay, "die": die}
 
 def main():
     """Be SuperExec, or without arguments its fork server."""
-    from fedveil.flower import executor, fork_server
+    from fedveil.flower import flwr_private
 
     program, kind, *arguments = sys.argv
     if arguments:
-        sys.argv = [program, *arguments]
-        executor.main((sys.executable, program, kind))
+        flwr_private.run_superexec(arguments, (sys.executable, program, kind))
         return
     from fedveil.flower.site import Site
 
     honest = Site.answer
     Site.answer = lambda site, ask: SPOILT[kind](honest(site, ask))
-    fork_server.main()
+    flwr_private.serve_forks()
 
 
 if __name__ == "__main__":

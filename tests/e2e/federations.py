@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedveil.flower.deployment import Address, Deployment, deployed_recipe
-from fedveil.flower.local import LocalFederation, free_ports
+from fedveil.flower.local_federation import LocalFederation, free_ports
 from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs.records import data_of
 
@@ -25,7 +25,7 @@ QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1"}
 SAID = ("epsilon", "delta", "unit", "neighbours", "trust", "accountant", "noise", "as_published")
 """What a claim says, but for its assumptions: a federation has more of them."""
 
-FORK_SERVER = "fedveil.flower.fork_server"
+FORK_SERVER = "fork-server"
 BAD_SITE = Path(__file__).with_name("bad_site.py")
 
 
@@ -194,7 +194,11 @@ def processes_of(folder):
             words = (place / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        programs = [Path(word).name for word in words[:3]]
-        named = [name for name in programs if name.startswith(("flwr", "flower", "fedveil."))]
+        programs = [Path(word).name for word in words[:4] if word != "fedveil.flower.flwr_private"]
+        named = [
+            name
+            for name in programs[:3]
+            if name.startswith(("flwr", "flower", "fedveil.", FORK_SERVER))
+        ]
         found.append((int(place.name), named[0] if named else programs[0]))
     return found

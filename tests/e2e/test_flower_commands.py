@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.flower.local import free_ports
-from fedveil.flower.programs import Process, own_environment
+from fedveil.flower.local_federation import Process, free_ports, own_environment
 from tests.e2e.federations import PATIENCE, QUICK, SAID, processes_of, wait_for
 
 pytest.importorskip("flwr")
@@ -116,7 +115,7 @@ def test_an_interrupted_demonstration_leaves_nobody_behind(deploy, tmp_path, num
     assert processes_of(tmp_path)
     process.popen.send_signal(number)
     assert process.wait(PATIENCE) == 1
-    assert process.last_words == "interrupted"
+    assert process.last_line == "interrupted"
     wait_for(lambda: not processes_of(tmp_path), "all ended")
 
 
@@ -145,7 +144,7 @@ def test_a_demonstration_that_is_ended_while_it_starts_something_ends(tmp_path, 
     )
     try:
         assert process.wait(2 * PATIENCE) == 1
-        assert process.last_words == "interrupted"
+        assert process.last_line == "interrupted"
         wait_for(lambda: not processes_of(tmp_path), "all ended")
     finally:
         process.kill()
@@ -158,7 +157,7 @@ def test_a_demonstration_that_cannot_begin_says_why(deploy, tmp_path):
         port = taken.getsockname()[1]
         process = deploy("--demo", "1", "--address", f"127.0.0.1:{port}")
         assert process.wait(PATIENCE) == 1
-    assert process.last_words.startswith("error: superlink ended before it answered")
+    assert process.last_line.startswith("error: superlink ended before it answered")
     wait_for(lambda: not processes_of(tmp_path), "all ended")
 
 

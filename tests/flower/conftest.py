@@ -13,8 +13,8 @@ import torch
 
 import fedveil as fv
 from fedveil.flower.federation import Federation, RegisteredSite
+from fedveil.flower.federation_server import Server
 from fedveil.flower.messages import Answer, RoundAsk
-from fedveil.flower.run_server import Server
 from fedveil.runs.evidence import statements_of
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run

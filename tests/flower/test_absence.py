@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedveil.flower import round_log
-from fedveil.flower.run_server import TooFewSites
+from fedveil.flower import federation_server
+from fedveil.flower.federation_server import TooFewSites
 from fedveil.privacy.ledger.file import read_charges
 from tests.flower import transports
 from tests.flower.conftest import AT_SITES, FREE, NAMES, SECURE, SEEDED, lines, proven
@@ -22,7 +22,7 @@ def test_noise_divisor_and_charge_do_not_depend_on_who_answers(stand_ins, monkey
 
     The three runs have one name, so that they share their noise, as no two runs do.
     """
-    monkeypatch.setattr(round_log, "new_run_id", lambda: "0" * 32)
+    monkeypatch.setattr(federation_server, "new_run_id", lambda: "0" * 32)
     models, epsilons = [], []
     zero = changed(report=lambda a: torch.zeros_like(a.report))
     for name, behaviour in (("zero", zero), ("dies", transports.dies), ("nan", HOSTILE["nan"])):

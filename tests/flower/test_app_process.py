@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from fedveil.flower.app_process import separate_draws
+from fedveil.flower.flwr_private import separate_draws
 
 APP = """
 import sys, threading
-from fedveil.flower import app_process
-app_process._GRACE = app_process._POLL = 0.05
-app_process.end_with_parent()
+from fedveil.flower import flwr_private
+flwr_private._GRACE_SECONDS = flwr_private._POLL_SECONDS = 0.05
+flwr_private.end_with_parent()
 print("up", flush=True)
 threading.Event().wait(60)
 """
@@ -39,23 +39,16 @@ def test_a_heartbeat_leaves_the_common_generator_as_it_was():
 
 
 @pytest.mark.usefixtures("flower")
-def test_the_server_s_app_sees_to_it(monkeypatch):
-    monkeypatch.delitem(sys.modules, "fedveil.flower.server_app", raising=False)
-    heartbeat = sys.modules["flwr.supercore.heartbeat"]
-    __import__("fedveil.flower.server_app")
-    assert heartbeat.random is not random
-
-
-@pytest.mark.usefixtures("flower")
-def test_a_site_sees_to_it_in_the_process_that_answers(monkeypatch):
-    """Which was forked from the one that imported the app, and is named another parent."""
-    from fedveil.flower import client_app
+@pytest.mark.parametrize("name", ["client_app", "server_app"])
+def test_an_app_sees_to_it_in_the_process_that_runs_it(monkeypatch, name):
+    """A site's was forked from the one that imported the app, and is named another parent."""
+    from fedveil.flower import flower_apps
 
     watched = []
-    monkeypatch.setattr(client_app, "end_with_parent", lambda: watched.append(True))
+    monkeypatch.setattr(flower_apps, "end_with_parent", lambda: watched.append(True))
     heartbeat = sys.modules["flwr.supercore.heartbeat"]
     assert heartbeat.random is random
-    with client_app.app._lifespan(None):
+    with getattr(flower_apps, name)._lifespan(None):
         assert heartbeat.random is not random
         assert watched
 

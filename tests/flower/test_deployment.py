@@ -14,8 +14,8 @@ import pytest
 from fedveil.base.errors import BadInput
 from fedveil.flower.deployment import Address, Deployment, deployed_recipe, share
 from fedveil.flower.federation import read_federation
+from fedveil.flower.federation_server import data_without_records
 from fedveil.flower.messages import new_run_id, plan_digest
-from fedveil.flower.run_server import data_without_records
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import checked
 from fedveil.mixing.client import collect, send_report
@@ -197,7 +197,7 @@ def test_the_app_that_travels_has_no_code_and_no_keys(written):
     with zipfile.ZipFile(BytesIO(fab)) as packed:
         assert set(packed.namelist()) == {"pyproject.toml", ".info/CONTENT"}
         config = tomllib.loads(packed.read("pyproject.toml").decode())["tool"]["flwr"]["app"]
-    assert config["components"]["clientapp"] == "fedveil.flower.client_app:app"
+    assert config["components"]["clientapp"] == "fedveil.flower.flower_apps:client_app"
     assert config["config"] == {
         "recipe": "recipe.toml",
         "federation": "federation.toml",
@@ -273,7 +273,10 @@ def test_without_data_an_owner_is_told_what_to_fill_in(tmp_path):
     assert told["policy"] == {"epsilon": {"client": 8.0}, "delta": 1e-5, "trust": ["central"]}
     assert "--superlink superlink.example.org:9092" in (site / "supernode.sh").read_text()
     script = (tmp_path / "d" / "server" / "superlink.sh").read_text()
-    assert "exec python3 -m fedveil.flower.gate --host 0.0.0.0 --port 9092" in script
+    assert (
+        "exec python3 -m fedveil.flower.flwr_private flower-superlink --host 0.0.0.0 --port 9092"
+        in script
+    )
     assert 'address = "127.0.0.1:9092"' in (tmp_path / "d" / "server" / "flower.sh").read_text()
     (site / "records.csv").write_text("age,well\n" + "\n".join(f"{k},{k % 2}" for k in range(40)))
     assert Site.open(site / "site.toml").records.records > 0

@@ -7,26 +7,26 @@ import sys
 
 import pytest
 
-from fedveil.flower import executor, guard
-from fedveil.flower.executor import Programs
+from fedveil.flower import flwr_private
+from fedveil.flower.flwr_private import GUARDED, ForkedPrograms
 
 pytest.importorskip("flwr")
 
 FORK_SERVER = """
 import sys
-from fedveil.flower import fork_server
+from fedveil.flower import flwr_private
 
 def answer(arguments):
     {answer}
 
-fork_server.answer = answer
-fork_server.guard = lambda: {guard}
-fork_server._begin = {begin}
-fork_server.IMPORTED = {imported}
-fork_server.main()
+flwr_private.answer_message = answer
+flwr_private.guard = lambda: {guard}
+flwr_private._reset_fork = {begin}
+flwr_private.IMPORTED = {imported}
+flwr_private.serve_forks()
 """
 
-BEGIN = "fork_server._begin"
+BEGIN = "flwr_private._reset_fork"
 
 DRAWN = """
 import random, secrets, torch, numpy as np
@@ -66,10 +66,10 @@ def asked(command, *asks):
 
 
 def test_it_answers_with_the_app_that_is_installed():
-    """What forks is `guard.answer`: Flower's own program, told to load our app and no other."""
-    command = (sys.executable, "-m", "fedveil.flower.fork_server")
+    """What forks is `answer_message`: Flower's own program, told to load our app and no other."""
+    command = flwr_private.FORK_SERVER
     done = asked(command, ["--help"])
-    assert done.stdout.startswith(f"usage: {guard.GUARDED}")
+    assert done.stdout.startswith(f"usage: {GUARDED}")
     assert done.returncode == 0
 
 
@@ -78,9 +78,9 @@ def test_everything_is_imported_before_it_forks():
         server("sys.stdout.write(f'{\"colorsys\" in sys.modules} ')", ("colorsys",)), ["x"], ["y"]
     )
     assert done.stdout.split() == ["True", "True"]
-    from fedveil.flower.fork_server import IMPORTED
+    from fedveil.flower.flwr_private import IMPORTED
 
-    assert "fedveil.flower.client_app" in IMPORTED
+    assert "fedveil.flower.flower_apps" in IMPORTED
 
 
 def test_no_two_forks_draw_the_same():
@@ -134,7 +134,7 @@ def programs(tmp_path):
     found = []
 
     def start(answer):
-        found.append(Programs(server(answer)))
+        found.append(ForkedPrograms(server(answer)))
         return found[-1]
 
     yield start
@@ -147,7 +147,7 @@ def test_a_fork_server_that_died_is_replaced(programs, tmp_path):
     ours = programs(answer)
 
     def parent_of(name):
-        ours.Popen([guard.GUARDED, str(tmp_path / name)])
+        ours.Popen([GUARDED, str(tmp_path / name)])
         while not (tmp_path / name).exists() or not (tmp_path / name).read_text():
             assert ours._running.poll() is None
         return int((tmp_path / name).read_text())
@@ -160,11 +160,11 @@ def test_a_fork_server_that_died_is_replaced(programs, tmp_path):
 
 
 def test_a_fork_server_that_reads_nothing_is_replaced_before_it_holds_up_the_site(tmp_path):
-    hangs = Programs((sys.executable, "-c", "import time; time.sleep(600)"))
+    hangs = ForkedPrograms((sys.executable, "-c", "import time; time.sleep(600)"))
     first = hangs._running
     try:
         for _ in range(1_000_000):  # until the pipe is full
-            hangs.Popen([guard.GUARDED, "--token", "x" * 256])
+            hangs.Popen([GUARDED, "--token", "x" * 256])
             if hangs._running is not first:
                 break
         assert first.returncode == -signal.SIGKILL
@@ -177,12 +177,12 @@ def test_a_fork_server_that_reads_nothing_is_replaced_before_it_holds_up_the_sit
 def test_other_programs_are_started_as_ever(programs, monkeypatch, command):
     started = []
     ours = programs("raise AssertionError('not this')")
-    monkeypatch.setattr(executor.subprocess, "Popen", lambda *a, **k: started.append((a, k)))
+    monkeypatch.setattr(flwr_private.subprocess, "Popen", lambda *a, **k: started.append((a, k)))
     ours.Popen([command, "--token", "x"])
-    ours.Popen([guard.GUARDED, "--token", "x"], stdout=Programs.DEVNULL)
+    ours.Popen([GUARDED, "--token", "x"], stdout=ForkedPrograms.DEVNULL)
     assert started == [
         (([command, "--token", "x"],), {}),
-        (([guard.GUARDED, "--token", "x"],), {"stdout": subprocess.DEVNULL}),
+        (([GUARDED, "--token", "x"],), {"stdout": subprocess.DEVNULL}),
     ]
 
 
@@ -193,9 +193,9 @@ def test_flower_starts_programs_where_they_are_replaced(monkeypatch):
     launch = subprocess_executor.SubprocessExecutor.launch.__code__
     assert {"subprocess", "Popen"} <= set(launch.co_names)
     assert factory.SubprocessExecutor is subprocess_executor.SubprocessExecutor
-    monkeypatch.setattr(executor, "Programs", lambda server: server)
+    monkeypatch.setattr(flwr_private, "ForkedPrograms", lambda server: server)
     monkeypatch.setattr(subprocess_executor, "subprocess", subprocess)
-    executor.fork(["ours"])
+    flwr_private.install_forks(["ours"])
     assert subprocess_executor.subprocess == ["ours"]
 
 
@@ -204,4 +204,4 @@ def test_a_flower_that_starts_them_elsewhere_is_not_started(monkeypatch):
 
     monkeypatch.delattr(subprocess_executor, "subprocess")
     with pytest.raises(SystemExit, match="no subprocess where it is replaced"):
-        executor.fork([])
+        flwr_private.install_forks([])

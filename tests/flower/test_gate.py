@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fedveil.flower import gate
+from fedveil.flower import flwr_private
 
 CONTROL = (
     "/v1/control/start-run",
@@ -28,7 +28,7 @@ def status(path, client, kind="http"):
         sent.append(message)
 
     scope = {"type": kind, "path": path, "client": client}
-    asyncio.run(gate.SuperLinkGate(inside)(scope, None, send))
+    asyncio.run(flwr_private.SuperLinkGate(inside)(scope, None, send))
     return sent[0].get("status", sent[0].get("code"))
 
 
@@ -56,8 +56,8 @@ def test_nor_by_other_means():
 def test_it_stands_before_all_that_superlink_answers(monkeypatch):
     superlink = pytest.importorskip("flwr.superlink.main")
     monkeypatch.setattr(superlink, "_get_middleware", superlink._get_middleware)
-    gate.close()
-    assert superlink._get_middleware()[0].cls is gate.SuperLinkGate
+    flwr_private.install_gate()
+    assert superlink._get_middleware()[0].cls is flwr_private.SuperLinkGate
     assert "_get_middleware" in superlink.create_app.__code__.co_names
 
 
@@ -65,12 +65,12 @@ def test_a_flower_that_cannot_be_gated_is_not_started(monkeypatch):
     superlink = pytest.importorskip("flwr.superlink.main")
     monkeypatch.delattr(superlink, "_get_middleware")
     with pytest.raises(SystemExit, match="where it is gated"):
-        gate.close()
+        flwr_private.install_gate()
 
 
 def test_every_path_for_sites_is_flower_s_own():
     """What sites call is below the path that is open, and what operators call is not."""
     fleet = pytest.importorskip("flwr.superlink.routers.fleet.router")
     control = pytest.importorskip("flwr.superlink.routers.control.router")
-    assert f"{fleet.router.prefix}/" == gate.FOR_SITES
-    assert not control.router.prefix.startswith(gate.FOR_SITES)
+    assert f"{fleet.router.prefix}/" == flwr_private.FOR_SITES
+    assert not control.router.prefix.startswith(flwr_private.FOR_SITES)

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.flower import local, programs
-from fedveil.flower.local import LocalFederation
-from fedveil.flower.programs import Process
+from fedveil.flower import local_federation
+from fedveil.flower.local_federation import LocalFederation, Process
 
 ENDLESS = "exec sleep 60\n"
 
@@ -40,7 +39,7 @@ def test_what_was_being_started_is_stopped_too(folder: Path, monkeypatch: pytest
             signal.raise_signal(signal.SIGINT)
             return started[-1]
 
-    monkeypatch.setattr(local, "Process", Interrupted)
+    monkeypatch.setattr(local_federation, "Process", Interrupted)
     with pytest.raises(KeyboardInterrupt), LocalFederation(folder) as federation:
         federation.start_site("north")
     assert [process.running for process in started] == [False]
@@ -50,14 +49,14 @@ def test_a_second_interrupt_stops_superlink_as_well(folder: Path, monkeypatch: p
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local, "answers", lambda url, authority: True)
-    monkeypatch.setattr(programs, "_GRACE", 0.0)
+    monkeypatch.setattr(local_federation, "is_healthy", lambda url, authority: True)
+    monkeypatch.setattr(local_federation, "_GRACE", 0.0)
     with LocalFederation(folder) as federation:
         federation.start_superlink("https://127.0.0.1:1")
         started = [federation.superlink, federation.start_site("north"), federation.run()]
         with monkeypatch.context() as patch:
-            patch.setattr(programs, "_GRACE", 60.0)
-            patch.setattr(programs.time, "sleep", interrupted)
+            patch.setattr(local_federation, "_GRACE", 60.0)
+            patch.setattr(local_federation.time, "sleep", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 federation.stop()
         assert [process.running for process in started if process] == [False] * 3

@@ -27,9 +27,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveil.flower.mod import PrivateMod
-from fedveil.flower.model_vector import flat, moved, shaped
-from fedveil.flower.strategy import PrivateStrategy
+from fedveil.flower.drop_in import PrivateMod, PrivateStrategy, flat, moved, shaped
 
 NODES = [11, 12, 13, 14]
 BUDGET = fv.Budget(float("inf"), 1e-5)

@@ -8,10 +8,9 @@ import pytest
 
 from fedveil.flower import site_ledger
 from fedveil.flower.messages import Answer, Refusal
-from fedveil.flower.policy import Policy, RunCost
+from fedveil.flower.policy import Policy, RunCost, Terms
 from fedveil.flower.site import Site
 from fedveil.flower.site_file import EpsilonSection, PolicySection
-from fedveil.flower.terms import Terms
 from fedveil.privacy.accounting.claims import (
     Accountant,
     NoiseSource,

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from fedveil.flower.policy_file import policy_text
+from fedveil.flower.policy import policy_text
 from tests.flower.sites import CENTRAL, LOCAL, open_site
 
 

@@ -8,9 +8,15 @@ import time
 
 import pytest
 
-from fedveil.flower import programs
+from fedveil.flower import local_federation
 from fedveil.flower.certificates import Authority
-from fedveil.flower.programs import Process, ProcessFailed, answers, own_environment, stop_all
+from fedveil.flower.local_federation import (
+    Process,
+    ProcessFailed,
+    is_healthy,
+    own_environment,
+    stop_all,
+)
 
 DEAF = """
 import signal, time
@@ -55,7 +61,7 @@ def test_does_not_wait_for_ever(start):
 
 
 def test_all_are_asked_to_end_and_then_made_to(start, monkeypatch):
-    monkeypatch.setattr(programs, "_GRACE", 0.3)
+    monkeypatch.setattr(local_federation, "_GRACE", 0.3)
     gentle, deaf = start("import time; time.sleep(60)"), start(DEAF)
     deaf.wait_for(lambda: "up" in deaf.output, "up", seconds=30)
     stop_all([gentle, deaf])
@@ -71,7 +77,7 @@ def test_ctrl_c_while_stopping_leaves_nobody_behind(start, monkeypatch):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(programs.time, "sleep", interrupted)
+    monkeypatch.setattr(local_federation.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         stop_all([process])
     assert not process.running
@@ -95,7 +101,8 @@ def test_what_it_started_is_killed_with_it(start):
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells of a parent's end")
 def test_it_ends_when_whoever_started_it_is_killed(tmp_path):
     code = (
-        "from pathlib import Path; import sys, time; from fedveil.flower.programs import Process; "
+        "from pathlib import Path; import sys, time; "
+        "from fedveil.flower.local_federation import Process; "
         "p = Process.start('it', [sys.executable, '-c', 'import time; time.sleep(60)'], "
         "Path('it.log')); print(p.popen.pid, flush=True); time.sleep(60)"
     )
@@ -118,7 +125,7 @@ def test_the_programs_beside_this_python_come_first():
 
 def test_nobody_answers_where_nobody_listens(tmp_path):
     Authority.new("test authority").save(tmp_path)
-    assert not answers("https://127.0.0.1:9/health", tmp_path / "ca.crt")
+    assert not is_healthy("https://127.0.0.1:9/health", tmp_path / "ca.crt")
 
 
 def _alive(pid):

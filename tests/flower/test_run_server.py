@@ -6,7 +6,7 @@ import torch
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
-from fedveil.flower.run_server import ABSENT, CARRIED
+from fedveil.flower.federation_server import ABSENT, CARRIED
 from fedveil.runs import checkpoint
 from tests.flower import transports
 from tests.flower.conftest import AT_SITES, FREE, NAMES, SECURE, SEEDED, lines, proven

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedveil.base.errors import BadInput
+from fedveil.flower.federation import MixerLink, MixerSection
 from fedveil.flower.messages import Answer, Refusal
-from fedveil.flower.mixer_link import MixerLink, MixerSection
 from fedveil.mixing.mixer import MixerConfig, serve
 from fedveil.mixing.tls import COLLECTOR
 from tests.flower.conftest import NAMES, POLICY, alone, records_of_all

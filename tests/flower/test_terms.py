@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fedveil.base.errors import BadInput
+from fedveil.flower.policy import terms_of
 from fedveil.flower.site import Site
-from fedveil.flower.terms import terms_of
 from fedveil.privacy.releases.client_noise import ClientNoise
 from tests.flower.sites import CENTRAL, LOCAL, POLICY, QUANTILE, Server, charges, open_site
 

@@ -10,8 +10,7 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.flower.federation import Federation, RegisteredSite, fingerprint
-from fedveil.flower.messages import Answer, Refusal, RoundAsk, new_run_id
-from fedveil.flower.transport import Arrival
+from fedveil.flower.messages import Answer, Arrival, Refusal, RoundAsk, new_run_id
 
 pytest.importorskip("flwr")
 
@@ -30,8 +29,8 @@ from flwr.app import (
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveil.flower import client_app, server_app, wire
-from fedveil.flower.wire import GridTransport, from_records, key_of, to_records
+from fedveil.flower import flower_apps
+from fedveil.flower.flower_apps import GridTransport, from_records, key_of, to_records
 from tests.flower.sites import FEDAVG, open_site, write_site
 
 RUN, PLAN = new_run_id(), "a" * 64
@@ -93,7 +92,7 @@ def in_a_run(monkeypatch):
 @pytest.fixture
 def pair(monkeypatch):
     """Two sites known by their keys, and a third node that nobody knows."""
-    monkeypatch.setattr(wire, "_POLL", 0.01)
+    monkeypatch.setattr(flower_apps, "_POLL_SECONDS", 0.01)
     north, south, stranger = keys(3)
     federation = Federation(
         sites=[
@@ -221,10 +220,12 @@ def test_a_key_that_is_none_is_nobodys():
 def replied(message: Message, site: str = "") -> Message:
     """What the ClientApp says where the owner's file is `site`; not named if that is empty."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.delenv(client_app.SITE, raising=False)
+        patched.delenv(flower_apps.SITE, raising=False)
         if site:
-            patched.setenv(client_app.SITE, site)
-        return client_app.app(message, Context(1, 1, {"site": "evil.toml"}, RecordDict(), {}))
+            patched.setenv(flower_apps.SITE, site)
+        return flower_apps.client_app(
+            message, Context(1, 1, {"site": "evil.toml"}, RecordDict(), {})
+        )
 
 
 def asked(content: RecordDict) -> Message:
@@ -281,11 +282,11 @@ def test_whatever_goes_wrong_at_a_site_the_server_hears_one_sentence(tmp_path, m
 
 def test_the_server_app_needs_to_be_told_where_things_are():
     with pytest.raises(BadInput, match="'federation'"):
-        server_app.app(FakeGrid([], None), Context(1, 0, {}, RecordDict(), {}))
+        flower_apps.server_app(FakeGrid([], None), Context(1, 0, {}, RecordDict(), {}))
 
 
 def test_the_server_app_runs_a_recipe_over_flower(trio, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(wire, "_POLL", 0.01)
+    monkeypatch.setattr(flower_apps, "_POLL_SECONDS", 0.01)
     three = trio({**FEDAVG, "rounds": 2})
     own = keys(3)
     files = [tmp_path / name / "site.toml" for name in three.transport.sites]
@@ -306,7 +307,7 @@ def test_the_server_app_runs_a_recipe_over_flower(trio, tmp_path, monkeypatch, c
         "run-directory": str(tmp_path / "flower"),
     }
     with caplog.at_level("INFO", "flwr"):
-        server_app.app(FakeGrid(nodes, reply), Context(1, 0, {}, RecordDict(), config))
+        flower_apps.server_app(FakeGrid(nodes, reply), Context(1, 0, {}, RecordDict(), config))
     three.simulated()
     assert torch.allclose(three.model("flower"), three.model("simulated"), atol=1e-5)
     assert Path(tmp_path / "flower" / "result.json").is_file()

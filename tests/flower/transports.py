@@ -6,8 +6,7 @@ from typing import Protocol
 
 import torch
 
-from fedveil.flower.messages import Answer, Refusal, RoundAsk
-from fedveil.flower.transport import Arrival
+from fedveil.flower.messages import Answer, Arrival, Refusal, RoundAsk
 
 Reply = Answer | Refusal
 

@@ -59,7 +59,7 @@ def deploy(
         chosen = deployed_recipe(recipe, set_ or (), len(names))
         place = Address() if address is None else Address.parse(address)
         if demo is not None and address is None:
-            from fedveil.flower.local import free_ports
+            from fedveil.flower.local_federation import free_ports
 
             port, mixing, *own = free_ports(2 + demo)
             place = Address(port=port, sites=tuple(own))
@@ -95,12 +95,11 @@ def _demonstrate(deployment: "Deployment", folder: Path) -> int:
 
     from fedveil.base.interrupts import listen
     from fedveil.console import print_result
-    from fedveil.flower.demonstration import demonstrate
-    from fedveil.flower.local import LocalFederation
+    from fedveil.flower.local_federation import LocalFederation, demonstrate
 
     listen()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all is stopped then too
-    with closing(demonstrate(deployment, folder)) as events:
+    with closing(demonstrate(folder, f"https://{deployment.address}", deployment.sites)) as events:
         for event in events:
             print(event, flush=True)
     result = LocalFederation(folder).result()

@@ -6,6 +6,7 @@ speaks. Private keys are readable by their owner alone, and no file is written o
 
 import ipaddress
 import os
+import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedveil.base.errors import BadInput
+from fedveil.mixing.tls import COLLECTOR
+from fedveil.runs.toml import dumps
 
 DAYS = 365
 """How long certificates hold."""
@@ -155,3 +158,56 @@ def _write(path: Path, content: bytes, *, private: bool = False) -> None:
         raise BadInput(f"{path} exists: keys and certificates are not written over") from e
     with open(descriptor, "wb") as file:
         file.write(content)
+
+
+ATTEMPTS = 10
+"""How often a round may be asked for before its mixer refuses."""
+
+MEMBERS = "members.txt"
+"""The file with the names of the members, one per line."""
+
+_CA = "mixer-ca.crt"
+
+
+@dataclass(frozen=True)
+class MixerFiles:
+    """The folder of a mixer at `host`:`port`, and its authority."""
+
+    folder: Path
+    host: str
+    port: int
+    authority: Authority
+
+    @classmethod
+    def write(cls, folder: Path, host: str, port: int, members: tuple[str, ...]) -> "MixerFiles":
+        """Make its authority, its certificate and the list of its members.
+
+        | edge | behaviour |
+        |---|---|
+        | a site is named as the collector is | BadInput |
+        """
+        if COLLECTOR in members:
+            raise BadInput(
+                f"a site is named {COLLECTOR!r}, as the server is to the mixer: rename it"
+            )
+        folder.mkdir(mode=0o700)
+        authority = Authority.new("fedveil mixer authority")
+        authority.save(folder)
+        authority.server(host, folder, "mixer")
+        (folder / MEMBERS).write_text("".join(f"{name}\n" for name in members))
+        return cls(folder, host, port, authority)
+
+    def give_to_site(self, folder: Path, site: str) -> str:
+        """Write a site's certificate into its folder, and return its `[mixer]` section."""
+        return self._give(folder, "member", site)
+
+    def give_to_server(self, folder: Path) -> str:
+        """Write the collector's certificate into a folder, and return its `[mixer]` section."""
+        return self._give(folder, COLLECTOR, COLLECTOR)
+
+    def _give(self, folder: Path, file: str, name: str) -> str:
+        self.authority.caller(folder, file, name)
+        shutil.copy(self.folder / "ca.crt", folder / _CA)
+        certificate, key = f"{file}.crt", f"{file}.key"
+        section = {"host": self.host, "port": self.port, "ca": _CA}
+        return dumps({"mixer": {**section, "certificate": certificate, "key": key}}).lstrip()

@@ -19,12 +19,11 @@ from fedveil.base.checks import TABLE, shown
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.flower.certificates import Authority, node_key
-from fedveil.flower.federation import Federation, RegisteredSite
-from fedveil.flower.guard import write_programs
+from fedveil.flower.certificates import ATTEMPTS, Authority, MixerFiles, node_key
+from fedveil.flower.federation import Federation, RegisteredSite, takes_whole_deadline
+from fedveil.flower.flwr_private import write_programs
 from fedveil.flower.messages import check_site_name
-from fedveil.flower.mixer_file import ATTEMPTS, MixerFiles
-from fedveil.flower.policy_file import policy_text, training_for
+from fedveil.flower.policy import policy_text, training_for
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.overrides import Overrides
 from fedveil.runs.recipe import Recipe, load_recipe
@@ -117,7 +116,7 @@ class Deployment:
     def steady(self) -> bool:
         """Whether every round takes its whole deadline. False if the data are not known."""
         plan = self._plan
-        return plan is not None and plan.secure and plan.secret_cohort
+        return plan is not None and takes_whole_deadline(plan)
 
     def write(self, folder: Path) -> None:
         """Write all files, or none, into a folder that is new or empty."""

@@ -8,9 +8,9 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ class Refusal:
             raise BadInput(f"the reason of a refusal has at most {LONGEST_REASON} characters")
 
 
-Message = RoundAsk | Answer | Refusal
+SiteMessage = RoundAsk | Answer | Refusal
 KINDS: dict[str, type[RoundAsk] | type[Answer] | type[Refusal]] = {
     kind.kind: kind for kind in (RoundAsk, Answer, Refusal)
 }
@@ -118,7 +118,7 @@ class MessageParts:
     arrays: dict[str, np.ndarray]
 
 
-def taken_apart(message: Message) -> MessageParts:
+def taken_apart(message: SiteMessage) -> MessageParts:
     """The parts of a message, of which `put_together` makes it again."""
     words: dict[str, str | int] = {"format": FORMAT, "kind": message.kind}
     words |= {name: getattr(message, name) for name in message.words}
@@ -126,7 +126,7 @@ def taken_apart(message: Message) -> MessageParts:
     return MessageParts(words, arrays)
 
 
-def put_together(words: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> Message:
+def put_together(words: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> SiteMessage:
     """The message that these parts are.
 
     | edge | behaviour |
@@ -202,3 +202,36 @@ def _tensor(name: str, array: object) -> torch.Tensor:
         return torch.tensor(array)  # a copy: what carriers hand out may be read-only
     except (TypeError, ValueError, RuntimeError) as e:
         raise BadInput(f"{name} is no array of numbers") from e
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """A message that came back.
+
+    Attributes:
+        site: Who sent it, by the key of the connection and not by the message.
+        message: The answer or refusal, or one line on why it cannot be read.
+    """
+
+    site: str
+    message: Answer | Refusal | str
+
+
+class Transport(Protocol):
+    """Asks sites, by name, and hands out what comes back.
+
+    It vouches for who sent what. It may hand out anything at any time: the engine judges what is
+    still in time and what was asked for.
+    """
+
+    def online(self) -> frozenset[str]:
+        """The sites that could be asked now."""
+        ...
+
+    def ask(self, sites: Sequence[str], ask: RoundAsk, seconds: float) -> Iterator[Arrival]:
+        """Send `ask` to the sites, and yield what arrives within `seconds`, as it comes.
+
+        It ends when all have answered or the time is over. A site that is not online does not
+        answer.
+        """
+        ...

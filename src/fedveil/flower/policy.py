@@ -1,19 +1,121 @@
-"""The owner's policy of a site, and whether a plan is within it."""
+"""The terms of a plan for one site: its budget lines, its turns, and what they cost in all.
+
+A plan is about all clients of a run, but a site knows only its own turns. The proof note is
+docs/proofs/site.md.
+"""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
+from decimal import ROUND_CEILING, Context
+from fractions import Fraction
+from functools import cached_property
 
+from fedveil.base.errors import BadInput
+from fedveil.data.federated import FederatedData
 from fedveil.flower.site_file import PolicySection
-from fedveil.flower.terms import Terms
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust, Unit, rendered
-from fedveil.privacy.accounting.composition import noise_in
+from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import Event, PureReport, Shuffled, TwoPoint
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.runs.build import build
+from fedveil.runs.recipe import Recipe
 from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.engines.engine import Engine, Job
+from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd, ClientWork
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The budget lines of one site, and the number of its turns.
+
+    Attributes:
+        lines: The plan's lines that concern this site.
+        planned: The turns that the plan has for this site.
+        permitted: The turns that a run may charge it for: those and the owner's `repeats`, as far
+            as the run's budget goes.
+        at_once: Whether all turns are charged when the site is first asked. Amplification by a
+            secret cohort also counts the rounds to which the server does not invite the site.
+    """
+
+    lines: tuple[BudgetLine, ...]
+    planned: int
+    permitted: int
+    at_once: bool
+
+    @property
+    def charged(self) -> tuple[BudgetLine, ...]:
+        """The lines that are charged."""
+        return tuple(line for line in self.lines if not line.reading)
+
+    @cached_property
+    def cost(self) -> tuple[PrivacyClaim, ...]:
+        """What all permitted turns cost this site: one claim for each charged line."""
+        return tuple(line.claims(self.permitted)[0] for line in self.charged)
+
+    def needed(self, turns: int, rounds: int, again: int) -> int:
+        """How many charges there must be before an answer.
+
+        `turns` is how many asks were answered with this one; `rounds` and `again` are the last
+        round that was asked for and the attempts beyond each round's first that the site knows of.
+        """
+        return max(self.permitted, rounds + again) if self.at_once else turns
+
+
+def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
+    """The terms on which client `number` of a plan takes part, with `repeats` turns to spare.
+
+    Guarantee: docs/proofs/site.md. Charges for the turns that the site has, on the lines of these
+    terms, are never fewer than the releases that depend on its records.
+
+    | edge | behaviour |
+    |---|---|
+    | nothing is claimed | no lines |
+    | a formula as published, which guarantees nothing | BadInput |
+    | what a clip watches goes to a curator | BadInput: in a federation that is the server |
+    | clients have budgets of their own, and `number` is None | BadInput |
+    | something is claimed, and no line is about this client | BadInput: nothing would be charged |
+    | a cohort drawn in secret by a trusted server | every round is charged, asked or not |
+    | any other cohort | the site's own turns are charged, without amplification |
+    """
+    if any(line.as_published and not line.reading for line in plan.lines):
+        raise BadInput(
+            "budget.as_published guarantees nothing, and a site takes no part in that: leave it out"
+        )
+    if any(line.trust is Trust.CURATOR for line in plan.lines):
+        raise BadInput(
+            "the recipe's clip needs a curator who sees bits or norms and is not the server, and a "
+            "federation has none: use clip.bit_epsilon, or a clip that does not look at clients"
+        )
+    lines = tuple(line for line in plan.lines if _concerns(line, plan, number))
+    charged = [line for line in lines if not line.reading]
+    if plan.private and not charged:
+        raise BadInput("no line of the plan is about this site, which would be charged for nothing")
+    most = min((line.participations(plan.permitted) for line in charged), default=plan.rounds)
+    own = tuple(
+        line if line.as_published else replace(line, share=Fraction(1), cap=None, members=None)
+        for line in lines
+    )
+    within = (line.permitted(most + repeats) for line in own if not line.reading)
+    return Terms(own, most, min(within, default=most + repeats), at_once=plan.secret_cohort)
+
+
+def _concerns(line: BudgetLine, plan: PrivacyPlan, number: int | None) -> bool:
+    """Whether a line is about this client: some are about a group of them."""
+    each = getattr(plan.release, "multipliers", None)
+    if line.members is None or each is None:
+        return True
+    if number is None:
+        raise BadInput(
+            "clients have budgets of their own (budget.epsilons): say which client this site is "
+            "(number)"
+        )
+    own, claimed = float(each[number]), noise_in(line.event)
+    return covers(own, claimed) and covers(claimed, own)
+
 
 _ROUNDING = 1e-9
 
@@ -207,3 +309,79 @@ def trusted(trust: Trust) -> str:
             )
         case Trust.CURATOR:
             return "a curator who is not the server"
+
+
+_DIGITS = 4
+
+
+def policy_text(recipe: Recipe, plan: PrivacyPlan | None, number: int) -> str:
+    """The keys of a policy, a line each, that site `number` can take part with.
+
+    What taking part costs follows from the plan if it is known, or else from the recipe's budget.
+    What does not follow from either is left to the owner.
+    """
+    if plan is None:
+        return "\n".join(_of_recipe(recipe))
+    return "\n".join(_of_terms(terms_of(plan, number, repeats=0)))
+
+
+def training_for(recipe: Recipe, data: FederatedData) -> Training:
+    """A recipe over sites that have these clients' records: its plan, and nothing to train on."""
+    everyone = data.at_sites([str(k) for k in range(data.clients)], data.sizes.tolist())
+    return build(recipe, data=everyone, make_engine=no_engine)
+
+
+def _of_terms(terms: Terms) -> list[str]:
+    claims = terms.cost
+    if not claims:
+        return [_UNPROTECTED]
+    lines = []
+    for unit in (Unit.CLIENT, Unit.RECORD):
+        costs = [claim.epsilon for claim in claims if claim.unit is unit]
+        if costs:
+            lines.append(
+                f"epsilon.{unit} = {_up(math.fsum(costs))}  # what this recipe costs in all"
+            )
+    lines.append(f"delta = {_up(math.fsum(claim.delta for claim in claims))}")
+    trust = {claim.trust for claim in claims}
+    seeded = any(line.noise is NoiseSource.SEEDED for line in terms.charged)
+    return [*lines, *_trusting(trust), *([_SEEDED] if seeded else [])]
+
+
+def _of_recipe(recipe: Recipe) -> list[str]:
+    if recipe.noise.kind == "none" or recipe.budget is None:
+        return [_UNPROTECTED]
+    inside = recipe.client.kind == "dp-sgd"
+    unit = Unit.RECORD if inside else Unit.CLIENT
+    epsilon = getattr(recipe.budget, "epsilon", None)
+    lines = [f"# epsilon.{unit} = ...  # the most that all runs may cost; nothing is taken without"]
+    if epsilon is not None and math.isfinite(epsilon):
+        lines = [f"epsilon.{unit} = {epsilon}  # the recipe's budget"]
+    lines.append(f"delta = {recipe.budget.delta}")
+    central = not inside and getattr(recipe.noise, "where", None) == "server"
+    seeded = getattr(recipe.noise, "source", "seeded") == "seeded"
+    trust = {Trust.CENTRAL if central else Trust.LOCAL}
+    return [*lines, *_trusting(trust), *([_SEEDED] if seeded else [])]
+
+
+_UNPROTECTED = "unprotected = true  # the recipe claims nothing: what this site sends is not hidden"
+_SEEDED = "seeded = true  # the recipe has no secure noise, or does not ask for it"
+
+
+def _trusting(trust: set[Trust]) -> list[str]:
+    if trust == {Trust.LOCAL}:
+        return []
+    listed = ", ".join(f'"{one}"' for one in sorted(map(str, trust)))
+    return [f"trust = [{listed}]  # whom this site relies on beside itself"]
+
+
+def _up(number: float) -> str:
+    """A number in few digits that is not smaller."""
+    if not math.isfinite(number):
+        return repr(number)
+    return repr(float(Context(_DIGITS, ROUND_CEILING).create_decimal(repr(number))))
+
+
+def no_engine(job: Job) -> Engine:
+    """The engine of a training that is built for its plan only, and never started."""
+    raise AssertionError("a training that is made for its plan alone was started")

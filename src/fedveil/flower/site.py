@@ -18,13 +18,11 @@ from fedveil.base.checks import TABLE
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
+from fedveil.flower.federation import MixerLink
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
-from fedveil.flower.mixer_link import MixerLink
-from fedveil.flower.policy import Offer, Policy
-from fedveil.flower.policy_file import no_engine
+from fedveil.flower.policy import Offer, Policy, no_engine, terms_of
 from fedveil.flower.site_file import TABLES, SiteFile, read_site_file, recipe_of
 from fedveil.flower.site_ledger import LOG, Declined, ledger_of, today
-from fedveil.flower.terms import terms_of
 from fedveil.mixing.protocol import Refused, number_of
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams

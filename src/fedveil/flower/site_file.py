@@ -8,8 +8,8 @@ from pydantic import Field, ValidationError
 
 from fedveil.base.checks import BUDGET, CLIENTS, DELTA, MULTIPLIER, REPORT_EPSILON, STEPS, within
 from fedveil.base.errors import BadInput
+from fedveil.flower.federation import MixerSection
 from fedveil.flower.messages import check_site_name
-from fedveil.flower.mixer_link import MixerSection
 from fedveil.runs.recipe import Recipe, explained, load_recipe
 from fedveil.runs.sections.data_section import ColumnSection, DataSection
 from fedveil.runs.sections.keys import forms_of

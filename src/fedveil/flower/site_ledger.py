@@ -16,9 +16,8 @@ from pathlib import Path
 
 from fedveil.base.errors import BadInput, BudgetExhausted, one_line
 from fedveil.flower.messages import RoundAsk
-from fedveil.flower.policy import Policy, RunCost
+from fedveil.flower.policy import Policy, RunCost, Terms
 from fedveil.flower.site_file import SiteFile
-from fedveil.flower.terms import Terms
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.file import connect, read_runs, transaction
 from fedveil.privacy.ledger.hash_chain import Head

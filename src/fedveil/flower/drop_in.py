@@ -1,25 +1,36 @@
-"""`PrivateStrategy`: fedveil's plan, ledger and claim for an app of plain Flower.
-
-It wraps a strategy of the app's own. Who takes part is drawn by the plan's sampler, every round is
-charged before anybody is asked, what comes back is accepted, clipped and summed as in a simulation,
-and only the private mean reaches the strategy. Needs the extra `flower`. docs/flower.md.
-"""
+"""Conversion between a model as Flower carries it and the one vector that is clipped and noised."""
 
 import logging
+import math
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from pydantic import ValidationError
 
-from fedveil.base.errors import BadInput
-from fedveil.flower.model_vector import flat, moved, shaped
+from fedveil.base.errors import BadInput, one_line
+from fedveil.flower.messages import RoundAsk
+from fedveil.flower.policy import Policy, Terms, terms_of
+from fedveil.flower.site_file import PolicySection
+from fedveil.flower.site_ledger import Declined, SiteLedger, today
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.clip_schedules import Lengths
@@ -29,10 +40,50 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.round import Round
 from fedveil.privacy.rows import row_norms
 from fedveil.training.exchange import Sent, server_sum
-from fedveil.training.reports import Rows
+from fedveil.training.reports import Rows, accept
 from fedveil.training.round import begin, end
 from fedveil.training.server import ServerState, SgdServer
 from fedveil.training.sums import CohortSum
+
+
+def flat(record: ArrayRecord) -> torch.Tensor:
+    """All arrays concatenated, float32 [P]. Raises `BadInput` if one has no real numbers."""
+    parts = []
+    for name, array in record.items():
+        values = array.numpy()
+        if values.dtype.kind != "f":
+            raise BadInput(
+                f"the model's array {name!r} is {values.dtype}: only real numbers can be "
+                "protected; leave counters and other buffers out of what is sent"
+            )
+        parts.append(torch.tensor(values.astype(np.float32).reshape(-1)))
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def shaped(vector: torch.Tensor, like: ArrayRecord) -> ArrayRecord:
+    """The vector as arrays with the names, shapes and types of `like`."""
+    arrays, begin = dict[str, Array](), 0
+    for name, array in like.items():
+        size = math.prod(array.shape)
+        part = vector[begin : begin + size].numpy().reshape(array.shape)
+        arrays[name] = Array(part.astype(array.dtype))
+        begin += size
+    return ArrayRecord(arrays)
+
+
+def moved(record: ArrayRecord, start: ArrayRecord) -> torch.Tensor:
+    """The difference of a model from where it started, float32 [P], or empty for another model.
+
+    Acceptance refuses a vector of another length by the client's name.
+    """
+    forms = [[(name, array.shape) for name, array in each.items()] for each in (record, start)]
+    if forms[0] != forms[1]:
+        return torch.zeros(0)
+    try:
+        return flat(record) - flat(start)
+    except Exception:  # whatever a reader of files that somebody else wrote may raise
+        return torch.zeros(0)
+
 
 LOG = logging.getLogger("flwr")
 
@@ -238,3 +289,112 @@ def check_plan(plan: PrivacyPlan) -> None:
             "this plan asks more of clients than noise on what they reply: use a recipe, which "
             "fedveil's own apps run"
         )
+
+
+_CANNOT, _TRAINING = 0, "train"
+_OF_RECIPES = ("recipes", "steps", "repeats")
+
+
+class PrivateMod:
+    """A mod that makes replies private by themselves, as `plan` says.
+
+    Guarantee: docs/proofs/local.md. A reply is a clipped update with the plan's noise, drawn for it
+    alone, and its turn was charged durably before the app's training began. Whoever is asked twice
+    for a round declines the second time.
+
+    | edge | behaviour |
+    |---|---|
+    | a plan whose noise is not the client's | BadInput |
+    | a plan that the policy objects to (trust, seeded noise, too little noise) | BadInput |
+    | a policy with a number out of range, or a key that is for recipes | BadInput |
+    | the plan's turns, its budget or the policy are used up | an error reply; nothing is trained |
+    | a round out of the plan, a model of another size, or not finite | an error reply |
+    | a message that asks for anything but training, such as evaluation | an error reply |
+    | the app's training fails, diverges or returns another model | a randomised zero |
+    | metrics | one, of weight 1, so that strategies weight all alike |
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        ledger: Path | str,
+        policy: Mapping[str, Any],
+        weighted_by: str = "num-examples",
+    ) -> None:
+        check_plan(plan)
+        if not plan.release.counted:
+            raise BadInput("the plan's noise is the server's: use PrivateStrategy, and no mod")
+        self.plan, self.terms, self._weight = plan, terms_of(plan, None, 0), weighted_by
+        self.policy = _policy(policy, plan, self.terms)
+        folder = Path(ledger)
+        self.ledger = SiteLedger(folder, folder.with_name(f"{folder.name}.head.json"))
+
+    def __call__(self, msg: Message, ctxt: Context, call_next: ClientAppCallable) -> Message:
+        """Charge, let the app train, clip and randomise; what was declined is an error reply."""
+        try:
+            asked = self._asked(msg)
+            about = {"noise": "secure" if self.plan.secure else "seeded"}
+            self.ledger.charge(_ask(msg, asked.number), about, self.terms, self.policy, today())
+        except Declined as e:
+            return Message(Error(_CANNOT, f"declined: {e}"), reply_to=msg)
+        except Exception as e:  # Flower would tell the server what it says
+            LOG.error("round declined: %s", one_line(e))
+            return Message(Error(_CANNOT, "declined: the client was told why"), reply_to=msg)
+        key, start = next(iter(msg.content.array_records.items()))
+        row = torch.zeros_like(asked.start)
+        try:
+            reply = call_next(msg, ctxt)
+            records = [] if reply.has_error() else list(reply.content.array_records.values())
+            row = moved(records[0], start) if len(records) == 1 else row
+        except Exception as e:  # that it failed may be a matter of the records: nobody else is told
+            LOG.error("the training failed, and a randomised zero is sent: %s", one_line(e))
+        rows = Rows.of([row], len(asked.start))
+        accept(rows, asked.clip)
+        self.plan.release.randomise_(rows.rows, asked)
+        content = RecordDict(
+            {
+                key: shaped(asked.start + rows.rows[0], start),
+                "metrics": MetricRecord({self._weight: 1.0}),
+            }
+        )
+        return Message(content, reply_to=msg)
+
+    def _asked(self, msg: Message) -> Round:
+        """What the server asks for, as far as it may be trusted: which round, and which model."""
+        if msg.metadata.message_type.split(".")[0] != _TRAINING:
+            raise Declined("only training is private: what else leaves a client, nothing accounts")
+        arrays, configs = msg.content.array_records, msg.content.config_records
+        if len(arrays) != 1 or len(configs) != 1:
+            raise Declined("a message with one model and one configuration is needed")
+        round = next(iter(configs.values())).get("server-round")
+        if type(round) is not int or not 1 <= round <= self.plan.rounds:
+            raise Declined(f"the round is none of the plan's {self.plan.rounds}")
+        start = flat(next(iter(arrays.values())))
+        if self.plan.parameters not in (None, len(start)) or not bool(torch.isfinite(start).all()):
+            raise Declined("the model is not the plan's, or not finite")
+        moving = self.plan.start(start)
+        streams = Streams(secrets.randbits(128), self.plan.secure)
+        alone = np.zeros(1, dtype=np.int64)
+        return Round(round, alone, start, self.plan.clip(moving, round), moving, streams)
+
+
+def _policy(said: Mapping[str, Any], plan: PrivacyPlan, terms: Terms) -> Policy:
+    """The client's policy, with which the plan goes together."""
+    try:
+        section = PolicySection.model_validate(dict(said))
+    except ValidationError as e:
+        raise BadInput(f"policy: {one_line(e)}") from e
+    section.check()
+    for key in _OF_RECIPES:
+        if key in section.model_fields_set:
+            raise BadInput(f"policy.{key} is for sites that have a recipe: leave it out")
+    policy = Policy(section)
+    for objection in policy.to_plan(plan, terms):
+        raise BadInput(f"policy and plan contradict each other: {objection.whole}")
+    return policy
+
+
+def _ask(msg: Message, round: int) -> RoundAsk:
+    """The message as the ledger knows asks: a run of Flower is a run."""
+    nothing = torch.zeros(0), torch.zeros(0, dtype=torch.float64)
+    return RoundAsk(f"{msg.metadata.run_id:032x}", round, 0, "0" * 64, *nothing)

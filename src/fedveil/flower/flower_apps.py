@@ -1,0 +1,260 @@
+"""fedveil's apps on Flower: messages as Flower's records, the ClientApp and the ServerApp.
+
+Needs the extra `flower`.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedveil.base.errors import BadInput, one_line
+from fedveil.flower.federation import (
+    Federation,
+    fingerprint,
+    read_federation,
+    takes_whole_deadline,
+)
+from fedveil.flower.federation_server import Outcome, Server
+from fedveil.flower.flwr_private import end_with_parent, separate_draws
+from fedveil.flower.messages import (
+    LONGEST_REASON,
+    Answer,
+    Arrival,
+    Refusal,
+    RoundAsk,
+    SiteMessage,
+    put_together,
+    taken_apart,
+)
+from fedveil.flower.site import Site
+from fedveil.runs.recipe import load_recipe
+
+ASKING = "train"
+"""The type of Flower's messages that carry asks and answers."""
+
+SITE = "FEDVEIL_SITE"
+"""The environment variable with the path of the owner's file."""
+
+LOG = logging.getLogger("flwr")
+
+_WORDS, _ARRAYS = "fedveil", "arrays"
+_POLL_SECONDS = 0.5
+_UNKNOWN_ERROR = 0  # Flower's code for errors that have no other
+
+
+def to_records(message: SiteMessage) -> RecordDict:
+    """A message as Flower carries it."""
+    parts = taken_apart(message)
+    arrays = ArrayRecord({name: Array(array) for name, array in parts.arrays.items()})
+    return RecordDict({_WORDS: ConfigRecord(dict(parts.words)), _ARRAYS: arrays})
+
+
+def from_records(content: RecordDict) -> SiteMessage:
+    """Read a message from Flower's records. Raises `BadInput` if it is none.
+
+    | edge | behaviour |
+    |---|---|
+    | other records than the two, a metric among them | BadInput |
+    | an array that cannot be read, such as one of pickled objects | BadInput |
+    | anything that `put_together` refuses | BadInput |
+    """
+    words, arrays = content.config_records, content.array_records
+    if set(content) != {_WORDS, _ARRAYS} or set(words) != {_WORDS} or set(arrays) != {_ARRAYS}:
+        raise BadInput("a message with other records than fedveil's")
+    try:
+        values = {name: array.numpy() for name, array in arrays[_ARRAYS].items()}
+    except Exception as e:  # whatever a reader of files that somebody else wrote may raise
+        raise BadInput(f"an array of a message cannot be read: {one_line(e)}") from e
+    return put_together(dict(words[_WORDS]), values)
+
+
+@dataclass(frozen=True, eq=False)
+class GridTransport:
+    """A transport through Flower's grid. A site is the node that authenticated with its key.
+
+    SuperLink has checked that a node holds its key, and names the key. Nodes with other keys are
+    ignored, and so is what a node says about itself.
+    """
+
+    grid: Grid
+    federation: Federation
+
+    def online(self) -> frozenset[str]:
+        """The sites whose nodes are online."""
+        return frozenset(self._nodes())
+
+    def ask(self, sites: Sequence[str], ask: RoundAsk, seconds: float) -> Iterator[Arrival]:
+        """Ask the nodes that are online, and pull what they answer until the time is over.
+
+        Answers that come later are never pulled: Flower drops them, as their time to live is over.
+        """
+        until, nodes = time.monotonic() + seconds, self._nodes()
+        asked = [site for site in sites if site in nodes]
+        content, group = to_records(ask), f"{ask.round}.{ask.attempt}"
+        messages = [
+            Message(content, nodes[site], ASKING, ttl=seconds, group_id=group) for site in asked
+        ]
+        pushed = list(self.grid.push_messages(messages)) if messages else []
+        waiting = {one: site for one, site in zip(pushed, asked, strict=False) if one}
+        while waiting and time.monotonic() < until:
+            for reply in self.grid.pull_messages(list(waiting)):
+                site = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if site is not None:
+                    yield Arrival(site, _read(reply, nodes[site]))
+            if waiting:
+                time.sleep(_POLL_SECONDS)
+
+    def _nodes(self) -> dict[str, int]:
+        """The node of each site that is online."""
+        known = {site.fingerprint: site.name for site in self.federation.sites}
+        online: dict[str, int] = {}
+        for node in self.grid.get_nodes():
+            name = known.get(key_of(node.public_key))
+            if name is not None:
+                online[name] = node.node_id
+        return online
+
+
+def key_of(public_key: bytes) -> str:
+    """The fingerprint of a node's public key, or "" if it cannot be read."""
+    try:
+        line = load_pem_public_key(public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return ""
+    return fingerprint(line.decode())
+
+
+def _read(reply: Message, node: int) -> Answer | Refusal | str:
+    """What a node sent, or why it cannot be read, in one line."""
+    if reply.has_error():
+        return f"its app failed: {one_line(ValueError(reply.error.reason))}"[:LONGEST_REASON]
+    if reply.metadata.src_node_id != node:
+        return "its answer came from another node"
+    try:
+        message = from_records(reply.content)
+    except BadInput as e:
+        return one_line(e)
+    return "it asked, and was to answer" if isinstance(message, RoundAsk) else message
+
+
+client_app = ClientApp()
+"""The ClientApp: a site that answers as its owner has set it up.
+
+The environment names the owner's file: FEDVEIL_SITE=/path/of/site.toml.
+What the site does follows from its own copy of the recipe, its policy and its ledger, and from
+nothing in the app that the server sent.
+"""
+
+server_app = ServerApp()
+"""The ServerApp: a recipe over the sites of a federation, started by `flwr run`.
+
+Its configuration, `[tool.flwr.app.config]`: `recipe`, `federation` and `run-directory` are paths on
+the server's machine, `data` the folder of the data sets; `allow-code` says that code which the
+recipe names may be run. A run directory that holds a run is resumed.
+"""
+
+
+@client_app.lifespan()
+@server_app.lifespan()
+def prepare_process(context: Context) -> Iterator[None]:
+    """Prepare the process that runs an app, which is not always the one that imported this."""
+    separate_draws()
+    end_with_parent()
+    yield
+
+
+@client_app.train()
+def answer(message: Message, context: Context) -> Message:
+    """Answer an ask with the site's report or its refusal. Nothing else leaves the site.
+
+    An error at the site is logged there. The server learns that there was one, and not which.
+    """
+
+    def failed(reason: str) -> Message:
+        return Message(Error(_UNKNOWN_ERROR, reason), reply_to=message)
+
+    try:
+        ask = from_records(message.content)
+    except BadInput as e:
+        return failed(f"the site cannot read the ask: {one_line(e)}")
+    if not isinstance(ask, RoundAsk):
+        return failed("the site answers asks and nothing else")
+    try:
+        reply = open_own_site().answer(ask)
+    except Exception as e:  # whatever it says of records or files, Flower would tell the server
+        LOG.error("the site cannot answer: %s: %s", type(e).__name__, e)
+        return failed("the site is not ready: its owner was told")
+    if isinstance(reply, Refusal):
+        LOG.info("round %d was declined: %s", ask.round, reply.reason)
+    return Message(to_records(reply), reply_to=message)
+
+
+def open_own_site() -> Site:
+    """Open the site that the node's owner has set up.
+
+    Its file is named by the environment and not by the node's configuration, which comes with
+    messages: a forged one could name another file.
+    """
+    path = os.environ.get(SITE)
+    if not path:
+        raise BadInput(f"the node has no site: start it by its supernode.sh, or set {SITE}=PATH")
+    return Site.open(path)
+
+
+@server_app.main()
+def serve(grid: Grid, context: Context) -> None:
+    """Train over the federation's sites, to the end of the plan or of the budget."""
+    config = context.run_config
+    federation = read_federation(Path(_path(config, "federation")))
+
+    def log_outcome(outcome: Outcome) -> None:
+        """Log who answered, unless the cohort is secret: logs go to whoever called `flwr run`."""
+        if not takes_whole_deadline(server.run.training.plan):
+            LOG.info("%s", outcome)
+
+    server = Server.open(
+        load_recipe(_path(config, "recipe")),
+        federation,
+        GridTransport(grid, federation),
+        Path(_path(config, "run-directory")),
+        Path(_path(config, "data")) if config.get("data") else None,
+        allow_code=bool(config.get("allow-code", False)),
+        on_outcome=log_outcome,
+    )
+    LOG.info("%s", server.run.describe())
+    result = server.serve(lambda line: LOG.info("%s", _round_text(server, line)))
+    LOG.info("%s; %s", result["why"], result["run_dir"])
+
+
+def _path(config: Any, key: str) -> str:
+    path = config.get(key)
+    if not isinstance(path, str) or not path:
+        raise BadInput(f"the app's configuration has no {key!r}: name it in [tool.flwr.app.config]")
+    return path
+
+
+def _round_text(server: Server, line: dict[str, Any]) -> str:
+    """A round in one line: the metrics on the test split, and what is claimed so far."""
+    training = server.run.training
+    names = ("loss", *training.task.measures)
+    parts = [f"{name} {line[name]:.4g}" for name in names if name in line]
+    promise = training.plan.promise
+    if promise is None:
+        parts.append("no claim")
+    else:
+        parts.append(f"{replace(promise, epsilon=line['epsilon']).short} spent")
+    return f"round {line['round']}: {', '.join(parts)}"

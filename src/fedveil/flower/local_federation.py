@@ -1,0 +1,303 @@
+"""A deployment as processes on this machine, which `fedveil deploy --demo` shows.
+
+`LocalFederation` runs the very scripts that operators and owners run. Each process has a log file
+and a group of its own, so that Ctrl-C on a terminal reaches this process alone, which then ends
+them in order.
+"""
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedveil.base.errors import FedveilError
+from fedveil.base.interrupts import held
+from fedveil.flower.flwr_private import end_with_starter
+
+STARTING = 120.0
+"""Seconds that a program may take to begin, on a machine that is busy."""
+
+RUN = "run"
+"""The run directory of a deployment, in its server's folder."""
+
+_PAUSE, _FOLLOW = 0.1, 0.5  # seconds between two checks of a process, and of a run's files
+_GRACE = 10.0
+_REGISTERING = 180.0
+_TAIL = 4000
+_CONNECTED = "SuperNode ID:"
+
+
+class ProcessFailed(FedveilError):
+    """A program ended, or did not begin, when it was needed."""
+
+
+class DemonstrationFailed(FedveilError):
+    """The run ended without a result."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A running program."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        command: Sequence[str | Path],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> "Process":
+        """Start a program whose output goes to the end of a log file."""
+        with log.open("ab") as output, held():
+            popen = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=own_environment() if environment is None else environment,
+                cwd=folder,
+                start_new_session=True,
+                preexec_fn=end_with_starter,
+            )
+        return cls(name, popen, log)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.popen.poll() is None
+
+    def wait_for(self, ready: Callable[[], bool], what: str, seconds: float = STARTING) -> None:
+        """Wait until `ready` holds. Raises `ProcessFailed` if it ends before or takes too long."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if not self.running:
+                raise ProcessFailed(f"{self.name} ended before {what}: {self.last_line}")
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"{self.name}: not {what} in {seconds:g} s: {self.last_line}")
+            time.sleep(_PAUSE)
+
+    def wait(self, seconds: float) -> int:
+        """Wait for its end and return its exit code. `ProcessFailed` if it takes too long."""
+        try:
+            return self.popen.wait(seconds)
+        except subprocess.TimeoutExpired as e:
+            raise ProcessFailed(f"{self.name} did not end in {seconds:g} s") from e
+
+    def kill(self) -> None:
+        """End it and what it started in its group at once, as a power cut would."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+    @property
+    def output(self) -> str:
+        """Its output so far."""
+        return self.log.read_text(errors="replace")
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its output that is not blank."""
+        lines = [line.strip() for line in self.output[-_TAIL:].splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+
+def stop_all(processes: Iterable[Process]) -> None:
+    """End programs as their operators would, all at once, and by force those that do not listen.
+
+    A second Ctrl-C, or whatever else comes in between, does not keep any of them alive.
+    """
+    left = [process for process in processes if process.running]
+    try:
+        for process in left:
+            process.popen.terminate()
+        deadline = time.monotonic() + _GRACE
+        while any(process.running for process in left) and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+    finally:
+        with held():
+            for process in left:
+                process.kill()
+
+
+def own_environment(**more: str) -> dict[str, str]:
+    """This process's environment, in which Flower's programs are those installed beside Python."""
+    programs = str(Path(sys.executable).parent)
+    path = os.pathsep.join(part for part in (programs, os.environ.get("PATH", "")) if part)
+    return {**os.environ, "PATH": path, **more}
+
+
+def is_healthy(url: str, authority: Path) -> bool:
+    """Whether a server says at `url` that it is well, with a certificate of that authority."""
+    context = ssl.create_default_context(cafile=str(authority))
+    try:
+        with urllib.request.urlopen(url, timeout=2, context=context) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def free_ports(number: int) -> Iterator[int]:
+    """Ports of this machine that nobody uses now, all different."""
+    with ExitStack() as stack:
+        for _ in range(number):
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            yield int(listener.getsockname()[1])
+
+
+class LocalFederation:
+    """The processes of a deployment that `Deployment.write` wrote into a folder.
+
+    It is a context manager: on leaving, processes that still run are stopped, sites first.
+    """
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.server = folder / "server"
+        self.logs = folder / "logs"
+        self.sites: dict[str, Process] = {}
+        self.superlink: Process | None = None
+        self._environment = own_environment(**environment)
+        self._started: list[Process] = []
+
+    def __enter__(self) -> "LocalFederation":
+        self.logs.mkdir(exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start_superlink(self, url: str) -> None:
+        """Start SuperLink, and wait until it answers at its address, with its certificate."""
+        authority = self.server / "certificates" / "ca.crt"
+        self.superlink = self._start("superlink", self.server / "superlink.sh")
+        self.superlink.wait_for(lambda: is_healthy(f"{url}/health", authority), "it answered")
+
+    def register(self) -> None:
+        """Register the sites' keys with SuperLink."""
+        process = self._start("register", self.server / "register.sh")
+        if process.wait(_REGISTERING) != 0:
+            raise ProcessFailed(f"sites were not registered: {process.last_line}")
+
+    def start_mixer(self) -> None:
+        """Start the mixer, where the recipe needs one."""
+        script = self.folder / "mixer" / "mixer.sh"
+        if script.exists():
+            mixer = self._start("mixer", script)
+            mixer.wait_for(lambda: "\n" in mixer.output, "it listened")
+
+    def start_site(self, name: str, **environment: str) -> Process:
+        """Start a site's SuperNode. `wait_until_connected` waits until it reaches SuperLink."""
+        script = self.folder / "sites" / name / "supernode.sh"
+        self.sites[name] = self._start(name, script, **environment)
+        return self.sites[name]
+
+    def wait_until_connected(self, *names: str) -> None:
+        """Wait until these sites, or all that were started, have reached SuperLink."""
+        for name in names or self.sites:
+            process = self.sites[name]
+            process.wait_for(lambda p=process: _CONNECTED in p.output, "it reached SuperLink")  # type: ignore[misc]
+
+    def run(self, directory: str = RUN) -> Process:
+        """`flwr run`, which shows what the server says until the run has ended.
+
+        `directory` is the run directory, in the server's folder; a run that is there is resumed.
+        """
+        chosen = [] if directory == RUN else ["--run-config", f'run-directory="{directory}"']
+        return self._start(f"flwr-{directory}", self.server / "run.sh", *chosen)
+
+    def rounds(self, directory: str = RUN) -> list[dict[str, Any]]:
+        """The lines of a run's metrics file so far."""
+        file = self.server / directory / "metrics.jsonl"
+        if not file.exists():
+            return []
+        lines = file.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def result(self, directory: str = RUN) -> dict[str, Any] | None:
+        """The result of a run, or None if it has not ended properly."""
+        file = self.server / directory / "result.json"
+        result: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+        return result
+
+    def stop(self) -> None:
+        """Stop runs and sites, then SuperLink, from which the sites sign off."""
+        try:
+            stop_all(process for process in self._started if process is not self.superlink)
+        finally:
+            stop_all(self._started)
+
+    def _start(self, name: str, script: Path, *arguments: str, **environment: str) -> Process:
+        with held():  # until it is among those that are stopped
+            command: list[str | Path] = ["sh", script, *arguments]
+            log = self.logs / f"{name}.log"
+            process = Process.start(name, command, log, self._environment | environment)
+            self._started.append(process)
+        return process
+
+
+def demonstrate(folder: Path, url: str, sites: Sequence[str]) -> Generator[str, None, None]:
+    """Start SuperLink, the sites and the run of a deployment, and yield what happens as lines.
+
+    All processes are stopped when the generator ends or is closed.
+
+    Args:
+        folder: Where the deployment was written.
+        url: The address of its SuperLink.
+        sites: The names of its sites.
+    """
+    with LocalFederation(folder) as federation:
+        federation.start_superlink(url)
+        yield f"SuperLink is up: {url}"
+        federation.register()
+        federation.start_mixer()
+        for name in sites:
+            federation.start_site(name)
+        federation.wait_until_connected()
+        yield f"sites are connected: {', '.join(sites)}"
+        run, running, shown = federation.run(), True, 0
+        while running:
+            running = run.running  # before the file is read, so that its last lines are shown
+            rounds = federation.rounds()
+            yield from (_round_text(line) for line in rounds[shown:] if line["round"])
+            shown = len(rounds)
+            if running:
+                time.sleep(_FOLLOW)
+        if federation.result() is None:
+            errors = [line.strip() for line in run.output.splitlines() if "rror" in line]
+            reason = errors[-1] if errors else run.last_line
+            raise DemonstrationFailed(
+                f"the run has no result: {reason} (all that was said: {federation.logs})"
+            )
+
+
+def _round_text(line: dict[str, Any]) -> str:
+    from fedveil.privacy.accounting.claims import rendered
+
+    names = [name for name in ("accuracy", "loss") if line.get(name) is not None]
+    parts = [f"round {line['round']}", *(f"{name} {line[name]:.4g}" for name in names)]
+    if line["epsilon"] is not None:
+        parts.append(f"epsilon {rendered(line['epsilon'])} {line['claim']}")
+    return " | ".join(parts)
