@@ -1,9 +1,9 @@
-"""What makes two trainings the same: their parts as a text that can be compared and hashed.
+"""The identity of a training: its parts as a text that can be compared and hashed.
 
 A part of this package states its identity: pairs of a word and a value, in a property `identity`.
-The words never change; classes, fields, members of enumerations and files may be renamed and moved.
-Functions of ours have a word from `known_as`. What a user brings states nothing: it is known
-by its code and by what it holds.
+The words never change. Classes, fields, members of enumerations and files may be renamed and moved.
+Functions of ours have a word from `known_as`. A user's parts state nothing: they are identified
+by their code and by what they hold.
 """
 
 import functools
@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from fractions import Fraction
@@ -25,10 +25,15 @@ from torch import nn
 from fedveil.base.errors import BadInput
 
 Stated = tuple[tuple[str, Any], ...]
-"""What a part says of itself: (word, value) pairs."""
+"""The identity that a part states: (word, value) pairs."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_R = TypeVar("_R")
 
+_Writing = Generator[Any, str, str]
+"""Writes one value: yields the values inside it, receives their texts, returns its own text."""
+
+_DEEPEST = 1000
 _OURS = __name__.split(".")[0]
 _HEAP_TYPE = 1 << 9
 _STANDARD = os.path.dirname(os.__file__) + os.sep
@@ -70,14 +75,14 @@ def identity(value: Any) -> str:
     | a user's subclass of our part | what ours states, the subclass's code, what it adds |
     | arrays | type, shape and all bytes |
     | objects that contain each other | each is written once |
-    | nested more than some hundred levels deep | BadInput |
+    | nested more than 1000 levels deep | BadInput |
 
     >>> from fedveil.privacy.sampling import Poisson
     >>> identity((Poisson(0.5), 3))
     "([sampler='poisson',rate=0.5],3)"
     """
     try:
-        return _Writer().text(value)
+        return without_recursion(_Writer().write, value)
     except RecursionError as e:
         raise BadInput(
             f"the {type(value).__name__} of this training is nested too deeply to be told from "
@@ -95,16 +100,43 @@ def seed_of(*parts: Any) -> int:
     return int(digest_of(*parts)[:32], 16)
 
 
+def without_recursion(step: Callable[[Any], _R | Generator[Any, _R, _R]], value: Any) -> _R:
+    """The result of a recursive function, with a list of generators in place of Python's stack.
+
+    Args:
+        step: Returns the result for a value, or a generator that yields the values whose results
+            it needs, receives these, and returns its own. Results are no generators.
+        value: Where to begin. More than 1000 generators that wait for each other are refused.
+    """
+    waiting: list[Generator[Any, _R, _R]] = []
+    result = step(value)
+    while True:
+        given: Any = result
+        if isinstance(result, types.GeneratorType):
+            waiting.append(result)
+            given = None
+        elif not waiting:
+            return result  # type: ignore[return-value]
+        if len(waiting) > _DEEPEST:
+            raise RecursionError(f"more than {_DEEPEST} levels")
+        try:
+            inner = waiting[-1].send(given)
+        except StopIteration as end:
+            waiting.pop()
+            result = end.value
+        else:
+            result = step(inner)
+
+
 class _Writer:
     """Writes one identity. Whatever is written once is referred to by its number afterwards."""
 
-    def __init__(self, around: Iterable[Any] = ()) -> None:
+    def __init__(self) -> None:
         self._written: dict[int, tuple[int, Any]] = {}
-        for value in around:
-            self._number(value)
-        self._brought = 0
+        self._users = 0  # how many parts of a user contain what is being written
 
-    def text(self, value: Any) -> str:
+    def write(self, value: Any) -> str | _Writing:
+        """The text of a value, or a generator that writes it."""
         match value:
             case Enum():
                 return self._member(value)
@@ -114,8 +146,8 @@ class _Writer:
                 return repr(value)
             case _ if isinstance(value, _EQUAL_TO_PYTHONS):
                 return repr(value.item())
-            case tuple() if _is_plain(value):
-                return f"({self._all(value)})"
+            case tuple() if _is_library(type(value)):
+                return self._all("(", value, ")")
             case torch.Tensor():
                 return self._tensor(value)
             case np.ndarray() | np.generic():
@@ -123,66 +155,94 @@ class _Writer:
             case type():
                 return self._class(value)
             case types.MethodType():
-                return f"{self.text(value.__func__)} of {self.text(value.__self__)}"
+                return self._method(value)
             case types.CodeType():
-                return f"{value.co_code.hex()}{value.co_names}{self.text(value.co_consts)}"
+                return self._after(f"{value.co_code.hex()}{value.co_names}", value.co_consts)
             case types.ModuleType():
                 return value.__name__
             case types.BuiltinFunctionType():
                 return self._builtin(value)
             case _ if isinstance(value, _GENERATORS):
                 return self._class(type(value))
-        stated = _stated(value)
-        if stated is not None and not isinstance(value, nn.Module):
-            return self._pairs(stated)
+            case _ if _states(type(value)) and not isinstance(value, nn.Module):
+                return self._pairs(value.identity)
+        # Mutable, or made of code: written where it is met first
         if (known := self._written.get(id(value))) is not None:
             return f"#{known[0]}"
         self._number(value)
-        return self._first(value)
-
-    def _first(self, value: Any) -> str:
-        """The text of something mutable, or made of code, where it is met for the first time."""
         match value:
             case types.FunctionType():
                 return self._function(value)
             case nn.Module():
                 return self._module(value)
             case functools.partial():
-                parts = (value.func, value.args, value.keywords, vars(value))
-                return f"partial{self.text(parts)}"
-            case list() if _is_plain(value):
-                return f"[{self._all(value)}]"
-            case dict() if _is_plain(value):
+                return self._after("partial", (value.func, value.args, value.keywords, vars(value)))
+            case list() if _is_library(type(value)):
+                return self._all("[", value, "]")
+            case dict() if _is_library(type(value)):
                 return self._dict(value)
-            case set() | frozenset() if _is_plain(value):
-                return f"{{{','.join(sorted(map(self._apart, value)))}}}"
-        if _is_ours(type(value)) and not self._brought:
+            case set() | frozenset() if _is_library(type(value)):
+                return self._set(value)
+        if _is_ours(type(value)) and not self._users:
             raise AssertionError(f"{type(value).__qualname__} states no identity")
         return self._object(value)
 
     def _number(self, value: Any) -> None:
         self._written[id(value)] = len(self._written), value  # held, so that its id stays its own
 
-    def _all(self, values: Iterable[Any]) -> str:
-        return ",".join(map(self.text, values))
+    def _after(self, prefix: str, value: Any) -> _Writing:
+        text = yield value
+        return f"{prefix}{text}"
 
-    def _dict(self, value: dict[Any, Any]) -> str:
-        return f"{{{','.join(f'{self.text(k)}:{self.text(v)}' for k, v in value.items())}}}"
+    def _inside(self, prefix: str, value: Any) -> _Writing:
+        """The prefix, then what a user's part holds."""
+        self._users += 1
+        text = yield value
+        self._users -= 1
+        return f"{prefix}{text}"
 
-    def _apart(self, value: Any) -> str:
-        """The text of a set's member: sets have no order, so it may not refer to other members."""
-        return _Writer(each for _, each in self._written.values()).text(value)
+    def _all(self, start: str, values: Iterable[Any], end: str) -> _Writing:
+        texts = []
+        for value in values:
+            texts.append((yield value))
+        return f"{start}{','.join(texts)}{end}"
 
-    def _pairs(self, stated: Stated) -> str:
-        return f"[{','.join(f'{word}={self.text(value)}' for word, value in stated)}]"
+    def _dict(self, values: dict[Any, Any]) -> _Writing:
+        texts = []
+        for key, value in values.items():
+            key_text = yield key
+            value_text = yield value
+            texts.append(f"{key_text}:{value_text}")
+        return f"{{{','.join(texts)}}}"
 
-    def _member(self, value: Enum) -> str:
+    def _set(self, values: Iterable[Any]) -> _Writing:
+        """Sets have no order, so a member may not refer to other members."""
+        texts, before = [], len(self._written)
+        for value in values:
+            texts.append((yield value))
+            while len(self._written) > before:
+                self._written.popitem()
+        return f"{{{','.join(sorted(texts))}}}"
+
+    def _pairs(self, stated: Stated) -> _Writing:
+        texts = []
+        for word, value in stated:
+            text = yield value
+            texts.append(f"{word}={text}")
+        return f"[{','.join(texts)}]"
+
+    def _method(self, method: types.MethodType) -> _Writing:
+        function = yield method.__func__
+        owner = yield method.__self__
+        return f"{function} of {owner}"
+
+    def _member(self, member: Enum) -> _Writing:
         """One of our enums by its value, a user's also by class and name."""
-        if _is_ours(type(value)):
-            return self.text(value.value)
-        return f"{self._class(type(value))}.{value.name}={self.text(value.value)}"
+        kind = "" if _is_ours(type(member)) else (yield type(member))
+        value = yield member.value
+        return f"{kind}.{member.name}={value}" if kind else value
 
-    def _tensor(self, value: torch.Tensor) -> str:
+    def _tensor(self, value: torch.Tensor) -> str | _Writing:
         if value.is_meta:
             return f"meta{tuple(value.shape)}{value.dtype}"
         plain = value.detach().cpu()
@@ -193,13 +253,14 @@ class _Writer:
             return f"{value.dtype}{self._array(content)}"
         return self._array(plain.resolve_conj().resolve_neg().numpy())
 
-    def _array(self, value: np.ndarray[Any, Any]) -> str:
+    def _array(self, value: np.ndarray[Any, Any]) -> str | _Writing:
+        kind = f"{value.dtype.descr}{value.shape}"
         if value.dtype.hasobject:
-            return f"{value.dtype.descr}{value.shape}{self.text(value.tolist())}"
+            return self._after(kind, value.tolist())
         content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        return f"{value.dtype.descr}{value.shape}{content}"
+        return f"{kind}{content}"
 
-    def _class(self, kind: type) -> str:
+    def _class(self, kind: type) -> str | _Writing:
         """A library's class by its name. The code of a user's: a notebook may redefine it."""
         if _is_ours(kind):
             return kind.__qualname__
@@ -209,42 +270,34 @@ class _Writer:
         if (known := self._written.get(id(kind))) is not None:
             return f"#{known[0]}"
         self._number(kind)
-        return f"{name}{self._inside(list(_own_code(kind)))}"
+        return self._inside(name, list(_own_code(kind)))
 
-    def _function(self, function: types.FunctionType) -> str:
-        if _is_ours(function) and (word := vars(function).get("identity")) is not None:
+    def _function(self, function: types.FunctionType) -> str | _Writing:
+        ours, name = _is_ours(function), function.__qualname__
+        if ours and (word := vars(function).get("identity")) is not None:
             return f"[function={word!r}]"
-        if _is_ours(function) and not self._brought:
-            raise AssertionError(f"{function.__qualname__} is known by no word")
-        name = function.__qualname__
-        if not _is_ours(function):
+        if ours and not self._users:
+            raise AssertionError(f"{name} is known by no word")
+        if not ours:
             name = f"{function.__module__}.{name}"
-        if function.__closure__ is None and (_is_ours(function) or _is_library(function)):
+        if function.__closure__ is None and (ours or _is_library(function)):
             return name
-        cells = [_content(cell) for cell in function.__closure__ or ()]
+        cells = [cell_content(cell) for cell in function.__closure__ or ()]
         made = (function.__code__, cells, function.__defaults__, function.__kwdefaults__)
-        return f"{name}{self._inside((*made, vars(function), _read_by(function)))}"
+        return self._inside(name, (*made, vars(function), _read_by(function)))
 
-    def _builtin(self, function: types.BuiltinFunctionType) -> str:
-        owner = function.__self__
-        bound = owner is not None and not isinstance(owner, types.ModuleType)
-        whose = f" of {self._inside(owner)}" if bound else ""
-        return f"{function.__module__}.{function.__qualname__}{whose}"
+    def _builtin(self, function: types.BuiltinFunctionType) -> str | _Writing:
+        name, owner = f"{function.__module__}.{function.__qualname__}", function.__self__
+        if owner is None or isinstance(owner, types.ModuleType):
+            return name
+        return self._inside(f"{name} of ", owner)
 
-    def _inside(self, value: Any) -> str:
-        """The text of what a user's part holds."""
-        self._brought += 1
-        try:
-            return self.text(value)
-        finally:
-            self._brought -= 1
-
-    def _object(self, value: Any) -> str:
+    def _object(self, value: Any) -> _Writing:
         """By class and content: a library's as it would be pickled, others by all they hold."""
         kind, inherited, known = type(value), "", set[str]()
         base = next((each for each in kind.__mro__ if _states(each)), None)
         if base is not None:
-            inherited = self._pairs(vars(base)["identity"].fget(value))
+            inherited = yield from self._pairs(vars(base)["identity"].fget(value))
             known = {f.name for f in fields(base)} if is_dataclass(base) else set()
         held = {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in known}
         content: Any = held
@@ -252,29 +305,29 @@ class _Writer:
             content = _taken_apart(value) or held
         elif any(map(_holds_more, kind.__mro__[:-1])):
             content = (held, _taken_apart(value))
-        name = f"{self._class(kind)}{getattr(value, '__qualname__', '')}"
-        return f"{name}{inherited}{self._inside(content)}"
+        name = yield kind
+        prefix = f"{name}{getattr(value, '__qualname__', '')}{inherited}"
+        return (yield from self._inside(prefix, content))
 
-    def _module(self, layer: nn.Module) -> str:
+    def _module(self, layer: nn.Module) -> _Writing:
         """A layer, its children and its hooks. The names inside a layer of ours are not written."""
-        ours = _is_ours(type(layer))
         held = {k: v for k, v in _numbered(vars(layer)).items() if not _is_empty(k, v)}
         parameters: dict[Any, nn.Parameter] = {
             name: each for name, each in layer._parameters.items() if each is not None
         }
         children: list[Any] = list(layer._modules.items())
-        if ours:
-            stated = _stated(layer)
-            if stated is None:
+        if _is_ours(type(layer)):
+            if not _states(type(layer)):
                 raise AssertionError(f"{type(layer).__qualname__} states no identity")
-            name = self._pairs(stated)
+            name = yield from self._pairs(layer.identity)  # type: ignore[arg-type]
             held = {key: value for key, value in held.items() if key in _OF_EVERY_LAYER}
             parameters = dict(enumerate(parameters.values()))
             children = [child for _, child in children]
         else:
-            name = self._class(type(layer)) + self._inside(getattr(type(layer), "forward", None))
+            kind = yield type(layer)
+            name = yield from self._inside(kind, getattr(type(layer), "forward", None))
         shapes = [(key, tuple(p.shape), p.requires_grad) for key, p in parameters.items()]
-        return f"{name}{self._inside((held, shapes, children))}"
+        return (yield from self._inside(name, (held, shapes, children)))
 
 
 def _numbered(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -293,12 +346,8 @@ def _is_empty(key: str, value: Any) -> bool:
     return key in _APART or (key in _OF_EVERY_LAYER and not value and key != "training")
 
 
-def _stated(value: Any) -> Stated | None:
-    """The identity that one of our parts states, None for a user's subclass of it."""
-    return value.identity if _states(type(value)) else None
-
-
 def _states(kind: type) -> bool:
+    """Whether a class of ours states an identity. A user's subclass of it does not."""
     return _is_ours(kind) and isinstance(vars(kind).get("identity"), property)
 
 
@@ -324,11 +373,6 @@ def _is_library(value: Any) -> bool:
     for part in value.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is value or (found is None and root == "builtins")
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether its type is a library's: a user's class may add to a list."""
-    return _is_library(type(value))
 
 
 def _is_installed(value: Any) -> bool:
@@ -374,7 +418,8 @@ def _read_by(function: types.FunctionType) -> list[tuple[str, Any]]:
 
     Those of the user's other files that it reads through a file's name are among them.
     """
-    names, found = sorted(set(_names(function.__code__))), []
+    names = sorted({name for name in names_in(function.__code__) if name[:2] != "__"})
+    found = []
     for name in names:
         value = function.__globals__.get(name)
         if isinstance(value, types.ModuleType):
@@ -387,12 +432,12 @@ def _read_by(function: types.FunctionType) -> list[tuple[str, Any]]:
     return found
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """The names that a function and its inner functions look up, also as attributes."""
-    yield from (name for name in code.co_names if name[:2] != "__")
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """The names that code, and the functions inside it, look up, also as attributes."""
+    yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            yield from _names(const)
+            yield from names_in(const)
 
 
 def _is_users(value: Any, within: Any) -> bool:
@@ -404,7 +449,7 @@ def _is_users(value: Any, within: Any) -> bool:
     if isinstance(value, types.FunctionType | type):
         return not (_is_ours(value) or _is_library(value) or _is_installed(value))
     return not _is_installed(within) and (
-        _is_plain(value) or isinstance(value, nn.Module) or not _is_installed(type(value))
+        _is_library(type(value)) or isinstance(value, nn.Module) or not _is_installed(type(value))
     )
 
 
@@ -414,8 +459,9 @@ def _is_users_file(module: types.ModuleType) -> bool:
     return bool(file) and not (ours or file.startswith(_STANDARD) or _INSTALLED in file)
 
 
-def _content(cell: types.CellType) -> Any:
+def cell_content(cell: types.CellType) -> Any:
+    """The value of a closure's variable, None before it has one."""
     try:
         return cell.cell_contents
-    except ValueError:  # not filled yet
+    except ValueError:
         return None

@@ -90,11 +90,9 @@ def labelled(what: str, inputs: Inputs[A]) -> dict[str, A]:
 
 def taken(inputs: Inputs[A], rows: Any) -> Inputs[A]:
     """Select rows by a slice, or by anything else that indexes the arrays."""
-
-    def some(values: Any) -> Any:
-        return values[rows]
-
-    return mapped(some, inputs)
+    if isinstance(inputs, dict):
+        return {name: values[rows] for name, values in inputs.items()}  # type: ignore[index]
+    return inputs[rows]  # type: ignore[index,no-any-return]
 
 
 def count(inputs: Inputs[Any]) -> int:
@@ -119,8 +117,4 @@ def join_inputs(parts: list[Inputs[A]], function: Callable[[list[A]], B]) -> Inp
 
 def shape_of(inputs: Inputs[Any]) -> Inputs[tuple[int, ...]]:
     """The shape of one record."""
-
-    def shape(values: Any) -> tuple[int, ...]:
-        return tuple(values.shape[1:])
-
-    return mapped(shape, inputs)
+    return mapped(lambda values: tuple(values.shape[1:]), inputs)

@@ -6,7 +6,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -16,7 +16,12 @@ import torch
 from numpy.random.mtrand import get_bit_generator
 from torch import nn
 
+from fedveil.base.identity import cell_content, names_in, without_recursion
+
 Snapshot = dict[str, object]
+
+_Entry = tuple[Any, int, frozenset[int]]
+"""(value, depth inside its attribute, ids of the modules whose layers are compared already)."""
 
 _DEEPEST = 6
 _KNOWN = frozenset(sys.stdlib_module_names | {"torch", "numpy", "fedveil"}) - {"__main__"}
@@ -36,12 +41,12 @@ _CACHES = ("_flat_weights", "_flat_weight_refs")
 """torch's recurrent layers keep references to their own weights in these."""
 
 
-def snapshot(module: nn.Module, seen: frozenset[int] = frozenset()) -> Snapshot:
-    """Every attribute of every layer by its name, in a form that can be compared.
+def snapshot(part: object) -> Snapshot:
+    """Every attribute of a module's layers, or of a loss or work, in a form that can be compared.
 
     A tensor is the object it is, its values, and how often it was written to, so that a write that
-    changes no value yet shows as well. Generators are their states; functions, what they close
-    over and the globals they read by name; so are the methods of one's own layers, whose classes'
+    changes no value yet shows as well. Generators are their states. Functions are what they close
+    over and the globals they read by name; so are the methods of a user's layers, whose classes'
     attributes count as theirs. State elsewhere is not seen: `models.trial` looks for its effects.
 
     >>> layer = nn.Linear(2, 2)
@@ -50,27 +55,10 @@ def snapshot(module: nn.Module, seen: frozenset[int] = frozenset()) -> Snapshot:
     >>> difference(before, snapshot(layer))
     'seen'
     """
-    found: Snapshot = {}
-    seen = seen | {id(module)}
-    for place, layer in module.named_modules():
-        prefix = f"{place}." if place else ""
-        for name, value in vars(layer).items():
-            if name in ("_parameters", "_buffers"):
-                found |= {f"{prefix}{key}": _token(v, 0, seen) for key, v in value.items()}
-            elif name == "_modules":
-                found[f"{prefix}{name}"] = [(key, id(child)) for key, child in value.items()]
-            elif not (name in _CACHES and isinstance(layer, nn.RNNBase)):
-                found[f"{prefix}{name}"] = _token(value, 0, seen)
-        shared = {**_of_class(type(layer), layer), **_read_by(type(layer))}
-        found |= {f"{prefix}{name}": _token(v, 1, seen) for name, v in shared.items()}
-    return found
-
-
-def snapshot_of(part: object) -> Snapshot:
-    """A snapshot of a loss or a work: its attributes, and what it closes over."""
     if isinstance(part, nn.Module):
-        return snapshot(part)
-    return {type(part).__name__: _token(part, 0, frozenset())}
+        tokens: Snapshot = without_recursion(_token, (part, 1, frozenset()))[1]
+        return tokens
+    return {type(part).__name__: without_recursion(_token, (part, 0, frozenset()))}
 
 
 def keeps_nothing(part: object) -> bool:
@@ -115,8 +103,9 @@ def difference(before: Snapshot, after: Snapshot) -> str | None:
     return None
 
 
-def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
-    """A value to compare: equal if the original was not changed."""
+def _token(entry: _Entry) -> Any:
+    """A value to compare, equal if the original was not changed, or a generator of it."""
+    value, depth, modules = entry
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -136,37 +125,67 @@ def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
                 return value.getstate()
             case np.ndarray():
                 return id(value), value.shape, _digest(value.tobytes())
+            case nn.Module() if depth and id(value) not in modules:  # one that is not registered
+                return _of_module(value, modules | {id(value)})
             case nn.Module():
-                new = depth and id(value) not in seen  # one that is not registered
-                return id(value), snapshot(value, seen) if new else None
-    if depth >= _DEEPEST:
+                return id(value), None
+    if depth >= _DEEPEST or isinstance(value, type):
         return id(value)
-    match value:
-        case dict():
-            return [(repr(key), _token(v, depth + 1, seen)) for key, v in value.items()]
-        case set() | frozenset():
-            return sorted(map(repr, value))
-        case type():
-            return id(value)
-        case types.MethodType():
-            return id(value.__func__), _token(value.__self__, depth + 1, seen)
-    items = None
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    return _of_container(value, depth, modules)
+
+
+def _of_module(module: nn.Module, modules: frozenset[int]) -> Generator[_Entry, Any, Any]:
+    """The token of a module: the attributes of its layers by name."""
+    tokens: Snapshot = {}
+    for place, layer in module.named_modules():
+        prefix = f"{place}." if place else ""
+        held: dict[str, tuple[Any, int]] = {}
+        for name, value in vars(layer).items():
+            if name in ("_parameters", "_buffers"):
+                held |= {key: (tensor, 0) for key, tensor in value.items()}
+            elif name == "_modules":
+                held[name] = [(key, id(child)) for key, child in value.items()], 0
+            elif not (name in _CACHES and isinstance(layer, nn.RNNBase)):
+                held[name] = value, 0
+        shared = {**_outside_dict(type(layer), layer), **_globals_of_methods(type(layer))}
+        held |= {name: (value, 1) for name, value in shared.items()}
+        for name, (value, depth) in held.items():
+            tokens[f"{prefix}{name}"] = yield value, depth, modules
+    return id(module), tokens
+
+
+def _of_container(value: Any, depth: int, modules: frozenset[int]) -> Generator[_Entry, Any, Any]:
+    """The token of something that holds other values."""
+    kind, tokens = type(value), []
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            token = yield inner, depth + 1, modules
+            tokens.append((repr(key), token))
+        return tokens
+    if isinstance(value, types.MethodType):
+        token = yield value.__self__, depth + 1, modules
+        return id(value.__func__), token
     if hasattr(value, "__iter__") and hasattr(value, "__len__"):  # lists, tuples, deques
-        items = [kind, *(_token(v, depth + 1, seen) for v in value)]
+        for inner in value:
+            token = yield inner, depth + 1, modules
+            tokens.append(token)
         if kind in _HOLDING:
-            return items
+            return kind, tokens
     held: dict[str, Any] = {"dict": getattr(value, "__dict__", None)}
-    held |= _of_class(kind, value)
+    held |= _outside_dict(kind, value)
     if isinstance(value, types.FunctionType):
-        held["closure"] = [_cell(cell) for cell in value.__closure__ or ()]
+        held["closure"] = [cell_content(cell) for cell in value.__closure__ or ()]
         held["defaults"] = value.__defaults__
         held["globals"] = _globals(value)
-    return id(value), items, _token(held, depth, seen) if any(held.values()) else None
+    inner = (yield held, depth, modules) if any(held.values()) else None
+    return id(value), kind, tokens, inner
 
 
-def _of_class(kind: type, value: Any) -> dict[str, Any]:
+def _outside_dict(kind: type, value: Any) -> dict[str, Any]:
     """What an object keeps outside its dict: in slots, and in attributes of a user's classes."""
-    own = _own_classes(kind)
+    own = _users_classes(kind)
     slots = [name for c in own for name in getattr(c, "__slots__", ()) if hasattr(value, name)]
     shared = {
         f"class {name}": held
@@ -177,10 +196,10 @@ def _of_class(kind: type, value: Any) -> dict[str, Any]:
     return shared | {f"slot {name}": getattr(value, name) for name in slots}
 
 
-def _read_by(kind: type) -> dict[str, Any]:
+def _globals_of_methods(kind: type) -> dict[str, Any]:
     """The globals that the methods of a user's classes read."""
     found: dict[str, Any] = {}
-    for c in _own_classes(kind):
+    for c in _users_classes(kind):
         for held in vars(c).values():
             if isinstance(held, types.FunctionType):
                 found |= _globals(held)
@@ -195,7 +214,7 @@ def _ours(kind: type) -> bool:
 
 
 @lru_cache(256)
-def _own_classes(kind: type) -> tuple[type, ...]:
+def _users_classes(kind: type) -> tuple[type, ...]:
     """Of a class and its bases, those of no known package."""
     return tuple(c for c in kind.__mro__ if c.__module__.split(".")[0] not in _KNOWN)
 
@@ -206,8 +225,8 @@ def _globals(function: types.FunctionType, seen: frozenset[object] = frozenset()
     if code in seen or "site-packages" in code.co_filename or _root(function) in _KNOWN:
         return {}
     found: dict[str, Any] = {}
-    names = set(_names(code))
-    places = [function.__globals__, *map(vars, _own_modules(function.__globals__, names))]
+    names = set(names_in(code))
+    places = [function.__globals__, *map(vars, _users_files(function.__globals__, names))]
     for name in sorted(names):
         for value in (place[name] for place in places if name in place):
             if isinstance(value, types.FunctionType):
@@ -217,7 +236,7 @@ def _globals(function: types.FunctionType, seen: frozenset[object] = frozenset()
     return found
 
 
-def _own_modules(place: dict[str, Any], names: set[str]) -> list[types.ModuleType]:
+def _users_files(place: dict[str, Any], names: set[str]) -> list[types.ModuleType]:
     """The user's files among these names. Their attributes are globals as well."""
     found = [place[name] for name in sorted(names) if isinstance(place.get(name), types.ModuleType)]
     return [
@@ -226,14 +245,6 @@ def _own_modules(place: dict[str, Any], names: set[str]) -> list[types.ModuleTyp
         if file.__name__.split(".")[0] not in _KNOWN
         and "site-packages" not in str(getattr(file, "__file__", None))
     ]
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """The names that code, and the functions inside it, look up."""
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _names(const)
 
 
 def _holds(value: object) -> bool:
@@ -248,13 +259,6 @@ def _holds(value: object) -> bool:
 
 def _root(function: types.FunctionType) -> str:
     return str(function.__module__).split(".")[0]
-
-
-def _cell(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
 
 
 def _values(tensor: torch.Tensor) -> bytes | None:

@@ -31,7 +31,7 @@ from fedveil.models.metrics import (
 )
 from fedveil.models.parts import check_parts, measures_of, tensor_of
 from fedveil.models.plain import is_plain, is_plain_function
-from fedveil.models.state import Snapshot, snapshot, snapshot_of
+from fedveil.models.state import Snapshot, snapshot
 from fedveil.models.unrolled import unroll_
 from fedveil.models.vmap_layers import attend_, norm_in_place_, plain_attention, under_vmap
 
@@ -512,7 +512,7 @@ class Task:
     def snapshot(self) -> Snapshot:
         """A snapshot of module and loss without the parameters' values. Graphs have no state."""
         module = {} if self.module_captured else snapshot(self._state.learning)
-        loss = {} if self.loss_captured else snapshot_of(self.loss)
+        loss = {} if self.loss_captured else snapshot(self.loss)
         return {**module, **{f"loss {name}": token for name, token in loss.items()}}
 
     def check_fits(

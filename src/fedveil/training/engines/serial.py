@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.models.state import Snapshot, difference, keeps_nothing, snapshot_of
+from fedveil.models.state import Snapshot, difference, keeps_nothing, snapshot
 from fedveil.privacy.noise.streams import JointStreams
 from fedveil.privacy.round import Round
 from fedveil.privacy.rows import add_weighted_
@@ -181,7 +181,7 @@ class Serial:
 
 def _seen_of(part: object) -> Snapshot:
     """What is there to be seen of a part before clients are computed, if it is somebody else's."""
-    return {} if keeps_nothing(part) else snapshot_of(part)
+    return {} if keeps_nothing(part) else snapshot(part)
 
 
 def _check_same(word: str, before: Snapshot, part: object) -> None:
