@@ -12,10 +12,9 @@ from fedveil.data.federated import FederatedData
 from fedveil.notebook import NotebookProgress, in_notebook
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.logs import check_logs
+from fedveil.runs.modules import Model
 from fedveil.runs.opened_run import OpenedRun
-from fedveil.runs.overrides import Overrides
-from fedveil.runs.own import Model
-from fedveil.runs.recipe import DEFAULT, load_recipe
+from fedveil.runs.recipe_file import DEFAULT, Overrides, load_recipe
 from fedveil.runs.run import Run
 
 Line = dict[str, Any]

@@ -14,8 +14,7 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.runs import toml
-from fedveil.runs.recipe import load_recipe, recipe_in
+from fedveil.runs.recipe_file import load_recipe, recipe_in, to_toml
 from tests.runs.report.test_run_page import words
 
 SCRIPT = "<script>alert(1)</script>"
@@ -29,7 +28,7 @@ CLAIM = PrivacyClaim(
 def run(tmp_path):
     (tmp_path / "run").mkdir()
     recipe = load_recipe("central")
-    (tmp_path / "run" / "recipe.toml").write_text(toml.dumps(recipe.model_dump()))
+    (tmp_path / "run" / "recipe.toml").write_text(to_toml(recipe.model_dump()))
     return tmp_path / "run"
 
 

@@ -9,7 +9,7 @@ import torch
 from fedveil.audit.client_views import View, Witness, again, claimed, replayed, views
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.training.adversary import ReportAttack
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.session import new_ledger

@@ -10,7 +10,7 @@ from fedveil.audit.canary_records import OneRunAudit
 from fedveil.audit.noiseless_checks import sensitivity_findings, statistics_findings
 from fedveil.audit.randomisers import Randomiser, self_test
 from fedveil.runs.build import build
-from fedveil.runs.recipe import load_recipe, shipped
+from fedveil.runs.recipe_file import load_recipe, shipped_recipes
 
 FALSE_ALARM = 0.01
 PRIVATE = ("central", "dp-fedavg", "dp-fedavg-gaussian", "dp-sgd", "ldp-fl", "ldp-sgd", "priv-unit")
@@ -28,7 +28,9 @@ def assert_below(findings, among):
 
 
 def test_the_list_of_recipes_that_claim_something_is_whole():
-    claims = [each["name"] for each in shipped() if load_recipe(each["name"]).budget is not None]
+    claims = [
+        each["name"] for each in shipped_recipes() if load_recipe(each["name"]).budget is not None
+    ]
     assert sorted(claims) == sorted(PRIVATE)
 
 

@@ -23,7 +23,8 @@ from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.runs.recipe import FORMS, Recipe, load_recipe
+from fedveil.runs.recipe import FORMS, Recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.sections.keys import tabled
 from fedveil.training.batches import Batches
 from fedveil.training.dp_sgd import ClientDpSgd

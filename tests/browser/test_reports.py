@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fedveil.runs.recipe import load_recipe, shipped
+from fedveil.runs.recipe_file import load_recipe, shipped_recipes
 from fedveil.runs.report.run_contents import RunContents
 from fedveil.runs.report.run_page import run_page
 from fedveil.runs.run import Run
@@ -18,7 +18,7 @@ from ..runs.report.test_run_page import many
 
 pytestmark = pytest.mark.slow
 
-NAMES = [recipe["name"] for recipe in shipped()]
+NAMES = [recipe["name"] for recipe in shipped_recipes()]
 OWN = {
     "priv-unit": ("rounds=4", "data.clients=20", "engine.workers=1", "sample.size=10",
                   "sample.max_participations=4", "budget.delta=1e-4"),

@@ -15,11 +15,11 @@ from fedveil.privacy.accounting.budget_line import EARLY, NOT_DECIDED
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.ledger.statement import statements
-from fedveil.runs import stop_request
 from fedveil.runs.build import build
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.opened_run import StoredModel
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
-from fedveil.runs.stored_model import StoredModel
+from fedveil.runs.run_directory import request_stop
 from fedveil.watch.run_status import FollowedRun
 from tests.statistical.test_ending import EXACT, losses, printed_by, worst
 
@@ -48,7 +48,7 @@ def ctrl_c(folder):
 def the_stop_button(folder):
     def on_round(line):
         if line["round"] == LAST:
-            stop_request.ask(folder)
+            request_stop(folder)
 
     Run.start(load_recipe("central", SETTINGS), folder, None).execute(on_round)
 

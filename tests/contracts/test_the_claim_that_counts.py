@@ -33,7 +33,7 @@ from fedveil.privacy.accounting.meaning import Meaning, budgeted, counting, smal
 from fedveil.privacy.ledger.statement import Statement
 from fedveil.runs.compare import rows_of
 from fedveil.runs.ending import Ending
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.report.comparison import comparison_page
 from fedveil.runs.report.run_contents import RunContents
 from fedveil.runs.report.run_page import run_page

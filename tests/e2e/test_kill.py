@@ -27,10 +27,11 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.releases.central import CentralNoise
 from fedveil.privacy.releases.release import Release
 from fedveil.privacy.sampling import FixedSize
-from fedveil.runs import checkpoint, disk, records, run
+from fedveil.runs import checkpoint, records, run
 from fedveil.runs.evidence import verify_ledger
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
+from fedveil.runs.run_directory import write_atomic
 from fedveil.training.engines import serial
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gate import Gate
@@ -128,7 +129,7 @@ def half(prefix):
     """Die with half of the n-th such file written, under its temporary name."""
 
     def install(number, folder):
-        original, calls = disk.write_atomic, itertools.count(1)
+        original, calls = write_atomic, itertools.count(1)
 
         def hooked(path, content):
             if path.name.startswith(prefix) and next(calls) == number:

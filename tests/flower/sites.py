@@ -10,8 +10,7 @@ import torch
 import fedveil as fv
 from fedveil.flower.messages import RoundAsk, new_run_id, plan_digest
 from fedveil.flower.site import Site
-from fedveil.runs import toml
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe, to_toml
 
 RECORDS, FEATURES, CLASSES, CLIENTS = 24, 4, 3, 3
 
@@ -81,7 +80,7 @@ def write_site(
     """A site in `folder`; returns its site.toml."""
     folder.mkdir(parents=True, exist_ok=True)
     recipe = recipe or LOCAL
-    (folder / "recipe.toml").write_text(toml.dumps(recipe))
+    (folder / "recipe.toml").write_text(to_toml(recipe))
     if not (folder / "records").exists():
         (data or records()).save(folder / "records")
     site = {
@@ -93,7 +92,7 @@ def write_site(
         "policy": POLICY if policy is None else policy,
     }
     path = folder / "site.toml"
-    path.write_text(toml.dumps(site))
+    path.write_text(to_toml(site))
     return path
 
 

@@ -22,7 +22,7 @@ from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.protocol import Refused, Status
 from fedveil.mixing.tls import connecting
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.records import data_of
 from tests.mixing.loopback import with_mixer
 

@@ -15,7 +15,7 @@ from fedveil.flower.messages import Answer
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import checked
 from fedveil.flower.site_file import read_site_file
-from fedveil.runs import toml
+from fedveil.runs.recipe_file import to_toml
 from tests.flower.sites import (
     CENTRAL,
     DP_SGD,
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, keys: dict[str, Any], words: str
         "data": {"name": "saved", "path": "records"},
         "policy": POLICY,
     }
-    path.write_text(toml.dumps({**plain, **keys}))
+    path.write_text(to_toml({**plain, **keys}))
     with pytest.raises(BadInput, match=words) as refused:
         Site.open(path)
     assert "\n" not in str(refused.value)
@@ -103,21 +103,21 @@ def test_records_may_be_a_table_of_the_owner_s(tmp_path: Path) -> None:
         "columns": {"age": scaled, "dose": scaled, "well": {"values": ["no", "yes"]}},
     }
     site = {"name": "north", "recipe": "recipe.toml", "clients": 3, "data": data, "policy": POLICY}
-    path.write_text(toml.dumps(site))
+    path.write_text(to_toml(site))
     found = Site.open(path)
     assert found.records.records == 51
     answer = Server(found).answer()
     assert isinstance(answer, Answer)
     assert answer.report.shape == (6,)
     del data["test"]
-    path.write_text(toml.dumps(site))
+    path.write_text(to_toml(site))
     assert Site.open(path).records.records == 51  # nothing is held back
     del data["columns"]["age"]
-    path.write_text(toml.dumps(site))
+    path.write_text(to_toml(site))
     with pytest.raises(BadInput, match="nothing is declared of 'age'"):
         Site.open(path)
     data["test"] = 0.2
-    path.write_text(toml.dumps(site))
+    path.write_text(to_toml(site))
     with pytest.raises(BadInput, match="fitted on this site's own records"):
         Site.open(path)
 

@@ -21,7 +21,7 @@ from fedveil.papers.naseri_defences import (
     legend,
 )
 from fedveil.papers.paper_page import Page
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.tuning.repetitions import Mean
 
 EPSILONS = ("1", "20")

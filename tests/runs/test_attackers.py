@@ -7,7 +7,7 @@ import pytest
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.records import data_of
 
 PIXEL = ["attack.kind=pixel", "attack.target=0", "attack.size=2"]

@@ -7,7 +7,7 @@ import torch
 from fedveil.base.errors import BadInput
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.build import build, resolved
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.records import data_of
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam

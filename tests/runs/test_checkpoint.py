@@ -8,7 +8,7 @@ import torch
 
 from fedveil.privacy.ledger.hash_chain import Head
 from fedveil.runs import checkpoint
-from fedveil.runs.disk import write_atomic
+from fedveil.runs.run_directory import write_atomic
 from fedveil.training.server import ServerState
 
 SIZE = 6
@@ -111,7 +111,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     def crash(descriptor):
         raise OSError("disk full")
 
-    monkeypatch.setattr("fedveil.runs.disk.os.fsync", crash)
+    monkeypatch.setattr("fedveil.runs.run_directory.os.fsync", crash)
     with pytest.raises(OSError, match="disk full"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"

@@ -12,10 +12,10 @@ from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.file import read_about, read_closing, read_runs
 from fedveil.privacy.ledger.statement import statements
 from fedveil.privacy.ledger.verification import read_links, verify
-from fedveil.runs import closing as closings
 from fedveil.runs import run as runs
+from fedveil.runs.evidence import _of_claims, file_digests
 from fedveil.runs.ledgers import Shared
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
 
 from .conftest import BASE
@@ -123,7 +123,7 @@ def forge(folder, other):
     smaller_epsilon(folder, other)
     path = folder / "ledger.db"
     *_, (_, before), (entry, _) = read_links(path, read_about(path)["salt"])
-    files = json.dumps(closings.digests(folder), sort_keys=True)
+    files = json.dumps(file_digests(folder), sort_keys=True)
     forged = hash_chain.next_hash(
         before, hash_chain.Closing(entry.run, files, entry.closed_at, entry.runs)
     )
@@ -219,7 +219,7 @@ def test_runs_of_every_kind_are_covered(copy, cli, name, damage):
 def test_a_shared_ledger_has_an_end_for_each_run(made):
     path = made / "shared.db"
     for run, folder in zip(read_runs(path), ("shared 2", "shared 3"), strict=True):
-        assert read_closing(path, run) == closings.digests(made / folder)
+        assert read_closing(path, run) == file_digests(made / folder)
     assert verify(path).length == 10
 
 
@@ -243,7 +243,7 @@ def crash_in(monkeypatch, name):
     monkeypatch.setattr(runs, name, die)
 
 
-@pytest.mark.parametrize("where", ["digests", "save_head", "write_report"])
+@pytest.mark.parametrize("where", ["file_digests", "save_head", "write_report"])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_crash_at_the_end_leaves_a_run_that_is_open_or_whole(
     tmp_path, monkeypatch, cli, where, again
@@ -258,9 +258,9 @@ def test_a_crash_at_the_end_leaves_a_run_that_is_open_or_whole(
         run.execute()
     code, out, err = cli("ledger", run.folder, "--verify")
     assert (code, err) == (0, "")
-    assert ("the run is open" in out) is (where == "digests")
+    assert ("the run is open" in out) is (where == "file_digests")
     told = cli("ledger", run.folder)[2]
-    assert ("warning: the run is open" in told) is (where == "digests")
+    assert ("warning: the run is open" in told) is (where == "file_digests")
     monkeypatch.undo()
     Run.resume(run.folder, None).execute()
     code, out, _ = cli("ledger", run.folder, "--verify")
@@ -269,7 +269,7 @@ def test_a_crash_at_the_end_leaves_a_run_that_is_open_or_whole(
 
 def test_an_open_run_still_answers_for_its_recipe_and_its_claims(tmp_path, monkeypatch, cli):
     run = begin(tmp_path / "run")
-    crash_in(monkeypatch, "digests")
+    crash_in(monkeypatch, "file_digests")
     with pytest.raises(Crash):
         run.execute()
     kept = (run.folder / "result.json").read_bytes()
@@ -285,7 +285,7 @@ def test_a_result_of_an_earlier_version_is_compared_by_the_keys_it_has(
     tmp_path, monkeypatch, cli, smaller
 ):
     run = begin(tmp_path / "run")
-    crash_in(monkeypatch, "digests")
+    crash_in(monkeypatch, "file_digests")
     with pytest.raises(Crash):
         run.execute()
     path = run.folder / "result.json"
@@ -301,7 +301,7 @@ def test_a_result_of_an_earlier_version_is_compared_by_the_keys_it_has(
 @pytest.mark.parametrize("key", ["units", "composed"])
 def test_what_was_composed_is_compared_with_the_ledger(tmp_path, monkeypatch, cli, key):
     run = begin(tmp_path / "run")
-    crash_in(monkeypatch, "digests")
+    crash_in(monkeypatch, "file_digests")
     with pytest.raises(Crash):
         run.execute()
     path = run.folder / "result.json"
@@ -337,7 +337,7 @@ def test_an_export_has_the_ends(copy, cli, tmp_path):
     assert cli("ledger", folder, "--export", tmp_path / "out.json")[0] == 0
     found = json.loads((tmp_path / "out.json").read_text())["chain"]
     ends = [json.loads(link["files"]) for link in found if "files" in link]
-    assert (len(ends), ends[1]) == (2, closings.digests(folder))
+    assert (len(ends), ends[1]) == (2, file_digests(folder))
 
 
 def test_a_result_of_an_older_version_lacks_newer_fields_and_is_whole(copy):
@@ -348,7 +348,7 @@ def test_a_result_of_an_older_version_lacks_newer_fields_and_is_whole(copy):
     for claim in result["claims"]:
         assert claim.pop("condition") == ""
     path.write_text(json.dumps(result))
-    assert closings._of_claims(folder, told, ended=True) == []
+    assert _of_claims(folder, told, ended=True) == []
     result["claims"][0]["epsilon"] *= 0.99
     path.write_text(json.dumps(result))
-    assert len(closings._of_claims(folder, told, ended=True)) == 1
+    assert len(_of_claims(folder, told, ended=True)) == 1

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedveil.runs.diagnosis import diagnose
+from fedveil.runs.ending import diagnose
 
 
 def history(*losses, clipped=0.0, snr=None, refused=0, clip=0.25):

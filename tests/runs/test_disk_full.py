@@ -10,10 +10,11 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.file import read_charges
-from fedveil.runs import checkpoint, disk
+from fedveil.runs import checkpoint
 from fedveil.runs import run as runs
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
+from fedveil.runs.run_directory import locked
 
 from .conftest import BASE
 from .endings import at, model_of, one_line
@@ -66,7 +67,7 @@ def test_a_ledger_that_cannot_grow_ends_the_run_before_the_round(made, tmp_path,
 
 
 FULL = {
-    "at the sync": lambda patch: patch.setattr(disk.os, "fsync", full),
+    "at the sync": lambda patch: patch.setattr(os, "fsync", full),
     "at the write": lambda patch: patch.setattr(checkpoint, "write_atomic", full),
     "no permission": lambda patch: patch.setattr(checkpoint, "write_atomic", denied),
 }
@@ -129,14 +130,14 @@ def test_a_ledger_that_is_locked_is_told(copy, cli, monkeypatch):
 
 def test_a_directory_in_use_is_told(copy, cli):
     folder = copy("cut")
-    with disk.locked(folder):
+    with locked(folder):
         line = one_line(cli("run", "--resume", folder, "--quiet"))
     assert "in use by another process" in line
 
 
 def test_an_export_to_a_full_disk_is_told(copy, cli, tmp_path, monkeypatch):
     folder = copy("cut")
-    monkeypatch.setattr(disk.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     line = one_line(cli("ledger", folder, "--export", tmp_path / "out.json"))
     assert "No space left" in line
     assert not (tmp_path / "out.json").exists()

@@ -13,7 +13,7 @@ from fedveil.privacy.ledger.filter import renyi_curve
 from fedveil.privacy.ledger.shared import Common
 from fedveil.runs.build import build
 from fedveil.runs.ledgers import Shared
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
 
 from .conftest import BASE

@@ -15,9 +15,9 @@ from fedveil.privacy.ledger.filter import renyi_curve
 from fedveil.privacy.ledger.hash_chain import Closing, Entry, Head, broken_at
 from fedveil.privacy.ledger.shared import common_of, spent_in
 from fedveil.privacy.ledger.verification import read_links, verify
-from fedveil.runs.closing import digests
+from fedveil.runs.evidence import file_digests
 from fedveil.runs.ledgers import Shared
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
 
 from .conftest import BASE
@@ -153,7 +153,7 @@ def test_an_export_is_json_and_overwrites_nothing(start, cli, tmp_path):
     ]
     links = zip(entries, [link["hash"] for link in found["chain"]], strict=True)
     assert [entry.round for entry in entries[:-1]] == [1, 2, 3, 4]
-    assert json.loads(entries[-1].files) == digests(run.folder)
+    assert json.loads(entries[-1].files) == file_digests(run.folder)
     assert broken_at(found["first"], links) is None
     assert found["chain"][-1]["hash"] == found["head"] == verify(run.folder / "ledger.db").hash
     assert found["length"] == 5

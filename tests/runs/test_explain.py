@@ -12,7 +12,8 @@ from fedveil.base.errors import BadInput
 from fedveil.data import femnist, lending_club
 from fedveil.runs.build import build
 from fedveil.runs.explain import apart, find_part, overview, parts, recipes_text
-from fedveil.runs.recipe import FORMS, Recipe, load_recipe, shipped
+from fedveil.runs.recipe import FORMS, Recipe
+from fedveil.runs.recipe_file import load_recipe, shipped_recipes
 from fedveil.runs.sections.data_section import ColumnSection
 from fedveil.runs.sections.keys import is_key
 from fedveil.runs.sections.section import Section
@@ -124,7 +125,7 @@ def test_a_key_that_is_needed_has_nothing_that_holds_without_it():
         assert (key.left_out == "") is fields[key.key.split(".")[-1]].is_required()
 
 
-@pytest.mark.parametrize("name", [recipe["name"] for recipe in shipped()])
+@pytest.mark.parametrize("name", [recipe["name"] for recipe in shipped_recipes()])
 def test_recipes_are_named_with_the_value_they_have(name):
     recipe = load_recipe(name)
     own = [key for key in KEYS if name in key.recipes]

@@ -7,8 +7,7 @@ import pytest
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.runs import checkpoint
 from fedveil.runs import run as runs
-from fedveil.runs.done import Done
-from fedveil.runs.run import Run
+from fedveil.runs.run import Done, Run
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gate import Gate
 from fedveil.training.round import RoundResult
@@ -47,7 +46,7 @@ PLACES = {  # whose call is interrupted, which one, and the rounds that the run 
     "replaced a checkpoint": (checkpoint, "write_atomic", 3, True, 3),
     "saving at the end": (checkpoint, "save", 5, True, 4),
     "evaluating at the end": (Gate, "last", 1, False, 4),
-    "digesting": (runs, "digests", 1, True, 4),
+    "digesting": (runs, "file_digests", 1, True, 4),
     "keeping the head": (runs, "save_head", 1, False, 4),
     "kept the head": (runs, "save_head", 1, True, 4),
     "drawing the report": (runs, "write_report", 1, False, 4),

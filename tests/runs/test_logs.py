@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.runs import metrics_file
 from fedveil.runs.logs import KINDS, open_logs
-from fedveil.runs.metrics_file import json_text
+from fedveil.runs.run_directory import json_text, read_metrics
 
 from .test_secure_runs import PRIVATE, SECURE_NOISE
 
@@ -113,7 +112,7 @@ def elsewhere(code, folder, *given):
 
 def expected(folder, kind=""):
     """The numbers of metrics.jsonl: {name: [(round, value), ...]}."""
-    lines, remarks = metrics_file.read(folder / "metrics.jsonl")
+    lines, remarks = read_metrics(folder / "metrics.jsonl")
     assert lines
     assert not remarks
     kept = np.float32 if kind == "tensorboard" else float
@@ -323,7 +322,7 @@ def test_logs_of_a_secure_run_tell_no_diagnostics_and_no_time_of_a_round(start, 
     run = start("central", SECURE_NOISE)
     run.execute()
     shutil.copy(run.folder / "metrics.jsonl", tmp_path)
-    lines, _ = metrics_file.read(tmp_path / "metrics.jsonl")
+    lines, _ = read_metrics(tmp_path / "metrics.jsonl")
     done = elsewhere(
         "logs = open_logs(['wandb'], *run)\nfor line in given: logs.write(line)\n"
         "assert not any(run[0].iterdir())\n"

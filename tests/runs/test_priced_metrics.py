@@ -13,8 +13,8 @@ from fedveil.base.errors import BadInput
 from fedveil.console import print_result
 from fedveil.privacy.accounting.claims import HELD_OUT
 from fedveil.privacy.ledger.statement import statements
-from fedveil.runs.predictions import measured
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.opened_run import measure_run
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.gate import Gate
 
@@ -102,14 +102,14 @@ def test_measuring_the_run_again_does_not_undo_the_price(start):
     run = start(*HOLDING_OUT)
     run.execute()
     with pytest.raises(BadInput, match=r"have a price \(evaluate\.epsilon\)"):
-        measured(fv.open_run(run.folder), None)
+        measure_run(fv.open_run(run.folder), None)
     none = start("evaluate.epsilon=none", out="none")
     none.execute()
     with pytest.raises(BadInput, match="needs test records and the data have none"):
-        measured(fv.open_run(none.folder), None)
+        measure_run(fv.open_run(none.folder), None)
     share = start("evaluate.epsilon=none", "data.test=0.25", out="share")
     share.execute()
-    assert measured(fv.open_run(share.folder), None)["loss"] > 0  # a simulation, which says so
+    assert measure_run(fv.open_run(share.folder), None)["loss"] > 0  # a simulation, which says so
 
 
 def test_rows_of_nobody_known_are_paid_for_one_by_one(settings, tmp_path):

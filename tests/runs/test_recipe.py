@@ -6,13 +6,12 @@ import tomllib
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.runs import toml
 from fedveil.runs.build import build
-from fedveil.runs.recipe import load_recipe, shipped
+from fedveil.runs.recipe_file import load_recipe, shipped_recipes, to_toml
 from fedveil.runs.run import Run
 from fedveil.runs.sections.noise_section import GaussianSection, NoNoiseSection
 
-NAMES = [recipe["name"] for recipe in shipped()]
+NAMES = [recipe["name"] for recipe in shipped_recipes()]
 CLAIMED = {"central", "dp-fedavg", "dp-fedavg-gaussian", "ldp-fl", "ldp-sgd", "dp-sgd", "priv-unit"}
 SHIPPED = CLAIMED | {"fedavg", "fedsgd", "norm-bound", "weak-dp"}
 
@@ -20,7 +19,7 @@ SHIPPED = CLAIMED | {"fedavg", "fedsgd", "norm-bound", "weak-dp"}
 def test_shipped_recipes_say_what_they_protect_and_whose_they_are():
     assert set(NAMES) == SHIPPED
     assert len(NAMES) == len(SHIPPED)
-    for recipe in shipped():
+    for recipe in shipped_recipes():
         assert set(recipe) == {"name", "protects", "paper"}
         assert all(recipe.values())
 
@@ -34,7 +33,7 @@ def test_shipped_recipes_carry_their_own_name(name):
 def test_shipped_recipes_survive_writing_and_reading(name, tmp_path):
     recipe = load_recipe(name)
     path = tmp_path / "again.toml"
-    path.write_text(toml.dumps(recipe.model_dump()))
+    path.write_text(to_toml(recipe.model_dump()))
     assert load_recipe(str(path)) == recipe
 
 
@@ -310,7 +309,7 @@ def test_iterations_stand_for_rounds():
 
 
 def test_recipes_write_the_values_they_read():
-    text = toml.dumps(load_recipe("central", ["budget.epsilon=inf"]).model_dump())
+    text = to_toml(load_recipe("central", ["budget.epsilon=inf"]).model_dump())
     assert tomllib.loads(text)["budget"]["epsilon"] == float("inf")
 
 

@@ -12,11 +12,11 @@ from pydantic import BaseModel
 
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import identity
-from fedveil.runs import toml
 from fedveil.runs.build import build, resolved
-from fedveil.runs.recipe import Recipe, load_recipe, shipped
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import load_recipe, shipped_recipes, to_toml
 
-NAMES = [recipe["name"] for recipe in shipped()]
+NAMES = [recipe["name"] for recipe in shipped_recipes()]
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS = {
@@ -75,13 +75,13 @@ def file(tmp_path_factory):
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(document=documents)
 def test_writing_and_reading_is_the_identity(file, document):
-    first = Recipe.model_validate(tomllib.loads(toml.dumps(document)))
+    first = Recipe.model_validate(tomllib.loads(to_toml(document)))
     assert first == Recipe.model_validate(document)
-    text = toml.dumps(first.model_dump())
+    text = to_toml(first.model_dump())
     file.write_text(text, encoding="utf-8")
     again = Recipe.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     assert again == first
-    assert toml.dumps(again.model_dump()) == text
+    assert to_toml(again.model_dump()) == text
 
 
 OVERRIDES = (
@@ -144,7 +144,7 @@ def test_a_resolved_recipe_builds_the_same_plan(file, name, seed, rounds, lr):
     recipe = load_recipe(name, wanted)
     training = build(recipe)
     told = resolved(recipe, training)
-    file.write_text(toml.dumps(told.model_dump()), encoding="utf-8")
+    file.write_text(to_toml(told.model_dump()), encoding="utf-8")
     read = load_recipe(str(file))
     again = build(read)
     assert read == told

@@ -10,9 +10,8 @@ import pytest
 from fedveil import FederatedData
 from fedveil.base.errors import BadInput
 from fedveil.data.columns import Column
-from fedveil.runs import toml
 from fedveil.runs.build import build
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe, to_toml
 from fedveil.runs.records import data_of
 from fedveil.runs.run import Run
 from fedveil.tuning.trials import Laboratory
@@ -57,7 +56,7 @@ def test_a_path_starts_the_data_section_afresh_and_needs_no_name(table):
 
 def test_another_path_leaves_what_a_recipe_says_of_its_table(table, tmp_path):
     (tmp_path / "r.toml").write_text(
-        toml.dumps(load_recipe("central", [*BASE, *declared()]).model_dump())
+        to_toml(load_recipe("central", [*BASE, *declared()]).model_dump())
     )
     other = load_recipe(str(tmp_path / "r.toml"), ["data.path=u.csv"]).data
     assert (other.path, other.client, set(other.columns)) == ("u.csv", "site", set(COLUMNS))
@@ -118,7 +117,7 @@ def test_a_recipe_is_what_the_call_is(table):
 
 def test_recipes_with_columns_are_written_as_they_were_read(table, tmp_path):
     recipe = load_recipe("central", [*BASE, *declared(), "data.test=0.25"])
-    text = toml.dumps(recipe.model_dump())
+    text = to_toml(recipe.model_dump())
     (tmp_path / "r.toml").write_text(text)
     assert load_recipe(str(tmp_path / "r.toml")) == recipe
     assert tomllib.loads(text)["data"]["columns"] == COLUMNS
@@ -128,7 +127,7 @@ def test_the_recipe_of_the_documentation_is_read(tmp_path):
     text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     block = text.partition("```toml\n")[2].partition("```")[0]
     central = load_recipe("central").model_dump()
-    (tmp_path / "r.toml").write_text(toml.dumps({**central, "data": tomllib.loads(block)["data"]}))
+    (tmp_path / "r.toml").write_text(to_toml({**central, "data": tomllib.loads(block)["data"]}))
     section = load_recipe(str(tmp_path / "r.toml")).data
     assert (section.name, section.path) == ("table", "patients.csv")
     for name, column in section.columns.items():

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.runs import disk, stop_request
-from fedveil.runs.disk import in_use, locked
+from fedveil.runs import run_directory
 from fedveil.runs.evidence import charged_of, verify_ledger
 from fedveil.runs.run import Run
+from fedveil.runs.run_directory import STOP_FILE, in_use, locked, request_stop, stop_requested
 
 from .endings import model_of
 
@@ -19,7 +19,7 @@ from .endings import model_of
 def ask_at(run, round):
     def on_round(line):
         if line["round"] == round:
-            stop_request.ask(run.folder)
+            request_stop(run.folder)
 
     return on_round
 
@@ -40,7 +40,7 @@ def test_it_resumes_to_the_model_of_a_run_that_was_never_asked(start):
     whole, cut = start("central", out="whole"), start("central", out="cut")
     whole.execute()
     cut.execute(ask_at(cut, 2))
-    assert not stop_request.asked(cut.folder)
+    assert not stop_requested(cut.folder)
     assert Run.resume(cut.folder, None).execute()["stopped"] == "rounds"
     assert model_of(cut.folder) == model_of(whole.folder)
 
@@ -48,11 +48,11 @@ def test_it_resumes_to_the_model_of_a_run_that_was_never_asked(start):
 def test_a_request_that_was_left_over_ends_nothing(start):
     run = start("central")
     run.execute(ask_at(run, 1))
-    stop_request.ask(run.folder)
+    request_stop(run.folder)
     again = Run.resume(run.folder, None).execute()
     assert (again["rounds"], again["stopped"]) == (4, "rounds")
     fresh = start("central", out="fresh")
-    stop_request.ask(fresh.folder)
+    request_stop(fresh.folder)
     assert fresh.execute()["rounds"] == 4
 
 
@@ -60,7 +60,7 @@ def test_one_that_comes_too_late_is_removed(start):
     run = start("central")
     result = run.execute(ask_at(run, 4))
     assert (result["rounds"], result["stopped"]) == (4, "rounds")
-    assert not stop_request.asked(run.folder)
+    assert not stop_requested(run.folder)
 
 
 def test_a_budget_that_ends_the_run_in_that_round_is_what_ended_it(start):
@@ -76,7 +76,7 @@ def test_a_budget_that_ends_the_run_in_that_round_is_what_ended_it(start):
 
 def test_a_folder_in_its_place_is_one_line(start):
     run = start("central")
-    (run.folder / stop_request.NAME).mkdir()
+    (run.folder / STOP_FILE).mkdir()
     with pytest.raises(BadInput, match="the run cannot continue"):
         run.execute()
 
@@ -102,7 +102,7 @@ def test_somebody_who_asks_keeps_nobody_out(tmp_path, monkeypatch):
         if len(waited) == 3:
             os.close(asking)
 
-    monkeypatch.setattr(disk, "time", SimpleNamespace(sleep=wait))
+    monkeypatch.setattr(run_directory, "time", SimpleNamespace(sleep=wait))
     with locked(tmp_path):
         assert in_use(tmp_path)
     assert len(waited) == 3

@@ -8,8 +8,8 @@ import pytest
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.predictions import predictions_csv
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.opened_run import predictions_csv
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.records import data_of
 
 BASE = ["data.path=t.csv", "data.client=user", "data.target=label", "data.test=by-client",

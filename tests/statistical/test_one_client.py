@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedveil.runs.build import build
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.training.adversary import ReportAttack
 from fedveil.training.session import train
 

@@ -6,8 +6,7 @@ import tomllib
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.runs import toml
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe, to_toml
 from fedveil.tuning.recipe_grid import Space, recipe_of
 from fedveil.tuning.search import simulate
 from fedveil.tuning.theory_plan import theorise
@@ -137,7 +136,7 @@ def test_when_every_option_diverges_the_way_out_is_told():
 def test_recipes_of_the_same_promise_are_compared_and_others_named(tmp_path):
     path = tmp_path / "central.toml"
     everyone = recipe_of("central", ["sample.kind=all"])
-    path.write_text(toml.dumps(everyone.model_dump()))
+    path.write_text(to_toml(everyone.model_dump()))
     made = Made(lambda recipe, r: recipe.rounds + (0.0 if recipe.name.endswith("sian") else 1.0))
     others = ("dp-fedavg-gaussian", str(path), "fedavg", "ldp-sgd", "ldp-fl")
     report = planned(made, against=others)

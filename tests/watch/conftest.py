@@ -8,9 +8,9 @@ import shutil
 import pytest
 from starlette.testclient import TestClient
 
-from fedveil.runs.disk import locked
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
+from fedveil.runs.run_directory import locked
 from fedveil.watch.access import PageAddress
 from fedveil.watch.app import make_app
 from fedveil.watch.runs_folder import RunsFolder

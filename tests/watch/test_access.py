@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from fedveil.runs import stop_request
+from fedveil.runs.run_directory import stop_requested
 from fedveil.watch.access import PageAddress
 from fedveil.watch.app import make_app
 from fedveil.watch.runs_folder import RunsFolder
@@ -84,7 +84,7 @@ def test_other_sites_pages_are_refused(bare, copied, holding, headers):
     holding(folder)
     found = bare.post(f"{HERE}stop?id={id_of('open')}", headers=headers)
     assert found.status_code == 403
-    assert not stop_request.asked(folder)
+    assert not stop_requested(folder)
     assert bare.get(HERE, headers=headers).status_code == 403
 
 
@@ -93,10 +93,10 @@ def test_a_post_without_an_origin_is_not_the_button_s(bare, copied, holding):
     holding(folder)
     id = id_of("open")
     assert bare.post(f"{HERE}stop?id={id}").status_code == 403
-    assert not stop_request.asked(folder)
+    assert not stop_requested(folder)
     assert bare.get(f"{HERE}stop?id={id}").status_code == 405
     found = bare.post(f"{HERE}stop?id={id}", headers={"origin": OWN})
-    assert (found.status_code, stop_request.asked(folder)) == (204, True)
+    assert (found.status_code, stop_requested(folder)) == (204, True)
 
 
 def test_answers_are_not_kept_framed_or_passed_on(bare):

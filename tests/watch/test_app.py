@@ -6,8 +6,8 @@ import tomllib
 
 import pytest
 
-from fedveil.runs import stop_request
 from fedveil.runs.evidence import verify_ledger
+from fedveil.runs.run_directory import stop_requested
 
 from .conftest import id_of, words
 
@@ -67,11 +67,11 @@ def test_paths_do_not_climb(client):
 def test_only_a_run_that_is_going_on_is_asked_to_end(client, copied, holding):
     folder = copied("open")
     found = client.post(f"/stop?id={id_of('open')}")
-    assert (found.status_code, stop_request.asked(folder)) == (409, False)
+    assert (found.status_code, stop_requested(folder)) == (409, False)
     assert "not running" in found.text
     holding(folder)
     assert client.post(f"/stop?id={id_of('open')}").status_code == 204
-    assert stop_request.asked(folder)
+    assert stop_requested(folder)
 
 
 def test_a_report_of_files_that_are_not_a_run_s_is_refused(client, copied):
@@ -107,7 +107,7 @@ def test_settings_beyond_the_sliders_are_one_line(client, query):
 
 
 def test_the_recipe_is_one_that_can_be_run(client, tmp_path):
-    from fedveil.runs.recipe import load_recipe
+    from fedveil.runs.recipe_file import load_recipe
 
     found = client.get("/recipe", params={"clients": 50, "rounds": 7, "noise": 3, "rate": 0.25})
     assert found.headers["content-disposition"] == 'attachment; filename="what-if.toml"'

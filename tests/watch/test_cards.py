@@ -40,10 +40,10 @@ def test_a_run_that_is_going_on(root, copied, holding):
 
 
 def test_one_that_was_asked_to_end_has_no_button(root, copied, holding):
-    from fedveil.runs import stop_request
+    from fedveil.runs.run_directory import request_stop
 
     holding(copied("open"))
-    stop_request.ask(root / "open")
+    request_stop(root / "open")
     text = words(drawn(root)[0])
     assert "does so after this round" in text
     assert "End after this round" not in text
@@ -83,7 +83,7 @@ def test_no_epsilon_stands_alone(root, copied, name, full):
 
 
 def test_a_run_that_claims_nothing_has_no_gauge(root):
-    from fedveil.runs.recipe import load_recipe
+    from fedveil.runs.recipe_file import load_recipe
     from fedveil.runs.run import Run
 
     from ..runs.conftest import BASE
@@ -136,7 +136,7 @@ def test_with_secure_noise_nothing_that_data_tell_is_shown(root, copied, holding
 
 
 def test_diagnostics_that_were_asked_for_are_called_outside_the_claim(root):
-    from fedveil.runs.recipe import load_recipe
+    from fedveil.runs.recipe_file import load_recipe
     from fedveil.runs.run import Run
 
     from ..runs.conftest import BASE

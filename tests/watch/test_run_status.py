@@ -9,11 +9,11 @@ import pytest
 
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.accounting.claims import NoiseSource
-from fedveil.runs import stop_request
 from fedveil.runs.evidence import charged_of
 from fedveil.runs.ledgers import Shared
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
+from fedveil.runs.run_directory import request_stop
 from fedveil.watch.run_status import FollowedRun, State
 from fedveil.watch.runs_folder import RunsFolder
 
@@ -48,7 +48,7 @@ def test_one_that_nobody_runs_and_that_has_not_ended_was_killed(copied):
 
 
 def test_running_until_its_process_has_gone(copied):
-    from fedveil.runs.disk import locked
+    from fedveil.runs.run_directory import locked
 
     folder = copied("open")
     followed = FollowedRun(folder, "open")
@@ -56,7 +56,7 @@ def test_running_until_its_process_has_gone(copied):
         first = followed.status()
         assert (first.state, first.asked) == (State.RUNNING, False)
         assert followed.status() is first
-        stop_request.ask(folder)
+        request_stop(folder)
         assert followed.status().asked
     assert (followed.status().state, followed.status().asked) == (State.GONE, False)
 

@@ -12,7 +12,7 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant
 from fedveil.privacy.accounting.solve import solve
 from fedveil.runs.build import build
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.watch.what_if import KNOBS, Settings, quick, recipe_text, refined
 from fedveil.watch.what_if_page import answer_parts, what_if_page
 

@@ -24,11 +24,10 @@ from fedveil.base.checks import check_workers, shown
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.runs.build import build
+from fedveil.runs.build import build, check_given
 from fedveil.runs.evidence import charged_lines, check_charged
 from fedveil.runs.opened_run import OpenedRun
-from fedveil.runs.own import brought
-from fedveil.runs.recipe import here
+from fedveil.runs.recipe_file import on_this_machine
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
 
@@ -342,11 +341,11 @@ def audit(
             f"{folder} claims nothing: there is no claim to hold an attack against; "
             f"use --attacks {','.join(LEAKS)}"
         )
-    brought(run.recipe, None, None)
+    check_given(run.recipe, None, None)
     charged = charged_lines(folder)
     if out is not None and folder.resolve() in (out.resolve(), *out.resolve().parents):
         raise BadInput(f"--out {out} is in the run's own directory: an audit leaves it as it is")
-    training = build(here(run.recipe), data_root, allow_code=allow_code)
+    training = build(on_this_machine(run.recipe), data_root, allow_code=allow_code)
     check_charged(folder, charged, training.plan.every_line)
     training = replace(training, workers=1, plan=replace(training.plan, metrics=None))
     with AuditCache.at(out, _identity(run, training, settings)) as cache:

@@ -28,8 +28,9 @@ import fedveil
 from fedveil.base.errors import BadInput
 from fedveil.data.data_files import UNREADABLE
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
-from fedveil.runs.disk import locked, write_atomic
-from fedveil.runs.recipe import Recipe, recipe_in
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import recipe_in
+from fedveil.runs.run_directory import locked, write_atomic
 from fedveil.tuning.figures import png
 from fedveil.web.html import Content, Markup, number_text, tag
 from fedveil.web.layout import listed, section, table

@@ -14,9 +14,9 @@ from fedveil.cli.options import Json, check_given
 
 def recipes(json_: Json = False) -> None:
     """List the shipped recipes: what each protects, and whose paper it is."""
-    from fedveil.runs.recipe import shipped
+    from fedveil.runs.recipe_file import shipped_recipes
 
-    rows = shipped()
+    rows = shipped_recipes()
     if json_:
         print(json.dumps(rows, indent=2))
         return

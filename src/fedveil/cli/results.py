@@ -25,11 +25,10 @@ def evaluate(
 ) -> None:
     """Measure a run's model on a table of your own, or on its test split again."""
     check_path("--data", data)
-    from fedveil.runs.metrics_file import json_text
-    from fedveil.runs.opened_run import OpenedRun
-    from fedveil.runs.predictions import measured
+    from fedveil.runs.opened_run import OpenedRun, measure_run
+    from fedveil.runs.run_directory import json_text
 
-    metrics = measured(OpenedRun.at(run, allow_code=allow_code), data)
+    metrics = measure_run(OpenedRun.at(run, allow_code=allow_code), data)
     if json_:
         print(json_text(metrics, indent=2), end="")
         return
@@ -48,9 +47,8 @@ def predict(
     """Predict rows with a run's model: one line of CSV for each, labels as the table has them."""
     check_out(out)
     check_path("INPUT", rows)
-    from fedveil.runs.disk import write_new
-    from fedveil.runs.opened_run import OpenedRun
-    from fedveil.runs.predictions import predictions_csv
+    from fedveil.runs.opened_run import OpenedRun, predictions_csv
+    from fedveil.runs.run_directory import write_new
 
     text = predictions_csv(OpenedRun.at(run, allow_code=allow_code), rows)
     if out is None:
@@ -71,7 +69,7 @@ def compare(
         opened,
         rows_of,
     )
-    from fedveil.runs.metrics_file import json_text
+    from fedveil.runs.run_directory import json_text
 
     runs = opened(folders)
     rows, keys, remark = rows_of(runs), differing_keys(runs), not_comparable(runs)
@@ -120,7 +118,7 @@ def report(
 
 
 def _written(folders: list[Path], out: Path | None, audits: list[Path]) -> Path:
-    from fedveil.runs.disk import write_atomic, write_new
+    from fedveil.runs.run_directory import write_atomic, write_new
 
     if len(folders) > 1:
         from fedveil.runs.compare import opened

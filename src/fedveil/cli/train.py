@@ -70,7 +70,7 @@ def run(
     with loading(quiet=quiet):
         from fedveil.base.checks import TABLE
         from fedveil.runs.logs import check_logs
-        from fedveil.runs.recipe import DEFAULT, load_recipe
+        from fedveil.runs.recipe_file import DEFAULT, load_recipe
 
         check_logs(log or ())
         chosen = own = None

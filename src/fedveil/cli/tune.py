@@ -94,7 +94,7 @@ def plan(
     if recipe is None and (simulate or against or set_ or out is not None or data is not None):
         raise BadInput("--simulate, --against, --set, --out and --data need a recipe: name one")
     if recipe is not None:
-        from fedveil.runs.recipe import load_recipe
+        from fedveil.runs.recipe_file import load_recipe
 
         check_data(data, [load_recipe(recipe, set_ or ()).data.name])
     from fedveil.tuning.plan_command import (

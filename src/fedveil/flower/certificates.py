@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedveil.base.errors import BadInput
 from fedveil.mixing.tls import COLLECTOR
-from fedveil.runs.toml import dumps
+from fedveil.runs.recipe_file import to_toml
 
 DAYS = 365
 """How long certificates hold."""
@@ -210,4 +210,4 @@ class MixerFiles:
         shutil.copy(self.folder / "ca.crt", folder / _CA)
         certificate, key = f"{file}.crt", f"{file}.key"
         section = {"host": self.host, "port": self.port, "ca": _CA}
-        return dumps({"mixer": {**section, "certificate": certificate, "key": key}}).lstrip()
+        return to_toml({"mixer": {**section, "certificate": certificate, "key": key}}).lstrip()

@@ -25,9 +25,8 @@ from fedveil.flower.flwr_private import write_programs
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import policy_text, training_for
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.runs.overrides import Overrides
-from fedveil.runs.recipe import Recipe, load_recipe
-from fedveil.runs.toml import dumps
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import Overrides, load_recipe, to_toml
 from fedveil.training.session import Training
 
 DEADLINE = 600.0
@@ -162,12 +161,12 @@ class Deployment:
         with (folder / "federation.toml").open("a") as file:
             if self.data is not None:  # its test split alone: no site's records come here
                 self.data.at_sites(self.sites, sizes).save(folder / "test")
-                file.write("\n" + dumps({"data": {"name": "saved", "path": "test"}}).lstrip())
+                file.write("\n" + to_toml({"data": {"name": "saved", "path": "test"}}).lstrip())
             if mixer is not None:
                 file.write("\n" + mixer.give_to_server(folder))
             for site in sites:
                 known = site.model_dump(exclude_defaults=True)
-                file.write("\n" + dumps({"[sites]": known}).lstrip())
+                file.write("\n" + to_toml({"[sites]": known}).lstrip())
         self._fill("flower.sh", folder, local=self.address.local)
         listen, port = self.address.listen, self.address.port
         self._fill("superlink.sh", folder, listen=listen, port=port)
@@ -236,7 +235,7 @@ class Deployment:
                 '# recipe: docs/flower.md.\nname = "saved"\npath = "records"'
             )
         known = section.model_dump(exclude_none=True, exclude=set(_OF_THE_SERVER))
-        _, _, text = dumps({"data": known | {"path": "records.csv"}}).partition("[data]\n")
+        _, _, text = to_toml({"data": known | {"path": "records.csv"}}).partition("[data]\n")
         return text.rstrip()
 
     @cached_property
@@ -255,7 +254,7 @@ class Deployment:
 
     @property
     def _recipe_text(self) -> str:
-        return dumps(self.recipe.model_dump(mode="json", exclude_none=True))
+        return to_toml(self.recipe.model_dump(mode="json", exclude_none=True))
 
     def _fill(self, template: str, folder: Path, **values: object) -> None:
         """Write a filled-in template. Scripts are executable."""

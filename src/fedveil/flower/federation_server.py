@@ -31,10 +31,10 @@ from fedveil.flower.messages import (
 from fedveil.mixing.protocol import number_of
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.round import Round
-from fedveil.runs.disk import write_atomic
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.records import data_of
 from fedveil.runs.run import OnRound, Run
+from fedveil.runs.run_directory import write_atomic
 from fedveil.training.engines.engine import Job
 from fedveil.training.evaluate import evaluate
 from fedveil.training.exchange import Sent, server_sum

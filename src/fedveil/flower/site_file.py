@@ -10,7 +10,8 @@ from fedveil.base.checks import BUDGET, CLIENTS, DELTA, MULTIPLIER, REPORT_EPSIL
 from fedveil.base.errors import BadInput
 from fedveil.flower.federation import MixerSection
 from fedveil.flower.messages import check_site_name
-from fedveil.runs.recipe import Recipe, explained, load_recipe
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import explain_error, load_recipe
 from fedveil.runs.sections.data_section import ColumnSection, DataSection
 from fedveil.runs.sections.keys import forms_of
 from fedveil.runs.sections.section import Section
@@ -152,7 +153,7 @@ def read_site_file(path: Path) -> SiteFile:
     try:
         site = SiteFile.model_validate(raw)
     except ValidationError as e:
-        raise BadInput(f"{path}: {explained(e, FORMS)}") from e
+        raise BadInput(f"{path}: {explain_error(e, FORMS)}") from e
     _check_values(path, site)
     return _resolved(path, site)
 

@@ -24,7 +24,7 @@ from fedveil.privacy.ledger.hash_chain import Head
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.looking import one_look, query
 from fedveil.privacy.ledger.verification import verify
-from fedveil.runs.disk import sync_folder, write_atomic
+from fedveil.runs.run_directory import sync_folder, write_atomic
 
 LOG = logging.getLogger("fedveil.site")
 

@@ -28,7 +28,7 @@ from fedveil.papers.naseri import (
 )
 from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.runs.build import build
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.training.session import Training
 from fedveil.tuning.repetitions import Mean, mean_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedveil.base.errors import BadInput
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.paper_page import Page
-from fedveil.runs.disk import locked, write_atomic
+from fedveil.runs.run_directory import locked, write_atomic
 from fedveil.tuning.figures import png
 
 PAPERS = {

@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedveil.base.checks import OWN, TABLE, shown
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import secured
 from fedveil.runs.models import task_of, words_of
-from fedveil.runs.own import Model, asked_of, check_same, module_digest, own_task
+from fedveil.runs.modules import Model, add_metrics, check_same_module, module_digest, own_task
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.records import data_of
 from fedveil.runs.sections.client_section import DpSgdSection
@@ -76,8 +77,8 @@ def build(
         )
     else:
         task = own_task(model, data.target)
-    asked_of(task, recipe.evaluate.metrics, model)
-    check_same(task, recipe.model.digest)
+    add_metrics(task, recipe.evaluate.metrics, model)
+    check_same_module(task, recipe.model.digest)
     if plan is None:
         metrics = recipe.evaluate.build_price(recipe, sampler, data, task)
         inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics)
@@ -195,3 +196,41 @@ def _check_sections(recipe: Recipe) -> None:
             raise BadInput("budget.epsilon and budget.epsilons contradict each other: give one")
         if not budget.epsilons or noise.where != "client":
             raise BadInput("budget.epsilons is a list of one or more, for noise at the clients")
+
+
+def check_given(
+    recipe: Recipe, model: Model | None, data: FederatedData | None
+) -> FederatedData | None:
+    """Check the module and records given from Python, and return the records as they are now.
+
+    A recipe that needs one of them is refused without it, and so is one that the recipe ignores.
+    """
+    for key, named, given in (
+        ("model", recipe.model.name, model),
+        ("data", recipe.data.name, data),
+    ):
+        if named == OWN and given is None:
+            raise BadInput(
+                f"{key}.name is {OWN!r}: this run has {_WORDS[key]} of its own, which no file "
+                f"holds; use fedveil.run or fedveil.resume in Python, with {key}="
+            )
+        remote = isinstance(given, FederatedData) and bool(given.elsewhere)
+        if named not in (OWN, TABLE) and given is not None and not remote:
+            raise BadInput(
+                f"{key} is given and the recipe has {key}.name = {named!r}: leave one out"
+            )
+    if data is not None and not isinstance(data, FederatedData):
+        raise BadInput(f"data is {shown(data)}: make it with FederatedData.from_table or another")
+    if data is None or recipe.data.name != OWN:
+        return data
+    return replace(data)  # whose fingerprint is taken again
+
+
+def changes_in_place(data: FederatedData, recipe: Recipe) -> list[str]:
+    """A sentence if records that came from Python are no longer what they were at the start."""
+    if recipe.data.name != OWN or replace(data).fingerprint == data.fingerprint:
+        return []
+    return ["the records were changed in place during the run: it cannot be repeated or resumed"]
+
+
+_WORDS = {"model": "a module", "data": "records"}

@@ -11,7 +11,7 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.hash_chain import Head
-from fedveil.runs.disk import write_atomic
+from fedveil.runs.run_directory import write_atomic
 from fedveil.training.server import ServerState
 
 KEEP = 2

@@ -14,7 +14,8 @@ from pydantic.fields import FieldInfo
 
 from fedveil.base.checks import OneOf
 from fedveil.base.errors import BadInput
-from fedveil.runs.recipe import FORMS, Recipe, read, shipped
+from fedveil.runs.recipe import FORMS, Recipe
+from fedveil.runs.recipe_file import read_recipe, shipped_recipes
 from fedveil.runs.sections.keys import tabled, unknown
 
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
@@ -193,7 +194,7 @@ def _text(value: Any) -> str:
 @cache
 def _recipes() -> dict[str, dict[str, Any]]:
     """The shipped recipes as they were written."""
-    return {recipe["name"]: read(recipe["name"]) for recipe in shipped()}
+    return {recipe["name"]: read_recipe(recipe["name"]) for recipe in shipped_recipes()}
 
 
 def _set(tables: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.looking import query
 from fedveil.privacy.ledger.shared import Common, check_common, check_company, common_of
 from fedveil.privacy.ledger.verification import verify
-from fedveil.runs.disk import write_atomic
 from fedveil.runs.evidence import file_of, name_of
+from fedveil.runs.run_directory import write_atomic
 from fedveil.training.session import Training
 
 

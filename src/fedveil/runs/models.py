@@ -13,8 +13,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.replacements import without_batch_norm
 from fedveil.models.task import Task, usual
 from fedveil.models.zoo import Reading, build_task
-from fedveil.runs.code import made
-from fedveil.runs.first_weights import freeze_, read_
+from fedveil.runs.modules import freeze_, module_from_code, read_weights_
 from fedveil.runs.sections.data_section import ModelSection
 
 _MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
@@ -58,13 +57,13 @@ def task_of(
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = made(section.path, section.options or {}, shape, target.classes)
+            module = module_from_code(section.path, section.options or {}, shape, target.classes)
     return Task(_prepared(module, section), *usual(target))
 
 
 def _prepared(module: nn.Module, section: ModelSection) -> nn.Module:
     if section.weights is not None:
-        read_(module, section.weights, section.new or [])
+        read_weights_(module, section.weights, section.new or [])
     if section.batch_norm is not None:
         module = without_batch_norm(module)
     freeze_(module, section.freeze or [])

@@ -1,35 +1,179 @@
-"""A finished run, opened from its directory: claims, history, result, and the model."""
+"""A finished run, opened from its directory: claims, history, result, model, predictions."""
 
+import csv
+import hashlib
 import html
+import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from torch import nn
 
 from fedveil.base.checks import OWN
 from fedveil.base.errors import BadInput
-from fedveil.base.inputs import Inputs, count, taken
+from fedveil.base.identity import identity
+from fedveil.base.inputs import Inputs, Target, count, join_inputs, mapped, taken
+from fedveil.data.columns import Column
+from fedveil.data.data_files import UNREADABLE, warnings_as_errors
 from fedveil.data.federated import Array, FederatedData
+from fedveil.data.schema import TableSchema
+from fedveil.data.tables import SUFFIXES
+from fedveil.data.vocabulary import lines_of
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
-from fedveil.runs import metrics_file
 from fedveil.runs.evidence import left
-from fedveil.runs.first_weights import note_claims
 from fedveil.runs.models import task_of
-from fedveil.runs.own import Model, asked_of, own_task
-from fedveil.runs.recipe import Recipe, recipe_in
-from fedveil.runs.stored_model import StoredModel
+from fedveil.runs.modules import METADATA_KEY, Model, add_metrics, note_claims, own_task
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import recipe_in
+from fedveil.runs.records import data_of
+from fedveil.runs.run_directory import read_metrics
+from fedveil.runs.sections.data_section import ModelSection
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import BATCH, evaluate
+from fedveil.training.session import Training
+
+
+@dataclass(frozen=True, eq=False)
+class StoredModel:
+    """A trained model with all that a prediction needs.
+
+    Attributes:
+        tensors: The trainable weights by name.
+        model: The recipe's [model] section.
+        record_shape: The shape of a record, or of each input by name.
+        record_type: The type of a record likewise, "" in older files.
+        target: What is predicted.
+        claims: What the run claims.
+        layers: A digest of the module's layers as they print, and of its frozen weights.
+        schema: How rows of a table become records. Records that were arrays are a column "x", or
+            one column per input.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    model: ModelSection
+    record_shape: Inputs[tuple[int, ...]]
+    record_type: Inputs[str]
+    target: Target
+    claims: tuple[PrivacyClaim, ...]
+    layers: str
+    schema: TableSchema
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSection,
+        training: Training,
+        params: torch.Tensor,
+        claims: tuple[PrivacyClaim, ...],
+    ) -> "StoredModel":
+        """The model of a training with the parameters `params`."""
+        task, data = training.task, training.data
+        tensors = {name: value.clone() for name, value in task.named(params).items()}
+        layers = layers_of(task)
+        schema, types = data.schema or arrays(data), mapped(lambda x: str(x.dtype), data.x)
+        return cls(tensors, model, data.record_shape, types, data.target, claims, layers, schema)
+
+    def inputs(self, rows: object) -> Inputs[Array]:
+        """The records of a table, in the shape and type that the model was trained on."""
+        encoded = self.schema.encode(rows)
+        if not self.record_type:
+            return encoded
+
+        def cast(parts: list[Any]) -> Array:
+            array, shape, kind = parts
+            records: Array = array.reshape(len(array), *shape).astype(kind, copy=False)
+            return records
+
+        return join_inputs([encoded, self.record_shape, self.record_type], cast)
+
+    def check_layers(self, task: Task, where: Path) -> None:
+        """Refuse weights for another module than the one they were trained in."""
+        shapes = {name: tuple(v.shape) for name, v in task.named(task.parameters).items()}
+        wanted = {name: tuple(value.shape) for name, value in self.tensors.items()}
+        for name in {**wanted, **shapes}:
+            if shapes.get(name) != wanted.get(name):
+                raise BadInput(
+                    f"{name!r} of the module is {shapes.get(name, 'missing')}, and "
+                    f"{wanted.get(name, 'missing')} in {where}: give the module that was trained"
+                )
+        if layers_of(task) != self.layers:
+            raise BadInput(
+                f"the module has the parameters of {where} beside other layers, such as another "
+                "activation, or other frozen weights: give the module that was trained"
+            )
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file. The same model always gives the same bytes."""
+        about = {
+            "model": self.model.model_dump(),
+            "record_shape": mapped(list, self.record_shape),
+            "record_type": self.record_type,
+            "target": asdict(self.target),
+            "claims": [claim.to_dict() for claim in self.claims],
+            "layers": self.layers,
+            "schema": self.schema.to_dict(),
+        }
+        return safetensors.torch.save(self.tensors, {METADATA_KEY: json.dumps(about)})
+
+    @classmethod
+    def read(cls, path: Path) -> "StoredModel":
+        """Read the file that a run left."""
+        if not path.is_file():
+            raise BadInput(f"{path} is missing: the run has not ended (fedveil run --resume)")
+        try:
+            with safetensors.safe_open(path, framework="pt") as f:
+                about: dict[str, Any] = json.loads(f.metadata()[METADATA_KEY])
+                tensors = {name: f.get_tensor(name) for name in list(f.keys())}
+            return cls(
+                tensors,
+                ModelSection.model_validate(about["model"]),
+                mapped(lambda shape: tuple(map(int, shape)), about["record_shape"]),
+                about.get("record_type", ""),
+                _target(about),
+                tuple(map(PrivacyClaim.from_dict, about["claims"])),
+                str(about["layers"]),
+                TableSchema.from_dict(about["schema"]),
+            )
+        except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
+            raise BadInput(
+                f"{path} is not a model that a run left: {' '.join(str(e).split())}"
+            ) from e
+
+
+def _target(about: dict[str, Any]) -> Target:
+    """What is predicted. Older files have the number of labels only."""
+    said = about.get("target") or {"classes": about["classes"]}
+    return Target(int(said["classes"]), tuple(said.get("shape", ())), bool(said.get("several")))
+
+
+def layers_of(task: Task) -> str:
+    """A digest of the layers as they print, and of the frozen weights."""
+    return hashlib.sha256(identity((str(task.module), task.frozen)).encode()).hexdigest()
+
+
+def arrays(data: FederatedData) -> TableSchema:
+    """Records that are arrays as they are, and labels that are called by their numbers."""
+    inputs = data.x if isinstance(data.x, dict) else {"x": data.x}
+    columns = tuple(_column(name, array) for name, array in inputs.items())
+    return TableSchema(columns, Column.of_target("y", data.target), isinstance(data.x, dict))
+
+
+def _column(name: str, array: Array) -> Column:
+    if array.ndim == 1:
+        return Column(name, mean=0.0, std=1.0)
+    return Column(name, shape=tuple(array.shape[1:]), whole=array.dtype.kind in "iu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +232,7 @@ class OpenedRun:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One row per round, as in metrics.jsonl. Round 0 is before training."""
-        return metrics_file.read(self.folder / "metrics.jsonl")[0]
+        return read_metrics(self.folder / "metrics.jsonl")[0]
 
     @cached_property
     def stored(self) -> StoredModel:
@@ -116,7 +260,7 @@ class OpenedRun:
             )
         else:
             task = own_task(self.model, stored.target)
-        asked_of(task, self.recipe.evaluate.metrics, self.model)
+        add_metrics(task, self.recipe.evaluate.metrics, self.model)
         stored.check_layers(task, self.folder)
         for name, value in task.named(task.parameters).items():
             value.copy_(stored.tensors[name])
@@ -194,3 +338,67 @@ class OpenedRun:
 def _table(rows: object) -> object:
     """An array is the one column of its table."""
     return {"x": rows} if isinstance(rows, np.ndarray | torch.Tensor) else rows
+
+
+def measure_run(run: OpenedRun, source: Path | None) -> dict[str, float]:
+    """Metrics on a table with targets, or on the test split of the run's own data."""
+    if source is not None and source.suffix in SUFFIXES:
+        _check_takes_tables(run, source)
+        return run.evaluate(source)
+    if run.recipe.data.name == OWN:
+        raise BadInput(
+            f"{run.folder} was trained on data from Python, which no file holds: give a table with "
+            "--data, or use fedveil.open_run(folder).evaluate"
+        )
+    data = data_of(run.recipe, source)
+    data.check_tested("measuring a run on its own data")
+    if run.recipe.evaluate.epsilon is not None:
+        raise BadInput(
+            f"the metrics of {run.folder} have a price (evaluate.epsilon), and measuring again "
+            "would show them without noise: result.json has them, --data measures on other rows"
+        )
+    if data.test_of_clients and getattr(run.recipe.noise, "source", "seeded") == "secure":
+        data.check_secure()
+    return evaluate(run.task, run.task.parameters, data)
+
+
+def predictions_csv(run: OpenedRun, source: Path) -> str:
+    """Predictions as CSV: a header, and one line per row or per non-blank line of text."""
+    features = run.stored.schema.features
+    if source.suffix in SUFFIXES:
+        _check_takes_tables(run, source)
+        predictions = run.predict(source)
+    elif source.suffix == ".npy":
+        predictions = run.predict(_records(source))
+    elif source.suffix == ".txt" and features[0].text is not None:
+        predictions = run.predict({features[0].name: lines_of(source)})
+    else:
+        known = ", ".join(SUFFIXES if features[0].text is None else (*SUFFIXES, ".txt"))
+        raise BadInput(f"{source} is no input: name a {known} or .npy file")
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(predictions)
+    columns = [column.tolist() for column in predictions.values()]
+    writer.writerows(zip(*columns, strict=True))
+    return out.getvalue()
+
+
+def _check_takes_tables(run: OpenedRun, source: Path) -> None:
+    schema = run.stored.schema
+    if any(column.shape and column.text is None for column in schema.features):
+        way_out = "use fedveil.open_run(folder).predict" if schema.by_name else "give them as .npy"
+        raise BadInput(
+            f"{source} is a table and the records of {run.folder} are arrays of shape "
+            f"{schema.record_shape}: {way_out}"
+        )
+
+
+def _records(path: Path) -> Array:
+    try:
+        with warnings_as_errors():
+            records = np.load(path, allow_pickle=False)
+    except UNREADABLE as e:
+        raise BadInput(f"{path} cannot be read: {' '.join(str(e).split())}") from e
+    if not isinstance(records, np.ndarray):
+        raise BadInput(f"{path} holds no array: write one with numpy.save")
+    return records

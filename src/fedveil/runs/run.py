@@ -21,24 +21,72 @@ from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.verification import verify
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.runs import checkpoint, metrics_file, stop_request, toml
-from fedveil.runs.build import build, resolved
-from fedveil.runs.closing import digests, recipe_digest
-from fedveil.runs.diagnosis import diagnose
-from fedveil.runs.disk import check_free, check_run_name, locked, reserve, write_atomic
-from fedveil.runs.done import Done, FinishedRound
-from fedveil.runs.ending import Ending, room
-from fedveil.runs.evidence import file_of, head_of_result, save_head, saved_head
+from fedveil.runs import checkpoint
+from fedveil.runs.build import build, changes_in_place, check_given, resolved
+from fedveil.runs.ending import Ending, diagnose, room
+from fedveil.runs.evidence import (
+    file_digests,
+    file_of,
+    head_of_result,
+    recipe_digest,
+    save_head,
+    saved_head,
+)
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import Logs, open_logs
-from fedveil.runs.metrics_file import json_text, last_round
-from fedveil.runs.own import Model, brought, changed_since
-from fedveil.runs.recipe import Recipe, moved, recipe_in
+from fedveil.runs.modules import Model
+from fedveil.runs.opened_run import StoredModel
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import recipe_in, to_toml, with_engine
 from fedveil.runs.report.run_page import write_report
-from fedveil.runs.stored_model import StoredModel
+from fedveil.runs.run_directory import (
+    check_free,
+    check_run_name,
+    json_text,
+    last_round,
+    locked,
+    read_metrics,
+    reserve,
+    stop_requested,
+    without_stop_request,
+    write_atomic,
+)
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.server import ServerState
 from fedveil.training.session import Training
+
+
+@dataclass(frozen=True)
+class FinishedRound:
+    """A finished round: its line of metrics, the number of clients, and who was refused."""
+
+    line: dict[str, Any]
+    clients: int
+    refused: list[str]
+
+
+@dataclass
+class Done:
+    """The server's state, the metrics from before the start, and the rounds since.
+
+    A round is added before the state changes, so an interruption in between leaves it undone.
+    """
+
+    state: ServerState
+    before: list[dict[str, Any]]
+    rounds: list[FinishedRound] = field(default_factory=list)
+
+    def add(self, round: FinishedRound, state: ServerState) -> None:
+        """Add a round, which leads to `state`."""
+        self.rounds.append(round)
+        self.state = state
+
+    @property
+    def settled(self) -> list[FinishedRound]:
+        """The rounds that the state includes."""
+        return [round for round in self.rounds if round.line["round"] <= self.state.round]
+
 
 OnRound = Callable[[dict[str, Any]], None]
 Lines = Generator[dict[str, Any], None, None]
@@ -91,7 +139,7 @@ class Run:
             check_free(out)
         else:
             check_run_name(recipe.name)
-        data = brought(recipe, model, data)
+        data = check_given(recipe, model, data)
         training = build(
             recipe,
             data_root,
@@ -123,9 +171,9 @@ class Run:
         `where` overrides its engine's kind and address for this time. They change no result.
         """
         recipe = recipe_in(folder)
-        data = brought(recipe, model, data)
+        data = check_given(recipe, model, data)
         training = build(
-            moved(recipe, where),
+            with_engine(recipe, where),
             data_root,
             data=data,
             model=model,
@@ -177,7 +225,7 @@ class Run:
         with (
             self._refusing_disk_errors(),
             locked(self.folder),
-            stop_request.cleared(self.folder),
+            without_stop_request(self.folder),
             closing(self._open_ledger()) as ledger,
         ):
             done = self._restore(ledger)
@@ -230,7 +278,7 @@ class Run:
                     checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
                 logs.write(line)
                 yield line
-                if stop_request.asked(self.folder):
+                if stop_requested(self.folder):
                     self.asked = True
                     return
 
@@ -262,7 +310,7 @@ class Run:
         plan, state, rounds = self.training.plan, done.state, done.settled
         gate = self.training.gate
         history = done.before + [round.line for round in rounds]
-        self.remarks += changed_since(self.training.data, self.recipe)
+        self.remarks += changes_in_place(self.training.data, self.recipe)
         self._write_metrics(history)
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         measured = gate.last(history, state.params)
@@ -299,7 +347,7 @@ class Run:
         stored = StoredModel.of(self.recipe.model, self.training, state.params, claims)
         write_atomic(self.folder / "model.safetensors", stored.to_bytes())
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
-        save_head(self.folder, ledger.end(digests(self.folder)))
+        save_head(self.folder, ledger.end(file_digests(self.folder)))
         write_report(self.folder)
         return result
 
@@ -324,7 +372,7 @@ class Run:
         saved, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
         self.remarks += remarks
         state = self.training.start() if saved is None else saved.state
-        history, remarks_on_metrics = metrics_file.read(self.folder / "metrics.jsonl")
+        history, remarks_on_metrics = read_metrics(self.folder / "metrics.jsonl")
         self.remarks += remarks_on_metrics or self._changed_metrics(ledger)
         if not self.fresh:
             self._check_ledger(ledger, saved, last_round(history))
@@ -423,7 +471,7 @@ class Run:
         }
 
     def _recipe_text(self) -> str:
-        return f"{_resolved_by()}\n" + toml.dumps(self.recipe.model_dump())
+        return f"{_resolved_by()}\n" + to_toml(self.recipe.model_dump())
 
 
 @lru_cache(maxsize=1)

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from fedveil.base.checks import check_option
 from fedveil.base.errors import BadInput
-from fedveil.runs.disk import write_atomic
 from fedveil.runs.glossary import terms_line
+from fedveil.runs.run_directory import write_atomic
 from fedveil.tuning.plan_report import PlanReport, axes_of, plan_page
 from fedveil.tuning.recipe_grid import STEPS, Space
 from fedveil.tuning.search import OnTrial, simulate

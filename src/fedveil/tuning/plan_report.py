@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedveil.base.errors import BadInput
-from fedveil.runs import toml
 from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import to_toml
 from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Cell, axis_label
 from fedveil.tuning.trials import PreparedCell
 from fedveil.web.chart import Chart, Line, figure
@@ -135,7 +135,7 @@ def check_budget(recipe: Recipe) -> None:
 
 def recipe_text(recipe: Recipe, how: str) -> str:
     """A recipe as `fedveil run` takes it, with where it comes from."""
-    return f"# chosen by fedveil plan, from {how}\n" + toml.dumps(recipe.model_dump())
+    return f"# chosen by fedveil plan, from {how}\n" + to_toml(recipe.model_dump())
 
 
 _MOST_ROWS = 100

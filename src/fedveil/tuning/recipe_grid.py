@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedveil.base.errors import BadInput
-from fedveil.runs.recipe import Recipe, load_recipe
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.sections.section import Section
 
 _MOST_CELLS = 100_000

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.meaning import budgeted
-from fedveil.runs.recipe import Recipe, load_recipe
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.sections.noise_section import NoNoiseSection
 from fedveil.tuning.plan_report import (
     PlanOption,

@@ -18,7 +18,8 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
-from fedveil.runs.recipe import Recipe, here
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import on_this_machine
 from fedveil.runs.records import divided, records_of, source_of
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
@@ -154,7 +155,7 @@ class Laboratory:
                     "evaluate.epsilon pays for the metrics of one run, and trials are compared by "
                     "metrics in the clear: leave it out here"
                 )
-            training = build(here(recipe), data=self.data(recipe))
+            training = build(on_this_machine(recipe), data=self.data(recipe))
             training.data.check_tested("comparing trials")
             noise = _noise(training.plan, training)
             found = mode or training.chosen
@@ -219,7 +220,7 @@ class Laboratory:
     def _training(self, prepared: PreparedCell, repetition: int) -> Training:
         recipe = seeded(prepared.cell.recipe, repetition)
         alone = {"workers": 1, "mode": str(prepared.mode)}
-        engine = here(recipe).engine.model_copy(update=alone)
+        engine = on_this_machine(recipe).engine.model_copy(update=alone)
         every = recipe.evaluate.every if self.curves else _NEVER
         changes = {"every": every, "clients": None, "clients_every": None}
         evaluate = recipe.evaluate.model_copy(update=changes)

@@ -10,10 +10,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedveil.base.errors import FedveilError
-from fedveil.runs import stop_request
-from fedveil.runs.disk import in_use
 from fedveil.runs.report.run_contents import RunContents
 from fedveil.runs.report.run_page import run_page as report_page
+from fedveil.runs.run_directory import in_use, request_stop
 from fedveil.watch import what_if
 from fedveil.watch.access import Guard, PageAddress
 from fedveil.watch.pages import all_page, all_view, run_page, run_view
@@ -75,7 +74,7 @@ class Watch:
             return _missing()
         if not in_use(run.folder):
             return PlainTextResponse("this run is not running: nothing was asked\n", 409)
-        await run_in_threadpool(stop_request.ask, run.folder)
+        await run_in_threadpool(request_stop, run.folder)
         self._watcher.forget()
         return Response(status_code=204)
 

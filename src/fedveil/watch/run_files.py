@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedveil.base.errors import BadInput
-from fedveil.runs.metrics_file import History, parsed
+from fedveil.runs.run_directory import History, parse_metrics
 
 MOST = {"recipe.toml": 1 << 18, "result.json": 1 << 24, "metrics.jsonl": 1 << 27}
 """Bytes that are read of a run's files; a run of a million rounds stays below."""
@@ -81,7 +81,7 @@ class Tail:
 
     def _take(self, text: bytes) -> None:
         for one in text.decode(errors="replace").splitlines():
-            line = None if self._damaged else parsed(one)
+            line = None if self._damaged else parse_metrics(one)
             last = self.history[-1]["round"] if self.history else -1
             if line is None or line["round"] <= last:
                 self._damaged = True

@@ -16,14 +16,12 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted, counting, smaller
 from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.ledger.statement import Charged, Statement
-from fedveil.runs import stop_request
-from fedveil.runs.closing import is_open
-from fedveil.runs.disk import in_use
-from fedveil.runs.evidence import charged_of, file_of, left
+from fedveil.runs.evidence import charged_of, file_of, is_open, left
 from fedveil.runs.report.run_contents import RunContents, claims_in
+from fedveil.runs.run_directory import STOP_FILE, in_use, stop_requested
 from fedveil.watch.run_files import LARGEST_LEDGER, MOST, Tail, content_of
 
-_PARTS = (*MOST, stop_request.NAME, "ledger.json")
+_PARTS = (*MOST, STOP_FILE, "ledger.json")
 
 _T = TypeVar("_T")
 
@@ -142,7 +140,7 @@ class FollowedRun:
             state=State.RUNNING if running else State.ENDED if contents.ended else State.GONE,
             contents=contents,
             planned=planned,
-            asked=running and stop_request.asked(self.folder),
+            asked=running and stop_requested(self.folder),
             changed=max((_changed(path) for path in self._files()), default=0.0),
         )
 

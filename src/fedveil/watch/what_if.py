@@ -18,8 +18,7 @@ from fedveil.privacy.accounting.calibration import noise_for, rounds_within
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.composition import FINE
 from fedveil.privacy.accounting.solve import central_line
-from fedveil.runs import toml
-from fedveil.runs.recipe import load_recipe
+from fedveil.runs.recipe_file import load_recipe, to_toml
 
 _COARSE = 10 * FINE
 _SPREAD = (1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16)
@@ -202,5 +201,5 @@ def recipe_text(settings: Settings) -> str:
     return (
         "# written by fedveil watch, what if; data, model and clip are placeholders for yours\n"
         '# a simulation: for a release, noise.source is "secure"\n'
-        f"{toml.dumps(recipe.model_dump())}"
+        f"{to_toml(recipe.model_dump())}"
     )

@@ -12,7 +12,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
-from fedveil.runs.closing import digests
+from fedveil.runs.evidence import file_digests
 from fedveil.runs.report.run_contents import RunContents
 from fedveil.runs.report.run_page import run_page, write_report
 from fedveil.runs.run import Run
@@ -31,7 +31,7 @@ def words(page):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """central: a run that has ended; open: one that was stopped in the middle, and not ended."""
-    from fedveil.runs.recipe import load_recipe
+    from fedveil.runs.recipe_file import load_recipe
 
     root = tmp_path_factory.mktemp("made")
 
@@ -122,9 +122,9 @@ def test_it_is_written_again_as_it_was(folder):
 
 
 def test_the_files_that_the_ledger_covers_do_not_change_with_it(folder):
-    before = digests(folder)
+    before = file_digests(folder)
     write_report(folder)
-    assert digests(folder) == before
+    assert file_digests(folder) == before
     assert "report.html" not in before
 
 

@@ -12,8 +12,8 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, measured_on
 from fedveil.privacy.accounting.meaning import Meaning
 from fedveil.privacy.ledger.statement import Statement
-from fedveil.runs import metrics_file
 from fedveil.runs.evidence import file_of, left, statement_of, verify_ledger
+from fedveil.runs.run_directory import last_round, read_metrics
 from fedveil.web.html import Content, number_text
 
 _OWN = frozenset({"round", "clients", "clipped", "snr", "refused", "clip", "epsilon", "claim"})
@@ -60,7 +60,7 @@ class RunContents:
             if not path.is_file() or not (folder / "metrics.jsonl").is_file():
                 raise BadInput(f"{folder} holds no run: name the directory of a run that has begun")
             recipe = path.read_text(errors="replace")
-            history, trouble = metrics_file.read(folder / "metrics.jsonl")
+            history, trouble = read_metrics(folder / "metrics.jsonl")
         except OSError as e:
             raise BadInput(f"{folder} cannot be read: {e}") from e
         result = _result(folder / "result.json")
@@ -97,7 +97,7 @@ class RunContents:
 
     @property
     def rounds(self) -> int:
-        return metrics_file.last_round(self.history)
+        return last_round(self.history)
 
     @property
     def limit(self) -> float | None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted
-from fedveil.runs.disk import write_atomic
 from fedveil.runs.report.claim import claim_box, meaning_section, readings_section, words_section
 from fedveil.runs.report.curves import clipping, drawn, learning, spending
 from fedveil.runs.report.ledger_section import ledger_section
 from fedveil.runs.report.run_contents import RunContents, shown
+from fedveil.runs.run_directory import write_atomic
 from fedveil.web.html import Content, Markup, number_text, tag
 from fedveil.web.layout import facts, listed, page, section, table, text_block
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.runs.recipe import here, load_recipe, moved
+from fedveil.runs.recipe_file import load_recipe, on_this_machine, with_engine
 from fedveil.training.adversary import ReportAttack
 from fedveil.training.engines.on_ray import cluster as clusters
 from fedveil.training.engines.on_ray.cluster import RayCluster
@@ -61,11 +61,11 @@ def test_the_kind_of_an_engine_leaves_its_other_keys():
     recipe = load_recipe("central", ["engine.chunk=7", "engine.kind=ray", "engine.address=a:1"])
     assert (recipe.engine.kind, recipe.engine.address, recipe.engine.chunk) == ("ray", "a:1", 7)
     assert (
-        here(recipe).engine
+        on_this_machine(recipe).engine
         == load_recipe("central", ["engine.chunk=7", "engine.kind=processes"]).engine
     )
-    assert moved(recipe, ["engine.kind=ray"]).engine.address is None
-    assert moved(recipe, []) is recipe
+    assert with_engine(recipe, ["engine.kind=ray"]).engine.address is None
+    assert with_engine(recipe, []) is recipe
 
 
 def test_an_adversary_that_remembers_stays_in_one_process(ragged):

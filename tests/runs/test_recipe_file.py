@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.runs.toml import dumps
+from fedveil.runs.recipe_file import to_toml
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 scalars = (
@@ -24,36 +24,36 @@ documents = st.dictionaries(keys, scalars | inner, max_size=4)
 
 @given(texts)
 def test_any_text_survives(text):
-    assert tomllib.loads(dumps({"name": text})) == {"name": text}
+    assert tomllib.loads(to_toml({"name": text})) == {"name": text}
 
 
 @given(documents)
 def test_any_document_survives(document):
-    read = tomllib.loads(dumps(document))
+    read = tomllib.loads(to_toml(document))
     assert read == document
     assert repr(sorted(read.items())) == repr(sorted(document.items()))
 
 
 def test_none_is_left_out():
-    assert tomllib.loads(dumps({"a": None, "b": {"c": None, "d": 1}})) == {"b": {"d": 1}}
+    assert tomllib.loads(to_toml({"a": None, "b": {"c": None, "d": 1}})) == {"b": {"d": 1}}
 
 
 def test_scalars_come_before_sections():
-    assert tomllib.loads(dumps({"data": {"clients": 1}, "rounds": 3}))["rounds"] == 3
+    assert tomllib.loads(to_toml({"data": {"clients": 1}, "rounds": 3}))["rounds"] == 3
 
 
 @pytest.mark.parametrize("value", [1e-5, 0.1, 1e300, 5e-324, -0.0, 2.0])
 def test_numbers_keep_every_bit_and_their_type(value):
-    read = tomllib.loads(dumps({"x": value}))["x"]
+    read = tomllib.loads(to_toml({"x": value}))["x"]
     assert (repr(read), type(read)) == (repr(value), float)
 
 
 def test_numbers_that_are_not_finite():
-    read = tomllib.loads(dumps({"a": math.inf, "b": -math.inf, "c": math.nan}))
+    read = tomllib.loads(to_toml({"a": math.inf, "b": -math.inf, "c": math.nan}))
     assert (read["a"], read["b"]) == (math.inf, -math.inf)
     assert math.isnan(read["c"])
 
 
 def test_other_types_are_a_mistake():
     with pytest.raises(AssertionError, match="no TOML for set"):
-        dumps({"a": {1}})
+        to_toml({"a": {1}})

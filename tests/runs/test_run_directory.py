@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.runs.disk import locked, write_atomic
+from fedveil.runs.run_directory import locked, write_atomic
 
 
 def test_a_file_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):

@@ -1,13 +1,17 @@
-"""The run directory on disk: its creation, its lock, and files that are written atomically."""
+"""The run directory: its creation, lock, atomic files, stop request and metrics file."""
 
 import fcntl
+import json
+import math
 import os
 import reprlib
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from fedveil.base.errors import BadInput
 
@@ -118,3 +122,92 @@ def in_use(folder: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+STOP_FILE = "stop"
+
+
+def request_stop(folder: Path) -> None:
+    """Ask the run that is going on in `folder` to end after its round."""
+    write_atomic(folder / STOP_FILE, b"asked to end after this round\n")
+
+
+def stop_requested(folder: Path) -> bool:
+    """Whether there is a request."""
+    return (folder / STOP_FILE).is_file()
+
+
+@contextmanager
+def without_stop_request(folder: Path) -> Iterator[None]:
+    """Context manager: remove a request that is left over, and at the end one that came since."""
+    (folder / STOP_FILE).unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        (folder / STOP_FILE).unlink(missing_ok=True)
+
+
+_MOST = int(sys.float_info.max)
+
+History = list[dict[str, Any]]
+
+
+def read_metrics(path: Path) -> tuple[History, list[str]]:
+    """The lines up to the first that is damaged, and a remark if there is one."""
+    lines: History = []
+    if not path.exists():
+        return lines, []
+    for text in path.read_text(errors="replace").splitlines():
+        line = parse_metrics(text)
+        if line is None or (lines and line["round"] <= lines[-1]["round"]):
+            damage = f"metrics.jsonl was damaged after {len(lines)} lines: the rest was left out"
+            return lines, [damage]
+        lines.append(line)
+    return lines, []
+
+
+def parse_metrics(text: str) -> dict[str, Any] | None:
+    """Parse a line of the metrics file. None if it is not one that a run writes."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or type(line.get("round")) is not int or "epsilon" not in line:
+        return None
+    wanted = ("clients", "clipped", "snr", "refused", "clip") if line["round"] else ()
+    numbers = [value for name, value in line.items() if name != "claim"]
+    good = all(name in line for name in wanted) and all(map(_is_number, numbers))
+    return line if good and _claimed(line) else None
+
+
+def last_round(history: History) -> int:
+    """The last round that was measured."""
+    return int(history[-1]["round"]) if history else 0
+
+
+def json_text(value: dict[str, Any], indent: int | None = None) -> str:
+    """One JSON document, with null in place of numbers that are not finite."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _is_number(value: object) -> bool:
+    """Whether a run can have measured the value: null, or within the range of floats."""
+    return (
+        value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)
+    )
+
+
+def _claimed(line: dict[str, Any]) -> bool:
+    """Whether epsilon and the text of its claim are both there, or neither."""
+    words = isinstance(line.get("claim"), str)
+    return words if line["epsilon"] is not None else line.get("claim") is None

@@ -13,8 +13,8 @@ from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Target
 from fedveil.models import lineage
 from fedveil.models.lineage import earlier
-from fedveil.runs.first_weights import read_
 from fedveil.runs.models import task_of
+from fedveil.runs.modules import read_weights_
 from fedveil.runs.sections.data_section import ModelSection
 
 SHAPE = (1, 8, 8)
@@ -81,7 +81,7 @@ def test_a_refused_file_leaves_the_module_as_it_is(base):
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
     before = module[1].weight.clone()
     with pytest.raises(BadInput):
-        read_(module, path, [])
+        read_weights_(module, path, [])
     assert torch.equal(module[1].weight, before)
 
 
@@ -89,7 +89,7 @@ def test_one_tensor_of_two_names_may_have_either(tmp_path):
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
     module[1].weight = module[0].weight
     save_file({"1.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}, tmp_path / "tied")
-    read_(module, str(tmp_path / "tied"), [])
+    read_weights_(module, str(tmp_path / "tied"), [])
     assert torch.equal(module[0].weight.detach(), torch.ones(2, 2))
 
 
