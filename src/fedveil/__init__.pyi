@@ -15,8 +15,8 @@ from fedveil.base.errors import BadInput as BadInput
 from fedveil.base.errors import BudgetExhausted as BudgetExhausted
 from fedveil.base.errors import FedveilError as FedveilError
 from fedveil.data.federated import FederatedData as FederatedData
-from fedveil.data.padding import pad as pad
 from fedveil.data.schema import TableSchema as TableSchema
+from fedveil.data.user_arrays import pad as pad
 from fedveil.data.vocabulary import Vocabulary as Vocabulary
 from fedveil.models.metrics import Metric as Metric
 from fedveil.models.replacements import Lstm as Lstm

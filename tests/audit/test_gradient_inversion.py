@@ -16,7 +16,7 @@ from fedveil.audit.gradient_inversion import (
 )
 from fedveil.audit.inversion import psnr
 from fedveil.base.errors import BadInput
-from fedveil.data import digits
+from fedveil.data.image_sets import load_digits
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
 from fedveil.training.work import OneGradient
@@ -40,7 +40,7 @@ def closed_form(task, seen):
 @pytest.mark.parametrize("method", list(Method))
 def test_a_linear_model_is_inverted_as_by_its_closed_form(method):
     task = build_task("softmax", (1, 8, 8), 10, seed=1, hidden=())
-    records = digits.load()
+    records = load_digits()
     x, y = records.x[5:6], records.y[5:6]
     client, seen = one_gradient(task, x, y)
     known = closed_form(task, seen)
@@ -54,7 +54,7 @@ def test_a_linear_model_is_inverted_as_by_its_closed_form(method):
 
 def test_the_closest_of_several_guesses_is_kept():
     task = build_task("mlp", (1, 8, 8), 10, seed=1, hidden=(8,))
-    records = digits.load()
+    records = load_digits()
     client, seen = one_gradient(task, records.x[:1], records.y[:1])
 
     def distance(restarts):
@@ -66,7 +66,7 @@ def test_the_closest_of_several_guesses_is_kept():
 
 def test_what_is_found_lies_in_the_range_of_public_pixels():
     task = build_task("softmax", (1, 8, 8), 10, seed=1, hidden=())
-    client, seen = one_gradient(task, digits.load().x[:1], digits.load().y[:1])
+    client, seen = one_gradient(task, load_digits().x[:1], load_digits().y[:1])
     for method in Method:
         few = Inversion(method, steps=5, restarts=1)
         found = few.invert(client, seen, (1, 8, 8), Pixels(-0.5, 0.25), np.array([1]), seed=0)
@@ -81,7 +81,7 @@ def test_total_variation_is_that_of_neighbours():
 
 @pytest.mark.slow
 def test_a_28_x_28_digit_is_seen_through_the_cnn():
-    records = digits.load()
+    records = load_digits()
     x = np.zeros((1, 1, 28, 28), dtype=np.float32)
     x[:, :, 2:26, 2:26] = np.kron(records.x[:1], np.ones((3, 3), dtype=np.float32))
     task = build_task("fu-cnn", (1, 28, 28), 10, seed=1, hidden=())

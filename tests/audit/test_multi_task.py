@@ -6,7 +6,7 @@ import torch
 
 from fedveil.audit.property_attack import MultiTask, last_layer
 from fedveil.base.errors import BadInput
-from fedveil.data import digits
+from fedveil.data.image_sets import load_digits
 from fedveil.models.zoo import build_task
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
@@ -19,7 +19,7 @@ from fedveil.training.turn import Turn
 
 
 def attacker(task, ids=(3, 5)):
-    records = digits.load()
+    records = load_digits()
     x = torch.from_numpy(records.test_x[:200])
     has = torch.arange(200) % 2 == 1
     x[has] *= 0.6

@@ -7,13 +7,13 @@ import pytest
 
 from fedveil.audit.property_labels import property_labels
 from fedveil.base.errors import BadInput
-from fedveil.data import digits
+from fedveil.data.image_sets import load_digits
 from fedveil.data.partition import partition
 
 
 @pytest.fixture(scope="module")
 def data():
-    return partition(digits.load(), kind="iid", clients=80, seed=1)
+    return partition(load_digits(), kind="iid", clients=80, seed=1)
 
 
 def images(x):
@@ -62,7 +62,7 @@ def test_a_property_that_nobody_has_is_refused(data):
         property_labels("brightness", replace(data, x=x, test_x=test_x), 30, 0)
     with pytest.raises(BadInput, match="all test records are alike"):
         property_labels("slant", replace(data, test_x=test_x), 30, 0)
-    alone = partition(digits.load(), kind="iid", clients=1, seed=1)
+    alone = partition(load_digits(), kind="iid", clients=1, seed=1)
     with pytest.raises(BadInput, match="property 'planted': nobody of 1 clients"):
         property_labels("planted", alone, 30, 0)
 

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from fedveil.base.errors import BadInput
-from fedveil.data import cifar10
+from fedveil.data import image_sets
+from fedveil.data.image_sets import load_cifar10
 
 REAL = os.environ.get("FEDVEIL_DATA")
 
@@ -21,7 +22,7 @@ LABELS = (np.arange(1000) % 10).astype(np.uint8)
 @pytest.fixture
 def batches(tmp_path, monkeypatch):
     """A folder of binary batches with four records each."""
-    monkeypatch.setattr(cifar10, "_BATCH", BATCH)
+    monkeypatch.setattr(image_sets, "_BATCH", BATCH)
     folder = tmp_path / "cifar10"
     folder.mkdir()
     names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
@@ -45,7 +46,7 @@ def mosaics(tmp_path):
 
 
 def test_binary_batches(batches):
-    records = cifar10.load(batches.parent)
+    records = load_cifar10(batches.parent)
     assert (records.name, records.classes) == ("cifar10", 10)
     assert records.x.dtype == np.float32
     np.testing.assert_allclose(records.x * 255, IMAGES[:20], rtol=1e-6)
@@ -59,7 +60,7 @@ def test_binary_batches_in_the_published_folder(batches):
     inner.mkdir()
     for path in batches.glob("*.bin"):
         path.rename(inner / path.name)
-    assert len(cifar10.load(batches.parent).x) == 20
+    assert len(load_cifar10(batches.parent).x) == 20
 
 
 @pytest.mark.parametrize("size", [0, 3073, 4 * 3073 - 1, 4 * 3073 + 1])
@@ -67,31 +68,31 @@ def test_batch_of_another_size(batches, size):
     path = batches / "data_batch_3.bin"
     path.write_bytes(bytes(size))
     with pytest.raises(BadInput, match=r"data_batch_3\.bin: expected 12292 bytes of data, found"):
-        cifar10.load(batches.parent)
+        load_cifar10(batches.parent)
 
 
 def test_batch_with_a_wrong_label(batches):
     path = batches / "test_batch.bin"
     path.write_bytes(b"\x0a" + path.read_bytes()[1:])
     with pytest.raises(BadInput, match=r"test_batch\.bin: expected labels 0\.\.9, found 10"):
-        cifar10.load(batches.parent)
+        load_cifar10(batches.parent)
 
 
 def test_missing_batch(batches):
     (batches / "data_batch_2.bin").unlink()
     with pytest.raises(BadInput, match=r"data_batch_2\.bin: expected a CIFAR-10 binary batch"):
-        cifar10.load(batches.parent)
+        load_cifar10(batches.parent)
 
 
 def test_python_batches_are_not_read(tmp_path):
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10/data_batch_1").write_bytes(b"\x80\x02}q\x01.")
     with pytest.raises(BadInput, match=r"data_batch_1\.bin or .*the binary version of CIFAR-10"):
-        cifar10.load(tmp_path)
+        load_cifar10(tmp_path)
 
 
 def test_mosaics(mosaics):
-    records = cifar10.load(mosaics.parent)
+    records = load_cifar10(mosaics.parent)
     np.testing.assert_allclose(records.x * 255, IMAGES, rtol=1e-6)
     assert records.y.tolist() == LABELS.tolist()
     assert records.test_x.shape == (1000, 3, 32, 32)
@@ -113,7 +114,7 @@ def _png(path):
 def test_broken_mosaic(mosaics, spoil):
     spoil(mosaics / "train_00.webp")
     with pytest.raises(BadInput, match=r"train_00\.webp: expected a webp mosaic of 1280x800") as e:
-        cifar10.load(mosaics.parent)
+        load_cifar10(mosaics.parent)
     assert "\n" not in str(e.value)
 
 
@@ -129,7 +130,7 @@ def test_broken_mosaic(mosaics, spoil):
 def test_broken_mosaic_labels(mosaics, labels, message):
     np.save(mosaics / "test_labels.npy", labels)
     with pytest.raises(BadInput, match=rf"test_labels\.npy: expected .*{message}"):
-        cifar10.load(mosaics.parent)
+        load_cifar10(mosaics.parent)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200])
@@ -137,13 +138,13 @@ def test_truncated_mosaic_labels(mosaics, keep):
     path = mosaics / "test_labels.npy"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(BadInput, match=r"test_labels\.npy: expected an npy file of labels"):
-        cifar10.load(mosaics.parent)
+        load_cifar10(mosaics.parent)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="FEDVEIL_DATA is not set")
 def test_real():
-    records = cifar10.load(Path(REAL))
+    records = load_cifar10(Path(REAL))
     assert len(records.x) in (40_000, 50_000)
     assert len(records.test_x) == 10_000
     np.testing.assert_allclose(records.x.mean(axis=(0, 2, 3)), [0.491, 0.482, 0.447], atol=2e-3)

@@ -3,12 +3,12 @@
 import numpy as np
 import sklearn.datasets
 
-from fedveil.data import diabetes
-from fedveil.data.split import holdout
+from fedveil.data.provenance import holdout
+from fedveil.data.regression_sets import load_diabetes
 
 
 def test_load():
-    records = diabetes.load()
+    records = load_diabetes()
     assert len(records.x) + len(records.test_x) == 442
     assert records.x.shape[1:] == records.test_x.shape[1:] == (10,)
     assert (records.x.dtype, records.y.dtype, records.classes) == (np.float32, np.float32, 0)
@@ -19,26 +19,26 @@ def test_load():
 
 
 def test_the_split_is_fixed():
-    first, second = diabetes.load(), diabetes.load()
+    first, second = load_diabetes(), load_diabetes()
     np.testing.assert_array_equal(first.x, second.x)
     np.testing.assert_array_equal(first.test_y, second.test_y)
 
 
 def test_standardised_over_all_patients_it_says_so():
-    assert diabetes.load().fitted == "means and standard deviations of the features"
+    assert load_diabetes().fitted == "means and standard deviations of the features"
 
 
 def test_held_out_features_depend_on_the_test_split_alone(monkeypatch):
-    records = diabetes.load(held_out=True)
+    records = load_diabetes(held_out=True)
     assert records.fitted == ""
     np.testing.assert_allclose(records.test_x.mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(records.test_x.std(0), 1, rtol=1e-5)
-    np.testing.assert_array_equal(records.y, diabetes.load().y)
+    np.testing.assert_array_equal(records.y, load_diabetes().y)
     raw = sklearn.datasets.load_diabetes(return_X_y=True, scaled=False)
     train, _ = holdout(442)
     raw[0][train[7]] += 1000
     monkeypatch.setattr(sklearn.datasets, "load_diabetes", lambda **_: raw)
-    after = diabetes.load(held_out=True)
+    after = load_diabetes(held_out=True)
     moved = np.flatnonzero((after.x != records.x).any(axis=1))
     assert moved.tolist() == [7]
     np.testing.assert_array_equal(after.test_x, records.test_x)

@@ -197,7 +197,7 @@ def test_check_refuses_labels_outside_the_classes(label):
 
 
 def test_check_looks_beyond_the_first_piece(monkeypatch):
-    monkeypatch.setattr("fedveil.data.structure._SCAN", 4)
+    monkeypatch.setattr("fedveil.data.user_arrays._SCAN", 4)
     data = make()
     data.x[4, 0] = np.nan
     with pytest.raises(BadInput, match="x row 4 "):
@@ -206,7 +206,7 @@ def test_check_looks_beyond_the_first_piece(monkeypatch):
 
 def test_fingerprint_is_of_the_content(monkeypatch):
     first = make().fingerprint
-    monkeypatch.setattr("fedveil.data.structure._SCAN", 4)
+    monkeypatch.setattr("fedveil.data.user_arrays._SCAN", 4)
     assert make().fingerprint == first
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.data import femnist
+from fedveil.data.image_sets import load_femnist
 from fedveil.data.partition import partition
 
 REAL = os.environ.get("FEDVEIL_DATA")
@@ -65,7 +65,7 @@ def write_leaf(root):
 @pytest.mark.parametrize("write", [write_compact, write_leaf])
 def test_load(tmp_path, write):
     write(tmp_path)
-    records = femnist.load(tmp_path, min_records=3)
+    records = load_femnist(tmp_path, min_records=3)
     assert (records.name, records.classes) == ("femnist", 62)
     assert records.owner_names.tolist() == ["ada", "cy"]
     assert records.owners.tolist() == [0, 0, 0, 0, 1, 1, 1]
@@ -85,8 +85,8 @@ def test_both_formats_agree(tmp_path):
         (tmp_path / folder).mkdir()
     write_compact(tmp_path / "compact")
     write_leaf(tmp_path / "leaf")
-    compact = femnist.load(tmp_path / "compact", min_records=1)
-    leaf_records = femnist.load(tmp_path / "leaf", min_records=1)
+    compact = load_femnist(tmp_path / "compact", min_records=1)
+    leaf_records = load_femnist(tmp_path / "leaf", min_records=1)
     np.testing.assert_allclose(compact.x, leaf_records.x, atol=1e-6)
     np.testing.assert_array_equal(compact.owners, leaf_records.owners)
     np.testing.assert_array_equal(compact.test_y, leaf_records.test_y)
@@ -94,18 +94,18 @@ def test_both_formats_agree(tmp_path):
 
 def test_missing(tmp_path):
     with pytest.raises(BadInput, match=r"femnist/train or femnist/femnist_673writers\.npz: .*LEAF"):
-        femnist.load(tmp_path)
+        load_femnist(tmp_path)
 
 
 def test_no_writer_left(tmp_path):
     write_compact(tmp_path)
     with pytest.raises(BadInput, match="no femnist writer has 20 training records, the most is 4"):
-        femnist.load(tmp_path)
+        load_femnist(tmp_path)
 
 
 def test_min_records_below_one(tmp_path):
     with pytest.raises(BadInput, match="min_records is 0"):
-        femnist.load(tmp_path, min_records=0)
+        load_femnist(tmp_path, min_records=0)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_min_records_below_one(tmp_path):
 def test_broken_compact(tmp_path, changes, message):
     write_compact(tmp_path, **changes)
     with pytest.raises(BadInput, match=rf"femnist_673writers\.npz: expected .*{message}"):
-        femnist.load(tmp_path, min_records=1)
+        load_femnist(tmp_path, min_records=1)
 
 
 def test_truncated_compact(tmp_path):
@@ -132,7 +132,7 @@ def test_truncated_compact(tmp_path):
     path = tmp_path / "femnist/femnist_673writers.npz"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(BadInput, match="expected an npz file with x, y"):
-        femnist.load(tmp_path)
+        load_femnist(tmp_path)
 
 
 def _user(**changes):
@@ -166,7 +166,7 @@ def test_broken_leaf(tmp_path, content, message):
     path = write_leaf(tmp_path)
     path.write_text(content)
     with pytest.raises(BadInput, match=rf"part_1\.json: expected .*{message}") as e:
-        femnist.load(tmp_path, min_records=1)
+        load_femnist(tmp_path, min_records=1)
     assert "\n" not in str(e.value)
 
 
@@ -174,13 +174,13 @@ def test_leaf_without_test_files(tmp_path):
     write_leaf(tmp_path)
     (tmp_path / "femnist/test/part_0.json").unlink()
     with pytest.raises(BadInput, match="test has no json file"):
-        femnist.load(tmp_path, min_records=1)
+        load_femnist(tmp_path, min_records=1)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="FEDVEIL_DATA is not set")
 def test_real():
-    records = femnist.load(Path(REAL))
+    records = load_femnist(Path(REAL))
     assert len(records.owner_names) >= 400
     assert np.bincount(records.owners).min() >= 20
     assert set(records.test_owners) == set(records.owners)
@@ -197,11 +197,11 @@ def test_real():
 @pytest.mark.parametrize("write", [write_compact, write_leaf])
 def test_only_digits_are_kept(tmp_path, write):
     write(tmp_path)
-    records = femnist.load(tmp_path, min_records=1, digits=True)
+    records = load_femnist(tmp_path, min_records=1, digits=True)
     kept = [(w, t, y) for w, t, _, y in rows() if y < 10]
     assert records.classes == 10
     assert records.owner_names.tolist() == ["ada", "bob", "cy"]
     assert records.y.tolist() == [y for _, t, y in kept if not t]
     assert records.test_y.tolist() == [y for _, t, y in kept if t]
-    fewer = femnist.load(tmp_path, min_records=3, digits=True)
+    fewer = load_femnist(tmp_path, min_records=3, digits=True)
     assert fewer.owner_names.tolist() == ["ada"]

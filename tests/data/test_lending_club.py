@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.data import data_files, lending_club
-from fedveil.data.split import holdout
+from fedveil.data import data_files, regression_sets
+from fedveil.data.provenance import holdout
+from fedveil.data.regression_sets import load_lending_club
 
 REAL = os.environ.get("FEDVEIL_DATA")
 
@@ -59,7 +60,7 @@ def as_published(columns):
 
 def test_parquet(tmp_path):
     write_parquet(tmp_path, loans())
-    records = lending_club.load(tmp_path)
+    records = load_lending_club(tmp_path)
     assert (records.name, records.classes, records.owners) == ("lending-club", 0, None)
     assert (records.x.shape, records.test_x.shape) == ((160, 10), (40, 10))
     assert (records.x.dtype, records.y.dtype) == (np.float32, np.float32)
@@ -75,7 +76,7 @@ def test_csv_gives_what_parquet_gives(tmp_path, name):
         (tmp_path / folder).mkdir()
     write_parquet(tmp_path / "a", loans())
     write_csv(tmp_path / "b", as_published(loans()), name)
-    expected, records = lending_club.load(tmp_path / "a"), lending_club.load(tmp_path / "b")
+    expected, records = load_lending_club(tmp_path / "a"), load_lending_club(tmp_path / "b")
     np.testing.assert_allclose(records.x, expected.x, atol=2e-4)
     np.testing.assert_allclose(records.test_x, expected.test_x, atol=2e-4)
     np.testing.assert_array_equal(records.y, expected.y)
@@ -83,7 +84,7 @@ def test_csv_gives_what_parquet_gives(tmp_path, name):
 
 def test_components_are_centred_uncorrelated_and_sorted_on_the_training_part(tmp_path):
     write_parquet(tmp_path, loans())
-    x = lending_club.load(tmp_path).x.astype(np.float64)
+    x = load_lending_club(tmp_path).x.astype(np.float64)
     np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-4)
     covariance = np.cov(x.T)
     np.testing.assert_allclose(covariance, np.diag(np.diag(covariance)), atol=1e-3)
@@ -93,13 +94,13 @@ def test_components_are_centred_uncorrelated_and_sorted_on_the_training_part(tmp
 def test_the_fit_ignores_the_test_part(tmp_path):
     columns = loans()
     write_parquet(tmp_path, columns)
-    before = lending_club.load(tmp_path)
+    before = load_lending_club(tmp_path)
     _, test = holdout(LOANS)
     for row in test:
         columns["number_1"][row] += 1000
         columns["grade"][row] = "A0"  # would come second in the alphabet
     write_parquet(tmp_path, columns)
-    after = lending_club.load(tmp_path)
+    after = load_lending_club(tmp_path)
     np.testing.assert_array_equal(after.x, before.x)
     assert np.abs(after.test_x - before.test_x).max() > 100
 
@@ -127,7 +128,7 @@ def one_income_changed(root, change, **options):
     columns["number_1"][train[3]] += change
     columns["grade"][train[3]] = "A0" if change else "A"
     write_parquet(root, columns)
-    return lending_club.load(root, **options)
+    return load_lending_club(root, **options)
 
 
 def test_the_largest_weight_of_every_component_is_positive(tmp_path):
@@ -136,18 +137,18 @@ def test_the_largest_weight_of_every_component_is_positive(tmp_path):
     train, _ = holdout(LOANS)
     columns["grade"] = ["ABCDEFG".index(grade) for grade in columns["grade"]]
     features = [columns[c] for c in columns if c not in ("id", "int_rate", "total_pymnt")]
-    weights = np.corrcoef(np.array(features)[:, train], lending_club.load(tmp_path).x.T)[:-10, -10:]
+    weights = np.corrcoef(np.array(features)[:, train], load_lending_club(tmp_path).x.T)[:-10, -10:]
     np.testing.assert_array_equal(weights.max(axis=0), np.abs(weights).max(axis=0))
 
 
 def test_a_column_that_is_constant_in_training_is_dropped(tmp_path):
     columns = loans()
     write_parquet(tmp_path, columns)
-    before = lending_club.load(tmp_path)
+    before = load_lending_club(tmp_path)
     train, _ = holdout(LOANS)
     columns["policy_code"] = [1 if row in set(train) else 2 for row in range(LOANS)]
     write_parquet(tmp_path, columns)
-    np.testing.assert_array_equal(lending_club.load(tmp_path).test_x, before.test_x)
+    np.testing.assert_array_equal(load_lending_club(tmp_path).test_x, before.test_x)
 
 
 @pytest.mark.parametrize(
@@ -156,21 +157,21 @@ def test_a_column_that_is_constant_in_training_is_dropped(tmp_path):
 def test_columns_that_are_no_features(tmp_path, column):
     columns = loans()
     write_parquet(tmp_path, columns)
-    before = lending_club.load(tmp_path)
+    before = load_lending_club(tmp_path)
     columns[column] = [f"{rate:.2f}" for rate in columns["int_rate"]]
     write_parquet(tmp_path, columns)
-    np.testing.assert_array_equal(lending_club.load(tmp_path).x, before.x)
+    np.testing.assert_array_equal(load_lending_club(tmp_path).x, before.x)
 
 
 @pytest.mark.parametrize("column", ["grade", "sub_grade", "installment"])
 def test_without_grades(tmp_path, column):
     columns = loans()
     write_parquet(tmp_path, columns)
-    without = lending_club.load(tmp_path, grades=False)
+    without = load_lending_club(tmp_path, grades=False)
     columns[column] = [str(rate) for rate in columns["int_rate"]]
     write_parquet(tmp_path, columns)
-    np.testing.assert_array_equal(lending_club.load(tmp_path, grades=False).x, without.x)
-    assert not np.array_equal(lending_club.load(tmp_path).x, without.x)
+    np.testing.assert_array_equal(load_lending_club(tmp_path, grades=False).x, without.x)
+    assert not np.array_equal(load_lending_club(tmp_path).x, without.x)
 
 
 @pytest.mark.parametrize(
@@ -189,19 +190,21 @@ def test_without_grades(tmp_path, column):
 def test_text_to_numbers(words, numbers):
     column = pa.chunked_array([words[:1], words[1:]], type=pa.string())
     rows = np.arange(len(words))
-    np.testing.assert_array_equal(lending_club._numbers(column, rows), numbers)
+    np.testing.assert_array_equal(regression_sets._numbers(column, rows), numbers)
 
 
 def test_text_unseen_in_training_is_missing():
     column = pa.chunked_array([["b", "c", "a"]])
-    np.testing.assert_array_equal(lending_club._numbers(column, np.array([0, 1])), [0, 1, np.nan])
+    np.testing.assert_array_equal(
+        regression_sets._numbers(column, np.array([0, 1])), [0, 1, np.nan]
+    )
 
 
 @pytest.mark.parametrize(("filled", "usable"), [(3, True), (2, False), (0, False)])
 def test_columns_more_than_seventy_percent_empty_are_dropped(filled, usable):
     column = np.full(10, np.nan)
     column[:filled] = np.arange(filled)
-    assert lending_club._is_usable(column) is usable
+    assert regression_sets._is_usable(column) is usable
 
 
 def test_missing_and_infinite_values_are_filled(tmp_path):
@@ -209,7 +212,7 @@ def test_missing_and_infinite_values_are_filled(tmp_path):
     columns["number_1"][:50] = [None] * 50
     columns["number_2"][:50] = [float("inf")] * 50
     write_parquet(tmp_path, columns)
-    records = lending_club.load(tmp_path)
+    records = load_lending_club(tmp_path)
     assert np.isfinite(records.x).all()
     assert np.isfinite(records.test_x).all()
 
@@ -219,14 +222,14 @@ def test_rows_without_a_rate_are_left_out(tmp_path):
     columns["int_rate"][3] = ""
     columns["int_rate"][5] = "Total amount funded"
     write_csv(tmp_path, columns)
-    records = lending_club.load(tmp_path)
+    records = load_lending_club(tmp_path)
     assert len(records.x) + len(records.test_x) == LOANS - 2
     assert records.y.max() < 40
 
 
 def test_missing_file(tmp_path):
     with pytest.raises(BadInput, match=r"loan\.csv or .*accepted_\*\.csv or .*Lending Club loans"):
-        lending_club.load(tmp_path)
+        load_lending_club(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_missing_file(tmp_path):
 def test_wrong_columns(tmp_path, columns, message):
     write_parquet(tmp_path, columns)
     with pytest.raises(BadInput, match=rf"lending_club_loans\.parquet: expected .*{message}"):
-        lending_club.load(tmp_path)
+        load_lending_club(tmp_path)
 
 
 def test_truncated_parquet(tmp_path):
@@ -249,7 +252,7 @@ def test_truncated_parquet(tmp_path):
     path = tmp_path / "lending_club/lending_club_loans.parquet"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(BadInput, match=r"loans\.parquet: expected a table of loans, found") as e:
-        lending_club.load(tmp_path)
+        load_lending_club(tmp_path)
     assert "\n" not in str(e.value)
 
 
@@ -261,7 +264,7 @@ def test_broken_csv(tmp_path, content):
     write_csv(tmp_path, loans())
     (tmp_path / "lending_club/loan.csv").write_bytes(content)
     with pytest.raises(BadInput, match=r"loan\.csv: expected .*, found .") as e:
-        lending_club.load(tmp_path)
+        load_lending_club(tmp_path)
     assert "\n" not in str(e.value)
 
 
@@ -272,7 +275,7 @@ def test_without_pyarrow(tmp_path, monkeypatch):
     write_parquet(tmp_path, loans())
     monkeypatch.setattr(data_files.importlib, "import_module", missing)
     with pytest.raises(BadInput, match=r"needs pyarrow: pip install 'fedveil\[data\]'"):
-        lending_club.load(tmp_path)
+        load_lending_club(tmp_path)
 
 
 @pytest.mark.slow
@@ -280,7 +283,7 @@ def test_without_pyarrow(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("grades", "low", "high"), [(True, 2.5, 3.5), (False, 13.0, 15.5)])
 def test_real(grades, low, high):
     """Least squares on the components: what any linear model can reach."""
-    records = lending_club.load(Path(REAL), grades=grades)
+    records = load_lending_club(Path(REAL), grades=grades)
     assert (len(records.x), len(records.test_x)) == (107_930, 26_983)
     train = np.column_stack([records.x, np.ones(len(records.x))])
     test = np.column_stack([records.test_x, np.ones(len(records.test_x))])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.data import mnist
+from fedveil.data.image_sets import load_mnist
 
 REAL = os.environ.get("FEDVEIL_DATA")
 
@@ -42,7 +42,7 @@ def write(root, name="mnist", *, packed=True):
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_load(tmp_path, name, packed):
     _, images = write(tmp_path, name, packed=packed)
-    records = mnist.load(tmp_path, name)
+    records = load_mnist(tmp_path, name)
     assert (records.name, records.classes, records.owners) == (name, 10, None)
     assert records.x.shape == (5, 1, 28, 28)
     assert records.x.dtype == np.float32
@@ -57,7 +57,7 @@ def test_missing_file_is_named_with_its_source(tmp_path):
     folder, _ = write(tmp_path)
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(BadInput, match=r"no mnist/t10k-labels-idx1-ubyte\.gz or .*four idx files"):
-        mnist.load(tmp_path)
+        load_mnist(tmp_path)
 
 
 BROKEN = {
@@ -81,7 +81,7 @@ def test_broken_images(tmp_path, content):
     folder, _ = write(tmp_path)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(content)
     with pytest.raises(BadInput, match=r"train-images-idx3-ubyte\.gz: expected .*, found .") as e:
-        mnist.load(tmp_path)
+        load_mnist(tmp_path)
     assert "\n" not in str(e.value)
 
 
@@ -93,13 +93,13 @@ def test_broken_labels(tmp_path, labels, message):
     folder, _ = write(tmp_path)
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.array(labels))))
     with pytest.raises(BadInput, match=rf"train-labels-idx1-ubyte\.gz: .*{message}"):
-        mnist.load(tmp_path)
+        load_mnist(tmp_path)
 
 
 @pytest.mark.skipif(not REAL, reason="FEDVEIL_DATA is not set")
 @pytest.mark.parametrize(("name", "mean"), [("mnist", 0.1307), ("fashion-mnist", 0.2860)])
 def test_real(name, mean):
-    records = mnist.load(Path(REAL), name)
+    records = load_mnist(Path(REAL), name)
     assert (records.x.shape, records.test_x.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
     assert records.x.mean() == pytest.approx(mean, abs=1e-4)
     assert np.bincount(records.test_y).sum() == 10_000

@@ -8,8 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedveil.base.errors import BadInput
-from fedveil.data.loaded_records import Records
-from fedveil.data.partition import partition, resampled, shortened
+from fedveil.data.partition import Records, partition, resampled, shortened
 
 
 def make(n, classes=10, owners=None, **said):

@@ -14,7 +14,7 @@ from fedveil.data.provenance import (
     PUBLIC,
     check_copies,
     digests,
-    held_out,
+    held_out_number,
     owners_in_memory,
     sentences,
 )
@@ -80,8 +80,10 @@ def test_sentences_count_owners_and_not_records():
         "claim",
         "the test records are taken as public",
     )
-    assert sentences(held_out([0, 0]), 5)[0].startswith("1 owner is held out of 6 for testing")
-    assert sentences(held_out([0, 1]), 5) == (
+    assert sentences(held_out_number([0, 0]), 5)[0].startswith(
+        "1 owner is held out of 6 for testing"
+    )
+    assert sentences(held_out_number([0, 1]), 5) == (
         "2 records are held out for testing, measured in the clear, and nobody whose they are is "
         "protected by this claim",
     )

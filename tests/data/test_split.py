@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.base.errors import BadInput
-from fedveil.data.split import holdout, share_of_each
+from fedveil.data.provenance import holdout, share_of_each
 
 
 @given(n=st.integers(2, 500))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.data.table_split import split_table
+from fedveil.data.own_table import split_table
 from fedveil.data.tables import read_table
 
 SITES = [f"s{k}" for k in range(20)]

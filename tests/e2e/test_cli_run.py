@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.data import digits
+from fedveil.data import image_sets
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.composition import epsilon
@@ -203,14 +203,8 @@ def test_resuming_a_changed_recipe_is_refused_on_one_line(cli, settings):
 def test_resuming_with_changed_data_is_refused_on_one_line(cli, settings, monkeypatch):
     """The recipe is the same and the records are not."""
     cli("run", "fedavg", *settings("fedavg"), "--out", "here")
-    load = digits.load
-
-    def changed():
-        records = load()
-        records.x[0] += 0.5
-        return records
-
-    monkeypatch.setattr(digits, "load", changed)
+    images, labels = image_sets._digits()
+    monkeypatch.setattr(image_sets, "_digits", lambda: (images + 0.5, labels))
     assert "data is" in cli("run", "--resume", "here").error
 
 

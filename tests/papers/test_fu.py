@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.data.loaded_records import Records
+from fedveil.data.partition import Records
 from fedveil.papers import fu
 from fedveil.papers.experiment import Experiment, ExperimentScale
 from fedveil.runs import records

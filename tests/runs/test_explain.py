@@ -9,7 +9,8 @@ import pytest
 
 from fedveil.base.checks import MODEL_NAMES, Each, Limits
 from fedveil.base.errors import BadInput
-from fedveil.data import femnist, lending_club
+from fedveil.data.image_sets import load_femnist
+from fedveil.data.regression_sets import load_lending_club
 from fedveil.runs.build import build
 from fedveil.runs.explain import apart, find_part, overview, parts, recipes_text
 from fedveil.runs.recipe import FORMS, Recipe
@@ -164,7 +165,7 @@ def left_out(name, kind=""):
 
 
 @pytest.mark.parametrize(
-    ("load", "option"), [(femnist.load, "min_records"), (lending_club.load, "grades")]
+    ("load", "option"), [(load_femnist, "min_records"), (load_lending_club, "grades")]
 )
 def test_defaults_of_loaders_are_what_is_said(load, option):
     default = inspect.signature(load).parameters[option].default

@@ -10,7 +10,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.data.load import load_records
-from fedveil.data.split import holdout
+from fedveil.data.provenance import holdout
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.records import data_of

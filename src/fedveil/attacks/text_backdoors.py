@@ -9,9 +9,8 @@ from fedveil.attacks.image_backdoors import check_label
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import PADDING as NO_LABEL
 from fedveil.data.federated import FederatedData
-from fedveil.data.text_column import Text
 from fedveil.data.user_arrays import Array
-from fedveil.data.vocabulary import PADDING, UNKNOWN, tokens
+from fedveil.data.vocabulary import PADDING, UNKNOWN, Text, tokens
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ import numpy.typing as npt
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Target
-from fedveil.data.table_cells import Floats, are_arrays, as_numbers, as_texts
-from fedveil.data.tables import Table, listed
-from fedveil.data.text_column import KEYS as TEXT_KEYS
-from fedveil.data.text_column import Text
+from fedveil.data.tables import Floats, Table, are_arrays, as_numbers, as_texts, listed
 from fedveil.data.user_arrays import Array
+from fedveil.data.vocabulary import KEYS as TEXT_KEYS
+from fedveil.data.vocabulary import Text
 
 Value = str | bool | int | float
 

@@ -24,18 +24,26 @@ from fedveil.base.inputs import (
     shape_of,
     taken,
 )
-from fedveil.data import saved
-from fedveil.data.provenance import PUBLIC, check_copies, held_out, owners_in_memory, sentences
+from fedveil.data import data_files as saved
+from fedveil.data.provenance import (
+    PUBLIC,
+    check_copies,
+    held_out_number,
+    owners_in_memory,
+    sentences,
+)
 from fedveil.data.schema import TableSchema
-from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.data.user_arrays import Array as Array
 from fedveil.data.user_arrays import (
     check_classes,
     check_input,
     check_not_labels,
+    check_structure,
+    check_values,
     described,
     joined_features,
     pair,
+    pieces,
     same_form,
     target_of,
     targets_of,
@@ -166,9 +174,9 @@ class FederatedData:
         2 owners are held out of 12 for testing, measured in the clear, and not protected by \
 this claim
         """
-        from fedveil.data.own_table import TableQuestion, federated_table
+        from fedveil.data.own_table import TableOptions, federated_table
 
-        asked = TableQuestion(target, client, features, columns, test, statistics, min_records)
+        asked = TableOptions(target, client, features, columns, test, statistics, min_records)
         return federated_table(
             table,
             asked,
@@ -195,7 +203,7 @@ this claim
         As `from_table`, whose options it takes. The split "test", if there is one and `test` is
         left out, is the test table. Label names that the data set declares are declared values.
         """
-        from fedveil.data.hugging_face import tables_of
+        from fedveil.data.library_datasets import tables_of
 
         features = None if features is None else list(features)
         table, tested, declared = tables_of(dataset, target, client, features)
@@ -217,7 +225,7 @@ this claim
 
         `test` is another one; `options` are further arguments of `from_clients`.
         """
-        from fedveil.data.torch_datasets import arrays_of, clients_from_datasets
+        from fedveil.data.library_datasets import arrays_of, clients_from_datasets
 
         tested = None if test is None else arrays_of(test, "the test split")
         return cls.from_clients(
@@ -583,7 +591,7 @@ def _owners_named(owners: Sequence[str], clients: Array, records: int) -> npt.ND
     place = {str(name): k for k, name in enumerate(clients.tolist())}
     others = {name: k for k, name in enumerate(dict.fromkeys(map(str, owners)))}
     named = map(str, owners)
-    return np.array([place.get(n, int(held_out(others[n]))) for n in named], dtype=np.int64)
+    return np.array([place.get(n, int(held_out_number(others[n]))) for n in named], dtype=np.int64)
 
 
 def _joined(targets: list[Array]) -> Array:

@@ -1,13 +1,19 @@
 """Load a data set by its name."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedveil.base.checks import DATA_SETS, hint
 from fedveil.base.errors import BadInput
-from fedveil.data.data_files import data_root
-from fedveil.data.loaded_records import Records
+from fedveil.data.data_files import data_root, find_file
+from fedveil.data.image_sets import load_cifar10, load_digits, load_femnist, load_mnist
+from fedveil.data.membership_sets import load_location30, load_purchase100, load_texas100
+from fedveil.data.own_table import TableOptions, table_records
+from fedveil.data.partition import Records
+from fedveil.data.regression_sets import load_diabetes, load_lending_club
+from fedveil.data.vocabulary import complete_declaration
 
 EMBEDDED = ("digits", "diabetes", "saved", "table")
 """What no data folder is needed for: scikit-learn's own, and data that name their path."""
@@ -36,10 +42,6 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
     `TEXTS` are what `FederatedData.from_table` takes. All of them are published, so that the test
     split is public wherever it is not of the clients themselves.
     """
-    return replace(_loaded(name, root, options), public_test=True)
-
-
-def _loaded(name: str, root: Path | None, options: dict[str, Any]) -> Records:
     if name not in DATA_SETS:
         listed = f"use one of {', '.join(DATA_SETS)}{hint(name, DATA_SETS)}"
         raise BadInput(f"data set {name!r} is unknown: {listed}")
@@ -49,48 +51,83 @@ def _loaded(name: str, root: Path | None, options: dict[str, Any]) -> Records:
             raise BadInput(
                 f"{name} has no option {option!r}: it takes {', '.join(known) or 'none'}"
             )
-    match name:
-        case "digits":
-            from fedveil.data import digits
+    if name in _EMBEDDED_LOADERS:
+        records = _EMBEDDED_LOADERS[name](**options)
+    else:
+        records = _LOADERS[name](data_root(root), **options)
+    return replace(records, public_test=True)
 
-            return digits.load()
-        case "diabetes":
-            from fedveil.data import diabetes
 
-            return diabetes.load(**options)
-        case "mnist" | "fashion-mnist":
-            from fedveil.data import mnist
+def _load_fashion_mnist(root: Path) -> Records:
+    return load_mnist(root, "fashion-mnist")
 
-            return mnist.load(data_root(root), name)
-        case "femnist":
-            from fedveil.data import femnist
 
-            return femnist.load(data_root(root), **options)
-        case "cifar10":
-            from fedveil.data import cifar10
+def _load_sentiment140(root: Path, **options: Any) -> Records:
+    """Sentiment140: tweets, negative (0) or positive (4) (Go, Bhayani and Huang 2009).
 
-            return cifar10.load(data_root(root))
-        case "sentiment140":
-            from fedveil.data import sentiment140
+    They are rows of words, owned by their users. The column "text" is read as 30 words hashed to
+    4096 numbers unless `columns` declares it.
+    """
+    path = find_file(
+        root,
+        ["sentiment140/*.parquet"],
+        expected="a parquet file of tweets with label (0 or 4), user and text",
+    )
+    usual = {"length": 30, "buckets": 4096}
+    labels = {"label": {"values": [0, 4]}}
+    return _load_texts("sentiment140", path, "label", "user", ["text"], usual, labels, **options)
 
-            return sentiment140.load(data_root(root), **options)
-        case "reddit":
-            from fedveil.data import reddit
 
-            return reddit.load(data_root(root), **options)
-        case "location30":
-            from fedveil.data import membership_sets
+def _load_reddit(root: Path, **options: Any) -> Records:
+    """Comments of Reddit as rows of words and of the words that follow them, by author.
 
-            return membership_sets.load_location30(data_root(root))
-        case "purchase100":
-            from fedveil.data import membership_sets
+    The column "text" is read as 20 words unless `columns` declares it, of a vocabulary that is
+    counted in the held-out authors' comments: the 4000 most common words that 5 of them have.
+    """
+    path = find_file(
+        root, ["reddit/*.parquet"], expected="a parquet file of comments with author and text"
+    )
+    usual = {"length": 20, "most_words": 4000, "min_texts": 5}
+    return _load_texts("reddit", path, "text", "author", None, usual, {}, **options)
 
-            return membership_sets.load_purchase100(data_root(root))
-        case "texas100":
-            from fedveil.data import membership_sets
 
-            return membership_sets.load_texas100(data_root(root))
-        case _:
-            from fedveil.data import lending_club
+def _load_texts(
+    name: str,
+    path: Path,
+    target: str,
+    client: str,
+    features: list[str] | None,
+    usual: Mapping[str, Any],
+    other_columns: Mapping[str, object],
+    *,
+    columns: Mapping[str, object] | None = None,
+    test: object = None,
+    **options: Any,
+) -> Records:
+    """A table of texts by owner, about a fifth of whom is held out.
 
-            return lending_club.load(data_root(root), **options)
+    Options are those of `FederatedData.from_table`; `usual` declares the column "text" where
+    `columns` does not. Most owners wrote one text: merge them (partition "grouped"), or keep those
+    with `min_records`.
+    """
+    declared = {**other_columns, **complete_declaration(name, columns, usual)}
+    asked = TableOptions(target, client, features, declared, test or "by-client", **options)
+    return replace(table_records(path, asked), name=name)
+
+
+_EMBEDDED_LOADERS: dict[str, Callable[..., Records]] = {
+    "digits": load_digits,
+    "diabetes": load_diabetes,
+}
+_LOADERS: dict[str, Callable[..., Records]] = {
+    "mnist": load_mnist,
+    "fashion-mnist": _load_fashion_mnist,
+    "femnist": load_femnist,
+    "cifar10": load_cifar10,
+    "sentiment140": _load_sentiment140,
+    "reddit": _load_reddit,
+    "location30": load_location30,
+    "purchase100": load_purchase100,
+    "texas100": load_texas100,
+    "lending-club": load_lending_club,
+}

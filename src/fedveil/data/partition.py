@@ -1,19 +1,75 @@
-"""Divide records among clients."""
+"""Divide the records of a data set among clients."""
 
 import hashlib
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.errors import BadInput
-from fedveil.base.inputs import join_inputs, taken, values_of
+from fedveil.base.inputs import Inputs, join_inputs, taken, values_of
 from fedveil.data.federated import FederatedData
-from fedveil.data.loaded_records import Records, grouped, scattered
-from fedveil.data.provenance import PUBLIC
-from fedveil.data.provenance import held_out as held_out_number
-from fedveil.data.split import Rows, held_out
+from fedveil.data.provenance import PUBLIC, choose_held_out, held_out_number, holdout
+from fedveil.data.schema import TableSchema
+from fedveil.data.user_arrays import Array, Rows, described, target_of
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Training and test records of one data set.
+
+    `x` is float32, images as [N, channels, height, width], or several inputs by name; `y` is int64
+    labels, or float32 when `classes` is 0 (see `base.inputs.Target`). `owners[i]` is the index
+    in `owner_names` of the person training record i came from, or None when the data set has no
+    natural clients; `test_owners[i]` that of test record i. `lines[i]` is the place of training
+    record i in its table, `test_lines[i]` that of test record i in the same table, or -1 if it is
+    not from there. `public_test` says that the source has published the test split. `fitted` names
+    what was fitted on clients' records in the clear, "" if nothing was, `fitted_on_test` what was
+    fitted on the test records; `remarks` are what claims have to say besides, and `schema` is that
+    of a table.
+    """
+
+    name: str
+    x: Inputs[Array]
+    y: Array
+    test_x: Inputs[Array]
+    test_y: Array
+    classes: int
+    owners: Array | None = None
+    owner_names: Array | None = None
+    test_owners: Array | None = None
+    lines: Array | None = None
+    test_lines: Array | None = None
+    public_test: bool = False
+    fitted: str = ""
+    fitted_on_test: str = ""
+    remarks: tuple[str, ...] = ()
+    schema: TableSchema | None = None
+
+    @classmethod
+    def with_holdout(cls, name: str, x: Array, y: Array, **options: Any) -> "Records":
+        """Records without a split of their own: a fixed fifth of them is the test split.
+
+        Features become float32. `options` are further fields.
+        """
+        train, test = holdout(len(x))
+        train_x, test_x = (x[rows].astype(np.float32, copy=False) for rows in (train, test))
+        return cls(name, train_x, y[train], test_x, y[test], **options)
+
+    def __repr__(self) -> str:
+        target = target_of(self.y, self.classes)
+        return f"Records({self.name}, {described(self.x, self.test_x, target)})"
+
+
+def few_records_assumption(least: int) -> str:
+    """The assumption about clients that were left out because they have few records.
+
+    How many there were is not said: it is computed from their records.
+    """
+    return f"which clients have at least {least} records is public: the others were left out"
+
 
 KINDS = ("iid", "shards", "dirichlet", "natural", "grouped")
 OWNED = ("natural", "grouped")
@@ -86,7 +142,11 @@ def partition(
     data = _federate(records, order, sizes)
     if records.owners is None:
         return data
-    return replace(data, remarks=(*data.remarks, scattered()))
+    remark = (
+        "records of one owner are dealt to several clients: a claim per client is not about an "
+        "owner"
+    )
+    return replace(data, remarks=(*data.remarks, remark))
 
 
 def resampled(records: Records, count: int, seed: int) -> Records:
@@ -229,7 +289,7 @@ def _owners(records: Records, *, hold_out: bool) -> _Owners:
     everyone = np.unique(of)
     if not hold_out:
         return _Owners(of, everyone, None, names)
-    held = held_out(everyone, names)
+    held = choose_held_out(everyone, names)
     present = np.setdiff1d(everyone, held)
     if len(present) == 0:
         raise BadInput(
@@ -270,7 +330,13 @@ def _grouped(records: Records, owners: _Owners, clients: int | None, seed: int) 
             "use fewer clients"
         )
     data = _of_owners(records, owners, client_of, None)
-    return replace(data, remarks=(*data.remarks, grouped(clients)))
+    # Whoever joins or leaves a group replaces it by another one: out with the old, in with the new.
+    remark = (
+        f"clients are {clients} groups of owners, merged at random: a claim per client is about a "
+        "whole group; one owner's records in it replace what the client sends, which has a larger "
+        "epsilon unless neighbours replace clients"
+    )
+    return replace(data, remarks=(*data.remarks, remark))
 
 
 def _group(name: str, seed: int, clients: int) -> int:

@@ -1,12 +1,15 @@
-"""Trace test records to their owners, by where rows come from. No caller's word is taken.
+"""Whose a record is: owners of test records, who is held out for testing, and copies of records.
 
 A test record has an owner, as a number: k >= 0 is client k, PUBLIC is nobody, and any other
-negative number is one owner who was held out of the clients (`held_out`). Rows of a file are known
-by file and line, rows of arrays by where they lie in memory. Copies have neither, so contents are a
-second look: test records that equal clients' records more often than these equal each other are
-refused.
+negative number is one owner who was held out of the clients (`held_out_number`). Owners follow from
+where rows come from, and no caller's word is taken: rows of a file are known by file and line, rows
+of arrays by their address in memory. Copies have neither, so contents are compared as well: test
+records that equal clients' records more often than these equal each other are refused.
+
+Who is held out follows from counts and names, never from a seed.
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +21,7 @@ from scipy.special import bdtrc
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, count, labelled
 from fedveil.base.splitmix import words_at
-from fedveil.data.user_arrays import Array
+from fedveil.data.user_arrays import Array, Rows
 
 Owners = npt.NDArray[np.int64]
 
@@ -32,10 +35,10 @@ _AT_ONCE = 1 << 20  # numbers that are hashed together
 _KEY = np.array([0x9E6C63D0676A9A99], dtype=np.uint64)
 
 
-def held_out(owner: npt.ArrayLike) -> Owners:
+def held_out_number(owner: npt.ArrayLike) -> Owners:
     """The numbers of owners 0, 1, ... who are no clients.
 
-    >>> held_out([0, 1]).tolist()
+    >>> held_out_number([0, 1]).tolist()
     [-2, -3]
     """
     return -2 - np.asarray(owner, dtype=np.int64)
@@ -176,3 +179,60 @@ def _too_many(equal: npt.NDArray[np.bool_], shared: npt.NDArray[np.bool_]) -> bo
     chance = min(1.0, 2 * (int(shared.sum()) + 1) / (len(shared) + 2))
     count = int(equal.sum())
     return count > 0 and bool(bdtrc(count - 1, len(equal), chance) < FALSE_ALARM)
+
+
+HELD_OUT = 5  # one owner in so many
+SHARE = 0.2
+
+_STREAM = int.from_bytes(b"partition", "big")
+_SEED = 0
+_ROUNDING = 1e-9
+
+
+def holdout(records: int, share: float = SHARE) -> tuple[Rows, Rows]:
+    """Training and test rows of records without a split of their own: always the same ones."""
+    if records < 2:
+        raise BadInput(f"{records} records cannot be split: training and test need one each")
+    seed = np.random.SeedSequence((_SEED, _STREAM))
+    rows = np.random.Generator(np.random.Philox(seed)).permutation(records)
+    cut = min(records - 1, max(1, int(records * (1 - share) + _ROUNDING)))
+    return rows[:cut], rows[cut:]
+
+
+def choose_held_out(owners: Rows, names: npt.NDArray[np.str_]) -> Rows:
+    """A fifth of the owners, at least one. `names[k]` is the name of owner k.
+
+    It follows from an owner's name alone, whatever the seed and whoever else is there: whoever is
+    held out of one run is held out of all, and a test split is never another run's clients.
+    """
+    places = {owner: _place(str(names[owner])) for owner in owners.tolist()}
+    held = [owner for owner in owners.tolist() if places[owner] < 1 / HELD_OUT]
+    return np.array(held or [min(places, key=places.__getitem__)], dtype=np.intp)
+
+
+def share_of_each(owners: Rows, names: npt.NDArray[np.str_], share: float) -> Rows:
+    """Test rows: of every owner's records the same share, one at least and never all.
+
+    Which of them follows from the owner's name and number of records, so that nobody's records
+    decide which of somebody else's are trained on.
+    """
+    everyone, first = np.unique(np.sort(owners), return_index=True)
+    of_each = np.split(np.argsort(owners, kind="stable"), first[1:])
+    chosen = []
+    for owner, rows in zip(everyone.tolist(), of_each, strict=True):
+        name = str(names[owner])
+        if len(rows) < 2:
+            raise BadInput(
+                f"client {name!r} has one record, too few to hold a share of them out: leave such "
+                "clients out (min_records = 2), or hold out whole clients (test = 'by-client')"
+            )
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _STREAM))))
+        count = min(len(rows) - 1, max(1, round(len(rows) * share)))
+        chosen.append(random.permutation(rows)[:count])
+    return np.sort(np.concatenate(chosen))
+
+
+def _place(name: str) -> float:
+    """A number in [0, 1) that is a hash of a name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48

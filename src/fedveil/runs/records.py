@@ -8,9 +8,8 @@ from fedveil.base.checks import TABLE
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.data.load import FITTING, TEXTS, load_records
-from fedveil.data.loaded_records import Records
-from fedveil.data.own_table import TableQuestion, table_partition, table_records, table_test
-from fedveil.data.partition import partition, resampled, shortened
+from fedveil.data.own_table import TableOptions, table_partition, table_records, table_test
+from fedveil.data.partition import Records, partition, resampled, shortened
 from fedveil.data.tables import check_file
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.data_section import DataSection
@@ -80,7 +79,7 @@ def _table(section: DataSection) -> Records:
     if section.target is None:
         raise BadInput("data.target is missing: name the column that is to be predicted")
     table_partition(section.client, section.partition, section.clients)
-    asked = TableQuestion(
+    asked = TableOptions(
         section.target,
         section.client,
         section.features,

@@ -13,7 +13,7 @@ import numpy as np
 from fedveil.base.checks import check_workers
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.data.loaded_records import Records
+from fedveil.data.partition import Records
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.plan import PrivacyPlan

@@ -1,5 +1,6 @@
-"""Lending Club: predict a loan's interest rate, the task of Fu et al. (arXiv 2101.04163).
+"""Data sets with a number to predict: Lending Club and scikit-learn's diabetes.
 
+Lending Club is the task of Fu et al. (arXiv 2101.04163): predict a loan's interest rate.
 Features are what was known when the loan was made: ids, free text and what happened to the loan
 later (payments, recoveries, status, ...) are left out. The rest becomes numbers: dates count
 months, "36 months", "10+ years" and "< 1 year" give 36, 10 and 0, other text gives its rank in
@@ -22,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.data.data_files import find_file, malformed, optional_module, reading
-from fedveil.data.loaded_records import Records
-from fedveil.data.split import Rows, holdout
+from fedveil.data.partition import Records
+from fedveil.data.provenance import holdout
+from fedveil.data.user_arrays import Rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,7 +54,7 @@ _NUMERIC_DATE = re.compile(r"(\d{4})-(\d\d)")
 _NAMED_DATE = re.compile(rf"({'|'.join(_MONTHS)})-(\d{{4}})")
 
 
-def load(root: Path, *, grades: bool = True, held_out: bool = False) -> Records:
+def load_lending_club(root: Path, *, grades: bool = True, held_out: bool = False) -> Records:
     """Loans as 10 principal components, with the interest rate in percent as the target.
 
     The 80/20 split is fixed. With `grades` the features include what the lender fixed together with
@@ -76,12 +78,10 @@ def load(root: Path, *, grades: bool = True, held_out: bool = False) -> Records:
     seen = test if held_out else train
     columns = [_numbers(table[c], seen) for c in table.column_names if c != TARGET]
     x = _components(path, columns, seen)
-    return Records(
+    return Records.with_holdout(
         "lending-club",
-        x[train],
-        y[train],
-        x[test],
-        y[test],
+        x,
+        y,
         classes=0,
         fitted="" if held_out else FITTED,
         fitted_on_test=FITTED if held_out else "",
@@ -186,3 +186,29 @@ def _is_usable(column: Floats) -> bool:
     """Whether a column is full enough and tells records apart."""
     missing = np.isnan(column)
     return bool(missing.mean() <= MOST_EMPTY and np.ptp(column[~missing]) > 0)
+
+
+DIABETES_FITTED = "means and standard deviations of the features"
+
+
+def load_diabetes(*, held_out: bool = False) -> Records:
+    """Disease progression after a year, in hundreds, from ten standardised measurements.
+
+    The embedded regression task: a linear model has 11 parameters, as on Lending Club. Features
+    come standardised over all patients, which no claim covers; with `held_out` over the test split
+    alone, whose patients are no clients. The target is divided by 100, a public constant.
+    """
+    from sklearn import datasets
+
+    x, y = datasets.load_diabetes(return_X_y=True, scaled=not held_out)
+    test = holdout(len(x))[1]
+    x = (x - x[test].mean(axis=0)) / x[test].std(axis=0) if held_out else x * np.sqrt(len(x))
+    x, y = x.astype(np.float32), (y / 100).astype(np.float32)
+    return Records.with_holdout(
+        "diabetes",
+        x,
+        y,
+        classes=0,
+        fitted="" if held_out else DIABETES_FITTED,
+        fitted_on_test=DIABETES_FITTED if held_out else "",
+    )
