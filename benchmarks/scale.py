@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 import fedveil as fv
-from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.mixer import MixerConfig, serve
+from fedveil.mixing.protocol import collect, send_report
 from fedveil.models import zoo
 from fedveil.privacy.ledger.hash_chain import Head
 from fedveil.privacy.ledger.ledger import Ledger

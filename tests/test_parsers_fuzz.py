@@ -27,9 +27,8 @@ import fedveil
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.data.load import load_records
-from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.mixer import MixerConfig, serve
-from fedveil.mixing.protocol import HELLO, REPORT, Refused
+from fedveil.mixing.protocol import HELLO, REPORT, Refused, collect, send_report
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.runs import checkpoint
 from fedveil.runs.evidence import export_ledger, file_of, statements_of, verify_ledger

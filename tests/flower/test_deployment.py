@@ -18,10 +18,8 @@ from fedveil.flower.federation_server import data_without_records
 from fedveil.flower.messages import new_run_id, plan_digest
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import checked
-from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.mixer import MixerConfig
-from fedveil.mixing.protocol import Refused, Status
-from fedveil.mixing.tls import connecting
+from fedveil.mixing.protocol import Refused, Status, collect, connecting, send_report
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.records import data_of
 from tests.mixing.loopback import with_mixer

@@ -15,7 +15,7 @@ from fedveil.base.errors import BadInput
 from fedveil.flower.federation import MixerLink, MixerSection
 from fedveil.flower.messages import Answer, Refusal
 from fedveil.mixing.mixer import MixerConfig, serve
-from fedveil.mixing.tls import COLLECTOR
+from fedveil.mixing.protocol import COLLECTOR
 from tests.flower.conftest import NAMES, POLICY, alone, records_of_all
 from tests.flower.sites import TWO_POINT, Server, charges, open_site
 from tests.flower.transports import InProcess

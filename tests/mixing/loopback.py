@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.mixer import MixerConfig, serve
-from fedveil.mixing.protocol import Refused, Status
+from fedveil.mixing.protocol import Refused, Status, collect, send_report
 
 HOST = "127.0.0.1"
 POSITIONS = 6

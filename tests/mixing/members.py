@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.mixer import MixerConfig
-from fedveil.mixing.tls import COLLECTOR, connecting
+from fedveil.mixing.protocol import COLLECTOR, collect, connecting, send_report
 from tests.mixing.certificates import Authority
 from tests.mixing.loopback import HOST, POSITIONS
 

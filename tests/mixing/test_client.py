@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.mixing.client import _entropy, send_report
-from fedveil.mixing.protocol import Refused, Status
+from fedveil.mixing.protocol import Refused, Status, _entropy, send_report
 from fedveil.privacy.noise.streams import Streams
 from tests.mixing.loopback import HOST, ONE, ask, hello, send, status_of
 

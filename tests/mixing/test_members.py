@@ -8,10 +8,8 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.cli.deploy import mixer
-from fedveil.mixing.mixer import MixerConfig
-from fedveil.mixing.opened_rounds import OpenedRounds
-from fedveil.mixing.protocol import Status
-from fedveil.mixing.tls import COLLECTOR, connecting
+from fedveil.mixing.mixer import MixerConfig, OpenedRounds
+from fedveil.mixing.protocol import COLLECTOR, Status, connecting
 from tests.mixing.certificates import Authority
 from tests.mixing.loopback import EVERY, HOST, frame, hello, status_of, with_mixer
 from tests.mixing.members import HIGH, Federation

@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.mixing.client import collect, send_report
-from fedveil.mixing.protocol import Refused, Status, number_of
-from fedveil.mixing.tls import connecting, listening
+from fedveil.mixing.protocol import (
+    Refused,
+    Status,
+    collect,
+    connecting,
+    listening,
+    number_of,
+    send_report,
+)
 from tests.mixing.certificates import Authority
 from tests.mixing.loopback import CONFIG, HOST, POSITIONS, with_mixer
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.mixing.client import collect, send_report
+from fedveil.mixing.protocol import collect, send_report
 from fedveil.privacy.shuffle import highs
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedveil.base.errors import BadInput
-from fedveil.mixing.tls import COLLECTOR
+from fedveil.mixing.protocol import COLLECTOR
 from fedveil.runs.recipe_file import to_toml
 
 DAYS = 365

@@ -17,9 +17,7 @@ from pydantic import Field, ValidationError
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.messages import check_site_name
-from fedveil.mixing.client import collect, send_report
-from fedveil.mixing.protocol import Refused, Status
-from fedveil.mixing.tls import connecting
+from fedveil.mixing.protocol import Refused, Status, collect, connecting, send_report
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.shuffle import Flags, Multisets
 from fedveil.runs.sections.data_section import DataSection

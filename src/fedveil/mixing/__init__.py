@@ -7,7 +7,7 @@ closed round, which never change: asking twice gives the same answer and no diff
 from. A round opens at its first announcement. It closes when `expected` reports are complete, or
 at its deadline with at least `minimum`; with fewer it is discarded, and nothing is handed on.
 
-Protocol, over TCP or TLS (`mixing.tls`), big-endian. One connection is one report or one question:
+Protocol, over TCP or TLS, big-endian. One connection is one report or one question:
 
     hello    both      "FVM2R" to report or "FVM2C" to collect, positions u32, minimum u32 that the
                        sender relies on, round u64
