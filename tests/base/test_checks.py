@@ -25,7 +25,7 @@ from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.recipe import FORMS, Recipe
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.runs.sections.keys import tabled
+from fedveil.runs.sections.section import tabled
 from fedveil.training.batches import Batches
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.server import AdamServer, SgdServer

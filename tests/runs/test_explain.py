@@ -16,8 +16,7 @@ from fedveil.runs.explain import apart, find_part, overview, parts, recipes_text
 from fedveil.runs.recipe import FORMS, Recipe
 from fedveil.runs.recipe_file import load_recipe, shipped_recipes
 from fedveil.runs.sections.data_section import ColumnSection
-from fedveil.runs.sections.keys import is_key
-from fedveil.runs.sections.section import Section
+from fedveil.runs.sections.section import Section, is_key
 from fedveil.training.directions import Adam
 
 FIELDS = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from numbers import Integral, Real
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedveil.base.errors import BadArgument, BadInput
 
@@ -98,7 +98,7 @@ class Each:
 class Rule:
     """What a value may be, by a function that refuses all others; `text` is that in words."""
 
-    check: Callable[[str, object], None]
+    check: Callable[[str, Any], None]
     text: str = ""
 
 

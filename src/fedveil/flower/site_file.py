@@ -13,8 +13,7 @@ from fedveil.flower.messages import check_site_name
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import explain_error, load_recipe
 from fedveil.runs.sections.data_section import ColumnSection, DataSection
-from fedveil.runs.sections.keys import forms_of
-from fedveil.runs.sections.section import Section
+from fedveil.runs.sections.section import Section, forms_of
 
 _LARGEST = 1 << 18
 TABLES = (".csv", ".parquet")

@@ -16,7 +16,7 @@ from fedveil.base.checks import meant, nearest, shown
 from fedveil.base.errors import BadInput
 from fedveil.runs.explain import Part, find_part
 from fedveil.runs.recipe import FORMS
-from fedveil.runs.sections.keys import is_key
+from fedveil.runs.sections.section import is_key
 
 _HEAD = """\
 # Glossary

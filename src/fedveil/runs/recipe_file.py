@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from fedveil.base.checks import OWN, ROUNDS, hint
 from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import FORMS, Recipe
-from fedveil.runs.sections.keys import Forms, is_key, unknown
+from fedveil.runs.sections.section import Forms, is_key, unknown
 
 DEFAULT = "central"
 

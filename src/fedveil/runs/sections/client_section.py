@@ -16,8 +16,16 @@ from fedveil.base.checks import (
     STEPS,
 )
 from fedveil.base.errors import BadInput
-from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build_rates
-from fedveil.runs.sections.section import Section, in_keys
+from fedveil.runs.sections.section import (
+    LR_FLOOR,
+    SCHEDULE,
+    WARMUP_ROUNDS,
+    RateKind,
+    Section,
+    build_rates,
+    in_keys,
+    setting,
+)
 
 if TYPE_CHECKING:
     from fedveil.privacy.noisy_steps import NoisySteps
@@ -30,53 +38,43 @@ _WEIGHT_DECAY = (
     "This times the model is added to every local gradient; with optimizer 'adam' to every step "
     "instead (AdamW)."
 )
-_Proximal = Annotated[
-    float | None,
+_PROXIMAL = setting(
     NOT_NEGATIVE,
-    Field(
-        description="This times what the model has moved in the round is added to every local "
-        "gradient (FedProx). Left out: 0.0."
-    ),
-]
-_Optimizer = Annotated[
-    Literal["sgd", "adam"] | None,
-    Field(
-        description="What a client makes of its gradients: plain steps or momentum with 'sgd', or "
-        "'adam', which starts afresh in every round. Left out: 'sgd'."
-    ),
-]
-_Beta1 = Annotated[
-    float | None,
+    None,
+    description="This times what the model has moved in the round is added to every local "
+    "gradient (FedProx). Left out: 0.0.",
+)
+_OPTIMIZER = setting(
+    default=None,
+    description="What a client makes of its gradients: plain steps or momentum with 'sgd', or "
+    "'adam', which starts afresh in every round. Left out: 'sgd'.",
+)
+_BETA1 = setting(
     FRACTION,
-    Field(
-        description="Share of the first moment that a local step keeps. For optimizer 'adam'. "
-        "Left out: 0.9."
-    ),
-]
-_Beta2 = Annotated[
-    float | None,
+    None,
+    description="Share of the first moment that a local step keeps. For optimizer 'adam'. "
+    "Left out: 0.9.",
+)
+_BETA2 = setting(
     FRACTION,
-    Field(
-        description="Share of the second moment that a local step keeps. For optimizer 'adam'. "
-        "Left out: 0.999."
-    ),
-]
-_Floor = Annotated[
-    float | None,
+    None,
+    description="Share of the second moment that a local step keeps. For optimizer 'adam'. "
+    "Left out: 0.999.",
+)
+_FLOOR = setting(
     POSITIVE,
-    Field(
-        description="Added to the root of the second moment. For optimizer 'adam'. Left out: 1e-8."
-    ),
-]
+    None,
+    description="Added to the root of the second moment. For optimizer 'adam'. Left out: 1e-8.",
+)
 
 
 class PoissonSection(Section):
     """`[sample]` of independent clients."""
 
-    kind: Literal["poisson"] = Field(
-        description="Every client joins a round independently of all others, with probability rate."
-    )
-    rate: Annotated[float, RATE] = Field(description="Probability that a client joins a round.")
+    kind: Literal["poisson"]
+    """Every client joins a round independently of all others, with probability rate."""
+    rate: float = setting(RATE)
+    """Probability that a client joins a round."""
 
     def build(self) -> "Sampler":
         from fedveil.privacy.sampling import Poisson
@@ -87,14 +85,13 @@ class PoissonSection(Section):
 class FixedSection(Section):
     """`[sample]` of a fixed number."""
 
-    kind: Literal["fixed"] = Field(description="A random cohort of exactly size clients.")
-    size: Annotated[int, COHORT] = Field(description="Clients per round.")
-    max_participations: Annotated[int | None, COUNT] = Field(
-        default=None,
-        description="How many rounds a client takes part in at most: afterwards it is not drawn. "
-        "Only where clients protect themselves (noise.where 'client' or 'training'). Left out: no "
-        "limit.",
-    )
+    kind: Literal["fixed"]
+    """A random cohort of exactly size clients."""
+    size: int = setting(COHORT)
+    """Clients per round."""
+    max_participations: int | None = setting(COUNT, None)
+    """How many rounds a client takes part in at most: afterwards it is not drawn. Only where
+    clients protect themselves (noise.where 'client' or 'training'). Left out: no limit."""
 
     def build(self) -> "Sampler":
         from fedveil.privacy.sampling import FixedSize
@@ -105,10 +102,10 @@ class FixedSection(Section):
 class RoundRobinSection(Section):
     """`[sample]` in turn."""
 
-    kind: Literal["round-robin"] = Field(
-        description="size clients at a time, in turn, around a random order that never changes."
-    )
-    size: Annotated[int, COHORT] = Field(description="Clients per round.")
+    kind: Literal["round-robin"]
+    """size clients at a time, in turn, around a random order that never changes."""
+    size: int = setting(COHORT)
+    """Clients per round."""
 
     def build(self) -> "Sampler":
         from fedveil.privacy.sampling import RoundRobin
@@ -119,7 +116,8 @@ class RoundRobinSection(Section):
 class EveryoneSection(Section):
     """`[sample]` of everyone."""
 
-    kind: Literal["all"] = Field(description="All clients in every round.")
+    kind: Literal["all"]
+    """All clients in every round."""
 
     def build(self) -> "Sampler":
         from fedveil.privacy.sampling import Everyone
@@ -136,10 +134,8 @@ SampleSection = Annotated[
 class GradientSection(Section):
     """`[client]` of FedSGD."""
 
-    kind: Literal["gradient"] = Field(
-        description="One gradient on all of a client's records (FedSGD); the learning rate is "
-        "server.lr."
-    )
+    kind: Literal["gradient"]
+    """One gradient on all of a client's records (FedSGD); the learning rate is server.lr."""
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
         from fedveil.training.work import OneGradient
@@ -150,46 +146,32 @@ class GradientSection(Section):
 class SgdSection(Section):
     """`[client]` of FedAvg."""
 
-    kind: Literal["sgd"] = Field(
-        description="Local SGD from the round's model (FedAvg; with proximal FedProx)."
-    )
-    epochs: Annotated[int | None, STEPS] = Field(
-        default=None,
-        description="Passes over a client's records per round. Left out: steps is needed.",
-    )
-    steps: Annotated[int | None, STEPS] = Field(
-        default=None,
-        description="Local steps per round, whatever the number of records. Left out: epochs is "
-        "needed.",
-    )
-    batch: Annotated[int, BATCH] = Field(
-        default=0, description="Records per local step; 0: all records of the client."
-    )
-    lr: Annotated[float | None, POSITIVE] = Field(
-        default=None,
-        description="Learning rate, the same in every local step of a round; see schedule. "
-        "Left out: mu and gamma are needed.",
-    )
-    mu: Annotated[float | None, POSITIVE] = Field(
-        default=None,
-        description="Makes the learning rate 2 / (mu (k + gamma)) in local step k, counted over "
-        "all rounds. With gamma and steps, without lr and schedule. Left out: lr decides.",
-    )
-    gamma: Annotated[float | None, POSITIVE] = Field(
-        default=None,
-        description="Local steps by which the decaying learning rate is shifted; see mu. Left out: "
-        "lr decides.",
-    )
-    momentum: Annotated[float, FRACTION] = Field(default=0.0, description=_MOMENTUM)
-    weight_decay: Annotated[float, NOT_NEGATIVE] = Field(default=0.0, description=_WEIGHT_DECAY)
-    proximal: _Proximal = None
-    optimizer: _Optimizer = None
-    beta1: _Beta1 = None
-    beta2: _Beta2 = None
-    floor: _Floor = None
-    schedule: Schedule = None
-    warmup: Warmup = None
-    lr_floor: LrFloor = None
+    kind: Literal["sgd"]
+    """Local SGD from the round's model (FedAvg; with proximal FedProx)."""
+    epochs: int | None = setting(STEPS, None)
+    """Passes over a client's records per round. Left out: steps is needed."""
+    steps: int | None = setting(STEPS, None)
+    """Local steps per round, whatever the number of records. Left out: epochs is needed."""
+    batch: int = setting(BATCH, 0)
+    """Records per local step; 0: all records of the client."""
+    lr: float | None = setting(POSITIVE, None)
+    """Learning rate, the same in every local step of a round; see schedule. Left out: mu and gamma
+    are needed."""
+    mu: float | None = setting(POSITIVE, None)
+    """Makes the learning rate 2 / (mu (k + gamma)) in local step k, counted over all rounds. With
+    gamma and steps, without lr and schedule. Left out: lr decides."""
+    gamma: float | None = setting(POSITIVE, None)
+    """Local steps by which the decaying learning rate is shifted; see mu. Left out: lr decides."""
+    momentum: float = setting(FRACTION, 0.0, description=_MOMENTUM)
+    weight_decay: float = setting(NOT_NEGATIVE, 0.0, description=_WEIGHT_DECAY)
+    proximal: float | None = _PROXIMAL
+    optimizer: Literal["sgd", "adam"] | None = _OPTIMIZER
+    beta1: float | None = _BETA1
+    beta2: float | None = _BETA2
+    floor: float | None = _FLOOR
+    schedule: RateKind | None = SCHEDULE
+    warmup: int | None = WARMUP_ROUNDS
+    lr_floor: float | None = LR_FLOOR
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
         """The local work of a run of so many rounds."""
@@ -218,42 +200,38 @@ class SgdSection(Section):
                 decay=decay,
                 proximal=self.proximal or 0.0,
                 adam=_adam(self),
-                schedule=build_rates("client", self, rounds),
+                schedule=build_rates("client", self.schedule, self.warmup, self.lr_floor, rounds),
             )
 
 
 class DpSgdSection(Section):
     """`[client]` of DP-SGD."""
 
-    kind: Literal["dp-sgd"] = Field(
-        description="DP-SGD on Poisson batches of the client's own records; with noise.where "
-        "'training' and a fixed clip of each example's gradient."
+    kind: Literal["dp-sgd"]
+    """DP-SGD on Poisson batches of the client's own records; with noise.where 'training' and a
+    fixed clip of each example's gradient."""
+    rate: float = setting(RATE)
+    """Probability that a record joins a local step."""
+    steps: int = setting(STEPS)
+    """Local steps per round."""
+    lr: float = setting(POSITIVE)
+    """Learning rate of the local steps."""
+    nominal: int | None = setting(NOMINAL, None)
+    """One number of records for all clients, by which sums are divided, so that the claim covers
+    how many a client has. With server.weights 'uniform'. Left out: each client's own number, which
+    is then public."""
+    momentum: float | None = setting(FRACTION, None, description=f"{_MOMENTUM} Left out: 0.0.")
+    weight_decay: float | None = setting(
+        NOT_NEGATIVE, None, description=f"{_WEIGHT_DECAY} Left out: 0.0."
     )
-    rate: Annotated[float, RATE] = Field(
-        description="Probability that a record joins a local step."
-    )
-    steps: Annotated[int, STEPS] = Field(description="Local steps per round.")
-    lr: Annotated[float, POSITIVE] = Field(description="Learning rate of the local steps.")
-    nominal: Annotated[int | None, NOMINAL] = Field(
-        default=None,
-        description="One number of records for all clients, by which sums are divided, so that the "
-        "claim covers how many a client has. With server.weights 'uniform'. Left out: each "
-        "client's own number, which is then public.",
-    )
-    momentum: Annotated[float | None, FRACTION] = Field(
-        default=None, description=f"{_MOMENTUM} Left out: 0.0."
-    )
-    weight_decay: Annotated[float | None, NOT_NEGATIVE] = Field(
-        default=None, description=f"{_WEIGHT_DECAY} Left out: 0.0."
-    )
-    proximal: _Proximal = None
-    optimizer: _Optimizer = None
-    beta1: _Beta1 = None
-    beta2: _Beta2 = None
-    floor: _Floor = None
-    schedule: Schedule = None
-    warmup: Warmup = None
-    lr_floor: LrFloor = None
+    proximal: float | None = _PROXIMAL
+    optimizer: Literal["sgd", "adam"] | None = _OPTIMIZER
+    beta1: float | None = _BETA1
+    beta2: float | None = _BETA2
+    floor: float | None = _FLOOR
+    schedule: RateKind | None = SCHEDULE
+    warmup: int | None = WARMUP_ROUNDS
+    lr_floor: float | None = LR_FLOOR
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
         """The local work of a run of so many rounds, from the steps whose noise its plan has."""
@@ -269,7 +247,7 @@ class DpSgdSection(Section):
                 weight_decay=self.weight_decay or 0.0,
                 proximal=self.proximal or 0.0,
                 adam=_adam(self),
-                schedule=build_rates("client", self, rounds),
+                schedule=build_rates("client", self.schedule, self.warmup, self.lr_floor, rounds),
             )
 
 

@@ -20,31 +20,38 @@ from fedveil.base.checks import (
     at_least,
 )
 from fedveil.base.errors import BadInput
-from fedveil.runs.sections.section import Section, in_keys
+from fedveil.runs.sections.section import Section, in_keys, setting
 
 if TYPE_CHECKING:
     from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Poly
     from fedveil.privacy.ranges import Ranges
     from fedveil.runs.sections.noise_section import PlanInputs
 
-_NORM = "The norm that lengths are measured in: 'l1' for Laplace noise, 'l2' for all other."
-_EACH = (
-    "What is clipped: the whole 'update', or every local 'gradient', for client.kind 'sgd' with "
-    "steps and optimizer 'sgd', without momentum, weight_decay and proximal."
+_NORM = setting(
+    default="l2",
+    description="The norm that lengths are measured in: 'l1' for Laplace noise, 'l2' for all "
+    "other.",
 )
-_FIRST = "Clip of the first round: the largest L2 norm of a client's update."
+_EACH = setting(
+    default="update",
+    description="What is clipped: the whole 'update', or every local 'gradient', for client.kind "
+    "'sgd' with steps and optimizer 'sgd', without momentum, weight_decay and proximal.",
+)
+_FIRST_CLIP = setting(
+    CLIP, description="Clip of the first round: the largest L2 norm of a client's update."
+)
 
 
 class FixedClipSection(Section):
     """`[clip]` that stays."""
 
-    kind: Literal["fixed"] = Field(description="The same clip in every round.")
-    value: Annotated[float, CLIP] = Field(
-        description="The largest norm of a client's update or local gradient (see each); under "
-        "DP-SGD, of each example's gradient."
-    )
-    norm: Literal["l1", "l2"] = Field(default="l2", description=_NORM)
-    each: Literal["update", "gradient"] = Field(default="update", description=_EACH)
+    kind: Literal["fixed"]
+    """The same clip in every round."""
+    value: float = setting(CLIP)
+    """The largest norm of a client's update or local gradient (see each); under DP-SGD, of each
+    example's gradient."""
+    norm: Literal["l1", "l2"] = _NORM
+    each: Literal["update", "gradient"] = _EACH
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
         from fedveil.privacy.clip_schedules import Fixed
@@ -57,22 +64,17 @@ class FixedClipSection(Section):
 class PolyClipSection(Section):
     """`[clip]` that decays."""
 
-    kind: Literal["poly"] = Field(
-        description="A clip that decays by itself: value (1 - (t - 1) / T)^power in round t of T."
-    )
-    value: Annotated[float, CLIP] = Field(
-        description="Clip of the first round: the largest norm of a client's update or local "
-        "gradient (see each)."
-    )
-    power: Annotated[float, NOT_NEGATIVE] = Field(
-        description="How fast the clip decays; 0: it does not."
-    )
-    floor: Annotated[float | None, CLIP_FLOOR] = Field(
-        default=None,
-        description="The clip never falls below it. Left out: a thousandth of value.",
-    )
-    norm: Literal["l1", "l2"] = Field(default="l2", description=_NORM)
-    each: Literal["update", "gradient"] = Field(default="update", description=_EACH)
+    kind: Literal["poly"]
+    """A clip that decays by itself: value (1 - (t - 1) / T)^power in round t of T."""
+    value: float = setting(CLIP)
+    """Clip of the first round: the largest norm of a client's update or local gradient (see
+    each)."""
+    power: float = setting(NOT_NEGATIVE)
+    """How fast the clip decays; 0: it does not."""
+    floor: float | None = setting(CLIP_FLOOR, None)
+    """The clip never falls below it. Left out: a thousandth of value."""
+    norm: Literal["l1", "l2"] = _NORM
+    each: Literal["update", "gradient"] = _EACH
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
         from fedveil.privacy.clip_schedules import Poly
@@ -87,29 +89,22 @@ class PolyClipSection(Section):
 class QuantileClipSection(Section):
     """`[clip]` that follows a quantile."""
 
-    kind: Literal["quantile"] = Field(
-        description="A clip that follows a quantile of the clients' update norms: with b the noisy "
-        "share of updates within it, it is multiplied by exp(-lr (b - quantile)) every round."
-    )
-    value: Annotated[float, CLIP] = Field(description=_FIRST)
-    quantile: Annotated[float, QUANTILE] = Field(
-        default=0.5, description="Share of updates that are to be within the clip."
-    )
-    lr: Annotated[float, POSITIVE] = Field(
-        default=0.2, description="How fast the clip moves; see kind."
-    )
-    bit_noise: Annotated[float | None, NOT_NEGATIVE] = Field(
-        default=None,
-        description="Standard deviation of the Gaussian noise on the number of updates within the "
-        "clip, in clients; added by the server or, where clients add their own, a trusted curator. "
-        "Left out: a twentieth of the clients per round, or none where bit_epsilon is given.",
-    )
-    bit_epsilon: Annotated[float | None, BIT_EPSILON] = Field(
-        default=None,
-        description="Epsilon of the randomised response by which each client tells, in each of its "
-        "turns, whether its update was within the clip. Only where clients add the noise. "
-        "Left out: bit_noise protects it.",
-    )
+    kind: Literal["quantile"]
+    """A clip that follows a quantile of the clients' update norms: with b the noisy share of
+    updates within it, it is multiplied by exp(-lr (b - quantile)) every round."""
+    value: float = _FIRST_CLIP
+    quantile: float = setting(QUANTILE, 0.5)
+    """Share of updates that are to be within the clip."""
+    lr: float = setting(POSITIVE, 0.2)
+    """How fast the clip moves; see kind."""
+    bit_noise: float | None = setting(NOT_NEGATIVE, None)
+    """Standard deviation of the Gaussian noise on the number of updates within the clip, in
+    clients; added by the server or, where clients add their own, a trusted curator. Left out: a
+    twentieth of the clients per round, or none where bit_epsilon is given."""
+    bit_epsilon: float | None = setting(BIT_EPSILON, None)
+    """Epsilon of the randomised response by which each client tells, in each of its turns, whether
+    its update was within the clip. Only where clients add the noise. Left out: bit_noise protects
+    it."""
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
         from fedveil.privacy.clip_schedules import Quantile
@@ -128,23 +123,25 @@ class QuantileClipSection(Section):
 class MedianClipSection(Section):
     """`[clip]` that follows the median."""
 
-    kind: Literal["median"] = Field(
-        description="A clip at the median of the clients' gradient norms, from noisy histograms "
-        "that a trusted curator publishes; for client.kind 'gradient' where clients add the noise."
-    )
-    value: Annotated[float, CLIP] = Field(description=_FIRST)
-    low: Annotated[int, POWER] = Field(description="The first bin of a histogram ends at 2^low.")
-    high: Annotated[int, POWER] = Field(description="The last bin stands for 2^high; above low.")
-    every: Annotated[int, CLIP_EVERY] = Field(description="Rounds from one histogram to the next.")
-    epsilon: Annotated[float, BUDGET] = Field(
-        description="Epsilon that all histograms together may cost a client; part of what the "
-        "run's claim counts."
-    )
-    delta: Annotated[float, DELTA] = Field(description="Delta that belongs to that epsilon.")
-    monotone: bool = Field(default=False, description="Whether the clip may only fall.")
-    cap: Annotated[float, BUDGET] = Field(
-        default=float("inf"), description="The clip never rises above it; at least value."
-    )
+    kind: Literal["median"]
+    """A clip at the median of the clients' gradient norms, from noisy histograms that a trusted
+    curator publishes; for client.kind 'gradient' where clients add the noise."""
+    value: float = _FIRST_CLIP
+    low: int = setting(POWER)
+    """The first bin of a histogram ends at 2^low."""
+    high: int = setting(POWER)
+    """The last bin stands for 2^high; above low."""
+    every: int = setting(CLIP_EVERY)
+    """Rounds from one histogram to the next."""
+    epsilon: float = setting(BUDGET)
+    """Epsilon that all histograms together may cost a client; part of what the run's claim
+    counts."""
+    delta: float = setting(DELTA)
+    """Delta that belongs to that epsilon."""
+    monotone: bool = False
+    """Whether the clip may only fall."""
+    cap: float = setting(BUDGET, float("inf"))
+    """The clip never rises above it; at least value."""
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
         from fedveil.privacy.accounting.budget import Budget
@@ -165,33 +162,23 @@ class MedianClipSection(Section):
 class RangeClipSection(Section):
     """`[clip]` to ranges."""
 
-    kind: Literal["range"] = Field(
-        description="Weights are clamped to [centre - radius, centre + radius], layer by layer; "
-        "for noise.kind 'two-point'."
-    )
-    centre: Annotated[float, FINITE] = Field(
-        default=0.0, description="Centre of the first ranges. For perturb 'weights'."
-    )
-    radius: Annotated[float | None, RADIUS] = Field(
-        default=None,
-        description="Half the width of the first ranges. Left out: taken from the first model, for "
-        "adaptive ranges of weights only.",
-    )
-    adaptive: bool = Field(
-        default=True,
-        description="Whether ranges follow the spread of each layer in the models released; "
-        "otherwise they stay.",
-    )
-    perturb: Literal["weights", "update"] = Field(
-        default="update",
-        description="What clients report: their 'weights', as LDP-FL was published, or their "
-        "'update' of the model.",
-    )
-    growth: Annotated[float, at_least(1)] = Field(
-        default=1.0,
-        description="The largest factor by which a radius grows from one round to the next. For "
-        "adaptive ranges.",
-    )
+    kind: Literal["range"]
+    """Weights are clamped to [centre - radius, centre + radius], layer by layer; for noise.kind
+    'two-point'."""
+    centre: float = setting(FINITE, 0.0)
+    """Centre of the first ranges. For perturb 'weights'."""
+    radius: float | None = setting(RADIUS, None)
+    """Half the width of the first ranges. Left out: taken from the first model, for adaptive ranges
+    of weights only."""
+    adaptive: bool = True
+    """Whether ranges follow the spread of each layer in the models released; otherwise they
+    stay."""
+    perturb: Literal["weights", "update"] = "update"
+    """What clients report: their 'weights', as LDP-FL was published, or their 'update' of the
+    model."""
+    growth: float = setting(at_least(1), 1.0)
+    """The largest factor by which a radius grows from one round to the next. For adaptive
+    ranges."""
 
     def build(self, inputs: "PlanInputs") -> "Ranges":
         from fedveil.privacy.ranges import Perturb, Ranges

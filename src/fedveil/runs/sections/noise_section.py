@@ -9,7 +9,7 @@ from fedveil.base.checks import BUDGET, DELTA, MULTIPLIER, POSITIVE, REPORT_EPSI
 from fedveil.base.errors import BadInput
 from fedveil.runs.sections.client_section import DpSgdSection
 from fedveil.runs.sections.clip_section import FixedClipSection, RangeClipSection
-from fedveil.runs.sections.section import Section
+from fedveil.runs.sections.section import Section, setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from fedveil.runs.recipe import Recipe
     from fedveil.training.work import ClientWork
 
-_SOURCE = (
-    "Where randomness comes from: 'seeded' streams that can be repeated, for simulations, or the "
-    "operating system, 'secure', for what is published."
+_SOURCE = setting(
+    default="seeded",
+    description="Where randomness comes from: 'seeded' streams that can be repeated, for "
+    "simulations, or the operating system, 'secure', for what is published.",
 )
-_ONLY_SEEDED = "Where randomness comes from; 'secure' is refused: reports are floats."
-_AT_CLIENTS = "Who adds the noise: always the client."
+_AT_CLIENTS = setting(default="client", description="Who adds the noise: always the client.")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class NoNoiseSection(Section):
     source: ClassVar[Literal["seeded", "secure"]] = "seeded"
     claim: ClassVar[bool] = False
 
-    kind: Literal["none"] = Field(description="No noise, and no claim.")
+    kind: Literal["none"]
+    """No noise, and no claim."""
 
     def build(self, inputs: PlanInputs) -> "PrivacyPlan":
         from fedveil.privacy.releases.none import unprotected
@@ -92,32 +93,21 @@ class NoNoiseSection(Section):
 class GaussianSection(Section):
     """`[noise]` of Gauss."""
 
-    kind: Literal["gaussian"] = Field(
-        description="Gaussian noise, on sums at the server or on what clients send or compute."
-    )
-    where: Literal["server", "client", "training"] = Field(
-        default="server",
-        description="Who adds it: a trusted 'server' to the sum, every 'client' to its report, or "
-        "every client in 'training', to each step of DP-SGD.",
-    )
-    multiplier: Annotated[float | None, MULTIPLIER] = Field(
-        default=None,
-        description="Standard deviation in sensitivities: the clip, or twice the clip where "
-        "neighbours replace each other. Left out: the least with which all rounds fit "
-        "budget.epsilon.",
-    )
-    source: Literal["seeded", "secure"] = Field(default="seeded", description=_SOURCE)
-    claim: bool = Field(
-        default=True,
-        description="Whether the noise is claimed. false is a defence without a claim, for where "
-        "'server' with a multiplier and without a budget.",
-    )
-    c2: Annotated[float | None, POSITIVE] = Field(
-        default=None,
-        description="The constant that Fu's published formula leaves open; 1.0 is common. For "
-        "budget.as_published, which needs it with clip.each 'gradient'. Left out: that formula is "
-        "not used.",
-    )
+    kind: Literal["gaussian"]
+    """Gaussian noise, on sums at the server or on what clients send or compute."""
+    where: Literal["server", "client", "training"] = "server"
+    """Who adds it: a trusted 'server' to the sum, every 'client' to its report, or every client in
+    'training', to each step of DP-SGD."""
+    multiplier: float | None = setting(MULTIPLIER, None)
+    """Standard deviation in sensitivities: the clip, or twice the clip where neighbours replace
+    each other. Left out: the least with which all rounds fit budget.epsilon."""
+    source: Literal["seeded", "secure"] = _SOURCE
+    claim: bool = True
+    """Whether the noise is claimed. false is a defence without a claim, for where 'server' with a
+    multiplier and without a budget."""
+    c2: float | None = setting(POSITIVE, None)
+    """The constant that Fu's published formula leaves open; 1.0 is common. For budget.as_published,
+    which needs it with clip.each 'gradient'. Left out: that formula is not used."""
 
     def build(self, inputs: PlanInputs) -> "PrivacyPlan":
         from fedveil.privacy.noise.mechanisms import GaussianMechanism
@@ -178,16 +168,13 @@ class GaussianSection(Section):
 class LaplaceSection(Section):
     """`[noise]` of Laplace."""
 
-    kind: Literal["laplace"] = Field(
-        description="Laplace noise that every client adds to its report, which is clipped in L1."
-    )
-    where: Literal["client"] = Field(default="client", description=_AT_CLIENTS)
-    multiplier: Annotated[float | None, MULTIPLIER] = Field(
-        default=None,
-        description="Scale of the noise in sensitivities: twice the clip, as published the clip. "
-        "Left out: the least with which all rounds fit budget.epsilon.",
-    )
-    source: Literal["seeded", "secure"] = Field(default="seeded", description=_SOURCE)
+    kind: Literal["laplace"]
+    """Laplace noise that every client adds to its report, which is clipped in L1."""
+    where: Literal["client"] = _AT_CLIENTS
+    multiplier: float | None = setting(MULTIPLIER, None)
+    """Scale of the noise in sensitivities: twice the clip, as published the clip. Left out: the
+    least with which all rounds fit budget.epsilon."""
+    source: Literal["seeded", "secure"] = _SOURCE
     claim: ClassVar[bool] = True
 
     def build(self, inputs: PlanInputs) -> "PrivacyPlan":
@@ -197,15 +184,12 @@ class LaplaceSection(Section):
 class TwoPointSection(Section):
     """`[noise]` of LDP-FL."""
 
-    kind: Literal["two-point"] = Field(
-        description="Every client reports each weight as one of two values (LDP-FL); for clip.kind "
-        "'range'."
-    )
-    epsilon: Annotated[float, REPORT_EPSILON] = Field(
-        description="Epsilon of one weight in one report."
-    )
-    where: Literal["client"] = Field(default="client", description=_AT_CLIENTS)
-    source: Literal["seeded", "secure"] = Field(default="seeded", description=_SOURCE)
+    kind: Literal["two-point"]
+    """Every client reports each weight as one of two values (LDP-FL); for clip.kind 'range'."""
+    epsilon: float = setting(REPORT_EPSILON)
+    """Epsilon of one weight in one report."""
+    where: Literal["client"] = _AT_CLIENTS
+    source: Literal["seeded", "secure"] = _SOURCE
     claim: ClassVar[bool] = True
 
     def build(self, inputs: PlanInputs) -> "PrivacyPlan":
@@ -231,16 +215,14 @@ class TwoPointSection(Section):
 class PrivUnitSection(Section):
     """`[noise]` of PrivUnitG."""
 
-    kind: Literal["priv-unit"] = Field(
-        description="Every client reports its clipped update as one private vector (PrivUnitG)."
-    )
-    epsilon: Annotated[float | None, REPORT_EPSILON] = Field(
-        default=None,
-        description="Epsilon of one report. Left out: the largest with which all turns of a client "
-        "fit budget.epsilon.",
-    )
-    where: Literal["client"] = Field(default="client", description=_AT_CLIENTS)
-    source: Literal["seeded", "secure"] = Field(default="seeded", description=_ONLY_SEEDED)
+    kind: Literal["priv-unit"]
+    """Every client reports its clipped update as one private vector (PrivUnitG)."""
+    epsilon: float | None = setting(REPORT_EPSILON, None)
+    """Epsilon of one report. Left out: the largest with which all turns of a client fit
+    budget.epsilon."""
+    where: Literal["client"] = _AT_CLIENTS
+    source: Literal["seeded", "secure"] = "seeded"
+    """Where randomness comes from; 'secure' is refused: reports are floats."""
     claim: ClassVar[bool] = True
 
     def build(self, inputs: PlanInputs) -> "PrivacyPlan":
@@ -270,24 +252,17 @@ NoiseSection = Annotated[
 class BudgetSection(Section):
     """`[budget]`."""
 
-    epsilon: Annotated[float, BUDGET] = Field(
-        default=float("inf"),
-        description="Epsilon beyond which no round runs; noise that is not given is found from it. "
-        "inf: no limit.",
-    )
-    epsilons: Annotated[list[float] | None, Each(BUDGET)] = Field(
-        default=None,
-        description="Several epsilons, dealt to the clients in turn, in place of epsilon. For "
-        "noise.where 'client'. Left out: epsilon is everyone's.",
-    )
-    delta: Annotated[float, DELTA] = Field(
-        description="Delta of every claim; below 1 / number of clients."
-    )
-    as_published: bool = Field(
-        default=False,
-        description="Whether noise follows from the paper's own formula: that claim is labelled as "
-        "no guarantee, and the strict one stands beside it. For noise.where 'client'.",
-    )
+    epsilon: float = setting(BUDGET, float("inf"))
+    """Epsilon beyond which no round runs; noise that is not given is found from it. inf: no
+    limit."""
+    epsilons: list[float] | None = setting(Each(BUDGET), None)
+    """Several epsilons, dealt to the clients in turn, in place of epsilon. For noise.where
+    'client'. Left out: epsilon is everyone's."""
+    delta: float = setting(DELTA)
+    """Delta of every claim; below 1 / number of clients."""
+    as_published: bool = False
+    """Whether noise follows from the paper's own formula: that claim is labelled as no guarantee,
+    and the strict one stands beside it. For noise.where 'client'."""
 
     def build(
         self, source: str, epsilon: float | None = None, delta: float | None = None
@@ -308,15 +283,12 @@ class BudgetSection(Section):
 class ShuffleSection(Section):
     """`[shuffle]`."""
 
-    minimum: Annotated[int, whole(1, "at least 1 report is needed")] = Field(
-        description="Honest reports per weight that the claim counts on; with fewer reports the "
-        "shuffler hands nothing on."
-    )
-    dishonest: Annotated[int, whole(0, "0 or more clients are needed")] = Field(
-        default=0,
-        description="How many clients may side with the server: the shuffler waits for so many "
-        "reports more than the minimum.",
-    )
+    minimum: int = setting(whole(1, "at least 1 report is needed"))
+    """Honest reports per weight that the claim counts on; with fewer reports the shuffler hands
+    nothing on."""
+    dishonest: int = setting(whole(0, "0 or more clients are needed"), 0)
+    """How many clients may side with the server: the shuffler waits for so many reports more than
+    the minimum."""
 
 
 def _at_clients(

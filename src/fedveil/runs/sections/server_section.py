@@ -1,9 +1,7 @@
 """`[server]`, `[evaluate]` and `[engine]`: how the server steps, measures and computes."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal
 
 from fedveil.base.checks import (
     ANY_COUNT,
@@ -20,8 +18,16 @@ from fedveil.base.checks import (
     check_metrics,
 )
 from fedveil.base.errors import BadInput
-from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build_rates
-from fedveil.runs.sections.section import Section, in_keys
+from fedveil.runs.sections.section import (
+    LR_FLOOR,
+    SCHEDULE,
+    WARMUP_ROUNDS,
+    RateKind,
+    Section,
+    build_rates,
+    in_keys,
+    setting,
+)
 
 if TYPE_CHECKING:
     from fedveil.data.federated import FederatedData
@@ -37,56 +43,37 @@ if TYPE_CHECKING:
 class ServerSection(Section):
     """`[server]`."""
 
-    optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = Field(
-        default="sgd",
-        description="How the server steps along the mean update: 'sgd' is FedAvg, with momentum "
-        "FedAvgM; 'adam', 'yogi' and 'adagrad' are FedAdam, FedYogi and FedAdagrad.",
-    )
-    lr: Annotated[float | None, POSITIVE] = Field(
-        default=None,
-        description="Learning rate of the server. Left out: 1.0 for 'sgd', 0.01 for all others.",
-    )
-    momentum: Annotated[float, FRACTION] = Field(
-        default=0.0, description="Momentum of the server's steps (FedAvgM). For optimizer 'sgd'."
-    )
-    beta1: Annotated[float | None, FRACTION] = Field(
-        default=None,
-        description="Share of the first moment that a round keeps. For optimizer 'adam' and "
-        "'yogi'. Left out: 0.9.",
-    )
-    beta2: Annotated[float | None, FRACTION] = Field(
-        default=None,
-        description="Share of the second moment that a round keeps. For optimizer 'adam' and "
-        "'yogi'. Left out: 0.99.",
-    )
-    floor: Annotated[float | None, POSITIVE] = Field(
-        default=None,
-        description="Added to the root of the second moment. For optimizer 'adam', 'yogi' and "
-        "'adagrad'. Left out: 0.001.",
-    )
-    schedule: Schedule = None
-    warmup: Warmup = None
-    lr_floor: LrFloor = None
-    aggregate: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "flame"] = Field(
-        default="mean",
-        description="What the server takes of a round's updates. All but 'mean' look at them one "
-        "by one, as a defence against malicious clients; refused where noise is for the sum.",
-    )
-    trim: Annotated[float | None, TRIM] = Field(
-        default=None,
-        description="Share that is left out at either end of every coordinate. For aggregate "
-        "'trimmed-mean'. Left out: 0.1.",
-    )
-    malicious: Annotated[int | None, ANY_COUNT] = Field(
-        default=None,
-        description="How many malicious clients a round is expected to have. For aggregate 'krum' "
-        "and 'multi-krum'. Left out: 1.",
-    )
-    weights: Literal["uniform", "examples"] = Field(
-        default="uniform",
-        description="How clients count in the mean: all alike, or by their numbers of records, "
-        "which is refused where the claim is about clients.",
-    )
+    optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
+    """How the server steps along the mean update: 'sgd' is FedAvg, with momentum FedAvgM; 'adam',
+    'yogi' and 'adagrad' are FedAdam, FedYogi and FedAdagrad."""
+    lr: float | None = setting(POSITIVE, None)
+    """Learning rate of the server. Left out: 1.0 for 'sgd', 0.01 for all others."""
+    momentum: float = setting(FRACTION, 0.0)
+    """Momentum of the server's steps (FedAvgM). For optimizer 'sgd'."""
+    beta1: float | None = setting(FRACTION, None)
+    """Share of the first moment that a round keeps. For optimizer 'adam' and 'yogi'. Left out:
+    0.9."""
+    beta2: float | None = setting(FRACTION, None)
+    """Share of the second moment that a round keeps. For optimizer 'adam' and 'yogi'. Left out:
+    0.99."""
+    floor: float | None = setting(POSITIVE, None)
+    """Added to the root of the second moment. For optimizer 'adam', 'yogi' and 'adagrad'. Left out:
+    0.001."""
+    schedule: RateKind | None = SCHEDULE
+    warmup: int | None = WARMUP_ROUNDS
+    lr_floor: float | None = LR_FLOOR
+    aggregate: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "flame"] = "mean"
+    """What the server takes of a round's updates. All but 'mean' look at them one by one, as a
+    defence against malicious clients; refused where noise is for the sum."""
+    trim: float | None = setting(TRIM, None)
+    """Share that is left out at either end of every coordinate. For aggregate 'trimmed-mean'. Left
+    out: 0.1."""
+    malicious: int | None = setting(ANY_COUNT, None)
+    """How many malicious clients a round is expected to have. For aggregate 'krum' and
+    'multi-krum'. Left out: 1."""
+    weights: Literal["uniform", "examples"] = "uniform"
+    """How clients count in the mean: all alike, or by their numbers of records, which is refused
+    where the claim is about clients."""
 
     def build(self, rounds: int) -> "ServerOptimizer":
         """The optimiser of a run of so many rounds."""
@@ -106,7 +93,10 @@ class ServerSection(Section):
         for key in given.keys() - set(known.get(self.optimizer, moments)):
             raise BadInput(f"server.{key} has no effect on {self.optimizer}: leave it out")
         with in_keys("server"):
-            return kinds[self.optimizer](**given, schedule=build_rates("server", self, rounds))
+            return kinds[self.optimizer](
+                **given,
+                schedule=build_rates("server", self.schedule, self.warmup, self.lr_floor, rounds),
+            )
 
     def build_aggregate(self) -> "Aggregate | None":
         """What takes the place of the mean; None for the mean itself."""
@@ -135,54 +125,36 @@ class ServerSection(Section):
 class EvaluateSection(Section):
     """`[evaluate]`."""
 
-    every: Annotated[int | None, COUNT] = Field(
-        default=None,
-        description="Rounds from one measurement on the test split to the next; the last round is "
-        "always measured. Left out: 1; with epsilon, the last round and three on the way.",
-    )
-    epsilon: Annotated[float | None, BUDGET] = Field(
-        default=None,
-        description="What all measurements of the run may cost an owner of the records that they "
-        "are made on: accuracy and other means over records, and the loss, get Gaussian noise, and "
-        "a charge of their own. Measured are the held-out owners (data.test); without test records "
-        "the clients themselves, whose budget.epsilon then pays for updates and metrics together. "
-        "Left out: test records are measured in the clear.",
-    )
-    delta: Annotated[float | None, DELTA] = Field(
-        default=None,
-        description="The delta of that epsilon. For epsilon. Left out: budget.delta.",
-    )
-    loss_clip: Annotated[float | None, LOSS_CLIP] = Field(
-        default=None,
-        description="What a record's loss counts as at most, chosen without looking at records. "
-        "For epsilon. Left out: twice the logarithm of the number of labels; needed for numbers.",
-    )
-    metrics: Annotated[list[str] | None, Rule(check_metrics)] = Field(
-        default=None,
-        description="Measured on the test split beside the loss, the first also drawn. Labels: "
-        "'accuracy', 'top-K' (such as 'top-5'), 'f1' and 'auroc' (of label 1 if there are two, "
-        "else the mean over labels, for 'auroc' one-vs-rest), 'f1-macro', 'perplexity' (per "
-        "token). Numbers: 'mae', 'rmse', 'r2'. A Task's own come first. Left out: 'accuracy' for "
-        "labels, only the loss for numbers.",
-    )
-    clients: bool | None = Field(
-        default=None,
-        description="Whether the model is measured across clients at the end: loss, accuracy and "
-        "other means over examples on each client's own records, and of these the mean over "
-        "clients and that of the lowest and highest tenth. It comes from private data, is "
-        "outside every claim, and is refused with secure noise. Left out: false.",
-    )
-    clients_every: Annotated[int | None, COUNT] = Field(
-        default=None,
-        description="Rounds from one such measurement to the next. For clients true. Left out: "
-        "only at the end.",
-    )
-    diagnostics: bool | None = Field(
-        default=None,
-        description="Whether shares clipped, signal/noise, cohort sizes and refused reports are "
-        "shown and kept; they come from private data and are outside every claim. Left out: true "
-        "with seeded noise, false with secure noise.",
-    )
+    every: int | None = setting(COUNT, None)
+    """Rounds from one measurement on the test split to the next; the last round is always measured.
+    Left out: 1; with epsilon, the last round and three on the way."""
+    epsilon: float | None = setting(BUDGET, None)
+    """What all measurements of the run may cost an owner of the records that they are made on:
+    accuracy and other means over records, and the loss, get Gaussian noise, and a charge of their
+    own. Measured are the held-out owners (data.test); without test records the clients themselves,
+    whose budget.epsilon then pays for updates and metrics together. Left out: test records are
+    measured in the clear."""
+    delta: float | None = setting(DELTA, None)
+    """The delta of that epsilon. For epsilon. Left out: budget.delta."""
+    loss_clip: float | None = setting(LOSS_CLIP, None)
+    """What a record's loss counts as at most, chosen without looking at records. For epsilon. Left
+    out: twice the logarithm of the number of labels; needed for numbers."""
+    metrics: list[str] | None = setting(Rule(check_metrics), None)
+    """Measured on the test split beside the loss, the first also drawn. Labels: 'accuracy', 'top-K'
+    (such as 'top-5'), 'f1' and 'auroc' (of label 1 if there are two, else the mean over labels, for
+    'auroc' one-vs-rest), 'f1-macro', 'perplexity' (per token). Numbers: 'mae', 'rmse', 'r2'. A
+    Task's own come first. Left out: 'accuracy' for labels, only the loss for numbers."""
+    clients: bool | None = None
+    """Whether the model is measured across clients at the end: loss, accuracy and other means over
+    examples on each client's own records, and of these the mean over clients and that of the lowest
+    and highest tenth. It comes from private data, is outside every claim, and is refused with
+    secure noise. Left out: false."""
+    clients_every: int | None = setting(COUNT, None)
+    """Rounds from one such measurement to the next. For clients true. Left out: only at the end."""
+    diagnostics: bool | None = None
+    """Whether shares clipped, signal/noise, cohort sizes and refused reports are shown and kept;
+    they come from private data and are outside every claim. Left out: true with seeded noise, false
+    with secure noise."""
 
     def rounds_between_clients(self, rounds: int) -> int | None:
         """Rounds from one measurement across clients to the next; None for no such."""
@@ -240,46 +212,29 @@ class EvaluateSection(Section):
 class EngineSection(Section):
     """`[engine]`: nothing here changes what is computed beyond rounding."""
 
-    kind: Literal["processes", "ray"] | None = Field(
-        default=None,
-        description="Where clients are computed: on processes of this machine, or on a Ray cluster "
-        "(pip install 'fedveil[ray]'); it changes no result. Left out: 'processes'.",
-    )
-    address: Annotated[str | None, Rule(check_address)] = Field(
-        default=None,
-        description="The Ray cluster to join: 'auto', or the head's 'host:port'. For kind 'ray'. "
-        "Left out: one of its own on this machine, which ends with the run.",
-    )
-    mode: Literal["vectorised", "looped", "fastest"] | None = Field(
-        default=None,
-        description="Whether the clients of a chunk are one computation or one after the other; it "
-        "changes rounding only. 'fastest' measures both before the first round and records which "
-        "it was: another machine may choose the other. Left out: by a rule from model and records, "
-        "the same everywhere; with secure noise 'looped'.",
-    )
-    timings: dict[Literal["vectorised", "looped"], float] | None = Field(
-        default=None,
-        description="What mode 'fastest' has measured, which a run records beside its choice, in "
-        "seconds per client and local step. Left out: in every recipe that somebody writes.",
-    )
-    chunk: Annotated[int, ANY_COUNT] = Field(
-        default=0,
-        description="Clients that are summed together; 0: as many as memory holds. It changes "
-        "rounding only.",
-    )
-    memory: Annotated[int, COUNT] = Field(
-        default=512, description="MiB per worker for the clients of a chunk. For chunk 0."
-    )
-    workers: Annotated[int, WORKERS] = Field(
-        default=0,
-        description="Processes; 0: one per core of the machine or the cluster. Their number "
-        "changes no result.",
-    )
-    checkpoint: Annotated[int, COUNT] = Field(
-        default=1,
-        description="Rounds from one checkpoint to the next, from which --resume continues; with "
-        "secure noise always 1.",
-    )
+    kind: Literal["processes", "ray"] | None = None
+    """Where clients are computed: on processes of this machine, or on a Ray cluster (pip install
+    'fedveil[ray]'); it changes no result. Left out: 'processes'."""
+    address: str | None = setting(Rule(check_address), None)
+    """The Ray cluster to join: 'auto', or the head's 'host:port'. For kind 'ray'. Left out: one of
+    its own on this machine, which ends with the run."""
+    mode: Literal["vectorised", "looped", "fastest"] | None = None
+    """Whether the clients of a chunk are one computation or one after the other; it changes
+    rounding only. 'fastest' measures both before the first round and records which it was: another
+    machine may choose the other. Left out: by a rule from model and records, the same everywhere;
+    with secure noise 'looped'."""
+    timings: dict[Literal["vectorised", "looped"], float] | None = None
+    """What mode 'fastest' has measured, which a run records beside its choice, in seconds per
+    client and local step. Left out: in every recipe that somebody writes."""
+    chunk: int = setting(ANY_COUNT, 0)
+    """Clients that are summed together; 0: as many as memory holds. It changes rounding only."""
+    memory: int = setting(COUNT, 512)
+    """MiB per worker for the clients of a chunk. For chunk 0."""
+    workers: int = setting(WORKERS, 0)
+    """Processes; 0: one per core of the machine or the cluster. Their number changes no result."""
+    checkpoint: int = setting(COUNT, 1)
+    """Rounds from one checkpoint to the next, from which --resume continues; with secure noise
+    always 1."""
 
     def build_cluster(self) -> "RayCluster | None":
         """The cluster that clients are computed on; None for this machine."""

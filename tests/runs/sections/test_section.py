@@ -6,8 +6,7 @@ import pytest
 from pydantic import Field
 
 from fedveil.runs.recipe import FORMS, Recipe
-from fedveil.runs.sections.keys import forms_of, is_key, unknown
-from fedveil.runs.sections.section import Section
+from fedveil.runs.sections.section import Section, forms_of, is_key, unknown
 
 
 class Warm(Section):
