@@ -21,7 +21,8 @@ from opacus.validators import ModuleValidator
 from peers.opacus_dp_sgd import wrapped
 from torch import nn
 
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.training.gradients.per_example import ClippedExamples
 

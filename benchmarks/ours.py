@@ -26,7 +26,7 @@ from work import WORK, Work
 import fedveil as fv
 from fedveil.attacks.image_backdoors import PixelTrigger
 from fedveil.models import zoo
-from fedveil.models.task import PerExample
+from fedveil.models.metrics import PerExample
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedveil.models import zoo
-from fedveil.models.text import TextLstm
+from fedveil.models.zoo import TextLstm
 
 _OWN = {
     "resnet": models.resnet18,

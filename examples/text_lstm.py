@@ -6,7 +6,7 @@ The reviews are made up, by 20 people. Words are hashed, so no vocabulary has to
 import random
 
 import fedveil as fv
-from fedveil.models.text import TextLstm
+from fedveil.models.zoo import TextLstm
 
 random.seed(0)
 words = ["the", "film", "plot", "was", "acting", "and", "music", "really", "felt", "long"]

@@ -17,7 +17,8 @@ from fedveil.audit.gradient_inversion import (
 from fedveil.audit.inversion import psnr
 from fedveil.base.errors import BadInput
 from fedveil.data.image_sets import load_digits
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.training.work import OneGradient
 

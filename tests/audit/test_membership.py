@@ -10,7 +10,8 @@ from fedveil.audit.membership import Membership, curves_of
 from fedveil.audit.shadow_models import ShadowModels
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.adversary import ReportAttack

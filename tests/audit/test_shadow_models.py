@@ -11,7 +11,8 @@ from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.shadow_models import ShadowModels, kept_records
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.none import unprotected

@@ -23,9 +23,10 @@ from fedveil.audit.property_attack import MultiTask
 from fedveil.audit.white_box import Ascending
 from fedveil.base.identity import identity
 from fedveil.data.federated import FederatedData
-from fedveil.models import metrics, text
-from fedveil.models.replacements import Lstm
-from fedveil.models.task import Task, binary_cross_entropy, correct, cross_entropy, squared_error
+from fedveil.models import metrics, zoo
+from fedveil.models.metrics import binary_cross_entropy, correct, cross_entropy, squared_error
+from fedveil.models.task import Task
+from fedveil.models.zoo import Lstm
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip_schedules import (
@@ -305,12 +306,12 @@ CHANGES = {
     "fastest": ELSEWHERE,
 }
 MODULES = {
-    "lstm": (text.TextLstm(9, 4, (3,), 2), text.TextLstm(9, 4, (3,), 2, each=True)),
+    "lstm": (zoo.TextLstm(9, 4, (3,), 2), zoo.TextLstm(9, 4, (3,), 2, each=True)),
     "transformer": (
-        text.TextTransformer(9, 5, 4, 1, 1, 2),
-        text.TextTransformer(9, 5, 4, 1, 1, 2, each=True),
+        zoo.TextTransformer(9, 5, 4, 1, 1, 2),
+        zoo.TextTransformer(9, 5, 4, 1, 1, 2, each=True),
     ),
-    "heads": (text.TextTransformer(9, 5, 4, 1, 1, 2), text.TextTransformer(9, 5, 4, 1, 2, 2)),
+    "heads": (zoo.TextTransformer(9, 5, 4, 1, 1, 2), zoo.TextTransformer(9, 5, 4, 1, 2, 2)),
     "cells": (Lstm(2, 3), Lstm(2, 4)),
 }
 

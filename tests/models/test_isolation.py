@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
-from fedveil.models.capture import Uncapturable, captured, hollow_copy, prepare
-from fedveil.models.graph import PURE, function_of
-from fedveil.models.plain import check_process, is_plain, is_plain_function
+from fedveil.models.capture import Uncapturable, captured, prepare
+from fedveil.models.graph import PURE, function_of, hollow_copy
+from fedveil.models.memory import check_process, is_plain, is_plain_function
 from fedveil.models.trial import mixes_records
 from tests.contracts.zoo import CLASSES, FEATURES, SIZES, Changed, records, task
 

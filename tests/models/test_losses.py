@@ -8,7 +8,7 @@ from torch.nn import functional
 from fedveil import binary_cross_entropy, correct, cross_entropy, squared_error
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Target
-from fedveil.models.task import usual
+from fedveil.models.metrics import usual
 
 LOGITS = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([[0, 1, 2, 0, 1], [2, -100, 1, -100, -100], [-100] * 5, [1, 1, 1, 1, -100]])

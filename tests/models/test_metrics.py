@@ -8,8 +8,19 @@ import torch
 from sklearn import metrics as sk
 
 from fedveil.base.errors import BadInput
-from fedveil.models.metrics import PADDING, R2, Auroc, Metric, Rmse, TopK, no_value
-from fedveil.models.task import correct, cross_entropy, metric_of, squared_error
+from fedveil.models.metrics import (
+    PADDING,
+    R2,
+    Auroc,
+    Metric,
+    Rmse,
+    TopK,
+    correct,
+    cross_entropy,
+    metric_of,
+    no_value,
+    squared_error,
+)
 
 
 def labels(classes, count=300, seed=0, ties=False):

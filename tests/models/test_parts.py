@@ -4,9 +4,16 @@ import pytest
 from torch import nn
 
 from fedveil.base.errors import BadInput
-from fedveil.models.metrics import F1, TopK
-from fedveil.models.parts import TAKEN, check_parts, measures_of
-from fedveil.models.task import Task, correct, cross_entropy, metric_of, squared_error
+from fedveil.models.metrics import (
+    F1,
+    TAKEN,
+    TopK,
+    correct,
+    cross_entropy,
+    measures_of,
+    squared_error,
+)
+from fedveil.models.task import Task, check_parts
 from fedveil.training.round import RoundResult
 
 
@@ -16,7 +23,7 @@ def test_parts_that_are_what_they_are_called():
         (nn.EmbeddingBag(5, 3), {"accuracy": correct}, 15),
     ):
         check_parts(module, cross_entropy)
-        assert measures_of(metrics, metric_of) == metrics
+        assert measures_of(metrics) == metrics
         assert Task(module, cross_entropy, metrics).size == size
 
 
@@ -49,7 +56,7 @@ def test_parts_that_are_not(module, loss, metrics, message):
 @pytest.mark.parametrize("name", sorted(TAKEN))
 def test_a_metric_cannot_overwrite_a_number_of_the_run(name):
     with pytest.raises(BadInput, match=f"metric '{name}' has a name that is taken"):
-        measures_of({name: correct}, metric_of)
+        measures_of({name: correct})
 
 
 def test_metrics_by_name_by_function_or_both():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.models.replacements import Lstm
+from fedveil.models.zoo import Lstm
 
 SHAPES = [(4, 6, 3, 5), (1, 1, 3, 5), (3, 9, 5, 1), (2, 4, 1, 7)]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.models.state import common_generators, difference, keeps_nothing, snapshot
+from fedveil.models.memory import common_generators, difference, keeps_nothing, snapshot
 from fedveil.privacy.clip_schedules import Fixed, PerGradient, Poly
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batches

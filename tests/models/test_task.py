@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from fedveil.base.errors import BadInput
-from fedveil.models.task import Task, correct, cross_entropy, squared_error
+from fedveil.models.metrics import correct, cross_entropy, squared_error
+from fedveil.models.task import Task
 
 X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.models.text import TextLstm, TextTransformer
 from fedveil.models.trial import mixes_records
+from fedveil.models.zoo import TextLstm, TextTransformer
 from fedveil.training.gradients.per_example import ClippedExamples
 from fedveil.training.gradients.vmapped import example_gradients
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from fedveil.base.errors import BadInput
-from fedveil.models.replacements import Lstm
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.models.trial import mixes_records
+from fedveil.models.zoo import Lstm
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1, 2, 0, 1, 2])

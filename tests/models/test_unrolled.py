@@ -9,9 +9,9 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_sequence
 
-from fedveil.models.task import Task, cross_entropy
-from fedveil.models.unrolled import unroll_
-from fedveil.models.vmap_layers import Product
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
+from fedveil.models.vmap_layers import Product, unroll_
 
 KINDS = {
     "lstm": nn.LSTM,

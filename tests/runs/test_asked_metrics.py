@@ -12,7 +12,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.console import Follower, print_result
-from fedveil.models.task import correct
+from fedveil.models.metrics import correct
 from fedveil.runs.compare import across_clients, opened
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run

@@ -11,7 +11,8 @@ from torch import nn
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.data.provenance import PUBLIC
-from fedveil.models.task import Task, cross_entropy, metric_of
+from fedveil.models.metrics import cross_entropy, metric_of
+from fedveil.models.task import Task
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.releases.central import central

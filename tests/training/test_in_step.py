@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, cross_entropy, squared_error
+from fedveil.models.metrics import cross_entropy, squared_error
+from fedveil.models.task import Task
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, Quantile

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import CohortData

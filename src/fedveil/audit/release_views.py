@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, squared_error
+from fedveil.models.metrics import squared_error
+from fedveil.models.task import Task
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import Streams

@@ -34,10 +34,21 @@ from torch.utils._pytree import tree_flatten, tree_map
 from fedveil.base.errors import FedveilError, one_line
 from fedveil.base.inputs import Inputs, mapped, values_of
 from fedveil.models.dropout import Dropout
-from fedveil.models.graph import PURE, SIZES, Captured, Graph, Ref, Step, function_of, kind_of
-from fedveil.models.parts import tensor_of
-from fedveil.models.plain import is_plain
-from fedveil.models.unrolled import unroll_
+from fedveil.models.graph import (
+    PURE,
+    SIZES,
+    Graph,
+    Ref,
+    Step,
+    function_of,
+    hollow_copy,
+    kind_of,
+    not_in_place,
+    plain_tensor,
+    tensor_of,
+)
+from fedveil.models.memory import is_plain
+from fedveil.models.vmap_layers import unroll_
 
 _RECORDS = 4
 _ROOM = 1e-3
@@ -61,66 +72,6 @@ def prepare() -> None:
     _declare()
 
 
-def hollow_copy(module: nn.Module, hollow: Callable[[nn.Parameter], nn.Parameter]) -> Captured:
-    """The module without its code: parameters, buffers and plain layers under their names.
-
-    Learning parameters are what `hollow` makes of them. Frozen ones are the module's own. No layer
-    works in place: it would write to what it is given, which may be a buffer.
-    """
-    memo: dict[int, Any] = {
-        id(p): hollow(p) if p.requires_grad else _frozen(p) for p in module.parameters()
-    }
-    made: dict[int, nn.Module] = {}
-    root = Captured()
-    _fill(root, module, memo, made)
-    _not_in_place(root)
-    return root
-
-
-def _not_in_place(module: nn.Module) -> None:
-    for layer in module.modules():
-        if getattr(layer, "inplace", False) is True:
-            vars(layer)["inplace"] = False
-
-
-def _fill(new: nn.Module, old: nn.Module, memo: dict[int, Any], made: dict[int, nn.Module]) -> None:
-    made[id(old)] = new
-    new.training = old.training
-    for name, parameter in old._parameters.items():
-        new.register_parameter(name, None if parameter is None else memo[id(parameter)])
-    for name, buffer in old._buffers.items():
-        new.register_buffer(name, None if buffer is None else _plain_tensor(buffer).clone())
-    for name, child in old._modules.items():
-        if child is not None and id(child) not in made:
-            if (plain := _plain_copy(child, memo)) is not None:
-                made[id(child)] = plain
-            else:
-                _fill(nn.Module(), child, memo, made)
-        new.register_module(name, None if child is None else made[id(child)])
-
-
-def _plain_copy(child: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
-    """A copy of a layer that is plain; None if it is not.
-
-    A copy's parameters have no attributes of their own, which other libraries put on them.
-    """
-    if not all(type(layer).__module__.startswith("torch.nn.") for layer in child.modules()):
-        return copy.deepcopy(child, memo) if is_plain(child) else None
-    made = copy.deepcopy(child, memo)
-    return made if is_plain(made) else None
-
-
-def _frozen(parameter: nn.Parameter) -> nn.Parameter:
-    if type(parameter) is nn.Parameter and not vars(parameter):
-        return parameter
-    return nn.Parameter(_plain_tensor(parameter), requires_grad=False)
-
-
-def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers alone: a tensor of a class of its own runs its own code."""
-    return tensor.detach().as_subclass(torch.Tensor)
-
-
 def captured(
     part: Any, given: Inputs[torch.Tensor], *, keyed: bool = False, loss: bool = False
 ) -> Graph:
@@ -134,7 +85,7 @@ def captured(
     _CALLS.clear()
     part = unroll_(part) if isinstance(part, nn.Module) else part
     if isinstance(part, nn.Module):
-        _not_in_place(part)
+        not_in_place(part)
     own = _same_tensors(part)
     made, reasons = _Called(part, keyed=keyed, loss=loss), []
     for records, length in ((_RECORDS, len), (_RECORDS, _length), (1, len)):
@@ -490,7 +441,7 @@ def _held(
             constant = program.constants[spec.target]
             if not isinstance(constant, torch.Tensor) or constant.requires_grad:
                 raise Uncapturable(f"it computes with {spec.target!r}, which is not its own")
-            constants[spec.target] = _plain_tensor(constant).clone()
+            constants[spec.target] = plain_tensor(constant).clone()
             return Step("constant", (spec.target,))
     raise Uncapturable(f"it holds a {spec.kind.name.lower()}")
 

@@ -10,12 +10,13 @@ dropout. Nothing of a pass is left for the next one.
 | step | why it cannot remember |
 |---|---|
 | an operator of `PURE` | it writes to no argument, draws nothing, and reads its arguments alone |
-| a plain layer (`models.plain`) | torch's own code or ours |
+| a plain layer (`models.memory`) | torch's own code or ours |
 | dropout | its mask is a function of the record's key (`models.dropout`) |
 | arithmetic of sizes | Python's own |
 | memory that is not initialised (`empty`) | zeros are given instead |
 """
 
+import copy
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,9 @@ from torch import nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
+from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, labelled, taken, values_of
+from fedveil.models.memory import is_plain
 
 Kind = tuple[tuple[str, torch.Size, torch.dtype], ...]
 """What inputs look like but for the number of records: (name, shape of a record, dtype) of each."""
@@ -41,6 +44,35 @@ def kind_of(x: Inputs[torch.Tensor]) -> Kind:
     (('x', torch.Size([2]), torch.float32),)
     """
     return tuple((name, v.shape[1:], v.dtype) for name, v in sorted(labelled("x", x).items()))
+
+
+def tensor_of(returned: object) -> torch.Tensor:
+    """The tensor in what a module returns: the `logits`, or the only tensor.
+
+    So tuples, dicts and the `ModelOutput` of Hugging Face are taken. Which of several tensors is
+    meant is not guessed.
+
+    >>> tensor_of({"logits": torch.ones(2), "hidden": torch.zeros(2)})
+    tensor([1., 1.])
+    """
+    if isinstance(returned, torch.Tensor):
+        return returned
+    kind = f"a {type(returned).__name__}"
+    if isinstance(returned, Mapping):
+        named, parts = returned.get("logits"), list(returned.values())
+        kind += f" of {', '.join(map(repr, returned))}"
+    else:
+        named = getattr(returned, "logits", None)
+        parts = list(returned) if isinstance(returned, tuple | list) else []
+    if isinstance(named, torch.Tensor):
+        return named
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    if len(tensors) != 1:
+        raise BadInput(
+            f"the model returned {kind}, with {len(tensors)} tensors and none called 'logits': "
+            "return one tensor of outputs, one row per example"
+        )
+    return tensors[0]
 
 
 @dataclass(frozen=True)
@@ -133,6 +165,67 @@ class Captured(nn.Module):
         """The output of the graph for inputs of this kind, passed as to the module."""
         x: Inputs[torch.Tensor] = args[0] if args else kwargs
         return self.graphs[kind_of(x)].run(self, x)
+
+
+def hollow_copy(module: nn.Module, hollow: Callable[[nn.Parameter], nn.Parameter]) -> Captured:
+    """The module without its code: parameters, buffers and plain layers under their names.
+
+    Learning parameters are what `hollow` makes of them. Frozen ones are the module's own. No layer
+    works in place: it would write to what it is given, which may be a buffer.
+    """
+    memo: dict[int, Any] = {
+        id(p): hollow(p) if p.requires_grad else _frozen(p) for p in module.parameters()
+    }
+    made: dict[int, nn.Module] = {}
+    root = Captured()
+    _fill(root, module, memo, made)
+    not_in_place(root)
+    return root
+
+
+def not_in_place(module: nn.Module) -> None:
+    """Let no layer of a module write to its inputs."""
+    for layer in module.modules():
+        if getattr(layer, "inplace", False) is True:
+            vars(layer)["inplace"] = False
+
+
+def _fill(new: nn.Module, old: nn.Module, memo: dict[int, Any], made: dict[int, nn.Module]) -> None:
+    made[id(old)] = new
+    new.training = old.training
+    for name, parameter in old._parameters.items():
+        new.register_parameter(name, None if parameter is None else memo[id(parameter)])
+    for name, buffer in old._buffers.items():
+        new.register_buffer(name, None if buffer is None else plain_tensor(buffer).clone())
+    for name, child in old._modules.items():
+        if child is not None and id(child) not in made:
+            if (plain := _plain_copy(child, memo)) is not None:
+                made[id(child)] = plain
+            else:
+                _fill(nn.Module(), child, memo, made)
+        new.register_module(name, None if child is None else made[id(child)])
+
+
+def _plain_copy(child: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
+    """A copy of a layer that is plain; None if it is not.
+
+    A copy's parameters have no attributes of their own, which other libraries put on them.
+    """
+    if not all(type(layer).__module__.startswith("torch.nn.") for layer in child.modules()):
+        return copy.deepcopy(child, memo) if is_plain(child) else None
+    made = copy.deepcopy(child, memo)
+    return made if is_plain(made) else None
+
+
+def _frozen(parameter: nn.Parameter) -> nn.Parameter:
+    if type(parameter) is nn.Parameter and not vars(parameter):
+        return parameter
+    return nn.Parameter(plain_tensor(parameter), requires_grad=False)
+
+
+def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers alone: a tensor of a class of its own runs its own code."""
+    return tensor.detach().as_subclass(torch.Tensor)
 
 
 def _filled(value: Any, values: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Metrics: means over examples, and metrics of a whole test split such as AUROC.
+"""Losses and metrics: functions of examples, and metrics of a whole test split such as AUROC.
 
 A test split is measured in batches. A `Metric` computes statistics of each batch (sums where they
 suffice, scores and targets otherwise) and its value from the statistics of all batches. A metric is
@@ -14,11 +14,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
-from fedveil.base.checks import TOP, check_metric, shown
+from fedveil.base.checks import INTERVAL, TOP, check_metric, shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated, known_as
-from fedveil.base.inputs import PADDING
+from fedveil.base.inputs import PADDING, Target
 
 Array = npt.NDArray[Any]
 
@@ -41,6 +42,83 @@ class Metric(Protocol):
 
 Measure = PerExample | Metric
 """A metric: a function whose mean over examples it is, or an object that sees all of them."""
+
+
+TAKEN = frozenset(
+    ("round", "clients", "clipped", "snr", "refused", "clip", "epsilon", "claim", "seconds", "loss")
+)
+"""What a run's metrics already call something else: a metric of that name would overwrite it."""
+
+OVER_CLIENTS = "clients/"
+"""How the numbers begin that tell how a model does across clients."""
+
+
+@known_as("cross-entropy")
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of logits [B, ..., classes] against labels [B, ...], per example.
+
+    An example with labels in several places counts as the mean over its own places that have one
+    (-100 is none), and as 0 if none has.
+    """
+    if outputs.shape[:-1] != targets.shape:
+        raise BadInput(
+            f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
+            f"labels have shape {tuple(targets.shape[1:])}: give one number per label, on the last "
+            "axis, for each of them (or, if several labels hold at once, targets of floats)"
+        )
+    losses = nn.functional.cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), ignore_index=PADDING, reduction="none"
+    )
+    return over_places(losses.view(targets.shape), targets != PADDING)
+
+
+@known_as("binary-cross-entropy")
+def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean binary cross-entropy of logits [B, labels] against targets in [0, 1], per example."""
+    logits = _as_targets(outputs, targets)
+    losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return over_places(losses)
+
+
+@known_as("squared-error")
+def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Squared error of predictions [B, 1] or [B, ...] against targets [B, ...], per example.
+
+    An example with several numbers counts as their mean.
+    """
+    return over_places((_as_targets(outputs, targets) - targets) ** 2)
+
+
+@known_as("accuracy")
+def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """1 where the largest logit is the label, per example. Its mean is the accuracy.
+
+    Of an example with labels in several places, or with several at once, the share that is right.
+    Where an output is not a number, neither is the share.
+    """
+    if targets.is_floating_point():
+        logits = _as_targets(outputs, targets)
+        right = (logits > 0) == (targets > 0.5)
+        return over_places(where_numbers(logits.unsqueeze(-1), right))
+    real = targets != PADDING
+    return over_places(where_numbers(outputs, (outputs.argmax(-1) == targets) & real), real)
+
+
+def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Outputs in the shape of the targets. They may have one more axis, of length 1."""
+    if outputs.shape not in (targets.shape, (*targets.shape, 1)):
+        raise BadInput(
+            f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
+            f"targets have shape {tuple(targets.shape[1:])}: give one number for each"
+        )
+    return outputs.reshape(targets.shape)
+
+
+def usual(target: Target) -> tuple[PerExample, dict[str, PerExample]]:
+    """The default loss and metrics for a target: (loss, metrics by name)."""
+    if not target.classes:
+        return squared_error, {}
+    return binary_cross_entropy if target.several else cross_entropy, {"accuracy": correct}
 
 
 @dataclass(frozen=True)
@@ -209,18 +287,52 @@ def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     return over_places((predicted(outputs, targets) - targets).abs())
 
 
-def named(name: str) -> Measure:
-    """The metric of that name, except for accuracy. An unknown name is refused."""
+def measures_of(metrics: object) -> dict[str, Measure]:
+    """Metrics by name. Those given by their names alone are looked up.
+
+    | edge | behaviour |
+    |---|---|
+    | a name that no metric has | BadInput with the nearest |
+    | a metric called like a number of the run (epsilon, round, loss, ...) | BadInput |
+    | two of one name, or a function without one | BadInput |
+    """
+    if isinstance(metrics, dict):
+        pairs = list(metrics.items())
+    elif isinstance(metrics, list | tuple):
+        pairs = [(_name_of(metric), metric) for metric in metrics]
+    else:
+        raise BadInput(f"metrics is {shown(metrics)}: use {{'name': function}}, or a list of names")
+    found: dict[str, Measure] = {}
+    for name, metric in pairs:
+        taken = not isinstance(name, str) or name in TAKEN
+        if taken or name.startswith(OVER_CLIENTS) or name.endswith(INTERVAL):
+            raise BadInput(f"metric {shown(name)} has a name that is taken: call it otherwise")
+        if name in found:
+            raise BadInput(f"metric {name!r} is there twice: name it once")
+        measure = metric_of(metric) if isinstance(metric, str) else metric
+        if isinstance(measure, type) or not (callable(measure) or isinstance(measure, Metric)):
+            raise BadInput(f"metric {name!r} is {shown(metric)}: a name or a function is needed")
+        found[name] = measure
+    return found
+
+
+def _name_of(metric: object) -> str:
+    name = metric if isinstance(metric, str) else getattr(metric, "__name__", "")
+    if not name or "<" in name:
+        raise BadInput(f"metric {shown(metric)} has no name: use {{'name': metric}}")
+    return str(name)
+
+
+def metric_of(name: str) -> Measure:
+    """The metric of that name. An unknown name is refused."""
     check_metric("metric", name)
     top = re.fullmatch(TOP, name)
-    if top is not None:
-        return TopK(int(top[1]))
-    return _NAMED[name]
+    return _NAMED[name] if top is None else TopK(int(top[1]))
 
 
 def is_of_labels(metric: Measure) -> bool:
-    """Whether a metric is one of ours that needs labels. Accuracy is not among these."""
-    return isinstance(metric, TopK | F1 | Auroc | Perplexity)
+    """Whether a metric is one of ours that needs labels."""
+    return isinstance(metric, TopK | F1 | Auroc | Perplexity) or metric is correct
 
 
 def is_of_numbers(metric: Measure) -> bool:
@@ -295,6 +407,7 @@ def _alike(values: Array) -> bool:
 
 
 _NAMED: dict[str, Measure] = {
+    "accuracy": correct,
     "f1": F1(),
     "f1-macro": F1(macro=True),
     "auroc": Auroc(),

@@ -9,15 +9,16 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedveil.base.checks import OF_LABELS, OF_NUMBERS
+from fedveil.base.checks import OF_LABELS, OF_NUMBERS, shown
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import can_fork, forked, in_fork, sealed
-from fedveil.base.identity import Stated, known_as
-from fedveil.base.inputs import PADDING, Inputs, Target, mapped, shape_of, taken, values_of
-from fedveil.models.capture import Uncapturable, captured, hollow_copy, prepare
+from fedveil.base.identity import Stated
+from fedveil.base.inputs import Inputs, mapped, shape_of, taken, values_of
+from fedveil.models.capture import Uncapturable, captured, prepare
 from fedveil.models.dropout import Dropout
-from fedveil.models.graph import Captured, Graph, Kind, kind_of
+from fedveil.models.graph import Captured, Graph, Kind, hollow_copy, kind_of, tensor_of
 from fedveil.models.lineage import adding, trainings_of
+from fedveil.models.memory import Snapshot, is_plain, is_plain_function, snapshot
 from fedveil.models.metrics import (
     Array,
     Measure,
@@ -25,15 +26,9 @@ from fedveil.models.metrics import (
     PerExample,
     is_of_labels,
     is_of_numbers,
-    named,
-    over_places,
-    where_numbers,
+    measures_of,
 )
-from fedveil.models.parts import check_parts, measures_of, tensor_of
-from fedveil.models.plain import is_plain, is_plain_function
-from fedveil.models.state import Snapshot, snapshot
-from fedveil.models.unrolled import unroll_
-from fedveil.models.vmap_layers import attend_, norm_in_place_, plain_attention, under_vmap
+from fedveil.models.vmap_layers import attend_, norm_in_place_, plain_attention, under_vmap, unroll_
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""
@@ -52,81 +47,8 @@ _NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyE
 """What a module raises that was made for other records."""
 
 
-@known_as("cross-entropy")
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of logits [B, ..., classes] against labels [B, ...], per example.
-
-    An example with labels in several places counts as the mean over its own places that have one
-    (-100 is none), and as 0 if none has.
-    """
-    if outputs.shape[:-1] != targets.shape:
-        raise BadInput(
-            f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
-            f"labels have shape {tuple(targets.shape[1:])}: give one number per label, on the last "
-            "axis, for each of them (or, if several labels hold at once, targets of floats)"
-        )
-    losses = nn.functional.cross_entropy(
-        outputs.flatten(0, -2), targets.flatten(), ignore_index=PADDING, reduction="none"
-    )
-    return over_places(losses.view(targets.shape), targets != PADDING)
-
-
-@known_as("binary-cross-entropy")
-def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean binary cross-entropy of logits [B, labels] against targets in [0, 1], per example."""
-    logits = _as_targets(outputs, targets)
-    losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    return over_places(losses)
-
-
-@known_as("squared-error")
-def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Squared error of predictions [B, 1] or [B, ...] against targets [B, ...], per example.
-
-    An example with several numbers counts as their mean.
-    """
-    return over_places((_as_targets(outputs, targets) - targets) ** 2)
-
-
-@known_as("accuracy")
-def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """1 where the largest logit is the label, per example. Its mean is the accuracy.
-
-    Of an example with labels in several places, or with several at once, the share that is right.
-    Where an output is not a number, neither is the share.
-    """
-    if targets.is_floating_point():
-        logits = _as_targets(outputs, targets)
-        right = (logits > 0) == (targets > 0.5)
-        return over_places(where_numbers(logits.unsqueeze(-1), right))
-    real = targets != PADDING
-    return over_places(where_numbers(outputs, (outputs.argmax(-1) == targets) & real), real)
-
-
-def metric_of(name: str) -> Measure:
-    """The metric of that name."""
-    return correct if name == "accuracy" else named(name)
-
-
 PUBLIC_WEIGHTS = "are public: they were not learnt from these clients"
 """What claims assume of everything that a module brings along."""
-
-
-def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Outputs in the shape of the targets. They may have one more axis, of length 1."""
-    if outputs.shape not in (targets.shape, (*targets.shape, 1)):
-        raise BadInput(
-            f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
-            f"targets have shape {tuple(targets.shape[1:])}: give one number for each"
-        )
-    return outputs.reshape(targets.shape)
-
-
-def usual(target: Target) -> tuple[PerExample, dict[str, PerExample]]:
-    """The default loss and metrics for a target: (loss, metrics by name)."""
-    if not target.classes:
-        return squared_error, {}
-    return binary_cross_entropy if target.several else cross_entropy, {"accuracy": correct}
 
 
 @dataclass
@@ -164,14 +86,15 @@ class Task:
     The parameters that learn become views into one contiguous vector, in the order of
     `named_parameters`; nothing is copied afterwards in either direction. Frozen ones
     (`requires_grad=False`) are constants, of which there is one copy for everybody; buffers are
-    constants as well. The module itself is never run. A plain one (`models.plain`) is computed in
+    constants as well. The module itself is never run. A plain one (`models.memory`) is computed in
     copies, which have no learning parameters of their own and get those they are to run with. Of
     any other one a captured graph is computed (`models.graph`), which has none of its code and
     cannot remember. Where it cannot be captured either, its code runs in forks alone
-    (`models.isolation`). One copy or graph keeps the module's mode (train, unless it was set
+    (`models.trial`). One copy or graph keeps the module's mode (train, unless it was set
     otherwise), the other is in eval mode, for measuring. A loss that is not plain is captured as
     well. What dropout drops of a record is said by the record's key (`models.dropout`).
 
+    >>> from fedveil.models.metrics import squared_error
     >>> task = Task(nn.Linear(10, 1), squared_error)
     >>> task.size
     11
@@ -196,7 +119,7 @@ class Task:
 
     def __post_init__(self) -> None:
         check_parts(self.module, self.loss)
-        measures = measures_of(self.metrics, metric_of)
+        measures = measures_of(self.metrics)
         _check_module(self.module)
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         flat = torch.cat([p.detach().reshape(-1) for _, p in named]).to(torch.float32)
@@ -337,7 +260,7 @@ class Task:
 
     def measuring(self, metrics: Metrics) -> "Task":
         """The same task, measured by these metrics from here on."""
-        self._state.measures = measures_of(metrics, metric_of)
+        self._state.measures = measures_of(metrics)
         return self
 
     @property
@@ -573,7 +496,7 @@ class Task:
                     f"metric {name!r} is of numbers and the data have {classes} labels: use "
                     f"{', '.join(OF_LABELS)}"
                 )
-            if not classes and (is_of_labels(measure) or measure is correct):
+            if not classes and is_of_labels(measure):
                 raise BadInput(
                     f"metric {name!r} is of labels and the data have numbers: use "
                     f"{', '.join(OF_NUMBERS)}"
@@ -589,6 +512,19 @@ class Task:
         except _NO_FIT:
             return False
         return True
+
+
+def check_parts(module: object, loss: object) -> None:
+    """Refuse a module or loss of the wrong type.
+
+    | edge | behaviour |
+    |---|---|
+    | a class instead of a module | BadInput |
+    """
+    if not isinstance(module, nn.Module):
+        raise BadInput(f"module is {shown(module)}: an instance of torch.nn.Module is needed")
+    if not callable(loss):
+        raise BadInput(f"loss is {shown(loss)}: a function of (outputs, targets) is needed")
 
 
 def _in_eval_mode(module: nn.Module) -> nn.Module:

@@ -1,12 +1,25 @@
-"""Try the module contract: each record alone, no state, nothing written or drawn.
+"""Decide how a task is computed so that it cannot remember, and try the module contract.
 
-A claim about clients rests on their gradients being functions of their own records. A module can
-break that in ways that no list of classes covers: it may draw random numbers, write to its
-parameters, remember earlier records, or let records of one batch see each other. So it is tried,
-on copies, on records that are nobody's, before anything is charged.
+A claim about clients or records holds if their gradients are functions of their own records.
+A module can break that in ways that no list covers: it may draw random numbers, write to its
+parameters, remember earlier records, or let records of one batch see each other. So code that is
+not known to keep nothing is not run on clients' records; where it has to be, each client is
+computed in a fork of a process in which it has never run on one (docs/proofs/isolation.md).
+
+| module and loss | what runs |
+|---|---|
+| all torch's and ours (`models.memory`) | they themselves |
+| other code that can be captured (`models.capture`) | graphs of pure operators |
+| other code, where clients are the unit, on Linux on x86-64 | each client in a fork |
+| other code, where records are the unit, or elsewhere | BadInput |
+
+The contract (each record alone, no state, nothing written or drawn) is tried as well, on copies, on
+records that are nobody's, before anything is charged.
 """
 
+import copy
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,15 +31,83 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import forked, in_fork
+from fedveil.base.forks import can_confine, can_fork, forked, in_fork
 from fedveil.base.inputs import PADDING, labelled, mapped, taken, values_of
-from fedveil.models.state import Snapshot, difference
+from fedveil.models.capture import Uncapturable, captured, prepare
+from fedveil.models.graph import Graph, Kind, kind_of
+from fedveil.models.memory import Snapshot, check_process, difference
 from fedveil.models.task import Features, Named, Task, first_line
 
 _RECORDS = 4
 _AWAY = 0.1
 _STRETCH = 30.0
 _AGREEMENT = 1e-3
+
+
+def isolate(task: Task, x: Features, y: torch.Tensor, classes: int) -> str:
+    """Decide from a few public records how a task is computed. Returns one line about it, or "".
+
+    The module's and the loss's own code runs in a fork here, which refuses what
+    `mixes_records` refuses.
+    """
+    check_process()
+    if not task.module_captured and not task.loss_captured:
+        return ""
+    if (kind_of(x) in task.graphs[0] or not task.module_captured) and (
+        task.graphs[2] or not task.loss_captured
+    ):
+        return ""
+    started = time.monotonic()
+    prepare()
+    x, y = mapped(torch.clone, x), y.clone()
+    look = forked(lambda: _look(task, x, y, classes)) if can_fork() else _look(task, x, y, classes)
+    if isinstance(look, str):
+        task.compute_in_forks(look)
+        return f"each client is computed in a fork, since the model cannot be captured: {look}"
+    for own, graph in zip(task.graphs, look, strict=True):
+        own.update(graph)
+    return f"the model runs as a captured graph ({time.monotonic() - started:.1f} s to capture)"
+
+
+def check_unit(task: Task, *, records: bool) -> None:
+    """Refuse forks where a record is the unit, or where processes cannot be confined."""
+    if not task.forks:
+        return
+    name = type(task.module).__name__
+    if records:
+        raise BadInput(
+            f"the model {name} or its loss cannot be captured ({task.forks}), and might let a "
+            "record reach another's gradient: write it in operators of torch without side effects"
+        )
+    if not can_confine():
+        raise BadInput(
+            f"the model {name} or its loss cannot be captured ({task.forks}), and this platform "
+            "cannot confine a process for each client: write it in operators of torch without side "
+            "effects, or use Linux on x86-64"
+        )
+
+
+def _look(
+    task: Task, x: Features, y: torch.Tensor, classes: int
+) -> str | tuple[dict[Kind, Graph], ...]:
+    """The graphs of module and loss for records of this kind, or why there are none."""
+    own = task.by_own_code()
+    own.check_fits(x, y, classes)
+    mixes_records(own, x, y)
+    with torch.no_grad():
+        outputs = own.outputs(own.named(own.parameters.clone()), x)
+    module = task.module
+    learning, measuring, loss = (dict[Kind, Graph]() for _ in range(3))
+    try:
+        if task.module_captured:
+            learning[kind_of(x)] = captured(copy.deepcopy(module), x, keyed=True)
+            measuring[kind_of(x)] = captured(copy.deepcopy(module).eval(), x)
+        if task.loss_captured:
+            given = {"outputs": outputs, "y": y}
+            loss[kind_of(given)] = captured(copy.deepcopy(task.loss), given, loss=True)
+    except Uncapturable as e:
+        return str(e)
+    return learning, measuring, loss
 
 
 def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:

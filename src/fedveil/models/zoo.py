@@ -1,5 +1,12 @@
-"""The small zoo: models of the papers and of the embedded data, none with batch norm."""
+"""The models of recipes, none with batch norm, and layers to use in place of torch's under DP.
 
+Texts are rows of words by number [B, T], 0 where a text has ended. Models of texts answer once per
+text, or at every place with what comes next. All layers are linear, convolve or look words up, so
+that the norms of single-example gradients are known. Batch norm mixes the records of a batch, so no
+claim covers it: `without_batch_norm` replaces it.
+"""
+
+import copy
 import itertools
 import math
 from dataclasses import dataclass
@@ -8,11 +15,15 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from fedveil.base.checks import MODELS, NEXT_WORD, TEXT_MODELS, OneOf
+from fedveil.base.checks import MODELS, NEXT_WORD, TEXT_MODELS, OneOf, shown
 from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 from fedveil.base.inputs import Target
-from fedveil.models.task import Task, usual
-from fedveil.models.text import TextLstm, TextTransformer
+from fedveil.models.metrics import usual
+from fedveil.models.task import Task
+
+_NO_WORD = 0
+_NEVER = -1e9  # a score that no word gets through
 
 
 @dataclass(frozen=True)
@@ -194,3 +205,212 @@ def _zeroed(module: nn.Module) -> nn.Module:
         for parameter in module.parameters():
             parameter.zero_()
     return module
+
+
+class TextLstm(nn.Module):
+    """Word vectors, then layers of long short-term memory, one for each of `hidden`.
+
+    One answer is drawn from the mean of what the last layer gives at the words of a text; an answer
+    at `each` place [B, T, outputs] from what it gives there.
+
+    >>> TextLstm(100, 8, (16,), 2)(torch.tensor([[5, 7, 0]])).shape
+    torch.Size([1, 2])
+    """
+
+    def _get_name(self) -> str:
+        return "TextLstm"  # stored models have a digest of it
+
+    @property
+    def identity(self) -> Stated:
+        return (("model", "lstm"), ("each", self.each))
+
+    def __init__(
+        self,
+        words: int,
+        embedding: int,
+        hidden: tuple[int, ...],
+        outputs: int,
+        *,
+        each: bool = False,
+    ) -> None:
+        super().__init__()
+        self.each = each
+        self.words = nn.Embedding(words, embedding, padding_idx=_NO_WORD)
+        widths = (embedding, *hidden)
+        self.layers = nn.ModuleList(
+            nn.LSTM(a, b, batch_first=True) for a, b in zip(widths, hidden, strict=False)
+        )
+        self.answer = nn.Linear(widths[-1], outputs)
+
+    def forward(self, texts: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        values = self.words(texts)
+        for layer in self.layers:
+            values, _ = layer(values)
+        if not self.each:
+            values = _mean_of_words(values, texts != _NO_WORD)
+        out: torch.Tensor = self.answer(values)
+        return out
+
+
+class TextTransformer(nn.Module):
+    """Word vectors and learnt vectors of places, then layers of attention.
+
+    Words attend to all words of their text and to no padding; where there is an answer at `each`
+    place, to the words up to it. Norms have no parameters: fewer that noise is added to.
+
+    >>> TextTransformer(100, 3, 8, 1, 2, 2)(torch.tensor([[5, 7, 0]])).shape
+    torch.Size([1, 2])
+    """
+
+    def _get_name(self) -> str:
+        return "TextTransformer"  # stored models have a digest of it
+
+    @property
+    def identity(self) -> Stated:
+        return (("model", "transformer"), ("each", self.each))
+
+    def __init__(
+        self,
+        words: int,
+        length: int,
+        embedding: int,
+        layers: int,
+        heads: int,
+        outputs: int,
+        *,
+        each: bool = False,
+    ) -> None:
+        super().__init__()
+        self.each = each
+        self.words = nn.Embedding(words, embedding, padding_idx=_NO_WORD)
+        self.places = nn.Embedding(length, embedding)
+        self.layers = nn.ModuleList(_AttentionBlock(embedding, heads) for _ in range(layers))
+        self.answer = nn.Linear(embedding, outputs)
+
+    def forward(self, texts: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        places = torch.arange(texts.shape[1], device=texts.device)
+        real = texts != _NO_WORD
+        seen = real[:, None, :]
+        if self.each:
+            seen = seen & (places[None, :] <= places[:, None])
+        values = self.words(texts) + self.places(places)
+        for layer in self.layers:
+            values = layer(values, seen)
+        values = _normed(values)
+        out: torch.Tensor = self.answer(values if self.each else _mean_of_words(values, real))
+        return out
+
+
+class _AttentionBlock(nn.Module):
+    """Multi-head attention and two linear layers, each with a residual connection."""
+
+    def _get_name(self) -> str:
+        return "_Attention"  # stored models have a digest of it
+
+    @property
+    def identity(self) -> Stated:
+        return (("layer", "attention"), ("heads", self.heads))
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.asked = nn.Linear(width, 3 * width)
+        self.mixed = nn.Linear(width, width)
+        self.wide = nn.Linear(width, 2 * width)
+        self.narrow = nn.Linear(2 * width, width)
+
+    def forward(self, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """[B, T, width] -> the same. `seen` [B, T, T] masks the words that a place attends to."""
+        count, length, width = values.shape
+        asked = self.asked(_normed(values)).view(count, length, 3, self.heads, -1)
+        query, key, value = asked.permute(2, 0, 3, 1, 4)
+        scores = query @ key.mT / math.sqrt(width // self.heads)
+        weights = scores.masked_fill(~seen[:, None], _NEVER).softmax(dim=-1)
+        mixed = (weights @ value).transpose(1, 2).reshape(count, length, width)
+        values = values + self.mixed(mixed)
+        deeper: torch.Tensor = self.narrow(nn.functional.gelu(self.wide(_normed(values))))
+        return values + deeper
+
+
+def _normed(values: torch.Tensor) -> torch.Tensor:
+    return nn.functional.layer_norm(values, values.shape[-1:])
+
+
+def _mean_of_words(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """The mean over the real places of [B, T, width], zeros if there are none."""
+    kept = values * real[..., None]
+    return kept.sum(dim=1) / real.sum(dim=1, keepdim=True).clamp_min(1)
+
+
+def without_batch_norm(module: nn.Module, groups: int = 32) -> nn.Module:
+    """A copy of `module` in which every batch norm is a group norm with the same scale and shift.
+
+    A layer of C channels gets gcd(C, groups) groups: the most that divide both. Its statistics are
+    dropped, since group norm computes them from each record alone.
+
+    >>> without_batch_norm(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))[1].num_groups
+    16
+    """
+    if not isinstance(module, nn.Module):
+        raise BadInput(f"module is {shown(module)}: an instance of torch.nn.Module is needed")
+    if groups < 1:
+        raise BadInput(f"groups is {groups}: at least one is needed")
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return _group_norm(module, groups)
+    module = copy.deepcopy(module)
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                setattr(parent, name, _group_norm(child, groups))
+    return module
+
+
+def _group_norm(layer: nn.modules.batchnorm._BatchNorm, groups: int) -> nn.GroupNorm:
+    channels = layer.num_features
+    if channels == 0:
+        raise BadInput("a lazy batch norm has no channels yet: pass one batch through the model")
+    made = nn.GroupNorm(math.gcd(channels, groups), channels, layer.eps, layer.affine)
+    if layer.affine:
+        made.weight, made.bias = copy.deepcopy(layer.weight), copy.deepcopy(layer.bias)
+    return made.train(layer.training)
+
+
+class Lstm(nn.Module):
+    """A layer of long short-term memory: [B, T, inputs] -> the outputs of all steps [B, T, hidden].
+
+    The same function as `nn.LSTM(inputs, hidden, batch_first=True)` with one bias instead of two,
+    which do the same and are clipped and noised twice. It is as fast under DP-SGD
+    (`models.vmap_layers`), and `nn.LSTM` is faster without.
+
+    >>> Lstm(3, 5)(torch.zeros(2, 7, 3)).shape
+    torch.Size([2, 7, 5])
+    """
+
+    def _get_name(self) -> str:
+        return "Lstm"  # stored models have a digest of it
+
+    @property
+    def identity(self) -> Stated:
+        return (("layer", "lstm"),)
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.input = nn.Linear(inputs, 4 * hidden)
+        self.hidden = nn.Linear(hidden, 4 * hidden, bias=False)
+        reach = hidden**-0.5
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -reach, reach)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Step through the sequence. The four gates are input, forget, cell and output."""
+        driven = self.input(x)
+        h = c = x.new_zeros(len(x), self.hidden.in_features)
+        steps = []
+        for t in range(x.shape[1]):
+            i, f, g, o = (driven[:, t] + self.hidden(h)).chunk(4, dim=1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            steps.append(h)
+        return torch.stack(steps, dim=1)

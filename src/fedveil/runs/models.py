@@ -10,9 +10,9 @@ from fedveil.base.checks import NEXT_WORD, TEXT_MODELS
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, Target, single
 from fedveil.data.federated import FederatedData
-from fedveil.models.replacements import without_batch_norm
-from fedveil.models.task import Task, usual
-from fedveil.models.zoo import Reading, build_task
+from fedveil.models.metrics import usual
+from fedveil.models.task import Task
+from fedveil.models.zoo import Reading, build_task, without_batch_norm
 from fedveil.runs.modules import freeze_, module_from_code, read_weights_
 from fedveil.runs.sections.data_section import ModelSection
 

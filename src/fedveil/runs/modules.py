@@ -21,7 +21,8 @@ from fedveil.base.errors import BadInput
 from fedveil.base.identity import digest_of
 from fedveil.base.inputs import Target
 from fedveil.models.lineage import earlier, note_copy, note_training, note_weights
-from fedveil.models.task import Task, first_line, metric_of, usual
+from fedveil.models.metrics import metric_of, usual
+from fedveil.models.task import Task, first_line
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 

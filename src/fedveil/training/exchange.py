@@ -11,7 +11,7 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import Tensors, sealed
-from fedveil.models.state import common_generators, difference
+from fedveil.models.memory import common_generators, difference
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan

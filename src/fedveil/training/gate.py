@@ -15,7 +15,7 @@ import torch
 from fedveil.base.checks import INTERVAL
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.models.parts import OVER_CLIENTS
+from fedveil.models.metrics import OVER_CLIENTS
 from fedveil.models.task import Task
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams

@@ -14,7 +14,7 @@ import torch
 
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.models.parts import OVER_CLIENTS
+from fedveil.models.metrics import OVER_CLIENTS
 from fedveil.models.task import Task
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread

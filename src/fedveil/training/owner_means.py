@@ -12,8 +12,8 @@ from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.data.provenance import PUBLIC, by_record
+from fedveil.models.memory import is_plain_function
 from fedveil.models.metrics import Metric, is_of_numbers
-from fedveil.models.plain import is_plain_function
 from fedveil.models.task import Task
 from fedveil.privacy.priced_metrics import LOSS
 from fedveil.training.cohort import tensors

@@ -14,12 +14,11 @@ from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated, digest_of, seed_of
 from fedveil.base.inputs import Inputs, count, taken, values_of
 from fedveil.data.federated import Array, FederatedData
-from fedveil.models.isolation import check_unit, isolate
 from fedveil.models.lineage import note_training, note_weights
+from fedveil.models.memory import check_process, is_plain_function
 from fedveil.models.metrics import Metric
-from fedveil.models.plain import check_process, is_plain_function
 from fedveil.models.task import Features, Task
-from fedveil.models.trial import check_together, mixes_records
+from fedveil.models.trial import check_together, check_unit, isolate, mixes_records
 from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams

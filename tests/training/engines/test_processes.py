@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fedveil.base.errors import BadInput
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Quantile

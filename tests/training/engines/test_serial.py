@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.streams import Streams

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.training.batches import Batches
 from fedveil.training.engines import timings as module
 from fedveil.training.engines.chunks import MEMORY

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.privacy.rows import Norm
 from fedveil.training.gradients.per_example import ClippedExamples
 from tests.training.gradients.modules import VOCABULARY

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.models.task import Task, cross_entropy, squared_error
+from fedveil.models.metrics import cross_entropy, squared_error
+from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.vectorised import Vectorised

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedveil.models.replacements import Lstm
+from fedveil.models.zoo import Lstm
 
 VOCABULARY = 7
 

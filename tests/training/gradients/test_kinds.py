@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from fedveil.base.errors import BadInput
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.gradients.per_example import ClippedExamples

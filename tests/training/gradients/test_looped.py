@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.models.task import Task, cross_entropy, squared_error
+from fedveil.models.metrics import cross_entropy, squared_error
+from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.training.batches import Batches
 from fedveil.training.cohort import CohortData

@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, squared_error
+from fedveil.models.metrics import squared_error
+from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batch

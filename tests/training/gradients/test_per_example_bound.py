@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedveil.models.task import Task, cross_entropy, squared_error
+from fedveil.models.metrics import cross_entropy, squared_error
+from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip import Clip
 from fedveil.training.gradients.per_example import ClippedExamples

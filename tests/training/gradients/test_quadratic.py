@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, squared_error
+from fedveil.models.metrics import squared_error
+from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.noise.streams import Streams

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.models.task import cross_entropy, squared_error
+from fedveil.models.metrics import cross_entropy, squared_error
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.batches import Batch

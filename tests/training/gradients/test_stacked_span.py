@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.batches import Batches

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.models.state import Snapshot, difference, keeps_nothing, snapshot
+from fedveil.models.memory import Snapshot, difference, keeps_nothing, snapshot
 from fedveil.privacy.noise.streams import JointStreams
 from fedveil.privacy.round import Round
 from fedveil.privacy.rows import add_weighted_

@@ -11,7 +11,8 @@ import torch
 from torch.func import grad, vmap
 
 from fedveil.base.inputs import single
-from fedveil.models.task import Task, cross_entropy, squared_error
+from fedveil.models.metrics import cross_entropy, squared_error
+from fedveil.models.task import Task
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch

@@ -3,7 +3,8 @@
 import torch
 
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, squared_error
+from fedveil.models.metrics import squared_error
+from fedveil.models.task import Task
 from fedveil.training.cohort import CohortData, tensors
 from fedveil.training.gradients.linear_chain import chain_of
 from fedveil.training.gradients.quadratic import Quadratics, QuadraticWalk

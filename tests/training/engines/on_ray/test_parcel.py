@@ -13,7 +13,8 @@ from torch import nn
 
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.privacy.noise.secure_random import SecureRandom
 from fedveil.training.engines.on_ray.parcel import MappedFile, packed
 from fedveil.training.engines.on_ray.pool import level_of

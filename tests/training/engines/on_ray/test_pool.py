@@ -16,7 +16,8 @@ from fedveil.attacks.backdoor_attack import BackdoorAttack
 from fedveil.attacks.image_backdoors import PixelTrigger
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.metrics import cross_entropy
+from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.releases.client_noise import client_noise
