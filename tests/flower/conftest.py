@@ -95,7 +95,7 @@ class Trio:
             RegisteredSite(name=name, key=f"SHA256:{k:043d}", records=12 + 3 * k)
             for k, name in enumerate(self.transport.sites)
         ]
-        return Server.open(
+        return Server.start_or_resume(
             load_recipe(recipe or self.recipe),
             Federation(sites=sites, **{**known, **keys}),
             self.transport,

@@ -114,7 +114,7 @@ def test_who_is_asked_is_drawn_from_all_that_are_registered(stand_ins):
     three = stand_ins({**POISSON, "noise": SEEDED, "rounds": 40})
     three.transport.away = {"north", "south"}
     result = three.server(minimum=1).serve()
-    asked = {name: sum(name in o.asked for o in three.outcomes) for name in NAMES}
+    asked = {name: sum(name in o.invited for o in three.outcomes) for name in NAMES}
     assert result["rounds"] == 40
     assert min(asked.values()) >= 5  # of 40 at rate 1/2: fewer once in three million runs
     assert all(set(o.answered) <= {"west"} for o in three.outcomes)

@@ -38,7 +38,7 @@ def test_the_round_goes_on_without_whoever_sends_what_cannot_be_used(stand_ins, 
     assert set(first.answered) == {"good", "fine", "replays", *ABOUT_CONTENT}
     assert last.absent == ["dies"]
     assert last.declined == {"refuses": "no budget is left"}
-    assert set(last.refused) == set(HOSTILE) - {"dies", "refuses"}
+    assert set(last.rejected) == set(HOSTILE) - {"dies", "refuses"}
     assert len(read_charges(many.folder / "run" / "ledger.db")) == 2
 
 
@@ -63,7 +63,7 @@ def test_a_replay_of_an_older_answer_does_not_count(stand_ins):
     first, second = three.outcomes
     assert first.answered == list(NAMES)
     assert second.answered == ["north", "south"]
-    assert "attempt 0 at round 1" in second.refused["west"]
+    assert "attempt 0 at round 1" in second.rejected["west"]
 
 
 def test_an_answer_counts_once(stand_ins):
@@ -72,7 +72,7 @@ def test_an_answer_counts_once(stand_ins):
     three.server().serve()
     moved = three.model("run") - three.transport.asks[0].params
     assert moved[:3].tolist() == pytest.approx([0.1 / 3] * 3, abs=1e-6)
-    assert three.outcomes[0].refused == {"west": "it answered twice"}
+    assert three.outcomes[0].rejected == {"west": "it answered twice"}
 
 
 def test_who_has_declined_does_not_answer_any_more(stand_ins):
@@ -91,7 +91,7 @@ def test_nobody_answers_in_the_name_of_another(stand_ins):
     three.server().serve()
     (outcome,) = three.outcomes
     assert outcome.answered == ["south", "west"]
-    assert outcome.refused == {"north": "it answered in the name of 'south'"}
+    assert outcome.rejected == {"north": "it answered in the name of 'south'"}
 
 
 def test_who_was_not_asked_does_not_count(stand_ins):
@@ -107,7 +107,7 @@ def test_who_was_not_asked_does_not_count(stand_ins):
     three.server().serve()
     (outcome,) = three.outcomes
     assert len(outcome.answered) == 1
-    assert list(outcome.refused.values()) == ["it was not asked"] * 2
+    assert list(outcome.rejected.values()) == ["it was not asked"] * 2
 
 
 @pytest.mark.parametrize("length", [0.1, 1000.0])
@@ -166,6 +166,6 @@ def test_a_late_answer_is_dropped_for_good(stand_ins):
     three.server().serve()
     first, second = three.outcomes
     assert first.answered == ["north", "south"]
-    assert first.refused == {"west": "it answered after the deadline"}
+    assert first.rejected == {"west": "it answered after the deadline"}
     assert second.answered == list(NAMES)
-    assert "attempt 0 at round 1" in second.refused["west"]
+    assert "attempt 0 at round 1" in second.rejected["west"]

@@ -22,7 +22,7 @@ def site(name="north", key=KEY, more=""):
 def test_sites_keep_their_order_and_whole_seconds_will_do(tmp_path):
     text = "deadline = 5\nminimum = 2\n" + site("b") + site("a", PRINT, "records = 12")
     found = written(tmp_path, text)
-    assert found.names == ["b", "a"]
+    assert found.site_names == ["b", "a"]
     assert [s.records for s in found.sites] == [0, 12]
     assert (found.deadline, found.minimum, len(found)) == (5.0, 2, 2)
 

@@ -60,7 +60,7 @@ def test_a_second_attempt_shares_neither_noise_nor_cohort_with_the_first(stand_i
             file.unlink()
     first, second = three.outcomes[:12], three.outcomes[12:]
     assert [outcome.attempt for outcome in second] == [1] * 12
-    assert [o.asked for o in first] != [o.asked for o in second]
+    assert [o.invited for o in first] != [o.invited for o in second]
     assert not set(losses[0]) & set(losses[1])
 
 

@@ -48,7 +48,7 @@ def test_claims_are_the_simulators(trio, recipe):
     three = trio(recipe)
     ours, theirs = three.server().serve(), three.simulated()
     assert ours["rounds"] == theirs["rounds"] == recipe["rounds"]
-    assert all(outcome.answered == outcome.asked for outcome in three.outcomes)
+    assert all(outcome.answered == outcome.invited for outcome in three.outcomes)
     assert len(ours["claims"]) == len(theirs["claims"]) > 0
     for a, b in zip(ours["claims"], theirs["claims"], strict=True):
         assert [a[key] for key in TOLD] == [b[key] for key in TOLD]

@@ -1,4 +1,19 @@
-"""The TLS connection to the mixer, by which a site reports and the server collects."""
+"""`Federation`: the sites that a server asks, their keys, and how long it waits for them.
+
+It is read from federation.toml:
+
+```toml
+deadline = 600            # seconds from the asks of a round to its end
+minimum = 3               # sites that must be online before a round, and answer in it
+
+[[sites]]                 # in the order of client numbers, which never changes
+name = "north"
+key = "SHA256:..."        # of the site's public key, as ssh-keygen -lf prints it; or the key itself
+records = 1200            # only where it is public and needed: weights, claims about records
+```
+
+For recipes with [shuffle], sites and server reach the mixer by `MixerLink`.
+"""
 
 import asyncio
 import base64
@@ -23,7 +38,7 @@ from fedveil.privacy.shuffle import Flags, Multisets
 from fedveil.runs.sections.data_section import DataSection
 from fedveil.runs.sections.section import Section
 
-_LOOK = 0.2  # seconds from one look at the mixer to the next
+_MIXER_POLL = 0.2  # seconds from one question to the mixer to the next
 
 T = TypeVar("T")
 
@@ -67,7 +82,7 @@ class MixerSection(Section):
                 "is for tests on one machine"
             )
 
-    def beside(self, folder: Path) -> "MixerSection":
+    def with_absolute_paths(self, folder: Path) -> "MixerSection":
         """The same with paths that are relative to `folder` made absolute."""
         files = {name: getattr(self, name) for name in ("ca", "certificate", "key")}
         changes = {name: str(folder / file) for name, file in files.items() if file is not None}
@@ -90,8 +105,12 @@ class MixerLink:
         A mixer that hands on fewer than `minimum` reports gets none. A report is never sent
         again: a mixer that broke off may have counted it.
         """
-        place, spread, tls = self._place, self.section.spread, self._tls
-        _run(lambda: send_report(*place, number, high, minimum=minimum, spread=spread, tls=tls))
+        mixer, tls = self.section, self._tls_context()
+        _run_in_thread(
+            lambda: send_report(
+                mixer.host, mixer.port, number, high, minimum=minimum, spread=mixer.spread, tls=tls
+            )
+        )
 
     def collected(
         self,
@@ -103,29 +122,26 @@ class MixerLink:
         sleep: Callable[[float], None],
     ) -> Multisets | None:
         """Collect a round's multisets. None if it was discarded, or is still open at `until`."""
-        place, tls = self._place, self._tls
+        mixer, tls = self.section, self._tls_context()
         while True:
             try:
-                return _run(lambda: collect(*place, number, positions, minimum=minimum, tls=tls))
+                return _run_in_thread(
+                    lambda: collect(
+                        mixer.host, mixer.port, number, positions, minimum=minimum, tls=tls
+                    )
+                )
             except Refused as e:
                 if e.status not in (Status.OPEN, Status.LOST) or clock() >= until:
                     return None
-            sleep(_LOOK)
+            sleep(_MIXER_POLL)
 
-    @property
-    def _place(self) -> tuple[str, int]:
-        return self.section.host, self.section.port
-
-    @property
-    def _tls(self) -> ssl.SSLContext | None:
-        section = self.section
-        if section.insecure:
-            return None
-        return connecting(section.ca, section.certificate, section.key)
+    def _tls_context(self) -> ssl.SSLContext | None:
+        mixer = self.section
+        return None if mixer.insecure else connecting(mixer.ca, mixer.certificate, mixer.key)
 
 
-def _run(conversation: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """In a thread of its own: whoever calls may be inside a loop already."""
+def _run_in_thread(conversation: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in a thread of its own: the caller may be inside an event loop already."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(lambda: asyncio.run(conversation())).result()
 
@@ -166,11 +182,8 @@ class Federation(Section):
     data: DataSection | None = None
     mixer: MixerSection | None = None
 
-    def __len__(self) -> int:
-        return len(self.sites)
-
     @property
-    def names(self) -> list[str]:
+    def site_names(self) -> list[str]:
         """In the order of client numbers."""
         return [site.name for site in self.sites]
 
@@ -187,7 +200,7 @@ class Federation(Section):
         if not self.sites:
             raise BadInput("federation: no sites: list each under [[sites]]")
         for what, values in (
-            ("name", self.names),
+            ("name", self.site_names),
             ("key", [site.fingerprint for site in self.sites]),
         ):
             for value in values:
@@ -217,23 +230,21 @@ def read_federation(path: Path) -> Federation:
         tables = tomllib.loads(path.read_text())
     except (OSError, ValueError) as e:
         raise BadInput(f"federation {path} cannot be read: {one_line(e)}") from e
-    federation = federation_of(tables)
-    federation.check()
-    if federation.mixer is None:
-        return federation
-    mixer = federation.mixer.beside(path.resolve().parent)
-    return federation.model_copy(update={"mixer": mixer})
-
-
-def federation_of(tables: dict[str, Any]) -> Federation:
-    """The federation that a file's tables describe."""
+    for key in ("deadline", "wait"):  # whole numbers of seconds are welcome
+        if type(tables.get(key)) is int:
+            tables[key] = float(tables[key])
     try:
-        return Federation.model_validate(_with_floats(tables))
+        federation = Federation.model_validate(tables)
     except ValidationError as e:
         first = e.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         message = "is not a key of it" if first["type"] == "extra_forbidden" else first["msg"]
         raise BadInput(f"federation: {where}: {message[:1].lower() + message[1:]}") from e
+    federation.check()
+    if federation.mixer is None:
+        return federation
+    mixer = federation.mixer.with_absolute_paths(path.resolve().parent)
+    return federation.model_copy(update={"mixer": mixer})
 
 
 def takes_whole_deadline(plan: PrivacyPlan) -> bool:
@@ -259,11 +270,3 @@ def fingerprint(key: str) -> str:
         ) from e
     digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
     return _FINGERPRINT + digest
-
-
-def _with_floats(tables: dict[str, Any]) -> dict[str, Any]:
-    """Accept whole numbers of seconds."""
-    return {
-        key: float(value) if key in ("deadline", "wait") and type(value) is int else value
-        for key, value in tables.items()
-    }

@@ -1,14 +1,15 @@
-"""`sites.jsonl`: the sites that a federation's server asked in each round, and their answers.
+"""The server of a federation: a run like `fedveil run`, whose clients are sites.
 
-The file is private, as the server's ledger is: under central DP nobody else may know who was asked.
-A claim depends on it in one respect: an ask is noted durably before it is sent, so that no two asks
-of a run have the same number.
+Recipe, ledger, checkpoints and result are the same, only the engine differs: `RemoteEngine` asks
+sites for their reports. A server that is started again with the same run directory resumes. The
+proof note is docs/proofs/flower.md.
 """
 
 import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,18 @@ from fedveil.training.reports import Rows
 from fedveil.training.server import Weights
 from fedveil.training.sums import CohortSum
 
-NAME, ABOUT = "sites.jsonl", "federation.json"
+CARRIED = (
+    "whatever carries messages between sites and server counts as the server: it sees who is asked "
+    "and what they send"
+)
+ABSENT = "whether and when a site answers does not depend on its records"
+
+_IDENTITY = "federation.json"
+_ONLINE_POLL = 1.0  # seconds from one check of who is online to the next
+
+
+class TooFewSites(FedveilError):
+    """Not enough sites are online. Nothing was charged for the next round."""
 
 
 @dataclass
@@ -52,31 +64,31 @@ class Outcome:
     Attributes:
         round: The round.
         attempt: The attempt at it, from 0.
-        asked: The names of the sites that were asked.
+        invited: The names of the sites that were asked.
         answered: Those whose reports were accepted.
-        refused: Those whose reports were refused, with the reason.
+        rejected: Those whose reports were refused, with the reason.
         declined: Those that declined, with the reason.
         enough: False if too few answered. The model then stays as it was.
     """
 
     round: int
     attempt: int
-    asked: list[str]
+    invited: list[str]
     answered: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
     declined: dict[str, str] = field(default_factory=dict)
     enough: bool = True
 
     @property
     def absent(self) -> list[str]:
         """The sites that sent nothing in time."""
-        known = {*self.answered, *self.declined, *self.refused}
-        return [name for name in self.asked if name not in known]
+        known = {*self.answered, *self.declined, *self.rejected}
+        return [name for name in self.invited if name not in known]
 
     def __str__(self) -> str:
-        parts = [f"{len(self.answered)} of {len(self.asked)} sites answered"]
+        parts = [f"{len(self.answered)} of {len(self.invited)} sites answered"]
         parts += [f"{name} declined: {reason}" for name, reason in self.declined.items()]
-        parts += [f"{name} was refused: {reason}" for name, reason in self.refused.items()]
+        parts += [f"{name} was refused: {reason}" for name, reason in self.rejected.items()]
         if self.absent:
             parts.append(f"absent: {', '.join(self.absent)}")
         if not self.enough:
@@ -86,87 +98,85 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RoundLog:
-    """The file of one run, in its directory."""
+    """`sites.jsonl` of a run directory: the sites that were asked in each round, and their answers.
+
+    The file is private, as the server's ledger is: under central DP nobody else may know who was
+    asked. A claim depends on it in one respect: an ask is written durably before it is sent, so
+    that no two asks of a run have the same number.
+    """
 
     folder: Path
 
-    def asked_before(self, round: int) -> int:
+    def attempts(self, round: int) -> int:
         """How many times `round` was asked for."""
-        return sum(line.get("asking") == round for line in self._lines())
+        path, attempts = self.folder / "sites.jsonl", 0
+        for line in path.read_text().splitlines() if path.exists() else ():
+            with suppress(ValueError):  # a line that a crash cut off was never followed by an ask
+                attempts += json.loads(line).get("asking") == round
+        return attempts
 
-    def asking(self, outcome: Outcome) -> None:
-        """Note an ask, before it is sent."""
-        self._write({"asking": outcome.round, "attempt": outcome.attempt, "sites": outcome.asked})
+    def write_ask(self, outcome: Outcome) -> None:
+        """Write that sites are asked, before they are."""
+        self._write({"asking": outcome.round, "attempt": outcome.attempt, "sites": outcome.invited})
 
-    def ended(self, outcome: Outcome) -> None:
-        """Note what came of it."""
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Write how they answered."""
         self._write(
             {
                 "round": outcome.round,
                 "attempt": outcome.attempt,
                 "answered": outcome.answered,
                 "declined": outcome.declined,
-                "refused": outcome.refused,
+                "refused": outcome.rejected,
                 "absent": outcome.absent,
                 "enough": outcome.enough,
             }
         )
 
     def _write(self, line: dict[str, Any]) -> None:
-        descriptor = os.open(self.folder / NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        descriptor = os.open(self.folder / "sites.jsonl", flags, 0o600)
         try:
             os.write(descriptor, (json.dumps(line) + "\n").encode())
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
-    def _lines(self) -> list[dict[str, Any]]:
-        """The lines of the file. One that a crash cut off was never followed by an ask."""
-        path = self.folder / NAME
-        if not path.exists():
-            return []
-        lines: list[dict[str, Any]] = []
-        for text in path.read_text().split("\n"):
-            try:
-                lines.append(json.loads(text) if text else {})
-            except ValueError:
-                continue
-        return lines
-
 
 @dataclass(frozen=True)
-class About:
+class RunIdentity:
     """The run's id in its federation, and the digest of its plan.
 
     The id also separates the run's noise from that of every other run.
     """
 
-    run: str
-    plan: str
+    run_id: str
+    plan_digest: str
 
     @classmethod
-    def of(cls, folder: Path, plan: str) -> "About":
+    def load(cls, folder: Path, plan_digest: str) -> "RunIdentity":
         """Read it from the run directory, or make it for a new run. Refuses another plan."""
-        path = folder / ABOUT
+        path = folder / _IDENTITY
         if not path.exists():
             if (folder / "recipe.toml").exists():
                 raise BadInput(f"{path} is missing: restore it, or start over")
-            return cls(new_run_id(), plan)
+            return cls(new_run_id(), plan_digest)
         try:
             stored = json.loads(path.read_text())
-            about = cls(str(stored["run"]), str(stored["plan"]))
+            identity = cls(str(stored["run"]), str(stored["plan"]))
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise BadInput(f"{path} cannot be read: {e}") from e
-        if about.plan != plan:
+        if identity.plan_digest != plan_digest:
             raise BadInput(
                 f"{folder} is a run of another recipe, or of another number of sites: resume with "
                 "those that it was started with, or name a new run directory"
             )
-        return about
+        return identity
 
     def write(self, folder: Path) -> None:
         """Write it into a run directory."""
-        write_atomic(folder / ABOUT, (json.dumps(vars(self), indent=2) + "\n").encode())
+        text = json.dumps({"run": self.run_id, "plan": self.plan_digest}, indent=2)
+        write_atomic(folder / _IDENTITY, (text + "\n").encode())
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,23 +204,22 @@ class RemoteEngine:
     job: Job
     federation: Federation
     transport: Transport
-    about: About
-    log: RoundLog
-    told: Callable[[Outcome], None] = lambda outcome: None
-    mixer: MixerLink | None = None
+    identity: RunIdentity
+    round_log: RoundLog
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         """Refuse what cannot be kept when sites are reached through a server that knows them."""
         plan = self.job.plan
-        if plan.release.minimum and self.mixer is None:
+        if plan.release.minimum and self.federation.mixer is None:
             raise BadInput(
                 "[shuffle] needs a mixer that sites reach by themselves: what carries these "
                 "messages knows who sent what; name it in federation.toml ([mixer]), or leave "
                 "[shuffle] out, so that trust is local"
             )
-        if self.mixer is not None and not plan.release.minimum:
+        if self.federation.mixer is not None and not plan.release.minimum:
             raise BadInput("federation: [mixer] is for recipes with [shuffle]: leave it out")
         expected = plan.expected
         if not plan.secret_cohort and expected < self.federation.minimum:
@@ -221,24 +230,25 @@ class RemoteEngine:
 
     def run(self, round: Round) -> CohortSum:
         """The sum over the answers of a round's clients, in their order."""
-        began, names = self.clock(), [self.federation.names[k] for k in round.ids]
-        attempt = max(round.attempt, self.log.asked_before(round.number))
-        about = self.about
-        ask = RoundAsk(about.run, round.number, attempt, about.plan, round.start, round.moving)
-        outcome = Outcome(round.number, attempt, names)
-        self.log.asking(outcome)
+        began, site_names = self.clock(), self.federation.site_names
+        attempt = max(round.attempt, self.round_log.attempts(round.number))
+        run_id, plan = self.identity.run_id, self.identity.plan_digest
+        ask = RoundAsk(run_id, round.number, attempt, plan, round.start, round.moving)
+        outcome = Outcome(round.number, attempt, [site_names[k] for k in round.ids])
+        self.round_log.write_ask(outcome)
         answers = self._answers(ask, outcome, began)
         if takes_whole_deadline(self.job.plan):
             self.sleep(max(0.0, began + self.federation.deadline - self.clock()))
-        outcome.answered = [name for name in names if name in answers]
+        outcome.answered = [name for name in outcome.invited if name in answers]
         secret = self.job.plan.secret_cohort
         outcome.enough = secret or len(answers) >= self.federation.minimum
-        if self.mixer is None:
+        if self.federation.mixer is None:
             total = self._sum(round, answers, outcome)
         else:
-            total = self._mixed(self.mixer, round, ask, outcome, began)
-        self.log.ended(outcome)
-        self.told(outcome)
+            link = MixerLink(self.federation.mixer)
+            total = self._mixed(link, round, ask, outcome, began)
+        self.round_log.write_outcome(outcome)
+        self.on_outcome(outcome)
         return total
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
@@ -246,55 +256,32 @@ class RemoteEngine:
         return evaluate(self.job.task, params, self.job.data)
 
     def close(self) -> None:
-        """Nothing is held: whoever made the transport closes it."""
+        """Do nothing: whoever made the transport closes it."""
 
     def _answers(self, ask: RoundAsk, outcome: Outcome, began: float) -> dict[str, Answer]:
         """The first answer of each site that is one to this ask, and in time."""
         answers: dict[str, Answer] = {}
-        if not outcome.asked:
+        if not outcome.invited:
             return answers
         until = began + self.federation.deadline
-        for arrival in self.transport.ask(outcome.asked, ask, self.federation.deadline):
-            wrong = self._wrong(arrival, ask, outcome, answers, late=self.clock() > until)
-            if wrong:
-                outcome.refused[arrival.site] = wrong
-            elif isinstance(arrival.message, Refusal):
-                outcome.declined[arrival.site] = arrival.message.reason
-            elif isinstance(arrival.message, Answer):
-                answers[arrival.site] = arrival.message
+        for arrival in self.transport.ask(outcome.invited, ask, self.federation.deadline):
+            known = {*answers, *outcome.declined}
+            site, message = arrival.site, arrival.message
+            reason = _fault(arrival, ask, outcome.invited, known, late=self.clock() > until)
+            if reason:
+                outcome.rejected[site] = reason
+            elif isinstance(message, Refusal):
+                outcome.declined[site] = message.reason
+            elif isinstance(message, Answer):
+                answers[site] = message
         return answers
-
-    def _wrong(
-        self,
-        arrival: Arrival,
-        ask: RoundAsk,
-        outcome: Outcome,
-        answers: dict[str, Answer],
-        *,
-        late: bool,
-    ) -> str:
-        """Why what arrived does not count; empty if it does."""
-        message = arrival.message
-        if isinstance(message, str):
-            return message
-        if arrival.site not in outcome.asked:
-            return "it was not asked"
-        if message.site != arrival.site:
-            return f"it answered in the name of {message.site!r}"
-        if (message.run, message.round, message.attempt) != (ask.run, ask.round, ask.attempt):
-            return f"it answered attempt {message.attempt} at round {message.round}, or another run"
-        if late:
-            return "it answered after the deadline"
-        if arrival.site in answers or arrival.site in outcome.declined:
-            return "it answered twice"
-        return ""
 
     def _sum(self, round: Round, answers: dict[str, Answer], outcome: Outcome) -> CohortSum:
         """Accept each answer and add it, whoever came first."""
         job, plan = self.job, self.job.plan
         total = CohortSum.zero(job.task.size, plan.width, noisy=False, keep=job.rows)
         for client in round.ids:
-            answer = answers.get(self.federation.names[client])
+            answer = answers.get(self.federation.site_names[client])
             if answer is None:
                 continue
             alone = np.array([client], dtype=np.int64)
@@ -304,7 +291,7 @@ class RemoteEngine:
                 part, plan, replace(round, ids=alone), self._sent(answer), self._weight(client)
             )
             if len(total.refused) > before:
-                outcome.refused[answer.site] = "its report is not finite, or not of this model"
+                outcome.rejected[answer.site] = "its report is not finite, or not of this model"
         return replace(total, told=False, enough=outcome.enough)
 
     def _mixed(
@@ -330,10 +317,11 @@ class RemoteEngine:
         return replace(total, told=False, enough=outcome.enough)
 
     def _sent(self, answer: Answer) -> Sent:
-        """An answer as a block of one client; what is not of the right type is of no form."""
+        """An answer as a block of one client. A report of the wrong type gets no length."""
         nobody, width = torch.zeros(1, dtype=torch.bool), self.job.plan.width
         report, watched = answer.report, answer.watched
-        if report.dtype is not torch.float32 or _form(watched) != (torch.float64, (width,)):
+        form = (report.dtype, watched.dtype, watched.shape)
+        if form != (torch.float32, torch.float64, (width,)):
             report, watched = torch.zeros(0), torch.zeros(width, dtype=torch.float64)
         rows = Rows.of([report], self.job.task.size)
         return Sent(rows, watched.reshape(1, width), nobody, nobody)
@@ -343,36 +331,44 @@ class RemoteEngine:
         return torch.full((1,), float(records), dtype=torch.float64)
 
 
-def _form(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    return tensor.dtype, tuple(tensor.shape)
+def _fault(
+    arrival: Arrival, ask: RoundAsk, invited: list[str], known: set[str], *, late: bool
+) -> str:
+    """Why what arrived does not count, or an empty string if it does.
 
-
-CARRIED = (
-    "whatever carries messages between sites and server counts as the server: it sees who is asked "
-    "and what they send"
-)
-ABSENT = "whether and when a site answers does not depend on its records"
-
-_LOOK = 1.0  # seconds from one look at who is online to the next
-
-
-class TooFewSites(FedveilError):
-    """Not enough sites are online. Nothing was charged for the next round."""
+    Args:
+        arrival: The message and its sender.
+        ask: What the sites were asked.
+        invited: The sites that were asked.
+        known: The sites that have answered or declined.
+        late: Whether the deadline is over.
+    """
+    message = arrival.message
+    if isinstance(message, str):
+        return message
+    if arrival.site not in invited:
+        return "it was not asked"
+    if message.site != arrival.site:
+        return f"it answered in the name of {message.site!r}"
+    if (message.run, message.round, message.attempt) != (ask.run, ask.round, ask.attempt):
+        return f"it answered attempt {message.attempt} at round {message.round}, or another run"
+    if late:
+        return "it answered after the deadline"
+    return "it answered twice" if arrival.site in known else ""
 
 
 @dataclass
 class Server:
-    """One run over a federation. Make it with `open`, then call `serve`."""
+    """One run over a federation. Make it with `start_or_resume`, then call `serve`."""
 
     run: Run
     federation: Federation
     transport: Transport
-    about: About
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
     @classmethod
-    def open(
+    def start_or_resume(
         cls,
         recipe: Recipe,
         federation: Federation,
@@ -391,37 +387,29 @@ class Server:
         see.
         """
         federation.check()
-        check_recipe(recipe)
-        about = About.of(folder, plan_digest(recipe, len(federation)))
-        log = RoundLog(folder)
-
-        def make_engine(job: Job) -> RemoteEngine:
-            mixer = None if federation.mixer is None else MixerLink(federation.mixer)
-            return RemoteEngine(
-                job,
-                federation,
-                transport,
-                about,
-                log,
-                on_outcome,
-                mixer,
-                clock=clock,
-                sleep=sleep,
+        if recipe.attack is not None:
+            raise BadInput("[attack] is for simulations: leave it out")
+        if recipe.engine.checkpoint != 1:
+            raise BadInput(
+                f"engine.checkpoint is {recipe.engine.checkpoint}: over a federation every round "
+                "that is lost is charged again, so a checkpoint is written after each; leave it out"
             )
-
+        identity = RunIdentity.load(folder, plan_digest(recipe, len(federation.sites)))
         own: dict[str, Any] = {
-            "data": data_without_records(recipe, federation, data_root, about.run),
+            "data": data_without_records(recipe, federation, data_root, identity.run_id),
             "allow_code": allow_code,
-            "make_engine": make_engine,
+            "make_engine": lambda job: RemoteEngine(
+                job, federation, transport, identity, RoundLog(folder), on_outcome, clock, sleep
+            ),
         }
         if (folder / "recipe.toml").exists():
             run = Run.resume(folder, data_root, **own)
         else:
-            (folder / ABOUT).unlink(missing_ok=True)  # of a start that went no further
+            (folder / _IDENTITY).unlink(missing_ok=True)  # of a start that went no further
             run = Run.start(recipe, folder, data_root, **own)
-            about.write(folder)
+            identity.write(folder)
         _ = run.training.engine  # made now, so that it refuses before anything is charged
-        return cls(run, federation, transport, about, clock, sleep)
+        return cls(run, federation, transport, clock, sleep)
 
     def serve(self, on_round: OnRound = lambda line: None) -> dict[str, Any]:
         """Train like `Run.execute`, and return the result.
@@ -442,32 +430,20 @@ class Server:
     def _wait_for_sites(self) -> None:
         """Wait until enough of all sites are online, whoever will be asked."""
         until = self.clock() + self.federation.wait
-        names = set(self.federation.names)
-        while len(names & self.transport.online()) < self.federation.minimum:
+        names = set(self.federation.site_names)
+        while len(online := names & self.transport.online()) < self.federation.minimum:
             if self.clock() >= until:
-                online = sorted(names & self.transport.online())
                 raise TooFewSites(
                     f"of {len(names)} sites {len(online)} are online "
-                    f"({', '.join(online) or 'none'}), and federation minimum is "
+                    f"({', '.join(sorted(online)) or 'none'}), and federation minimum is "
                     f"{self.federation.minimum}: nothing more was charged; start the sites, then "
                     f"use {self.run.how_to_resume}"
                 )
-            self.sleep(_LOOK)
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Refuse recipes with parts that are for simulations only."""
-    if recipe.attack is not None:
-        raise BadInput("[attack] is for simulations: leave it out")
-    if recipe.engine.checkpoint != 1:
-        raise BadInput(
-            f"engine.checkpoint is {recipe.engine.checkpoint}: over a federation every round that "
-            "is lost is charged again, so a checkpoint is written after each; leave it out"
-        )
+            self.sleep(_ONLINE_POLL)
 
 
 def data_without_records(
-    recipe: Recipe, federation: Federation, data_root: Path | None, run: str
+    recipe: Recipe, federation: Federation, data_root: Path | None, run_id: str
 ) -> FederatedData:
     """The test split, with the federation's sites as clients and without any records.
 
@@ -478,5 +454,5 @@ def data_without_records(
     if federation.data is not None:
         recipe = recipe.model_copy(update={"data": federation.data})
     records = [site.records for site in federation.sites]
-    data = data_of(recipe, data_root).at_sites(federation.names, records, run)
+    data = data_of(recipe, data_root).at_sites(federation.site_names, records, run_id)
     return replace(data, remarks=(*data.remarks, CARRIED, ABSENT))

@@ -226,7 +226,7 @@ def serve(grid: Grid, context: Context) -> None:
         if not takes_whole_deadline(server.run.training.plan):
             LOG.info("%s", outcome)
 
-    server = Server.open(
+    server = Server.start_or_resume(
         load_recipe(_path(config, "recipe")),
         federation,
         GridTransport(grid, federation),

@@ -189,7 +189,7 @@ def _resolved(path: Path, site: SiteFile) -> SiteFile:
             "ledger": str(ledger),
             "witness": str(witness),
             "data": _data(folder, site.data),
-            "mixer": None if site.mixer is None else site.mixer.beside(folder),
+            "mixer": None if site.mixer is None else site.mixer.with_absolute_paths(folder),
         }
     )
 
