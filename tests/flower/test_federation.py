@@ -24,7 +24,7 @@ def test_sites_keep_their_order_and_whole_seconds_will_do(tmp_path):
     found = written(tmp_path, text)
     assert found.site_names == ["b", "a"]
     assert [s.records for s in found.sites] == [0, 12]
-    assert (found.deadline, found.minimum, len(found)) == (5.0, 2, 2)
+    assert (found.deadline, found.minimum, len(found.sites)) == (5.0, 2, 2)
 
 
 def test_a_key_and_its_fingerprint_are_the_same_site():
