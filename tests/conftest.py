@@ -19,14 +19,16 @@ WITH_PAGES = (
     "tests/browser/",
     "tests/contracts/test_no_bare_epsilon.py",
     "tests/e2e/",
-    "tests/runs/report/",
+    "tests/runs/test_comparison.py",
+    "tests/runs/test_priced_report.py",
+    "tests/runs/test_report.py",
     "tests/runs/test_closing.py",
     "tests/runs/test_interruptions.py",
     "tests/runs/test_run.py",
     "tests/runs/test_run_notes.py",
     "tests/runs/test_run_resume.py",
     "tests/watch/",
-    "tests/web/",
+    "tests/pages/",
 )
 """Whose runs draw their reports, which takes a third of the time of runs as small as these."""
 

@@ -15,7 +15,7 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.runs.recipe_file import load_recipe, recipe_in, to_toml
-from tests.runs.report.test_run_page import words
+from tests.runs.test_report import words
 
 SCRIPT = "<script>alert(1)</script>"
 CLAIM = PrivacyClaim(

@@ -9,12 +9,11 @@ import time
 import pytest
 
 from fedveil.runs.recipe_file import load_recipe, shipped_recipes
-from fedveil.runs.report.run_contents import RunContents
-from fedveil.runs.report.run_page import run_page
+from fedveil.runs.report import report_of
 from fedveil.runs.run import Run
 
 from ..runs.conftest import BASE
-from ..runs.report.test_run_page import many
+from ..runs.test_report import many
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +133,7 @@ def test_hostile_text_runs_nothing(browser, runs, tmp_path):
     (folder / "result.json").write_text(json.dumps(told))
     (folder / "recipe.toml").write_text(f"# resolved by x on y\n</pre>{evil}")
     page = tmp_path / "evil.html"
-    page.write_bytes(run_page(RunContents.at(folder)))
+    page.write_bytes(report_of(folder))
     browser.open(page)
     assert browser.run("return document.title").startswith("<script>")
     assert browser.run("return document.images.length + document.scripts.length") == 1

@@ -15,7 +15,7 @@ from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
 
 from ..runs.conftest import BASE
-from ..runs.report.test_run_page import many
+from ..runs.test_report import many
 from ..watch.server import served
 from .test_reports import SIDEWAYS
 

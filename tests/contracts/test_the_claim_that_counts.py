@@ -31,12 +31,10 @@ from fedveil.privacy.accounting.claims import (
 )
 from fedveil.privacy.accounting.meaning import Meaning, budgeted, counting, smaller
 from fedveil.privacy.ledger.statement import Statement
-from fedveil.runs.compare import rows_of
+from fedveil.runs.compare import comparison_html, rows_of
 from fedveil.runs.ending import Ending
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.runs.report.comparison import comparison_page
-from fedveil.runs.report.run_contents import RunContents
-from fedveil.runs.report.run_page import run_page
+from fedveil.runs.report import report_of
 from fedveil.runs.run import Run, _budget
 from fedveil.tuning.sweep import _told
 from fedveil.tuning.trials import PreparedCell
@@ -150,7 +148,7 @@ def test_runs_side_by_side(folder, claims):
     first, second = (fv.open_run(folder(claims, name)) for name in "ab")
     for found in rows_of([first, second]):
         assert found["claim"] == str(COUNTS)
-    markup = comparison_page([first, second]).decode()
+    markup = comparison_html([first, second]).decode()
     page = plain(markup)
     assert "a 22.22 Whoever sees this model" in page
     assert f"Beside it: {OTHERS[2].short}." in page
@@ -162,7 +160,7 @@ def test_runs_side_by_side(folder, claims):
 
 @KINDS
 def test_the_report(folder, claims):
-    page = plain(run_page(RunContents.at(folder(claims))).decode())
+    page = plain(report_of(folder(claims)).decode())
     assert f"In full: {COUNTS}." in page
     assert f"{left(claims)} left of the budget" in page
     assert f"Left: {budgeted(claims).left_of(LIMIT)}." in page

@@ -11,7 +11,7 @@ import pytest
 from fedveil.base.errors import BadInput
 from fedveil.cli import main as commands
 from fedveil.tuning.sweep_page import Swept, sweep_page
-from tests.runs.report.test_run_page import words
+from tests.runs.test_report import words
 
 EPSILONS, RATES = ("2", "8", "inf"), ("0.1", "1.0")
 SCRIPT = "<script>alert(1)</script>"

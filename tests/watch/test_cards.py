@@ -11,7 +11,7 @@ from fedveil.watch.pages import MOST_CARDS, all_page, all_view, run_page, run_vi
 from fedveil.watch.runs_folder import RunsFolder
 
 from ..contracts.test_no_bare_epsilon import MEANT, bare
-from ..runs.report.test_run_page import many
+from ..runs.test_report import many
 from .conftest import words
 
 EVIL = "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"

@@ -26,7 +26,7 @@ def look(folder):
 
 def test_a_run_that_has_ended(copied):
     found = look(copied("ended"))
-    assert (found.state, found.planned, found.contents.rounds) == (State.ENDED, 4, 4)
+    assert (found.state, found.planned, found.contents.last_round) == (State.ENDED, 4, 4)
     assert (found.contents.result["stopped"], found.asked, found.contents.trouble) == (
         "rounds",
         False,
@@ -38,13 +38,13 @@ def test_a_run_that_has_ended(copied):
 def test_a_budget_that_stopped_it(copied):
     found = look(copied("budget"))
     assert (found.state, found.contents.result["stopped"]) == (State.ENDED, "budget")
-    assert found.contents.rounds < found.planned
-    assert found.claim.epsilon <= found.contents.limit == 5
+    assert found.contents.last_round < found.planned
+    assert found.claim.epsilon <= found.contents.budget_epsilon == 5
 
 
 def test_one_that_nobody_runs_and_that_has_not_ended_was_killed(copied):
     found = look(copied("open"))
-    assert (found.state, found.contents.rounds, found.contents.result) == (State.GONE, 2, {})
+    assert (found.state, found.contents.last_round, found.contents.result) == (State.GONE, 2, {})
 
 
 def test_running_until_its_process_has_gone(copied):
@@ -77,7 +77,7 @@ def test_what_is_left_counts_the_round_that_is_under_way(copied):
     (folder / "metrics.jsonl").write_text("".join(whole[:2]))
     contents = look(folder).contents
     assert charged_of(folder).rounds == len(contents.statement.charges) == 2
-    assert contents.rounds == 1
+    assert contents.last_round == 1
     spent = look(folder).claim.epsilon
     exact = charged_of(folder).claims[0].epsilon
     assert exact <= spent <= exact * 1.01

@@ -27,13 +27,12 @@ from matplotlib.figure import Figure
 import fedveil
 from fedveil.base.errors import BadInput
 from fedveil.data.data_files import UNREADABLE
+from fedveil.pages.html import Content, Markup, listed, number_text, section, table, tag
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import recipe_in
 from fedveil.runs.run_directory import locked, write_atomic
 from fedveil.tuning.figures import png
-from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.layout import listed, section, table
 
 Numbers = npt.NDArray[np.float64]
 

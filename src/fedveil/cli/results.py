@@ -121,11 +121,10 @@ def _written(folders: list[Path], out: Path | None, audits: list[Path]) -> Path:
     from fedveil.runs.run_directory import write_atomic, write_new
 
     if len(folders) > 1:
-        from fedveil.runs.compare import opened
-        from fedveil.runs.report.comparison import comparison_page
+        from fedveil.runs.compare import comparison_html, opened
 
         path = out or Path("report.html")
-        write_new(path, comparison_page(opened(folders)))
+        write_new(path, comparison_html(opened(folders)))
         return path
     (folder,) = folders
     if (folder / "sweep.json").is_file():
@@ -136,10 +135,9 @@ def _written(folders: list[Path], out: Path | None, audits: list[Path]) -> Path:
         content = sweep_page(folder)
     else:
         from fedveil.audit.audit_folder import audit_section
-        from fedveil.runs.report.run_contents import RunContents
-        from fedveil.runs.report.run_page import run_page
+        from fedveil.runs.report import report_of
 
-        content = run_page(RunContents.at(folder), [audit_section(path, folder) for path in audits])
+        content = report_of(folder, [audit_section(path, folder) for path in audits])
     if out is not None:
         write_new(out, content)
         return out

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.errors import BadInput
+from fedveil.pages.comparison import comparison_page
+from fedveil.pages.run_report import RunContents
 from fedveil.runs.opened_run import OpenedRun
 
 _OF_THE_MACHINE = ("engine",)
@@ -75,6 +77,12 @@ def opened(folders: Sequence[Path]) -> list[OpenedRun]:
     for run in runs:
         _ = run.result
     return runs
+
+
+def comparison_html(runs: Sequence[OpenedRun]) -> bytes:
+    """The page of runs side by side."""
+    contents = [RunContents(run.folder, "", run.history, run.result, run.claims) for run in runs]
+    return comparison_page(contents, rows_of(runs), differing_keys(runs), across_clients(runs))
 
 
 def _numbers(metrics: dict[str, float | None]) -> dict[str, float]:

@@ -38,7 +38,7 @@ from fedveil.runs.modules import Model
 from fedveil.runs.opened_run import StoredModel
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import recipe_in, to_toml, with_engine
-from fedveil.runs.report.run_page import write_report
+from fedveil.runs.report import write_report
 from fedveil.runs.run_directory import (
     check_free,
     check_run_name,

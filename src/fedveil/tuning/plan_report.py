@@ -5,14 +5,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedveil.base.errors import BadInput
+from fedveil.pages.charts import Chart, Line, figure
+from fedveil.pages.heat_map import HeatMap, heat_figure
+from fedveil.pages.html import (
+    FOOTER,
+    Content,
+    Markup,
+    listed,
+    number_text,
+    page,
+    section,
+    table,
+    tag,
+    text_block,
+)
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import to_toml
 from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Cell, axis_label
 from fedveil.tuning.trials import PreparedCell
-from fedveil.web.chart import Chart, Line, figure
-from fedveil.web.heat import Heat, heat_figure
-from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.layout import listed, page, section, table, text_block
 
 _STEPS_KEYS = ("client.steps", "client.epochs")
 
@@ -162,22 +172,22 @@ def plan_page(report: PlanReport, name: str) -> bytes:
         section("Steps per round and in all", tag("div", *charts, class_="pair"), id="curves"),
         section("All options, best first", _table(report), id="options"),
         section("The recipe", text_block(report.recipe, name), id="recipe"),
-        tag("footer", "Written by fedveil. It needs no network and asks for nothing."),
+        FOOTER,
     )
 
 
 def _map(report: PlanReport) -> Markup:
     steps, times = axes_of(report)
     first = report.rows[0]
-    heat = Heat(
+    heat = HeatMap(
         id="map",
         title=f"Least {report.measure} by steps per round (E) and in all (T)",
-        x=IN_ALL,
-        y=PER_ROUND,
-        value=report.measure,
-        columns=[str(t) for t in times],
-        rows=[str(e) for e in steps],
-        cells=[[report.heat.get((e, t), math.nan) for t in times] for e in steps],
+        x_label=IN_ALL,
+        y_label=PER_ROUND,
+        quantity=report.measure,
+        column_names=[str(t) for t in times],
+        row_names=[str(e) for e in steps],
+        grid=[[report.heat.get((e, t), math.nan) for t in times] for e in steps],
         best=(steps.index(first.steps), times.index(first.iterations)),
         note="The frame marks the recommended choice; what is blank was not tried.",
     )
@@ -195,8 +205,8 @@ def _curve(report: PlanReport) -> Markup:
     chart = Chart(
         id="frontier",
         title=f"Least {report.measure} by steps in all (T), a line for each E",
-        x=IN_ALL,
-        y=f"{report.measure}{', 95 % interval' if _intervals(report) else ''}",
+        x_label=IN_ALL,
+        y_label=f"{report.measure}{', 95 % interval' if _intervals(report) else ''}",
         lines=lines,
         log_y=positive,
         note="The least over all other choices. Lines end where nothing more was tried.",

@@ -10,11 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.errors import BadInput
+from fedveil.pages.charts import Chart, Line, figure
+from fedveil.pages.heat_map import HeatMap, heat_figure
+from fedveil.pages.html import (
+    FOOTER,
+    Content,
+    Markup,
+    listed,
+    number_text,
+    page,
+    section,
+    sentence,
+    table,
+    tag,
+)
 from fedveil.tuning.recipe_grid import Axis, axis_label
-from fedveil.web.chart import Chart, Line, figure
-from fedveil.web.heat import Heat, heat_figure
-from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.layout import listed, page, section, table
 
 _MOST_LINES, _MOST_MAPS = 8, 6
 _NOTHING = "nothing claimed"
@@ -92,12 +102,12 @@ def sweep_page(folder: Path) -> bytes:
         f"{folder.name}: sweep",
         tag("h1", f"{folder.name}: {len(swept.rows)} cells, {swept.repeat} repetitions each"),
         tag("p", "Means on the test split with their 95 % intervals.", class_="sub"),
-        tag("div", *(tag("p", f"{s[:1].upper()}{s[1:]}.") for s in swept.cost), class_="claim"),
+        tag("div", *(tag("p", f"{sentence(s)}.") for s in swept.cost), class_="claim"),
         _recommended(swept),
         section("Over the grid", tag("div", *charts, class_="pair"), id="curves"),
         section("Heat maps", tag("div", *maps, class_="pair"), id="maps") if maps else None,
         section("All cells", table(rows, "All cells", wide=True), id="cells"),
-        tag("footer", "Written by fedveil. It needs no network and asks for nothing."),
+        FOOTER,
     )
 
 
@@ -147,8 +157,8 @@ def _frontiers(swept: Swept) -> list[Markup]:
         chart = Chart(
             id=f"frontier-{number}",
             title=f"Test {metric} over epsilon {terms}",
-            x="epsilon spent",
-            y=f"mean {metric} on the test split, 95 % interval",
+            x_label="epsilon spent",
+            y_label=f"mean {metric} on the test split, 95 % interval",
             lines=[_line(swept, f"best cell, {metric}", placed, metric)],
             note="For each epsilon the cell with the lowest mean loss.",
             log_x=True,
@@ -211,10 +221,10 @@ def _lines(swept: Swept) -> list[Markup]:
         chart = Chart(
             id=f"along-{m}",
             title=f"Test {metric} by {axis_label(axis.key)}",
-            x=axis_label(axis.key),
-            y=f"mean {metric} on the test split, 95 % interval",
+            x_label=axis_label(axis.key),
+            y_label=f"mean {metric} on the test split, 95 % interval",
             lines=lines,
-            places=() if places else axis.values,
+            x_names=() if places else axis.values,
             note=_promise(swept),
             log_x=spread,
             log_y=_wide([y for line in lines for _, y in line.points]),
@@ -242,15 +252,15 @@ def _maps(swept: Swept) -> list[Markup]:
         marked = [(i, j) for i, row in enumerate(grid) for j, k in enumerate(row) if k in best]
         metric = swept.metrics[0]
         frame = "The frame marks the recommended cell. " if len(marked) == 1 else ""
-        heat = Heat(
+        heat = HeatMap(
             id=f"map-{number}",
             title=f"Mean test {metric}{f', {name}' if name else ''}",
-            x=axis_label(swept.axes[across].key),
-            y=axis_label(swept.axes[down].key),
-            value=f"mean test {metric}",
-            columns=swept.axes[across].values,
-            rows=swept.axes[down].values,
-            cells=[[_heat(swept.value(k, metric)) for k in row] for row in grid],
+            x_label=axis_label(swept.axes[across].key),
+            y_label=axis_label(swept.axes[down].key),
+            quantity=f"mean test {metric}",
+            column_names=swept.axes[across].values,
+            row_names=swept.axes[down].values,
+            grid=[[_heat(swept.value(k, metric)) for k in row] for row in grid],
             best=marked[0] if len(marked) == 1 else None,
             note=f"{frame}{_promise(swept)}",
         )

@@ -10,8 +10,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedveil.base.errors import FedveilError
-from fedveil.runs.report.run_contents import RunContents
-from fedveil.runs.report.run_page import run_page as report_page
+from fedveil.runs.report import report_of
 from fedveil.runs.run_directory import in_use, request_stop
 from fedveil.watch import what_if
 from fedveil.watch.access import Guard, PageAddress
@@ -63,7 +62,7 @@ class Watch:
 
         def drawn() -> bytes:
             check_plain(run.folder)
-            return report_page(RunContents.at(run.folder))
+            return report_of(run.folder)
 
         return _html(await run_in_threadpool(drawn))
 

@@ -3,15 +3,24 @@
 from dataclasses import replace
 from functools import lru_cache
 
+from fedveil.pages.charts import Chart, figure, gauge
+from fedveil.pages.html import (
+    Content,
+    Markup,
+    folded,
+    joined,
+    listed,
+    number_text,
+    sentence,
+    table,
+    tag,
+    tiles,
+    value_text,
+)
+from fedveil.pages.run_report import RunContents, clip_charts_of, metric_charts, spending_chart
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.ledger.file import Charge
-from fedveil.runs.report.curves import clipping, learning, spending
-from fedveil.runs.report.run_contents import RunContents, shown
 from fedveil.watch.run_status import RunStatus, State
-from fedveil.web.chart import Chart, figure
-from fedveil.web.gauge import gauge
-from fedveil.web.html import Content, Markup, joined, number_text, tag
-from fedveil.web.layout import folded, listed, table
 
 _FEW, _CHARGES, _RECENT = 50, 8, 20
 """Stretches of a chart among others; charges that are listed; rounds that tell the pace."""
@@ -46,7 +55,7 @@ def _card(status: RunStatus, *, full: bool) -> Parts:
     parts = {"head": _head(status, full=full), "state": _state(status), "end": _ending(status)}
     for chart in _charts(status.contents, full=full):
         own = replace(chart, id=f"{_id(status)}-{chart.id}")
-        parts[chart.id] = figure(own if full else replace(own, most=_FEW, note=""))
+        parts[chart.id] = figure(own if full else replace(own, max_stretches=_FEW, note=""))
     parts["more"] = _more(status, full=full)
     return {f"{_id(status)}-{name}": part for name, part in parts.items()}
 
@@ -63,13 +72,10 @@ def row(status: RunStatus) -> dict[str, Content]:
 
 def _row(status: RunStatus) -> dict[str, Content]:
     contents = status.contents
-    measured = ", ".join(
-        f"{name} {shown(value)}{contents.interval(name)}"
-        for name, value in contents.metrics.items()
-    )
+    measured = ", ".join(f"{name} {text}" for name, (text, _) in contents.metric_texts().items())
     return {
-        "rounds": contents.rounds,
-        "stopped by": shown(contents.result.get("stopped", "nobody: it was killed")),
+        "rounds": contents.last_round,
+        "stopped by": value_text(contents.result.get("stopped", "nobody: it was killed")),
         "on the test split": measured or "-",
         "claim": _claimed(status),
     }
@@ -88,7 +94,7 @@ def _id(status: RunStatus) -> str:
 def _head(status: RunStatus, *, full: bool) -> Markup:
     contents, words = status.contents, status.state.value
     if status.state is State.ENDED:
-        words = f"ended by: {shown(contents.result.get('stopped'))}"
+        words = f"ended by: {value_text(contents.result.get('stopped'))}"
     name: Content = status.name if full else tag("a", status.name, href=f"./run?id={status.id}")
     badge = tag("span", words, class_=f"badge {status.state.name.lower()}")
     return joined([tag("h2", name, " ", badge)])
@@ -96,21 +102,12 @@ def _head(status: RunStatus, *, full: bool) -> Markup:
 
 def _state(status: RunStatus) -> Markup:
     """Progress, the gauge, and what was measured last."""
-    contents = status.contents
-    tiles = [
-        tag(
-            "div",
-            tag("b", shown(value), contents.interval(name)),
-            tag("span", contents.label(name)),
-        )
-        for name, value in contents.metrics.items()
-    ]
-    left = tag("div", _progress(status), tag("div", *tiles, class_="tiles"))
+    left = tag("div", _progress(status), tiles(status.contents.metric_texts().values()))
     return tag("div", _gauge(status), left, class_="state")
 
 
 def _progress(status: RunStatus) -> Markup:
-    done, planned = status.contents.rounds, status.planned
+    done, planned = status.contents.last_round, status.planned
     of = "" if planned is None else f" of {planned:,}"
     said = f"round {done:,}{of}"
     bar = tag(
@@ -132,7 +129,9 @@ def _pace(status: RunStatus) -> str:
     if not known:
         return ""
     each = sum(known) / len(known)
-    return f", {_duration(each)} each, about {_duration(each * (planned - contents.rounds))} to go"
+    return (
+        f", {_duration(each)} each, about {_duration(each * (planned - contents.last_round))} to go"
+    )
 
 
 def _duration(seconds: float) -> str:
@@ -145,7 +144,7 @@ def _duration(seconds: float) -> str:
 
 def _gauge(status: RunStatus) -> Markup:
     """What is left of the budget of the line that counts, with all that the number needs."""
-    id, spent, limit = f"{_id(status)}-left", status.spent, status.contents.limit
+    id, spent, limit = f"{_id(status)}-left", status.spent, status.contents.budget_epsilon
     if not status.known:
         return tag("p", _UNKNOWN, class_="gauge warn")
     if spent is None:
@@ -154,12 +153,12 @@ def _gauge(status: RunStatus) -> Markup:
     if status.claim is not None and spent.condition:
         said += f". If it ends now, the claim that counts is {status.claim}"
     if limit is None:
-        return tag("p", f"{said[:1].upper()}{said[1:]}. No limit was set.", class_="gauge")
+        return tag("p", f"{sentence(said)}. No limit was set.", class_="gauge")
     left = spent.left_of(limit)
     return gauge(
         id,
         "Epsilon left",
-        f"Left: {left}. {said[:1].upper()}{said[1:]}.",
+        f"Left: {left}. {sentence(said)}.",
         (limit - spent.epsilon) / limit,
         spent.remainder(limit),
         tag("span", f"left of {left.partition(' of ')[2]}"),
@@ -178,7 +177,7 @@ def _ending(status: RunStatus) -> Markup:
     if status.state is State.ENDED:
         report = tag("a", "Its report", href=f"./report?id={status.id}")
         why = status.contents.result.get("why")
-        return tag("p", report, f": {shown(why)}." if why else ".")
+        return tag("p", report, f": {value_text(why)}." if why else ".")
     if status.asked:
         return tag("p", "It was asked to end, and does so after this round.", role="status")
     return tag(
@@ -188,13 +187,8 @@ def _ending(status: RunStatus) -> Markup:
 
 def _charts(contents: RunContents, *, full: bool) -> list[Chart]:
     """The charts of a run: the first metric and what was spent, or with `full` all of them."""
-    measured, spent = learning(contents), spending(contents)
-    shown_first = measured if full else measured[:1]
-    return [
-        *shown_first,
-        *([] if spent is None else [spent]),
-        *(clipping(contents) if full else []),
-    ]
+    measured, spent = metric_charts(contents), spending_chart(contents)
+    return [*measured, *spent, *clip_charts_of(contents)] if full else [*measured[:1], *spent]
 
 
 def _more(status: RunStatus, *, full: bool) -> Markup:

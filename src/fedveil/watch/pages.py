@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedveil.pages.html import Content, Markup, file_text, page, table, tag
 from fedveil.watch.cards import Parts, card, row
 from fedveil.watch.run_status import RunStatus, State
 from fedveil.watch.stream import Drawn
-from fedveil.web.html import Content, Markup, tag
-from fedveil.web.layout import page, table, text_of
 
 _HERE = Path(__file__).parent
 MOST_CARDS = 6
@@ -63,7 +62,7 @@ def served(title: str, here: str, *content: Content, script: str = "") -> bytes:
         f"{title}: fedveil watch",
         tag("nav", *links, aria_label="Pages"),
         *content,
-        style=text_of(_HERE / "watch.css"),
+        style=file_text(_HERE / "watch.css"),
         script=script,
         served=True,
     )
@@ -99,7 +98,7 @@ def _live(title: str, below: Markup | None, events: str) -> bytes:
         tag("div", id="cards", data_events=events),
         dialog,
         tag("noscript", "This page is drawn by its own script, which is switched off."),
-        script=text_of(_HERE / "live.js"),
+        script=file_text(_HERE / "live.js"),
     )
 
 

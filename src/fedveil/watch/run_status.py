@@ -1,7 +1,6 @@
 """One run directory as it is now: running, ended or gone, and what may be shown of it."""
 
 import hashlib
-import json
 import os
 import tomllib
 from collections.abc import Callable
@@ -12,12 +11,13 @@ from typing import Any, TypeVar
 
 from fedveil.base.checks import MOST_ROUNDS
 from fedveil.base.errors import BadInput
+from fedveil.pages.run_report import RunContents
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted, counting, smaller
 from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.ledger.statement import Charged, Statement
 from fedveil.runs.evidence import charged_of, file_of, is_open, left
-from fedveil.runs.report.run_contents import RunContents, claims_in
+from fedveil.runs.report import claims_in, parse_result
 from fedveil.runs.run_directory import STOP_FILE, in_use, stop_requested
 from fedveil.watch.run_files import LARGEST_LEDGER, MOST, Tail, content_of
 
@@ -74,7 +74,7 @@ class RunStatus:
     @property
     def known(self) -> bool:
         """Whether the spending is known, from the ledger or from the run's result."""
-        return self.contents.ended or self.contents.statement is not None
+        return bool(self.contents.result) or self.contents.statement is not None
 
 
 class FollowedRun:
@@ -103,7 +103,7 @@ class FollowedRun:
 
     def _unreadable(self, error: Exception, *, running: bool) -> RunStatus:
         trouble = f"{self.folder} cannot be read: {type(error).__name__}"
-        contents = RunContents(self.folder, "", [], {}, None, "", [trouble])
+        contents = RunContents(self.folder, "", [], {}, trouble=[trouble])
         state = State.RUNNING if running else State.GONE
         return RunStatus(self.id, self.name, state, contents, None, asked=False, changed=0.0)
 
@@ -123,21 +123,25 @@ class FollowedRun:
         self._part(trouble, self._tail.read_new)
         charged, opened = self._account(trouble, running=running)
         path = self.folder / "result.json"
-        result = None if running or opened else self._part(trouble, self._result)
-        claims = None if result is None else self._part(trouble, lambda: claims_in(result, path))
+        claims, result = None, dict[str, Any]()
+        if not (running or opened):
+            result = self._part(trouble, self._result) or {}
+        if result:
+            claims = self._part(trouble, lambda: claims_in(result, path))
+        statement = self._statement(charged, planned, spent=claims is None)
         contents = RunContents(
             folder=self.folder,
-            recipe=text,
+            recipe_text=text,
             history=list(self._tail.history),
-            result=result if result and claims is not None else {},
-            statement=self._statement(charged, planned, spent=claims is None),
-            verified="",
+            result={} if claims is None else result,
+            claims=claims if claims is not None else statement.claims if statement else (),
+            statement=statement,
             trouble=[*trouble, *self._tail.trouble],
         )
         return RunStatus(
             id=self.id,
             name=self.name,
-            state=State.RUNNING if running else State.ENDED if contents.ended else State.GONE,
+            state=State.RUNNING if running else State.ENDED if contents.result else State.GONE,
             contents=contents,
             planned=planned,
             asked=running and stop_requested(self.folder),
@@ -178,19 +182,10 @@ class FollowedRun:
         charged = charged_of(self.folder)
         return charged, charged is not None and is_open(file, charged.run)
 
-    def _result(self) -> dict[str, Any] | None:
+    def _result(self) -> dict[str, Any]:
         path = self.folder / "result.json"
         content = content_of(path)
-        if content is None:
-            return None
-        left(path)
-        try:
-            result = json.loads(content)
-        except (ValueError, RecursionError) as e:
-            raise BadInput(f"{path} cannot be read: {e}") from e
-        if not isinstance(result, dict):
-            raise BadInput(f"{path} is not a run's result: it holds {type(result).__name__}")
-        return result
+        return {} if content is None else parse_result(left(path), content)
 
     def _statement(
         self, charged: Charged | None, planned: int | None, *, spent: bool

@@ -3,13 +3,12 @@
 import json
 from pathlib import Path
 
+from fedveil.pages.charts import Chart, Line, figure
+from fedveil.pages.claim_sections import claim_box
+from fedveil.pages.html import Content, Markup, file_text, number_text, section, table, tag, tiles
 from fedveil.privacy.accounting.meaning import Meaning
-from fedveil.runs.report.claim import claim_box
 from fedveil.watch.pages import served
 from fedveil.watch.what_if import KNOBS, Knob, Refined, Settings, quick, refined
-from fedveil.web.chart import Chart, Line, Mark, figure
-from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.layout import section, table, text_of
 
 _HERE = Path(__file__).parent
 _ABOUT = (
@@ -55,7 +54,7 @@ def what_if_page() -> bytes:
             *(tag("div", id=f"answer-{name}") for name in ("claim", "numbers", "budget", "splits")),
             id="answer",
         ),
-        script=text_of(_HERE / "what_if.js"),
+        script=file_text(_HERE / "what_if.js"),
     )
 
 
@@ -105,13 +104,12 @@ def _knob(knob: Knob) -> Markup:
 
 
 def _numbers(settings: Settings) -> Markup:
-    tiles = (
+    numbers = (
         (settings.noise_of_mean, "clip norms: std of the noise on a coordinate of the mean update"),
         (settings.signal_to_noise, "signal to noise of a round, at most"),
         (settings.cohort, "clients in a round, as expected"),
         (settings.client_rounds, "client-rounds in all, as expected"),
     )
-    cells = [tag("div", tag("b", number_text(value)), tag("span", said)) for value, said in tiles]
     warning = None
     if settings.delta >= 1 / settings.clients:
         warning = tag(
@@ -120,7 +118,7 @@ def _numbers(settings: Settings) -> Markup:
             "outright: fedveil run refuses it.",
             class_="warn",
         )
-    return tag("div", warning, tag("div", *cells, class_="tiles"), tag("p", _SNR, class_="note"))
+    return tag("div", warning, tiles(numbers), tag("p", _SNR, class_="note"))
 
 
 def _others(answer: Refined) -> Markup:
@@ -159,12 +157,12 @@ def _splits(settings: Settings, answer: Refined) -> Markup:
     chart = Chart(
         id="split",
         title=f"Epsilon of the same client-rounds {terms}",
-        x="rounds that they are spread over",
-        y="epsilon spent",
+        x_label="rounds that they are spread over",
+        y_label="epsilon spent",
         lines=[Line("epsilon spent", points)],
-        marks=[Mark(settings.epsilon, "the budget")],
+        levels=[("the budget", settings.epsilon)],
         log_x=len(points) > 1,
-        zero=True,
+        from_zero=True,
     )
     numbers = table(rows, f"{number_text(settings.client_rounds)} client-rounds", wide=True)
     return section(

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fedveil.web.gauge import gauge
+from fedveil.pages.charts import gauge
 
 
 def arc(share):

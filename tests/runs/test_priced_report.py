@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.runs.report.curves import learning
-from fedveil.runs.report.run_contents import RunContents
+from fedveil.pages.run_report import metric_charts
+from fedveil.runs.report import read_contents
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,9 @@ def run(tmp_path_factory):
 
 
 def test_the_report_draws_every_number_with_its_interval(run):
-    contents = RunContents.at(run.folder)
-    charts = learning(contents)
-    assert [(chart.title, chart.y) for chart in charts] == [
+    contents = read_contents(run.folder)
+    charts = metric_charts(contents)
+    assert [(chart.title, chart.y_label) for chart in charts] == [
         ("Noisy accuracy over rounds", "accuracy on held-out owners, 0 to 1"),
         ("Noisy loss over rounds", "loss on held-out owners"),
     ]
@@ -49,18 +49,19 @@ def test_the_report_draws_every_number_with_its_interval(run):
 
 def test_tiles_have_it_beside_the_number(run):
     page = (run.folder / "report.html").read_text()
-    shown = RunContents.at(run.folder).interval("accuracy")
-    assert shown.startswith(" ± ")
+    shown, label = read_contents(run.folder).metric_texts()["accuracy"]
+    assert " ± " in shown
     assert shown in page
+    assert label in page
     assert "accuracy on held-out owners" in page
     assert "accuracy/interval" not in page
 
 
 def test_metrics_in_the_clear_are_drawn_as_before(run):
-    contents = RunContents.at(run.folder)
+    contents = read_contents(run.folder)
     for line in contents.history:
         for name in [n for n in line if n.endswith("/interval")]:
             del line[name]
-    assert [(chart.lines[0].shape, chart.note) for chart in learning(contents)] == [
+    assert [(chart.lines[0].style, chart.note) for chart in metric_charts(contents)] == [
         ("line", "")
     ] * 2

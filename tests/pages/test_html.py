@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedveil.web.html import Markup, joined, tag
+from fedveil.pages.html import Markup, joined, tag
 
 HOSTILE = "<script>alert(1)</script>\"' onload=x & </style>"
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.web.chart import finite, thinned
+from fedveil.pages.charts import finite, thinned
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400)
 

@@ -11,13 +11,14 @@ from html.parser import HTMLParser
 import pytest
 
 from fedveil.base.errors import BadInput
+from fedveil.pages.run_report import run_page
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
+from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.evidence import file_digests
-from fedveil.runs.report.run_contents import RunContents
-from fedveil.runs.report.run_page import run_page, write_report
+from fedveil.runs.report import read_contents, report_of, write_report
 from fedveil.runs.run import Run
 
-from ..conftest import BASE
+from .conftest import BASE
 
 SCRIPT = "<script>alert('x')</script><img src=x onerror=alert(1)>"
 
@@ -81,8 +82,10 @@ def test_a_run_leaves_a_page_that_opens_with_its_claim(made):
     ],
 )
 def test_it_says_why_there_were_no_more_rounds(made, stopped, said):
-    contents = RunContents.at(made / "central")
-    assert said in words(run_page(replace(contents, result=contents.result | {"stopped": stopped})))
+    contents = read_contents(made / "central")
+    assert said in words(
+        run_page(replace(contents, result=contents.result | {"stopped": stopped}), {})
+    )
 
 
 def test_it_says_whom_one_trusts_and_what_numbers_are(made):
@@ -94,8 +97,8 @@ def test_it_says_whom_one_trusts_and_what_numbers_are(made):
 
 
 def test_it_has_the_epsilon_of_somebody_with_several_clients(made):
-    contents = RunContents.at(made / "central")
-    text = words(run_page(contents))
+    contents = read_contents(made / "central")
+    text = words(run_page(contents, {}))
     claim = contents.claims[0]
     table = text.partition("Epsilon at delta 0.0001 for several clients of one person (zero-out")[2]
     for units in (1, 2, 4, 8):
@@ -105,20 +108,22 @@ def test_it_has_the_epsilon_of_somebody_with_several_clients(made):
 
 
 def test_a_result_of_an_earlier_version_says_that_several_clients_are_unknown(made):
-    contents = RunContents.at(made / "central")
+    contents = read_contents(made / "central")
     told = [dict(claim) for claim in contents.result["claims"]]
     for claim in told:
         del claim["composed"], claim["units"]
-    text = words(run_page(replace(contents, result=contents.result | {"claims": told})))
+    text = words(run_page(replace(contents, claims=tuple(map(PrivacyClaim.from_dict, told))), {}))
     assert "somebody with several clients is larger, and cannot be computed" in text
     assert "of one person (zero-out" not in text
 
 
 def test_it_is_written_again_as_it_was(folder):
     before = (folder / "report.html").read_text().replace(str(folder.parent), "")
-    assert write_report(folder).read_text().partition("</h1>")[0] == before.partition("</h1>")[0]
-    first = write_report(folder).read_bytes()
-    assert write_report(folder).read_bytes() == first
+    assert report_of(folder).decode().partition("</h1>")[0] == before.partition("</h1>")[0]
+    write_report(folder)
+    first = (folder / "report.html").read_bytes()
+    write_report(folder)
+    assert (folder / "report.html").read_bytes() == first == report_of(folder)
 
 
 def test_the_files_that_the_ledger_covers_do_not_change_with_it(folder):
@@ -173,10 +178,10 @@ def test_secure_runs_hide_what_private_data_tell(start):
 
 
 def test_an_open_run_is_drawn_from_its_ledger(made):
-    contents = RunContents.at(made / "open")
-    assert not contents.ended
+    contents = read_contents(made / "open")
+    assert not contents.result
     assert [claim.condition for claim in contents.claims] == ["", "", NOT_DECIDED]
-    text = words(run_page(contents))
+    text = words(run_page(contents, {}))
     assert "has not ended" in text
     assert "the run is open" in text
 
@@ -189,14 +194,14 @@ def test_a_changed_result_is_refused_and_a_broken_ledger_is_said(folder):
         write_report(folder)
     result.write_text(text)
     (folder / "metrics.jsonl").write_text("")
-    assert "metrics.jsonl is not the one" in words(run_page(RunContents.at(folder)))
+    assert "metrics.jsonl is not the one" in words(report_of(folder))
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "metrics.jsonl"])
 def test_a_directory_without_a_run_is_refused(folder, name):
     (folder / name).unlink()
     with pytest.raises(BadInput, match="holds no run"):
-        RunContents.at(folder)
+        read_contents(folder)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +213,7 @@ def test_a_result_that_is_none_is_refused(folder, content):
     (folder / "ledger.db").unlink()
     (folder / "result.json").write_text(content)
     with pytest.raises(BadInput, match="result"):
-        run_page(RunContents.at(folder))
+        report_of(folder)
 
 
 def hostile(value):
@@ -248,7 +253,7 @@ def test_markup_in_every_field_is_shown_as_text(folder):
     (folder / "ledger.db").unlink()
     (folder / "result.json").write_text(json.dumps(evil))
     moved = folder.rename(folder.with_name(f"run {SCRIPT.replace('/', '-')}"))
-    page = run_page(RunContents.at(moved)).decode()
+    page = report_of(moved).decode()
     assert page.count("<script>") == 1
     assert "<img" not in page
     assert page.count("&lt;script&gt;") > 30
@@ -273,12 +278,10 @@ class Elements(HTMLParser):
 
 
 def test_a_ledger_s_own_texts_are_text(folder, monkeypatch):
-    contents = RunContents.at(folder)
+    contents = read_contents(folder)
     named = contents.statement.__class__(SCRIPT, contents.statement.charges, contents.claims, 8.0)
-    evil = RunContents(
-        contents.folder, contents.recipe, contents.history, contents.result, named, SCRIPT, [SCRIPT]
-    )
-    page = run_page(evil).decode()
+    evil = replace(contents, statement=named, verified=SCRIPT, trouble=[SCRIPT])
+    page = run_page(evil, {SCRIPT: SCRIPT}).decode()
     assert page.count("<script>") == 1
     assert page.count("&lt;script&gt;") >= 3
 
@@ -293,7 +296,7 @@ def many(folder, rounds):
     ]
     long[rounds // 3]["loss"] = 77.7
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in long))
-    return run_page(RunContents.at(folder)).decode()
+    return report_of(folder).decode()
 
 
 @pytest.mark.parametrize("rounds", [1_000, 10_000])
@@ -319,7 +322,7 @@ def test_epsilon_that_was_computed_now_and_then_has_a_band(folder):
     kept = [{**lines[-1], "round": r, "epsilon": -(-r // 10) * 10.0} for r in range(1, 41)]
     text = "".join(json.dumps(line) + "\n" for line in [lines[0], *kept])
     (folder / "metrics.jsonl").write_text(text)
-    page = run_page(RunContents.at(folder)).decode()
+    page = report_of(folder).decode()
     spent = page.partition('id="spent"')[2].partition("</figure>")[0]
     assert 'class="band s0"' in spent
     values = re.findall(r"<td>([^<]*)</td>", spent)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.web.scales import AxisScale, exact, fitted, tick_text
+from fedveil.pages.charts import AxisScale, exact, fitted, tick_text
 
 numbers = st.floats(-1e9, 1e9).map(lambda x: round(x, 6))
 

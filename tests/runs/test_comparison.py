@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from .test_run_page import words
+from .test_report import words
 
 
 @pytest.fixture

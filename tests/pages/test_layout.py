@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 
-from fedveil.web.layout import facts, folded, listed, page, section, table, text_block
+from fedveil.pages.html import facts, folded, listed, page, section, table, text_block
 
 
 def hash_of(text):

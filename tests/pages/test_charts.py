@@ -7,14 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedveil.web.chart import Chart, Line, Mark, figure
-from fedveil.web.heat import Heat, heat_figure
+from fedveil.pages.charts import Chart, Line, figure
+from fedveil.pages.heat_map import HeatMap, heat_figure
 
 HOSTILE = "<b>\"x\" & 'y'</b>"
 
 
 def chart(*lines, **options):
-    return Chart(id="c", title="Title", x="round", y="loss", lines=lines, **options)
+    return Chart(id="c", title="Title", x_label="round", y_label="loss", lines=lines, **options)
 
 
 def parsed(markup):
@@ -39,7 +39,9 @@ def test_a_chart_is_named_described_and_has_its_numbers():
 
 
 def test_a_step_rises_before_it_goes_along():
-    root = parsed(figure(chart(Line("spent", [(0, 0.0), (1, 1.0), (2, 3.0)], "step"), zero=True)))
+    root = parsed(
+        figure(chart(Line("spent", [(0, 0.0), (1, 1.0), (2, 3.0)], "step"), from_zero=True))
+    )
     (path,) = paths(root, "line")
     places = [tuple(map(float, p.split())) for p in re.findall(r"[ML]([^ML]+)", path)]
     xs, ys = zip(*places, strict=True)
@@ -86,7 +88,7 @@ def test_an_interval_does_not_draw_a_loss_below_zero():
 
 def test_a_band_a_level_and_places_that_are_no_numbers():
     line = Line("a", [(0, 1.0), (1, 2.0)], band=[(0, 0.5, 1.5), (1, 1.0, 3.0)])
-    root = parsed(figure(chart(line, marks=[Mark(4.0, "budget")], places=["yes", "no"])))
+    root = parsed(figure(chart(line, levels=[("budget", 4.0)], x_names=["yes", "no"])))
     texts = {e.text for e in root.iter("text")}
     assert {"budget", "yes", "no"} <= texts
     assert paths(root, "band")[0].endswith("Z")
@@ -107,8 +109,8 @@ def test_long_series_are_short_and_keep_their_extremes():
 def test_hostile_names_are_text():
     line = Line(HOSTILE, [(0, 1.0), (1, 2.0)])
     whole = Chart(
-        id="c", title=HOSTILE, x=HOSTILE, y=HOSTILE, lines=[line, line], note=HOSTILE,
-        marks=[Mark(1.0, HOSTILE)], places=[HOSTILE, "b"],
+        id="c", title=HOSTILE, x_label=HOSTILE, y_label=HOSTILE, lines=[line, line], note=HOSTILE,
+        levels=[(HOSTILE, 1.0)], x_names=[HOSTILE, "b"],
     )  # fmt: skip
     assert "<b>" not in str(figure(whole))
     parsed(figure(whole))
@@ -117,9 +119,9 @@ def test_hostile_names_are_text():
 def heat(cells, **options):
     columns = [f"c{k}" for k in range(len(cells[0]))]
     rows = [f"r{k}" for k in range(len(cells))]
-    return Heat(
-        id="h", title="Heat", x="T", y="E", value="loss", columns=columns, rows=rows, cells=cells,
-        **options,
+    return HeatMap(
+        id="h", title="Heat", x_label="T", y_label="E", quantity="loss", column_names=columns,
+        row_names=rows, grid=cells, **options,
     )  # fmt: skip
 
 

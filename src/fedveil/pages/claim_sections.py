@@ -1,0 +1,105 @@
+"""The claim on a page: first a sentence, then what it means, then every reading in full."""
+
+from collections.abc import Sequence
+
+from fedveil.pages.html import Content, Markup, facts, listed, section, sentence, table, tag
+from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
+from fedveil.privacy.accounting.meaning import Meaning, Strength, counting, right_guesses
+
+_READINGS = (
+    "The same reports, read in {count} ways. Which one is yours depends on whom you trust and whom "
+    "it is about. The first that is a guarantee counts; the epsilon of one weight in one round is "
+    "the number that the paper publishes, and protects nobody."
+)
+
+_TRUSTED = {
+    Trust.CENTRAL: "the server",
+    Trust.LOCAL: "nobody",
+    Trust.CURATOR: "a curator",
+    Trust.SHUFFLED: "a shuffler",
+}
+
+
+def claim_box(meaning: Meaning) -> Markup:
+    """The sentence, how much of a promise it is, and the claim in the field's own words."""
+    weak = meaning.strength in (Strength.NONE, Strength.NOTHING, Strength.WEAK)
+    parts: list[Content] = [tag("p", meaning.sentence)]
+    if meaning.worth:
+        parts.append(tag("p", meaning.worth, class_="warn" if weak else None))
+    parts += [tag("p", warning) for warning in meaning.warnings]
+    if meaning.claim is not None:
+        parts.append(tag("p", f"In full: {meaning.claim}.", class_="sub"))
+    return tag("div", *parts, class_="claim weak" if weak else "claim")
+
+
+def meaning_section(meaning: Meaning, outside: Sequence[str]) -> Markup:
+    """Whom it protects, from whom, under which conditions, and what it leaves open.
+
+    `outside` lists the numbers of this page that the claim does not cover.
+    """
+    claim = meaning.claim
+    if claim is None:
+        return section("What this means", tag("p", meaning.trusted), id="meaning")
+    pairs: dict[str, Content] = {
+        "Whom it is about": meaning.unit,
+        "Whom one has to trust": meaning.trusted,
+        "What an attacker tries to find out": f"{sentence(meaning.worlds)}.",
+    }
+    if meaning.factor:
+        pairs["How far at most"] = meaning.factor
+    parts: list[Content] = []
+    if meaning.odds:
+        parts.append(table(meaning.odds, "What an attacker can find at most", numbers=True))
+    # the epsilon for several units of one person is not that of one times their number
+    several = meaning.several()
+    if several:
+        terms = f"at delta {claim.delta:g} for several {claim.unit}s of one person"
+        caption = f"Epsilon {terms} ({claim.neighbours}, {claim.trust} trust)"
+        parts.append(tag("h3", f"Several {claim.unit}s of one person"))
+        parts.append(table(several, caption, numbers=True))
+    elif meaning.several_unknown:
+        parts.append(tag("p", meaning.several_unknown))
+    return section(
+        "What this means",
+        facts(pairs),
+        *parts,
+        tag("h3", "It holds under these conditions"),
+        listed(claim.assumptions),
+        tag("h3", "It does not cover"),
+        listed([*meaning.uncovered, *outside]),
+        id="meaning",
+    )
+
+
+def readings_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
+    """All claims side by side, each with everything that its epsilon means nothing without."""
+    if not claims:
+        return None
+    first = counting(claims)
+    rows: list[dict[str, Content]] = []
+    for claim in claims:
+        guesses, standing = "no bound", "not vouched for"
+        if claim.as_published:
+            standing = "as published, not a guarantee"
+        elif claim.vouched:
+            share = 100 * right_guesses(claim)
+            guesses = f"{share:.4g} in 100" if share < 99.995 else "100 in 100"
+            standing = "a guarantee, and the one that counts" if claim is first else "a guarantee"
+            if claim.condition:
+                standing = "smaller, on a condition"
+        rows.append(
+            {
+                "reading": f"{claim}",
+                "whom one trusts": _TRUSTED[claim.trust],
+                "holds for": claim.holds_for,
+                "covers": claim.covers,
+                "right guesses at most": guesses,
+                "standing": standing,
+            }
+        )
+    several = len({(claim.trust, claim.unit) for claim in claims}) > 1
+    note = None
+    if several and any(claim.unit is Unit.WEIGHT for claim in claims):
+        note = tag("p", _READINGS.format(count=len(claims)))
+    full = table(rows, "Every account of what was released", wide=True)
+    return section("The claim in full", note, full, id="claims")

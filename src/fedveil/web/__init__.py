@@ -1,1 +1,0 @@
-"""Pages and charts as text: escaping, scales, figures. Knows nothing of runs."""
