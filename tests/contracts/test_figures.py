@@ -13,6 +13,7 @@ import pytest
 from matplotlib.collections import FillBetweenPolyCollection, LineCollection
 
 from fedveil.audit.findings import Roc, roc_figure
+from fedveil.data import load
 from fedveil.papers import clip_decay, fu, fu_cnn, ldp_fl, naseri
 from fedveil.papers.clip_decay import DecaySetting
 from fedveil.papers.experiment import Experiment
@@ -27,7 +28,6 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.runs import records
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory, TrialOutcome
 from tests.papers.test_fu import loans
@@ -112,13 +112,13 @@ NAMES = (
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory):
     """By name: all that items of papers draw, on few clients, and the curves of an audit."""
-    read, prepare = records.load_records, Laboratory.prepare
+    read, prepare = load.load_records, Laboratory.prepare
     experiment = Experiment(tmp_path_factory.mktemp("figures"), repeat=3, workers=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sweep, "run", made_up)
         patch.setattr(Laboratory, "prepare", prepared_once(prepare, {}))
         patch.setattr(
-            records,
+            load,
             "load_records",
             lambda name, *more, **options: (
                 loans() if name == "lending-club" else read(name, *more, **options)

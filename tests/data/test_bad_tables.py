@@ -9,7 +9,6 @@ from fedveil import FederatedData
 from fedveil.base.errors import BadInput
 from fedveil.cli import main as commands
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.runs.records import data_of
 
 SITES, EACH = 10, 4
 HEADER = ["site", "age", "city", "well"]
@@ -363,7 +362,7 @@ def test_a_bad_table_gets_one_line(here, name):
     options = {"client": "site", "target": "well", "test": "by-client", **options}
     assert message in refusal(lambda: FederatedData.from_table("t.csv", **options))
     recipe = load_recipe("central", settings("t.csv", options))
-    assert message in refusal(lambda: data_of(recipe))
+    assert message in refusal(lambda: recipe.load_data())
 
 
 @pytest.mark.parametrize(("file", "content", "message"), FILES.values(), ids=FILES)

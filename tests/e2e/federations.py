@@ -16,7 +16,6 @@ from pathlib import Path
 from fedveil.flower.deployment import Address, Deployment, deployed_recipe
 from fedveil.flower.local_federation import LocalFederation, free_ports
 from fedveil.privacy.ledger.file import read_charges
-from fedveil.runs.records import data_of
 
 PATIENCE = 600.0
 """Seconds after which something is said to be stuck, on a machine that is very busy."""
@@ -32,7 +31,7 @@ BAD_SITE = Path(__file__).with_name("bad_site.py")
 def deployment(recipe, settings, names, address, deadline):
     chosen = deployed_recipe(recipe, settings, len(names))
     (port,) = free_ports(1)
-    return Deployment(chosen, names, address, data_of(chosen), deadline, Address(port=port))
+    return Deployment(chosen, names, address, chosen.load_data(), deadline, Address(port=port))
 
 
 class Live:

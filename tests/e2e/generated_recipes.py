@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import get_args
 
-from fedveil.runs import records as data_module
+from fedveil.data import load as data_module
 from fedveil.runs.recipe import Recipe
 from tests.e2e.whole_recipes import whole
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedveil import __main__ as entry
 from fedveil.cli import main as commands
-from fedveil.runs import records
+from fedveil.data import load
 
 ROOT = Path(__file__).parents[2]
 LONG = "x" * 5000
@@ -56,7 +56,7 @@ UNUSED = {
 
 @pytest.mark.parametrize(("arguments", "mentions"), UNUSED.values(), ids=UNUSED)
 def test_what_is_given_and_not_used_is_refused(cli, monkeypatch, arguments, mentions):
-    monkeypatch.setattr(records, "load_records", None)  # refused before any data are read
+    monkeypatch.setattr(load, "load_records", None)  # refused before any data are read
     assert mentions in cli(*arguments).error
     assert files() == []
 
@@ -153,7 +153,7 @@ def test_a_folder_that_is_closed(closed, arguments):
 def test_a_folder_that_cannot_be_written_is_refused_at_once(cli, monkeypatch):
     Path("closed").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed")
-    monkeypatch.setattr(records, "load_records", None)
+    monkeypatch.setattr(load, "load_records", None)
     assert "nothing can be written in" in cli("run", "--out", "closed/run").error
     assert files() == ["closed"]
 

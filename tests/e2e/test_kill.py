@@ -21,13 +21,14 @@ from pathlib import Path
 import pytest
 
 from fedveil.base.errors import BadInput
+from fedveil.data import load
 from fedveil.privacy.ledger import ledger
 from fedveil.privacy.ledger.file import read_charges, read_closing, read_runs
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.releases.central import CentralNoise
 from fedveil.privacy.releases.release import Release
 from fedveil.privacy.sampling import FixedSize
-from fedveil.runs import checkpoint, records, run
+from fedveil.runs import checkpoint, run
 from fedveil.runs.evidence import verify_ledger
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
@@ -279,7 +280,7 @@ def place():
 def warm():
     """Data in memory: a run takes a tenth of a second."""
     patched = pytest.MonkeyPatch()
-    patched.setattr(records, "load_records", functools.cache(records.load_records))
+    patched.setattr(load, "load_records", functools.cache(load.load_records))
     with tempfile.TemporaryDirectory() as folder:
         for where, source in itertools.product(RECIPES, SOURCES):
             started(where, source, Path(folder) / f"{where}-{source}")

@@ -23,7 +23,7 @@ import pytest
 
 from fedveil import console
 from fedveil.cli import main as cli
-from fedveil.runs import records as data_module
+from fedveil.data import load as data_module
 from fedveil.runs import run
 from fedveil.runs.recipe_file import load_recipe
 from tests.e2e.generated_recipes import OVERSIZED, generated

@@ -21,7 +21,6 @@ from fedveil.flower.site_check import checked
 from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.protocol import Refused, Status, collect, connecting, send_report
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.runs.records import data_of
 from tests.mixing.loopback import with_mixer
 
 NAMES = ("north", "south", "east")
@@ -41,7 +40,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("deployed")
     for name, settings in RECIPES.items():
         recipe = deployed_recipe(name, settings, len(NAMES))
-        Deployment(recipe, NAMES, Address(), data_of(recipe)).write(folder / name)
+        Deployment(recipe, NAMES, Address(), recipe.load_data()).write(folder / name)
     return folder
 
 
@@ -76,7 +75,7 @@ def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
 def shuffled(tmp_path_factory):
     recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
     mixer, folder = Address("mixer.example.org", 9099), tmp_path_factory.mktemp("shuffled") / "d"
-    Deployment(recipe, NAMES, Address(), data_of(recipe), mixer=mixer).write(folder)
+    Deployment(recipe, NAMES, Address(), recipe.load_data(), mixer=mixer).write(folder)
     return folder
 
 
@@ -141,7 +140,7 @@ def test_a_shuffled_deployment_waits_for_those_who_may_be_dishonest_too(tmp_path
     settings = ("rounds=2", "shuffle.minimum=2", "shuffle.dishonest=1", "noise.epsilon=0.01")
     recipe = deployed_recipe("ldp-fl", settings, 3)
     mixer = Address("mixer.example.org", 9099)
-    Deployment(recipe, NAMES, Address(), data_of(recipe), mixer=mixer).write(tmp_path / "d")
+    Deployment(recipe, NAMES, Address(), recipe.load_data(), mixer=mixer).write(tmp_path / "d")
     assert "--minimum 3 --expected 3" in (tmp_path / "d/mixer/mixer.sh").read_text()
 
 
@@ -149,13 +148,13 @@ def test_no_site_is_called_as_the_collector(tmp_path):
     recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
     names, mixer = ("north", "collector", "east"), Address(port=9099)
     with pytest.raises(BadInput, match="named 'collector'"):
-        Deployment(recipe, names, Address(), data_of(recipe), mixer=mixer).write(tmp_path / "d")
+        Deployment(recipe, names, Address(), recipe.load_data(), mixer=mixer).write(tmp_path / "d")
 
 
 @pytest.mark.parametrize("missing", ["data", "mixer"])
 def test_a_shuffler_needs_a_mixer_and_data(tmp_path, missing):
     recipe = deployed_recipe("ldp-fl", ("shuffle.minimum=3", "noise.epsilon=0.01"), 3)
-    parts = {"data": data_of(recipe), "mixer": Address(port=9099)}
+    parts = {"data": recipe.load_data(), "mixer": Address(port=9099)}
     parts.pop(missing)
     with pytest.raises(BadInput, match="shuffle=none"):
         Deployment(recipe, NAMES, Address(), **parts).write(tmp_path / "d")
@@ -164,7 +163,7 @@ def test_a_shuffler_needs_a_mixer_and_data(tmp_path, missing):
 
 def test_records_are_divided_and_the_server_has_none(written):
     recipe = load_recipe(str(written / "fedavg" / "server" / "recipe.toml"))
-    whole = data_of(recipe)
+    whole = recipe.load_data()
     for number, name in enumerate(NAMES):
         own = Site.open(written / "fedavg" / "sites" / name / "site.toml").records
         rows = slice(*whole.offsets[number : number + 2])
@@ -178,7 +177,7 @@ def test_the_server_has_the_test_split_and_no_records(written, monkeypatch):
     federation = read_federation(server / "federation.toml")
     data = data_without_records(load_recipe("recipe.toml"), federation, None, new_run_id())
     assert (data.clients, len(data.y), data.records) == (3, 0, 0)
-    np.testing.assert_array_equal(data.test_y, data_of(load_recipe("recipe.toml")).test_y)
+    np.testing.assert_array_equal(data.test_y, load_recipe("recipe.toml").load_data().test_y)
     stored = sum(path.stat().st_size for path in (server / "test").glob("[xy].npy"))
     assert stored < 1000
 
@@ -305,7 +304,7 @@ def test_sites_have_names_of_their_own(sites, message):
 def test_as_many_shares_as_sites():
     recipe = deployed_recipe("central", (), 2)
     with pytest.raises(BadInput, match="2 clients and there are 3 sites"):
-        Deployment(recipe, NAMES, Address(), data_of(recipe))
+        Deployment(recipe, NAMES, Address(), recipe.load_data())
 
 
 def test_attackers_are_for_simulations(tmp_path):
@@ -327,7 +326,7 @@ def test_files_of_a_model_are_not_deployed(setting):
 )
 def test_rounds_that_hide_who_was_asked_take_their_time(settings, steady):
     recipe = deployed_recipe("central", ("rounds=2", *settings), 3)
-    assert Deployment(recipe, NAMES, Address(), data_of(recipe)).steady is steady
+    assert Deployment(recipe, NAMES, Address(), recipe.load_data()).steady is steady
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
@@ -339,7 +338,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
 
 def test_nothing_is_left_of_what_could_not_be_written(tmp_path):
     recipe = deployed_recipe("ldp-sgd", ("rounds=2", "sample.size=5"), 2)  # 5 of 2
-    deployment = Deployment(recipe, ("a", "b"), Address(), data_of(recipe))
+    deployment = Deployment(recipe, ("a", "b"), Address(), recipe.load_data())
     with pytest.raises(BadInput, match="size"):
         deployment.write(tmp_path / "d")
     assert not list(tmp_path.iterdir())
@@ -363,7 +362,7 @@ def test_addresses():
 
 
 def test_a_share_is_one_client_s():
-    data = data_of(deployed_recipe("central", (), 4))
+    data = deployed_recipe("central", (), 4).load_data()
     parts = [share(data, k) for k in range(4)]
     assert [part.clients for part in parts] == [1] * 4
     np.testing.assert_array_equal(np.concatenate([part.y for part in parts]), data.y)

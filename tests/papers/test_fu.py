@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.data import load
 from fedveil.data.partition import Records
 from fedveil.papers import fu
 from fedveil.papers.experiment import Experiment, ExperimentScale
-from fedveil.runs import records
 from fedveil.tuning.trials import Laboratory
 
 REAL = os.environ.get("FEDVEIL_DATA")
@@ -39,7 +39,7 @@ def small(monkeypatch):
 
 @pytest.fixture
 def made_up(small, monkeypatch):
-    monkeypatch.setattr(records, "load_records", lambda name, root, **options: loans())
+    monkeypatch.setattr(load, "load_records", lambda name, root, **options: loans())
 
 
 def check(page, experiment, monkeypatch):

@@ -8,7 +8,6 @@ import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.runs.records import data_of
 
 PIXEL = ["attack.kind=pixel", "attack.target=0", "attack.size=2"]
 SHORT = ["rounds=3", "data.clients=20", "sample.size=9", "client.epochs=2", "engine.workers=1"]
@@ -20,7 +19,7 @@ NUMBERS = {
 
 def adversary(recipe, *settings):
     asked = load_recipe(recipe, list(settings))
-    return build(asked, data=data_of(asked)).adversary
+    return build(asked, data=asked.load_data()).adversary
 
 
 def test_every_round_says_what_the_attack_came_to(tmp_path):
@@ -70,7 +69,7 @@ def test_bad_settings_get_one_line(recipe, settings, words):
 def test_a_defence_that_breaks_the_claim_gets_one_line(kind):
     asked = load_recipe("central", ["data.clients=20", f"server.aggregate={kind}"])
     with pytest.raises(BadInput) as error:
-        build(asked, data=data_of(asked))
+        build(asked, data=asked.load_data())
     assert "\n" not in str(error.value)
     assert "looks at updates one by one and noise is for the sum" in str(error.value)
 

@@ -8,7 +8,6 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.build import build, resolved
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.runs.records import data_of
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
@@ -25,15 +24,15 @@ def recipe(*settings):
 
 
 def test_the_runs_seed_divides_the_records_unless_the_data_have_their_own():
-    first, second = (data_of(recipe(f"seed={seed}")) for seed in (1, 2))
+    first, second = (recipe(f"seed={seed}").load_data() for seed in (1, 2))
     assert not np.array_equal(first.x, second.x)
-    first, second = (data_of(recipe(f"seed={seed}", "data.seed=7")) for seed in (1, 2))
+    first, second = (recipe(f"seed={seed}", "data.seed=7").load_data() for seed in (1, 2))
     assert np.array_equal(first.x, second.x)
-    assert np.array_equal(first.x, data_of(recipe("seed=7")).x)
+    assert np.array_equal(first.x, recipe("seed=7").load_data().x)
 
 
 def test_records_may_be_drawn_with_replacement_and_clients_shortened():
-    data = data_of(recipe("data.resample=5000", "data.most_records=30"))
+    data = recipe("data.resample=5000", "data.most_records=30").load_data()
     assert (data.clients, int(data.sizes.min()), int(data.sizes.max())) == (20, 30, 30)
     assert len(np.unique(data.x, axis=0)) < len(data.x)
 
@@ -41,13 +40,13 @@ def test_records_may_be_drawn_with_replacement_and_clients_shortened():
 @pytest.mark.parametrize("setting", ["data.resample=0", "data.most_records=0"])
 def test_no_records_are_refused(setting):
     with pytest.raises(BadInput, match="at least one record"):
-        data_of(recipe(setting))
+        recipe(setting).load_data()
 
 
 def test_data_and_plan_may_be_given():
     """A plan does not depend on the seed; the model's first weights do where they are random."""
     whole = recipe("seed=3")
-    data, plan = data_of(whole), build(recipe("seed=4")).plan
+    data, plan = whole.load_data(), build(recipe("seed=4")).plan
     given, built = build(whole, data=data, plan=plan), build(whole)
     assert given.data is data
     assert given.plan is plan

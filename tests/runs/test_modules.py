@@ -13,9 +13,8 @@ from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Target
 from fedveil.models import lineage
 from fedveil.models.lineage import earlier
-from fedveil.runs.models import task_of
 from fedveil.runs.modules import read_weights_
-from fedveil.runs.sections.data_section import ModelSection
+from fedveil.runs.sections.model_section import ModelSection
 
 SHAPE = (1, 8, 8)
 
@@ -25,7 +24,7 @@ def section(**keys):
 
 
 def task(**keys):
-    return task_of(section(**keys), SHAPE, Target(10), seed=1, allow_code=True)
+    return section(**keys).build(SHAPE, Target(10), seed=1, allow_code=True)
 
 
 @pytest.fixture

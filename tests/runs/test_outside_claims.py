@@ -13,7 +13,6 @@ from fedveil.data.load import load_records
 from fedveil.data.provenance import holdout
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.runs.records import data_of
 from fedveil.runs.run import Run
 from fedveil.tuning.recipe_grid import cells
 from fedveil.tuning.trials import Laboratory
@@ -113,18 +112,18 @@ def test_a_run_writes_what_was_fitted_and_goes_on_with_it(tmp_path):
 @pytest.mark.parametrize("how", ["public", "held-out"])
 def test_statistics_of_data_that_fit_nothing(how):
     with pytest.raises(BadInput, match=rf"data.statistics is '{how}' and nothing of digits was"):
-        data_of(load_recipe("central", [f"data.statistics={how}"]))
+        load_recipe("central", [f"data.statistics={how}"]).load_data()
 
 
 def test_statistics_of_saved_data(tmp_path):
-    fitted = data_of(load_recipe("central", DIABETES))
+    fitted = load_recipe("central", DIABETES).load_data()
     fitted.save(tmp_path / "fitted")
     replace(fitted, fitted="").save(tmp_path / "plain")
 
     def opened(name, *settings):
         path = f"data.path={tmp_path / name}"
         none = ["data.clients=none", "data.partition=none", "data.alpha=none"]
-        return data_of(load_recipe("central", ["data.name=saved", path, *none, *settings]))
+        return load_recipe("central", ["data.name=saved", path, *none, *settings]).load_data()
 
     assert opened("fitted").assumptions == fitted.assumptions
     assert opened("fitted", "data.statistics=public").declared_public
@@ -212,4 +211,4 @@ def test_the_sources_split_is_said_in_every_claim_and_refused_with_secure_noise(
 
 def test_whose_records_are_tested_is_for_natural_clients():
     with pytest.raises(BadInput, match="test 'by-client' has no effect on partition 'iid'"):
-        data_of(load_recipe("central", ["data.test=by-client"]))
+        load_recipe("central", ["data.test=by-client"]).load_data()

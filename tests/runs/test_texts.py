@@ -10,7 +10,6 @@ from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.opened_run import predictions_csv
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.runs.records import data_of
 
 BASE = ["data.path=t.csv", "data.client=user", "data.target=label", "data.test=by-client",
         "data.columns.text.length=6"]  # fmt: skip
@@ -108,7 +107,7 @@ def test_words_of_clients_are_refused_with_secure_noise(reviews):
 
 
 def test_clients_of_a_table_may_be_grouped(reviews):
-    data = data_of(recipe(HASHED, "data.partition=grouped", "data.clients=4"))
+    data = recipe(HASHED, "data.partition=grouped", "data.clients=4").load_data()
     assert data.clients == 4
     assert any(said.startswith("clients are 4 groups of owners") for said in data.assumptions)
 

@@ -66,9 +66,7 @@ def deploy(
             mixer = mixer or f"127.0.0.1:{mixing}"
         shared = None
         if divide or demo is not None:
-            from fedveil.runs.records import data_of
-
-            shared = data_of(chosen, data)
+            shared = chosen.load_data(data)
         if deadline is None:
             deadline = 600.0 if demo is None else 60.0
         mixed = None if mixer is None else Address.parse(mixer)

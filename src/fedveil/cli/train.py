@@ -79,9 +79,7 @@ def run(
             chosen.model.check_allowed(allow_code)
             check_data(data, [chosen.data.name])
             if chosen.data.name == TABLE:  # before torch is imported, which takes seconds
-                from fedveil.runs.records import data_of
-
-                own = data_of(chosen)
+                own = chosen.load_data()
 
         from rich.console import Console
 

@@ -33,7 +33,6 @@ from fedveil.mixing.protocol import number_of
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.round import Round
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.records import data_of
 from fedveil.runs.run import OnRound, Run
 from fedveil.runs.run_directory import write_atomic
 from fedveil.training.engines.engine import Job
@@ -454,5 +453,5 @@ def data_without_records(
     if federation.data is not None:
         recipe = recipe.model_copy(update={"data": federation.data})
     records = [site.records for site in federation.sites]
-    data = data_of(recipe, data_root).at_sites(federation.site_names, records, run_id)
+    data = recipe.load_data(data_root).at_sites(federation.site_names, records, run_id)
     return replace(data, remarks=(*data.remarks, CARRIED, ABSENT))

@@ -31,7 +31,6 @@ from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.round import Round
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.records import divided, records_of
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.exchange import Sent, client_report
@@ -228,7 +227,7 @@ def _records(file: SiteFile, recipe: Recipe) -> FederatedData:
     section = file.data
     if section.name == TABLE and section.client is None and section.clients is None:
         section = section.model_copy(update={"clients": 1})
-    data = divided(records_of(section, None), section, recipe.seed)
+    data = section.divide(section.load(None), recipe.seed)
     if data.clients != 1:
         raise BadInput(
             f"data has {data.clients} clients: a site is one; leave data.client out, or give it "

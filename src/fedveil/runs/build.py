@@ -10,10 +10,8 @@ from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import secured
-from fedveil.runs.models import task_of, words_of
 from fedveil.runs.modules import Model, add_metrics, check_same_module, module_digest, own_task
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.records import data_of
 from fedveil.runs.sections.client_section import DpSgdSection
 from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
 from fedveil.runs.sections.section import in_keys
@@ -53,7 +51,7 @@ def build(
 ) -> Training:
     """Everything the recipe asks for, checked; what does not go together is refused.
 
-    `data`, when given, are the caller's own, or what `data_of` has made of the recipe already,
+    `data`, when given, are the caller's own, or what `Recipe.load_data` has loaded already,
     `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
     `allow_code` says that the code which the recipe names may be run. `make_engine` is for clients
     that are not on this machine.
@@ -64,16 +62,11 @@ def build(
     # The plan may depend on the work, but the work of DP-SGD depends on the plan.
     work = None if isinstance(recipe.client, DpSgdSection) else recipe.client.build(rounds)
     server = recipe.server.build(rounds)
-    data = data_of(recipe, data_root) if data is None else data
+    data = recipe.load_data(data_root) if data is None else data
     if model is None:
-        words = words_of(recipe.model, data)
-        task = task_of(
-            recipe.model,
-            data.record_shape,
-            data.target,
-            recipe.seed,
-            words,
-            allow_code=allow_code,
+        words = recipe.model.vocabulary(data)
+        task = recipe.model.build(
+            data.record_shape, data.target, recipe.seed, words, allow_code=allow_code
         )
     else:
         task = own_task(model, data.target)

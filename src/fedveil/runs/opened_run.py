@@ -32,13 +32,11 @@ from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.evidence import left
-from fedveil.runs.models import task_of
 from fedveil.runs.modules import METADATA_KEY, Model, add_metrics, note_claims, own_task
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import recipe_in
-from fedveil.runs.records import data_of
 from fedveil.runs.run_directory import read_metrics
-from fedveil.runs.sections.data_section import ModelSection
+from fedveil.runs.sections.model_section import ModelSection
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import BATCH, evaluate
@@ -245,8 +243,7 @@ class OpenedRun:
         stored = self.stored
         if stored.model.name != OWN:
             words = (stored.schema.words or stored.model.words) or 0
-            task = task_of(
-                stored.model,
+            task = stored.model.build(
                 stored.record_shape,
                 stored.target,
                 self.recipe.seed,
@@ -350,7 +347,7 @@ def measure_run(run: OpenedRun, source: Path | None) -> dict[str, float]:
             f"{run.folder} was trained on data from Python, which no file holds: give a table with "
             "--data, or use fedveil.open_run(folder).evaluate"
         )
-    data = data_of(run.recipe, source)
+    data = run.recipe.load_data(source)
     data.check_tested("measuring a run on its own data")
     if run.recipe.evaluate.epsilon is not None:
         raise BadInput(

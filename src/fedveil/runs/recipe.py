@@ -1,10 +1,14 @@
 """`Recipe`: one TOML file that says everything a run does, read strictly."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from fedveil.base.checks import ROUNDS, SEED, whole
 from fedveil.runs.sections.attack_section import AttackSection
 from fedveil.runs.sections.client_section import ClientSection, SampleSection
 from fedveil.runs.sections.clip_section import ClipSection
-from fedveil.runs.sections.data_section import DataSection, ModelSection
+from fedveil.runs.sections.data_section import DataSection
+from fedveil.runs.sections.model_section import ModelSection
 from fedveil.runs.sections.noise_section import (
     BudgetSection,
     NoiseSection,
@@ -13,6 +17,9 @@ from fedveil.runs.sections.noise_section import (
 )
 from fedveil.runs.sections.section import Section, forms_of, setting
 from fedveil.runs.sections.server_section import EngineSection, EvaluateSection, ServerSection
+
+if TYPE_CHECKING:
+    from fedveil.data.federated import FederatedData
 
 
 class Recipe(Section):
@@ -64,6 +71,14 @@ class Recipe(Section):
         if self.rounds is None:
             raise AssertionError("a recipe is made by load_recipe")
         return self.rounds
+
+    def load_data(self, root: Path | None = None) -> "FederatedData":
+        """Load the records and divide them. They depend on `[data]` and the seed alone.
+
+        Args:
+            root: The folder with published data sets.
+        """
+        return self.data.divide(self.data.load(root), self.seed)
 
 
 FORMS = forms_of(Recipe)

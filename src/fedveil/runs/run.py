@@ -187,7 +187,7 @@ class Run:
         """One line about the run and, once it has started, about where it resumes."""
         training = self.training
         data, plan = training.data, training.plan
-        name, where = self.recipe.model.name, self.recipe.data.told
+        name, where = self.recipe.model.name, self.recipe.data.title
         if name in (OWN, CODE):
             name = type(training.task.module).__name__
         text = (

@@ -20,7 +20,6 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import on_this_machine
-from fedveil.runs.records import divided, records_of, source_of
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
@@ -239,12 +238,12 @@ class Laboratory:
         section = recipe.data.model_dump_json()
         key = f"{recipe.seed if recipe.data.seed is None else ''} {section}"
         if key not in self._divided:
-            source = source_of(recipe.data)
+            source = recipe.data.source
             if source not in self._records:
-                self._records = {source: records_of(recipe.data, self.root)}
+                self._records = {source: recipe.data.load(self.root)}
             while len(self._divided) >= _KEPT:
                 self._divided.pop(next(iter(self._divided)))
-            self._divided[key] = divided(self._records[source], recipe.data, recipe.seed)
+            self._divided[key] = recipe.data.divide(self._records[source], recipe.seed)
         return self._divided[key]
 
 

@@ -1,29 +1,37 @@
-"""`[data]` and `[model]`."""
+"""`[data]`: which records there are, and how they are divided among clients."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
 from fedveil.base.checks import (
-    CODE,
     COUNT,
     DATA_NAMES,
-    MODEL_NAMES,
     OWN,
     POSITIVE,
     SEED,
     TABLE,
     TEXT_LENGTH,
     VOCABULARY,
-    Each,
     whole,
 )
 from fedveil.base.errors import BadInput
 from fedveil.runs.sections.section import Section, setting
 
+if TYPE_CHECKING:
+    from fedveil.data.federated import FederatedData
+    from fedveil.data.partition import Records
+
 _RECORDS = whole(1, "at least one record is needed")
-_VOCABULARY = whole(2, "at least padding and one word are needed", 10_000_000)
+
+_DIVISION = (
+    *("clients", "partition", "alpha", "shards_per_client", "resample", "most_records"),
+    *("test", "seed"),
+)
+_OF_TABLES = ("client", "target", "features", "columns")
+_OF_NAMED = ("grades", "digits", "min_records")
 
 Value = bool | int | float | str
 """A category, a label, or what is filled in."""
@@ -143,7 +151,7 @@ class DataSection(Section):
         return raw
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         """What people call these records."""
         return Path(self.path).name if self.name == TABLE and self.path else self.name
 
@@ -155,87 +163,116 @@ class DataSection(Section):
         natural = self.client is not None or self.partition == "natural"
         return natural and self.clients is self.resample is self.most_records is None
 
-
-class ModelSection(Section):
-    """`[model]`."""
-
-    name: str = setting(MODEL_NAMES)
-    """The model. linear predicts a number, mlp a number or a label, all others labels; fu-cnn and
-    small-cnn take images of 28 x 28, vgg of 32 x 32; lstm and transformer read texts, lstm-lm and
-    transformer-lm predict their next words; code is what path makes. May be left out where path is
-    given."""
-    path: str | None = None
-    """A function that makes the model, an nn.Module, as 'net.py:make'; the file is relative to the
-    current directory. Its code is run only with --allow-code (in Python, allow_code=True): a recipe
-    could otherwise run anybody's. A run records what it made, and is not resumed with another. Left
-    out: only for other models."""
-    options: dict[str, Value | list[Value]] | None = None
-    """Keyword arguments of the function in path. Parameters called shape and classes are filled in:
-    the shape of a record, and the number of labels (0 for numbers). Left out: none."""
-    hidden: list[int] | None = setting(Each(whole(1, "the width of a layer starts at 1")), None)
-    """Widths of the hidden layers, in units. For mlp, lstm and lstm-lm. Left out: [200] for mlp,
-    [64] for the others."""
-    embedding: int | None = setting(whole(1, most=10_000), None)
-    """How many numbers stand for a word. For models of texts. Left out: 32."""
-    layers: int | None = setting(whole(1, most=100), None)
-    """How many layers of attention. For transformer and transformer-lm. Left out: 2."""
-    heads: int | None = setting(whole(1, most=100), None)
-    """How many heads a layer of attention has; embedding is a multiple of it. For transformer and
-    transformer-lm. Left out: 4."""
-    words: int | None = setting(_VOCABULARY, None)
-    """How many different numbers words have in records that are arrays; 0 is padding. For models of
-    texts. Left out: the data's vocabulary tells."""
-    weights: str | None = None
-    """A .safetensors file with the model's first weights, relative to the current directory; names
-    and shapes must be the model's. Claims take them as public. Left out: they are drawn from the
-    seed."""
-    new: list[str] | None = None
-    """Patterns of names, such as 'head.*', that are not read from weights and keep what was drawn.
-    Left out: every weight is read."""
-    freeze: list[str] | None = None
-    """Patterns of parameters' names, such as 'encoder.*', that do not learn. Claims take them as
-    public. Left out: every parameter learns, but for those that the code froze."""
-    batch_norm: Literal["group"] | None = None
-    """'group' puts a group norm in place of every batch norm, which no claim could cover, with the
-    same scale and shift. Left out: a model with batch norm is refused."""
-    digest: str | None = None
-    """What a run records of a module that came from Python, from path or with weights, so that no
-    other continues it. Not for authors. Left out: the run fills it in."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_path_is_code(cls, raw: Any) -> Any:
-        """A path without a name is that of code."""
-        if isinstance(raw, dict) and "path" in raw and "name" not in raw:
-            return {"name": CODE, **raw}
-        return raw
-
     @property
-    def recorded(self) -> bool:
-        """Whether the recipe alone does not say what the model is, so that a run records it."""
-        return self.name in (OWN, CODE) or self.weights is not None
+    def source(self) -> str:
+        """Everything that `load` depends on: with the same source, the records are the same."""
+        keys = ("name", "path", "statistics", "test", *_OF_NAMED, *_OF_TABLES)
+        return " ".join(repr(getattr(self, key)) for key in keys)
 
-    def check_together(self) -> None:
-        """Refuse keys that do not go together."""
-        if self.name == CODE and self.path is None:
-            raise BadInput(f"model.name is {CODE!r}: give model.path, such as 'net.py:make'")
-        if self.path is not None and self.name != CODE:
-            raise BadInput(f"model.path is given beside model.name = {self.name!r}: leave one out")
-        if self.options is not None and self.path is None:
-            raise BadInput("model.options is for the function in model.path: leave it out")
-        for key in ("weights", "new", "freeze", "batch_norm"):
-            if self.name == OWN and getattr(self, key) is not None:
-                raise BadInput(f"model.{key} has no effect on a module from Python: do it there")
-        if self.new is not None and self.weights is None:
-            raise BadInput("model.new says what model.weights leaves out: give both, or neither")
-        if self.digest is not None and not self.recorded:
-            raise BadInput("model.digest is what a run records of an own module: leave it out")
+    def load(self, root: Path | None = None) -> "Records | FederatedData":
+        """Read the records from where they are stored. Saved data are divided already.
 
-    def check_allowed(self, allow_code: bool) -> None:
-        """Refuse to run the code that a recipe names unless its user has said that it may be."""
-        if self.path is not None and not allow_code:
-            raise BadInput(
-                f"model.path is {self.path!r}: a recipe may come from anybody, so the code it "
-                "names is run only with --allow-code (fedveil run, evaluate, predict) or "
-                "allow_code=True (Python); look at the file first"
-            )
+        Args:
+            root: The folder with published data sets.
+        """
+        from fedveil.data.federated import FederatedData
+        from fedveil.data.load import FITTING, TEXTS, load_records
+
+        if self.name == "saved":
+            self._refuse((*_DIVISION, *_OF_NAMED, *_OF_TABLES), "saved data")
+            if self.path is None:
+                raise BadInput("data.path is missing: name the folder FederatedData.save wrote")
+            if self.statistics not in (None, "public"):
+                raise BadInput(
+                    f"data.statistics is {self.statistics!r} and saved data are fitted: use "
+                    "'public'"
+                )
+            return FederatedData.open(Path(self.path))
+        columns = {
+            name: column.model_dump(exclude_none=True)
+            for name, column in (self.columns or {}).items()
+        }
+        if self.name == TABLE:
+            return self._load_table(columns)
+        if self.path is not None:
+            raise BadInput(f"data.path has no effect on {self.name!r}: use --data, or name 'saved'")
+        options: dict[str, Any]
+        if self.name in TEXTS:
+            self._refuse(("client", "target", "features", "grades", "digits"), repr(self.name))
+            options = {"columns": columns, "statistics": self.statistics, "test": self.test}
+            return load_records(self.name, root, min_records=self.min_records, **options)
+        self._refuse(_OF_TABLES, repr(self.name))
+        options = self.given(*_OF_NAMED)
+        if self.statistics in ("held-out", "clients") and self.name not in FITTING:
+            raise self._nothing_fitted()
+        if self.statistics == "held-out":
+            options["held_out"] = True
+        return load_records(self.name, root, **options)
+
+    def divide(self, records: "Records | FederatedData", seed: int) -> "FederatedData":
+        """Divide the records among clients, at random by `seed` if the section has none."""
+        from fedveil.data.federated import FederatedData
+        from fedveil.data.load import TEXTS
+        from fedveil.data.own_table import table_partition, table_test
+        from fedveil.data.partition import partition, resampled, shortened
+
+        public = self.statistics == "public"
+        if public and not records.fitted:
+            raise self._nothing_fitted()
+        if isinstance(records, FederatedData):
+            return replace(records, declared_public=True) if public else records
+        seed = seed if self.seed is None else self.seed
+        if self.resample is not None:
+            records = resampled(records, self.resample, seed)
+        kind: str = self.partition or "iid"
+        test = self.test
+        if self.name == TABLE:
+            kind = table_partition(self.client, self.partition, self.clients)
+            test = table_test(kind)
+        elif self.name in TEXTS:
+            kind = self.partition or "grouped"
+            test = table_test(kind)
+        data = partition(
+            records,
+            kind=kind,
+            clients=self.clients,
+            seed=seed,
+            alpha=self.alpha,
+            shards_per_client=1 if self.shards_per_client is None else self.shards_per_client,
+            test=test,
+        )
+        if self.most_records is not None:
+            data = shortened(data, self.most_records, seed)
+        return replace(data, declared_public=True) if public else data
+
+    def _load_table(self, columns: dict[str, Any]) -> "Records":
+        from fedveil.data.own_table import TableOptions, table_partition, table_records
+        from fedveil.data.tables import check_file
+
+        self._refuse(("grades", "digits"), "a table")
+        if self.path is None:
+            raise BadInput("data.path is missing: name a .csv or .parquet file")
+        check_file(Path(self.path))
+        if self.target is None:
+            raise BadInput("data.target is missing: name the column that is to be predicted")
+        table_partition(self.client, self.partition, self.clients)
+        options = TableOptions(
+            self.target,
+            self.client,
+            self.features,
+            columns,
+            self.test,
+            self.statistics,
+            self.min_records,
+        )
+        return table_records(self.path, options)
+
+    def _refuse(self, keys: tuple[str, ...], what: str) -> None:
+        for key in self.given(*keys):
+            raise BadInput(f"data.{key} has no effect on {what}: leave it out")
+
+    def _nothing_fitted(self) -> BadInput:
+        return BadInput(
+            f"data.statistics is {self.statistics!r} and nothing of {self.name} was fitted on "
+            "clients' records: leave it out"
+        )

@@ -12,7 +12,6 @@ from fedveil.base.errors import BadInput
 from fedveil.data.columns import Column
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe, to_toml
-from fedveil.runs.records import data_of
 from fedveil.runs.run import Run
 from fedveil.tuning.trials import Laboratory
 
@@ -101,14 +100,14 @@ def test_a_key_of_what_is_no_section_is_refused():
 
 def test_a_recipe_is_what_the_call_is(table):
     options = ["data.test=0.25", "data.min_records=2", *declared()]
-    data = data_of(load_recipe("central", [*BASE, *options]))
+    data = load_recipe("central", [*BASE, *options]).load_data()
     same = FederatedData.from_table(
         "t.csv", client="site", target="well", test=0.25, min_records=2, columns=COLUMNS
     )
     assert data.fingerprint == same.fingerprint
     assert data.assumptions == same.assumptions
     settings = ["data.path=t.csv", "data.target=well", 'data.features=["age"]', "data.clients=7"]
-    dealt = data_of(load_recipe("central", [*settings, "seed=3", "data.test=0.2"]))
+    dealt = load_recipe("central", [*settings, "seed=3", "data.test=0.2"]).load_data()
     again = FederatedData.from_table(
         "t.csv", target="well", features=["age"], clients=7, seed=3, test=0.2
     )
@@ -171,12 +170,12 @@ def test_statistics_are_said_in_every_claim(table, how):
 )
 def test_keys_that_have_no_effect_or_are_missing(table, settings, message):
     with pytest.raises(BadInput, match=message):
-        data_of(load_recipe("central", settings))
+        load_recipe("central", settings).load_data()
 
 
 def test_clients_statistics_are_what_diabetes_has_anyway():
     plain, said = (
-        data_of(load_recipe("central", ["data.name=diabetes", *more]))
+        load_recipe("central", ["data.name=diabetes", *more]).load_data()
         for more in ([], ["data.statistics=clients"])
     )
     assert plain.fingerprint == said.fingerprint
@@ -220,13 +219,14 @@ def test_whether_the_seed_divides_the_records(table, settings, seedless):
     assert sections[0].data.seedless is seedless
     features = [*settings, "data.features=['age']"]
     first, second = (
-        data_of(load_recipe("central", [*features, f"seed={seed}"])).fingerprint for seed in (1, 2)
+        load_recipe("central", [*features, f"seed={seed}"]).load_data().fingerprint
+        for seed in (1, 2)
     )
     assert (first == second) is seedless
 
 
 def test_data_that_were_read_already_are_not_read_again(table, tmp_path):
     recipe = load_recipe("central", [*BASE, *SHORT])
-    data = data_of(recipe)
+    data = recipe.load_data()
     table.unlink()
     assert Run.start(recipe, tmp_path / "run", None, data=data).training.data is data

@@ -1,0 +1,239 @@
+"""`[model]`: which model is trained."""
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import model_validator
+
+from fedveil.base.checks import CODE, MODEL_NAMES, NEXT_WORD, OWN, TEXT_MODELS, Each, whole
+from fedveil.base.errors import BadInput
+from fedveil.runs.sections.data_section import Value
+from fedveil.runs.sections.section import Section, setting
+
+if TYPE_CHECKING:
+    from fedveil.base.inputs import Inputs, Target
+    from fedveil.data.federated import FederatedData
+    from fedveil.models.task import Task
+
+_MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
+_VOCABULARY = whole(2, "at least padding and one word are needed", 10_000_000)
+_SIZES = {
+    "hidden": ("mlp", "lstm", "lstm-lm"),
+    "embedding": TEXT_MODELS,
+    "layers": ("transformer", "transformer-lm"),
+    "heads": ("transformer", "transformer-lm"),
+    "words": TEXT_MODELS,
+}
+"""Which models each key of sizes is for."""
+
+_HIDDEN = {"mlp": (200,), "lstm": (64,), "lstm-lm": (64,)}
+
+
+class ModelSection(Section):
+    """`[model]`."""
+
+    name: str = setting(MODEL_NAMES)
+    """The model. linear predicts a number, mlp a number or a label, all others labels; fu-cnn and
+    small-cnn take images of 28 x 28, vgg of 32 x 32; lstm and transformer read texts, lstm-lm and
+    transformer-lm predict their next words; code is what path makes. May be left out where path is
+    given."""
+    path: str | None = None
+    """A function that makes the model, an nn.Module, as 'net.py:make'; the file is relative to the
+    current directory. Its code is run only with --allow-code (in Python, allow_code=True): a recipe
+    could otherwise run anybody's. A run records what it made, and is not resumed with another. Left
+    out: only for other models."""
+    options: dict[str, Value | list[Value]] | None = None
+    """Keyword arguments of the function in path. Parameters called shape and classes are filled in:
+    the shape of a record, and the number of labels (0 for numbers). Left out: none."""
+    hidden: list[int] | None = setting(Each(whole(1, "the width of a layer starts at 1")), None)
+    """Widths of the hidden layers, in units. For mlp, lstm and lstm-lm. Left out: [200] for mlp,
+    [64] for the others."""
+    embedding: int | None = setting(whole(1, most=10_000), None)
+    """How many numbers stand for a word. For models of texts. Left out: 32."""
+    layers: int | None = setting(whole(1, most=100), None)
+    """How many layers of attention. For transformer and transformer-lm. Left out: 2."""
+    heads: int | None = setting(whole(1, most=100), None)
+    """How many heads a layer of attention has; embedding is a multiple of it. For transformer and
+    transformer-lm. Left out: 4."""
+    words: int | None = setting(_VOCABULARY, None)
+    """How many different numbers words have in records that are arrays; 0 is padding. For models of
+    texts. Left out: the data's vocabulary tells."""
+    weights: str | None = None
+    """A .safetensors file with the model's first weights, relative to the current directory; names
+    and shapes must be the model's. Claims take them as public. Left out: they are drawn from the
+    seed."""
+    new: list[str] | None = None
+    """Patterns of names, such as 'head.*', that are not read from weights and keep what was drawn.
+    Left out: every weight is read."""
+    freeze: list[str] | None = None
+    """Patterns of parameters' names, such as 'encoder.*', that do not learn. Claims take them as
+    public. Left out: every parameter learns, but for those that the code froze."""
+    batch_norm: Literal["group"] | None = None
+    """'group' puts a group norm in place of every batch norm, which no claim could cover, with the
+    same scale and shift. Left out: a model with batch norm is refused."""
+    digest: str | None = None
+    """What a run records of a module that came from Python, from path or with weights, so that no
+    other continues it. Not for authors. Left out: the run fills it in."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_is_code(cls, raw: Any) -> Any:
+        """A path without a name is that of code."""
+        if isinstance(raw, dict) and "path" in raw and "name" not in raw:
+            return {"name": CODE, **raw}
+        return raw
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the recipe alone does not say what the model is, so that a run records it."""
+        return self.name in (OWN, CODE) or self.weights is not None
+
+    def check_together(self) -> None:
+        """Refuse keys that do not go together."""
+        if self.name == CODE and self.path is None:
+            raise BadInput(f"model.name is {CODE!r}: give model.path, such as 'net.py:make'")
+        if self.path is not None and self.name != CODE:
+            raise BadInput(f"model.path is given beside model.name = {self.name!r}: leave one out")
+        if self.options is not None and self.path is None:
+            raise BadInput("model.options is for the function in model.path: leave it out")
+        for key in ("weights", "new", "freeze", "batch_norm"):
+            if self.name == OWN and getattr(self, key) is not None:
+                raise BadInput(f"model.{key} has no effect on a module from Python: do it there")
+        if self.new is not None and self.weights is None:
+            raise BadInput("model.new says what model.weights leaves out: give both, or neither")
+        if self.digest is not None and not self.recorded:
+            raise BadInput("model.digest is what a run records of an own module: leave it out")
+
+    def check_allowed(self, allow_code: bool) -> None:
+        """Refuse to run the code that a recipe names unless its user has said that it may be."""
+        if self.path is not None and not allow_code:
+            raise BadInput(
+                f"model.path is {self.path!r}: a recipe may come from anybody, so the code it "
+                "names is run only with --allow-code (fedveil run, evaluate, predict) or "
+                "allow_code=True (Python); look at the file first"
+            )
+
+    def build(
+        self,
+        shape: "Inputs[tuple[int, ...]]",
+        target: "Target",
+        seed: int,
+        words: int = 0,
+        *,
+        allow_code: bool = False,
+    ) -> "Task":
+        """The model as a task, for records of a shape and a target.
+
+        First weights are drawn from `seed`. Then `weights`, `batch_norm` and `freeze` have their
+        effect, in this order, so that the weights may be those of a module with batch norm.
+
+        Args:
+            shape: The shape of a record, or of each input by name.
+            target: What is predicted.
+            seed: The recipe's seed.
+            words: The size of the vocabulary (`vocabulary`), for models of texts.
+            allow_code: Whether the code that the recipe names may be run.
+        """
+        import torch
+
+        from fedveil.models.metrics import usual
+        from fedveil.models.task import Task
+        from fedveil.models.zoo import without_batch_norm
+        from fedveil.runs.modules import freeze_, module_from_code, read_weights_
+
+        self.check_together()
+        self.check_allowed(allow_code)
+        for key in self.given(*_SIZES):
+            if self.name not in _SIZES[key]:
+                raise BadInput(f"model.{key} has no effect on {self.name!r}: leave it out")
+        if self.path is None:
+            task = self._from_zoo(shape, target, seed, words)
+            if not any((self.weights, self.freeze, self.batch_norm)):
+                return task
+            module = task.module
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                module = module_from_code(self.path, self.options or {}, shape, target.classes)
+        if self.weights is not None:
+            read_weights_(module, self.weights, self.new or [])
+        if self.batch_norm is not None:
+            module = without_batch_norm(module)
+        freeze_(module, self.freeze or [])
+        return Task(module, *usual(target))
+
+    def vocabulary(self, data: "FederatedData") -> int:
+        """How many different words the data's texts have. 0 for models of other records."""
+        from fedveil.base.inputs import single
+
+        if self.name not in TEXT_MODELS:
+            return 0
+        known = 0 if data.schema is None else data.schema.words
+        if known:
+            if self.words not in (None, known):
+                raise BadInput(
+                    f"model.words is {self.words} and the data's vocabulary has {known}: leave it "
+                    "out"
+                )
+            return known
+        if self.words is None or isinstance(data.x, dict) or data.x.dtype.kind not in "iu":
+            raise BadInput(
+                f"model {self.name!r} reads texts and the records have no vocabulary: declare a "
+                "column of texts (data.columns.NAME.length), or give model.words for records that "
+                "are rows of whole numbers"
+            )
+        for name, records in (("", data.x), ("test ", single(data.test_x))):
+            if not len(records):  # they are at their sites
+                continue
+            low, high = int(records.min()), int(records.max())
+            if low < 0 or high >= self.words:
+                raise BadInput(
+                    f"model.words is {self.words} and {name}records have numbers from {low} to "
+                    f"{high}: they are to be 0 to {self.words - 1}"
+                )
+        return self.words
+
+    def _from_zoo(
+        self, shape: "Inputs[tuple[int, ...]]", target: "Target", seed: int, words: int
+    ) -> "Task":
+        """A model that comes with fedveil. Sizes that would fill the memory are refused before."""
+        from fedveil.models.zoo import Reading, build_task
+
+        if isinstance(shape, dict):
+            raise BadInput(
+                f"model {self.name!r} takes one array per record and the data have inputs by name "
+                f"({', '.join(shape)}): bring a module (fedveil.run(model=...))"
+            )
+        if self.name in NEXT_WORD:
+            if not target.classes or target.shape != shape:
+                raise BadInput(
+                    f"model {self.name!r} predicts the next word in each place of a text and the "
+                    f"data have {target}: make a column of texts the target, or use another model"
+                )
+        elif not target.plain:
+            raise BadInput(
+                f"model {self.name!r} predicts one label or one number per record and the data "
+                f"have {target}: bring a module (model.path, or fedveil.run(model=...))"
+            )
+        hidden = tuple(self.hidden or ()) or _HIDDEN.get(self.name, ())
+        reading, outputs, count = None, target.classes or 1, 0
+        if self.name in TEXT_MODELS:
+            reading = Reading(words, **self.given("embedding", "layers", "heads"))
+            count = reading.count(self.name, shape, hidden, outputs)
+        elif len(hidden) > _MOST_LAYERS:
+            raise BadInput(
+                f"model.hidden has {len(hidden)} layers: at most {_MOST_LAYERS} are possible"
+            )
+        else:
+            widths = (math.prod(shape), *hidden, outputs)
+            if min(widths) > 0:
+                count = sum((a + 1) * b for a, b in itertools.pairwise(widths))
+        if count > _MOST_PARAMETERS:
+            raise BadInput(
+                f"the model's sizes ask for {count:,} parameters: at most {_MOST_PARAMETERS:,} are "
+                "possible"
+            )
+        return build_task(
+            self.name, shape, target.classes, seed=seed, hidden=hidden, reading=reading
+        )
