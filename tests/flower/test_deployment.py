@@ -17,7 +17,7 @@ from fedveil.flower.federation import read_federation
 from fedveil.flower.federation_server import data_without_records
 from fedveil.flower.messages import new_run_id, plan_digest
 from fedveil.flower.site import Site
-from fedveil.flower.site_check import checked
+from fedveil.flower.site_check import site_report
 from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.protocol import Refused, Status, collect, connecting, send_report
 from fedveil.runs.recipe_file import load_recipe
@@ -53,14 +53,14 @@ def test_every_site_could_take_part(written, name):
         site = Site.open(folder / "sites" / site_name / "site.toml")
         assert (site.name, site.file.number) == (site_name, number)
         assert site.offer.digest == digest
-        assert not checked(site).objections
+        assert not site_report(site)["objections"]
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
     site = Site.open(written / name / "sites" / "north" / "site.toml")
     policy = site.file.policy
-    claims = site.offer.terms.cost
+    claims = site.offer.terms.costs
     assert policy.unprotected == (name == "fedavg")
     assert policy.seeded == (name == "dp-sgd")
     assert policy.trust == (["central"] if name == "central" else ["local"])
@@ -93,7 +93,7 @@ def test_a_mixer_has_an_authority_of_its_own(shuffled):
     assert not list((folder / "server").rglob("member.*"))  # it collects, and does not report
     assert not list((folder / "sites").rglob("collector.*"))
     assert not list((folder / "mixer").glob("member*.key"))  # sites' keys are theirs alone
-    assert not checked(site).objections
+    assert not site_report(site)["objections"]
 
 
 def test_every_site_is_a_member_of_its_own(shuffled):

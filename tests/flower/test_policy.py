@@ -181,7 +181,7 @@ class Costing(Terms):
     """Terms of which only the cost is asked."""
 
     def __init__(self, *cost: PrivacyClaim) -> None:
-        object.__setattr__(self, "cost", cost)
+        object.__setattr__(self, "costs", cost)
 
 
 def test_several_claims_of_one_run_add_up() -> None:
@@ -252,7 +252,7 @@ def test_a_charge_is_no_older_than_those_before_it(tmp_path: Path, monkeypatch: 
     servers[0].answer()
     Clock.day = datetime(1999, 1, 1, tzinfo=UTC)
     servers[1].answer()
-    assert {run.last for run in site.ledger.spendings().values()} == {TODAY}
+    assert {run.last_day for run in site.ledger.run_costs().values()} == {TODAY}
 
 
 def test_the_default_policy_trusts_nobody_and_spends_nothing(tmp_path: Path) -> None:

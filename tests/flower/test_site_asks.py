@@ -123,12 +123,14 @@ def test_attempts_use_up_the_turns_of_the_plan(tmp_path: Path) -> None:
 
 def test_an_owner_may_give_turns_beyond_the_plan_within_the_budget(tmp_path: Path) -> None:
     exact = open_site(tmp_path / "exact", LOCAL, {**OPEN, "repeats": 2})
-    assert (exact.offer.terms.planned, exact.offer.terms.permitted) == (4, 4)
+    assert (exact.offer.terms.planned_turns, exact.offer.terms.permitted_turns) == (4, 4)
     spare = open_site(tmp_path / "spare", TWO_POINT, {**OPEN, "repeats": 2})
-    assert (spare.offer.terms.planned, spare.offer.terms.permitted) == (4, 6)
+    assert (spare.offer.terms.planned_turns, spare.offer.terms.permitted_turns) == (4, 6)
     plain = spare.plan.lines[0]
     assert (
-        spare.offer.terms.cost[0].epsilon == plain.claims(6)[0].epsilon > plain.claims(4)[0].epsilon
+        spare.offer.terms.costs[0].epsilon
+        == plain.claims(6)[0].epsilon
+        > plain.claims(4)[0].epsilon
     )
 
 
@@ -140,7 +142,7 @@ def test_runs_at_once_are_charged_apart(tmp_path: Path) -> None:
         assert isinstance(two.answer(round), Answer)
     refused(three.answer(), "policy.epsilon.client")
     assert charges(site) == 4
-    assert len(site.ledger.spendings()) == 2
+    assert len(site.ledger.run_costs()) == 2
 
 
 def test_rounds_beyond_the_plan_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fedveil.base.errors import BadInput
 from fedveil.cli.main import main
 from fedveil.flower.messages import Answer
 from fedveil.flower.site import Site
-from fedveil.flower.site_check import checked
+from fedveil.flower.site_check import report_lines, site_report
 from fedveil.flower.site_file import read_site_file
 from fedveil.runs.recipe_file import to_toml
 from tests.flower.sites import (
@@ -151,18 +151,18 @@ def test_an_owner_is_told_what_taking_part_means(
     tmp_path: Path, recipe: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     site = open_site(tmp_path, recipe)
-    report = checked(site)
-    text = "\n".join(report.lines())
+    report = site_report(site)
+    text = "\n".join(report_lines(site, report))
     for word in (*words, "no metrics", site.offer.digest, "24 records, one of 3 sites"):
         assert word in text
-    assert json.loads(json.dumps(report.to_dict()))["takes_part"] is (not report.objections)
+    assert json.loads(json.dumps(report))["takes_part"] is (not report["objections"])
     assert not site.ledger.folder.exists()  # looking spends nothing
 
 
 def test_what_was_spent_is_told(tmp_path: Path) -> None:
     site = open_site(tmp_path, LOCAL, {**POLICY, "days": 30})
     Server(site).answer()
-    text = "\n".join(checked(site).lines())
+    text = "\n".join(report_lines(site, site_report(site)))
     assert "in 30 days: at most 10; runs so far may cost 5.999" in text
     assert "refuses   the run may cost" in text
     assert "other runs may cost 5.999" in text

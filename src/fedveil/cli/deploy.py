@@ -166,18 +166,19 @@ def check(path: File, json_: Json = False) -> int:
     """
     with loading(quiet=json_):
         from fedveil.flower.site import Site
-        from fedveil.flower.site_check import checked
+        from fedveil.flower.site_check import report_lines, site_report
 
-        report = checked(Site.open(path))
-    print(json.dumps(report.to_dict(), indent=2) if json_ else "\n".join(report.lines()))
-    return 1 if report.objections else 0
+        opened = Site.open(path)
+        report = site_report(opened)
+    print(json.dumps(report, indent=2) if json_ else "\n".join(report_lines(opened, report)))
+    return 0 if report["takes_part"] else 1
 
 
 @site.command()
 def accept(path: File) -> None:
     """Accept the site's ledger as complete after its witness file was lost."""
     from fedveil.flower.site_file import read_site_file
-    from fedveil.flower.site_ledger import ledger_of
+    from fedveil.flower.site_ledger import SiteLedger
 
-    head = ledger_of(read_site_file(path)).accept()
+    head = SiteLedger.named_in(read_site_file(path)).accept()
     print(f"accepted: {head.length} entries, head {head.hash}:{head.length}")

@@ -23,7 +23,7 @@ from fedveil.flower.certificates import ATTEMPTS, Authority, MixerFiles, node_ke
 from fedveil.flower.federation import Federation, RegisteredSite, takes_whole_deadline
 from fedveil.flower.flwr_private import write_programs
 from fedveil.flower.messages import check_site_name
-from fedveil.flower.policy import policy_text, training_for
+from fedveil.flower.policy import build_for_plan, policy_text
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import Overrides, load_recipe, to_toml
@@ -240,7 +240,12 @@ class Deployment:
 
     @cached_property
     def _training(self) -> Training | None:
-        return None if self.data is None else training_for(self.recipe, self.data)
+        """The recipe over sites with these clients' records, built for its plan only."""
+        if self.data is None:
+            return None
+        names = [str(number) for number in range(self.data.clients)]
+        sites = self.data.at_sites(names, self.data.sizes.tolist())
+        return build_for_plan(self.recipe, sites)
 
     @property
     def _plan(self) -> PrivacyPlan | None:

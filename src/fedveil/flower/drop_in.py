@@ -1,4 +1,15 @@
-"""Conversion between a model as Flower carries it and the one vector that is clipped and noised."""
+"""fedveil's plan, ledger and claim for apps of plain Flower: `PrivateStrategy` and `PrivateMod`.
+
+`PrivateStrategy` wraps a strategy of the app's own. Who takes part is drawn by the plan's sampler,
+every round is charged before anybody is asked, what comes back is accepted, clipped and summed as
+in a simulation, and only the private mean reaches the strategy.
+
+`PrivateMod` is for local privacy, kept by the client itself. It stands around the app's own
+training, as a mod of its ClientApp: every turn is charged on the client's ledger before the
+training begins, and what leaves is the clipped update with noise, and nothing else.
+
+Needs the extra `flower`. docs/flower.md.
+"""
 
 import logging
 import math
@@ -27,7 +38,6 @@ from flwr.serverapp.strategy import Strategy
 from pydantic import ValidationError
 
 from fedveil.base.errors import BadInput, one_line
-from fedveil.flower.messages import RoundAsk
 from fedveil.flower.policy import Policy, Terms, terms_of
 from fedveil.flower.site_file import PolicySection
 from fedveil.flower.site_ledger import Declined, SiteLedger, today
@@ -87,7 +97,9 @@ def moved(record: ArrayRecord, start: ArrayRecord) -> torch.Tensor:
 
 LOG = logging.getLogger("flwr")
 
-_LOOK = 1.0
+_UNKNOWN_ERROR = 0  # Flower's code for errors that have no other
+
+_NODE_POLL = 1.0  # seconds from one check of the nodes to the next
 
 
 class PrivateStrategy(Strategy):
@@ -153,7 +165,7 @@ class PrivateStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw who takes part and charge for it; the messages are those of the strategy inside."""
+        """Draw who takes part and charge for it. The messages are those of the strategy inside."""
         if self.ledger.refusal is not None:
             return []
         if server_round <= self.ledger.charged():
@@ -211,13 +223,13 @@ class PrivateStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nobody: what a model comes to on clients' records is a release that nothing accounts."""
+        """Ask no client to evaluate: client metrics are releases outside the plan."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing."""
+        """Return no metrics, since no client was asked."""
         return None
 
     def summary(self) -> None:
@@ -250,7 +262,7 @@ class PrivateStrategy(Strategy):
             if len(found) == plan.population:
                 self._nodes = found
             else:
-                time.sleep(_LOOK)
+                time.sleep(_NODE_POLL)
 
     def _rows(self, replies: Iterable[Message]) -> dict[int, torch.Tensor]:
         """What each client that was asked has sent first, as a vector."""
@@ -264,7 +276,7 @@ class PrivateStrategy(Strategy):
         return rows
 
     def _sent(self, row: torch.Tensor, asked: Round) -> Sent:
-        """A row as a block of one client; the server itself sees what an adaptive clip watches."""
+        """A row as a block of one client. The server computes what an adaptive clip needs."""
         rows, no = Rows.of([row], len(asked.start)), torch.zeros(1, dtype=torch.bool)
         clipped = no
         if asked.clip is not None and self.plan.watched is not None:
@@ -289,10 +301,6 @@ def check_plan(plan: PrivacyPlan) -> None:
             "this plan asks more of clients than noise on what they reply: use a recipe, which "
             "fedveil's own apps run"
         )
-
-
-_CANNOT, _TRAINING = 0, "train"
-_OF_RECIPES = ("recipes", "steps", "repeats")
 
 
 class PrivateMod:
@@ -330,16 +338,23 @@ class PrivateMod:
         self.ledger = SiteLedger(folder, folder.with_name(f"{folder.name}.head.json"))
 
     def __call__(self, msg: Message, ctxt: Context, call_next: ClientAppCallable) -> Message:
-        """Charge, let the app train, clip and randomise; what was declined is an error reply."""
+        """Charge, let the app train, clip and randomise. What was declined is an error reply."""
         try:
             asked = self._asked(msg)
-            about = {"noise": "secure" if self.plan.secure else "seeded"}
-            self.ledger.charge(_ask(msg, asked.number), about, self.terms, self.policy, today())
+            self.ledger.charge(
+                f"{msg.metadata.run_id:032x}",
+                asked.number,
+                0,
+                about={"noise": "secure" if self.plan.secure else "seeded"},
+                terms=self.terms,
+                policy=self.policy,
+                today=today(),
+            )
         except Declined as e:
-            return Message(Error(_CANNOT, f"declined: {e}"), reply_to=msg)
+            return Message(Error(_UNKNOWN_ERROR, f"declined: {e}"), reply_to=msg)
         except Exception as e:  # Flower would tell the server what it says
             LOG.error("round declined: %s", one_line(e))
-            return Message(Error(_CANNOT, "declined: the client was told why"), reply_to=msg)
+            return Message(Error(_UNKNOWN_ERROR, "declined: the client was told why"), reply_to=msg)
         key, start = next(iter(msg.content.array_records.items()))
         row = torch.zeros_like(asked.start)
         try:
@@ -361,7 +376,7 @@ class PrivateMod:
 
     def _asked(self, msg: Message) -> Round:
         """What the server asks for, as far as it may be trusted: which round, and which model."""
-        if msg.metadata.message_type.split(".")[0] != _TRAINING:
+        if msg.metadata.message_type.split(".")[0] != "train":
             raise Declined("only training is private: what else leaves a client, nothing accounts")
         arrays, configs = msg.content.array_records, msg.content.config_records
         if len(arrays) != 1 or len(configs) != 1:
@@ -378,23 +393,17 @@ class PrivateMod:
         return Round(round, alone, start, self.plan.clip(moving, round), moving, streams)
 
 
-def _policy(said: Mapping[str, Any], plan: PrivacyPlan, terms: Terms) -> Policy:
-    """The client's policy, with which the plan goes together."""
+def _policy(keys: Mapping[str, Any], plan: PrivacyPlan, terms: Terms) -> Policy:
+    """The client's policy. Raises `BadInput` if the plan is not within it."""
     try:
-        section = PolicySection.model_validate(dict(said))
+        section = PolicySection.model_validate(dict(keys))
     except ValidationError as e:
         raise BadInput(f"policy: {one_line(e)}") from e
     section.check()
-    for key in _OF_RECIPES:
+    for key in ("recipes", "steps", "repeats"):
         if key in section.model_fields_set:
             raise BadInput(f"policy.{key} is for sites that have a recipe: leave it out")
     policy = Policy(section)
-    for objection in policy.to_plan(plan, terms):
-        raise BadInput(f"policy and plan contradict each other: {objection.whole}")
+    for objection in policy.objections_to_plan(plan, terms):
+        raise BadInput(f"policy and plan contradict each other: {objection}")
     return policy
-
-
-def _ask(msg: Message, round: int) -> RoundAsk:
-    """The message as the ledger knows asks: a run of Flower is a run."""
-    nothing = torch.zeros(0), torch.zeros(0, dtype=torch.float64)
-    return RoundAsk(f"{msg.metadata.run_id:032x}", round, 0, "0" * 64, *nothing)

@@ -1,7 +1,7 @@
-"""The terms of a plan for one site: its budget lines, its turns, and what they cost in all.
+"""What a plan costs one site, the owner's policy, and whether the plan is within it.
 
-A plan is about all clients of a run, but a site knows only its own turns. The proof note is
-docs/proofs/site.md.
+A plan is about all clients of a run, but a site knows only its own turns (`Terms`). The proof note
+is docs/proofs/site.md.
 """
 
 import math
@@ -18,7 +18,7 @@ from fedveil.flower.site_file import PolicySection
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust, Unit, rendered
 from fedveil.privacy.accounting.composition import covers, noise_in
-from fedveil.privacy.accounting.events import Event, PureReport, Shuffled, TwoPoint
+from fedveil.privacy.accounting.events import PureReport, Shuffled, TwoPoint
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
@@ -34,35 +34,39 @@ class Terms:
 
     Attributes:
         lines: The plan's lines that concern this site.
-        planned: The turns that the plan has for this site.
-        permitted: The turns that a run may charge it for: those and the owner's `repeats`, as far
-            as the run's budget goes.
+        planned_turns: The turns that the plan has for this site.
+        permitted_turns: The turns that a run may charge it for: those and the owner's `repeats`,
+            as far as the run's budget goes.
         at_once: Whether all turns are charged when the site is first asked. Amplification by a
             secret cohort also counts the rounds to which the server does not invite the site.
     """
 
     lines: tuple[BudgetLine, ...]
-    planned: int
-    permitted: int
+    planned_turns: int
+    permitted_turns: int
     at_once: bool
 
     @property
-    def charged(self) -> tuple[BudgetLine, ...]:
+    def charged_lines(self) -> tuple[BudgetLine, ...]:
         """The lines that are charged."""
         return tuple(line for line in self.lines if not line.reading)
 
     @cached_property
-    def cost(self) -> tuple[PrivacyClaim, ...]:
+    def costs(self) -> tuple[PrivacyClaim, ...]:
         """What all permitted turns cost this site: one claim for each charged line."""
-        return tuple(line.claims(self.permitted)[0] for line in self.charged)
+        return tuple(line.claims(self.permitted_turns)[0] for line in self.charged_lines)
 
-    def needed(self, turns: int, rounds: int, again: int) -> int:
+    def needed_charges(self, turns: int, last_round: int, extra_attempts: int) -> int:
         """How many charges there must be before an answer.
 
-        `turns` is how many asks were answered with this one; `rounds` and `again` are the last
-        round that was asked for and the attempts beyond each round's first that the site knows of.
+        Args:
+            turns: How many asks were answered, with this one.
+            last_round: The last round that the site was asked for.
+            extra_attempts: The attempts beyond each round's first that the site knows of.
         """
-        return max(self.permitted, rounds + again) if self.at_once else turns
+        if self.at_once:
+            return max(self.permitted_turns, last_round + extra_attempts)
+        return turns
 
 
 def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
@@ -124,8 +128,8 @@ _ROUNDING = 1e-9
 class RunCost:
     """What a run may cost the site in all, and the day of its last turn."""
 
-    cost: tuple[PrivacyClaim, ...]
-    last: date
+    costs: tuple[PrivacyClaim, ...]
+    last_day: date
 
 
 @dataclass(frozen=True)
@@ -133,42 +137,47 @@ class Objection:
     """Why the site does not take part in a run.
 
     Attributes:
-        public: The reason that a server may learn.
-        private: What only the owner may learn: what other runs cost, and numbers that depend on
+        reason: What a server may learn.
+        details: What only the owner may learn: what other runs cost, and numbers that depend on
             how many records the site has.
     """
 
-    public: str
-    private: str = ""
+    reason: str
+    details: str = ""
 
-    @property
-    def whole(self) -> str:
+    def __str__(self) -> str:
         """Both parts, for the owner."""
-        return f"{self.public}: {self.private}" if self.private else self.public
+        return f"{self.reason}: {self.details}" if self.details else self.reason
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a recipe asks of the site: its plan, its work, and what that means for this site."""
+    """A recipe as a site sees it.
 
-    name: str
+    Attributes:
+        recipe_name: The name in the recipe.
+        digest: What identifies the plan on both sides (`plan_digest`).
+        plan: The plan for all sites.
+        terms: What it means for this site.
+        local_steps: Local steps in one round, on this site's records.
+    """
+
+    recipe_name: str
     digest: str
     plan: PrivacyPlan
     terms: Terms
-    work: ClientWork
-    records: int
+    local_steps: int
 
-    @property
-    def steps(self) -> int:
-        """Local steps in one round, on this site's records."""
-        match self.work:
-            case ClientDpSgd():
-                return self.work.noisy.steps
-            case ClientSgd():
-                batches = self.work.batches
-                each = math.ceil(self.records / self.work.at_once(self.records))
-                return batches.steps or (batches.epochs or 1) * each
-        return 1
+
+def local_steps(work: ClientWork, records: int) -> int:
+    """The local steps that a client with so many records takes in one round."""
+    match work:
+        case ClientDpSgd():
+            return work.noisy.steps
+        case ClientSgd():
+            steps_per_epoch = math.ceil(records / work.at_once(records))
+            return work.batches.steps or (work.batches.epochs or 1) * steps_per_epoch
+    return 1
 
 
 @dataclass(frozen=True)
@@ -195,32 +204,37 @@ class Policy:
     def objections(self, offer: Offer) -> Iterator[Objection]:
         """Why the site takes no part in a recipe, whatever was spent. Empty if it does."""
         policy = self.section
-        if policy.recipes is not None and not {offer.name, offer.digest} & set(policy.recipes):
-            yield Objection(f"the recipe {offer.name!r} is not one of policy.recipes")
-        yield from self.to_plan(offer.plan, offer.terms)
-        if policy.steps is not None and offer.steps > policy.steps:
+        names = {offer.recipe_name, offer.digest}
+        if policy.recipes is not None and not names & set(policy.recipes):
+            yield Objection(f"the recipe {offer.recipe_name!r} is not one of policy.recipes")
+        yield from self.objections_to_plan(offer.plan, offer.terms)
+        if policy.steps is not None and offer.local_steps > policy.steps:
             yield Objection(
                 "a round takes more local steps than policy.steps allows",
-                f"it takes {offer.steps} on this site's records, and policy.steps is "
+                f"it takes {offer.local_steps} on this site's records, and policy.steps is "
                 f"{policy.steps}",
             )
 
-    def to_plan(self, plan: PrivacyPlan, terms: Terms) -> Iterator[Objection]:
+    def objections_to_plan(self, plan: PrivacyPlan, terms: Terms) -> Iterator[Objection]:
         """Why nobody takes part in a plan on these terms, whatever recipe it comes from."""
         policy = self.section
         if not plan.private and not policy.unprotected:
             yield Objection("the recipe claims nothing, and policy.unprotected is false")
-        for line in terms.charged:
+        for line in terms.charged_lines:
             if str(line.trust) not in policy.trust:
                 yield Objection(
                     f"the claim needs {line.trust} trust, which policy.trust does not have"
                 )
             if line.noise is NoiseSource.SEEDED and not policy.seeded:
                 yield Objection("the noise is seeded, and policy.seeded is false")
-            yield from self._noise(line)
+            yield from self._objections_to_noise(line)
 
-    def _noise(self, line: BudgetLine) -> Iterator[Objection]:
-        policy, report, noise = self.section, _report_epsilon(line.event), noise_in(line.event)
+    def _objections_to_noise(self, line: BudgetLine) -> Iterator[Objection]:
+        policy, noise = self.section, noise_in(line.event)
+        report: float | None = None  # the epsilon of one report, where noise has no multiplier
+        match line.event:
+            case TwoPoint(epsilon) | PureReport(epsilon) | Shuffled(TwoPoint(epsilon), _):
+                report = epsilon
         if report is None:
             if policy.noise is not None and noise < policy.noise * (1 - _ROUNDING):
                 yield Objection(
@@ -238,8 +252,9 @@ class Policy:
 
         `others` are all other runs that the site was charged for.
         """
-        counted = [claim for run in self.counted(others, today) for claim in run.cost]
-        for claim in terms.cost:
+        period = "" if self.section.days is None else f" in {self.section.days} days"
+        before = [claim for run in self.runs_in_period(others, today) for claim in run.costs]
+        for claim in terms.costs:
             unit = claim.unit
             if not claim.vouched:
                 return Objection("the run's claim is not vouched for", claim.short)
@@ -247,43 +262,30 @@ class Policy:
                 return Objection(f"the claim is per {unit}, and policy.epsilon.{unit} is not given")
         for unit in (Unit.CLIENT, Unit.RECORD):
             most = getattr(self.section.epsilon, unit)
-            own = [claim for claim in terms.cost if _counts_for(claim, unit)]
+            own = [claim for claim in terms.costs if _counts_for(claim, unit)]
             if most is None or not own:
                 continue
-            spent = math.fsum(c.epsilon for c in counted if _counts_for(c, unit))
+            spent = math.fsum(c.epsilon for c in before if _counts_for(c, unit))
             if spent + math.fsum(c.epsilon for c in own) > most * (1 + _ROUNDING):
                 return Objection(
                     f"the run may cost more than policy.epsilon.{unit} leaves",
                     f"it may cost {' and '.join(c.short for c in own)}; the limit is "
-                    f"{most:g}{self._period}, of which other runs may cost {rendered(spent)}",
+                    f"{most:g}{period}, of which other runs may cost {rendered(spent)}",
                 )
-        spent = math.fsum(claim.delta for claim in counted)
-        if spent + math.fsum(c.delta for c in terms.cost) > self.section.delta * (1 + _ROUNDING):
+        spent = math.fsum(claim.delta for claim in before)
+        if spent + math.fsum(c.delta for c in terms.costs) > self.section.delta * (1 + _ROUNDING):
             return Objection(
                 "the run's delta is more than policy.delta leaves",
-                f"it is {self.section.delta:g}{self._period}, of which other runs have {spent:g}",
+                f"it is {self.section.delta:g}{period}, of which other runs have {spent:g}",
             )
         return None
 
-    def counted(self, runs: list[RunCost], today: date) -> list[RunCost]:
+    def runs_in_period(self, runs: list[RunCost], today: date) -> list[RunCost]:
         """The runs that had a turn within the period that ends today."""
         days = self.section.days
         if days is None:
             return runs
-        return [run for run in runs if run.last > today - timedelta(days=days)]
-
-    @property
-    def _period(self) -> str:
-        days = self.section.days
-        return "" if days is None else f" in {days} days"
-
-
-def _report_epsilon(event: Event) -> float | None:
-    """The epsilon of one report, where noise has no multiplier."""
-    match event:
-        case TwoPoint(epsilon) | PureReport(epsilon) | Shuffled(TwoPoint(epsilon), _):
-            return epsilon
-    return None
+        return [run for run in runs if run.last_day > today - timedelta(days=days)]
 
 
 def _counts_for(claim: PrivacyClaim, unit: Unit) -> bool:
@@ -291,64 +293,37 @@ def _counts_for(claim: PrivacyClaim, unit: Unit) -> bool:
     return claim.unit is unit or claim.unit is Unit.CLIENT
 
 
-def trusted(trust: Trust) -> str:
-    """Whom one trusts, in plain words."""
-    match trust:
-        case Trust.LOCAL:
-            return "nobody: what leaves this site has its noise already"
-        case Trust.SHUFFLED:
-            return (
-                "the mixer: it must forget who sent which report and not side with the server; and "
-                "the other sites, of which no more than shuffle.dishonest may side with the "
-                "server; what leaves this site has noise already, which alone is worth less"
-            )
-        case Trust.CENTRAL:
-            return (
-                "the server: it sees this site's update without noise, and adds the noise to the "
-                "sum; nothing is claimed against the server itself"
-            )
-        case Trust.CURATOR:
-            return "a curator who is not the server"
-
-
-_DIGITS = 4
+_UNPROTECTED = "unprotected = true  # the recipe claims nothing: what this site sends is not hidden"
+_SEEDED = "seeded = true  # the recipe has no secure noise, or does not ask for it"
 
 
 def policy_text(recipe: Recipe, plan: PrivacyPlan | None, number: int) -> str:
-    """The keys of a policy, a line each, that site `number` can take part with.
+    """The keys of the first [policy] of site `number`, a line each: what the recipe needs.
 
     What taking part costs follows from the plan if it is known, or else from the recipe's budget.
     What does not follow from either is left to the owner.
     """
     if plan is None:
-        return "\n".join(_of_recipe(recipe))
-    return "\n".join(_of_terms(terms_of(plan, number, repeats=0)))
-
-
-def training_for(recipe: Recipe, data: FederatedData) -> Training:
-    """A recipe over sites that have these clients' records: its plan, and nothing to train on."""
-    everyone = data.at_sites([str(k) for k in range(data.clients)], data.sizes.tolist())
-    return build(recipe, data=everyone, make_engine=no_engine)
-
-
-def _of_terms(terms: Terms) -> list[str]:
-    claims = terms.cost
-    if not claims:
-        return [_UNPROTECTED]
+        return "\n".join(_policy_for_recipe(recipe))
+    terms = terms_of(plan, number, repeats=0)
+    if not terms.costs:
+        return _UNPROTECTED
     lines = []
     for unit in (Unit.CLIENT, Unit.RECORD):
-        costs = [claim.epsilon for claim in claims if claim.unit is unit]
-        if costs:
-            lines.append(
-                f"epsilon.{unit} = {_up(math.fsum(costs))}  # what this recipe costs in all"
-            )
-    lines.append(f"delta = {_up(math.fsum(claim.delta for claim in claims))}")
-    trust = {claim.trust for claim in claims}
-    seeded = any(line.noise is NoiseSource.SEEDED for line in terms.charged)
-    return [*lines, *_trusting(trust), *([_SEEDED] if seeded else [])]
+        epsilons = [claim.epsilon for claim in terms.costs if claim.unit is unit]
+        if epsilons:
+            total = _rounded_up(math.fsum(epsilons))
+            lines.append(f"epsilon.{unit} = {total}  # what this recipe costs in all")
+    lines.append(f"delta = {_rounded_up(math.fsum(claim.delta for claim in terms.costs))}")
+    lines += _trust_and_seed(
+        {claim.trust for claim in terms.costs},
+        any(line.noise is NoiseSource.SEEDED for line in terms.charged_lines),
+    )
+    return "\n".join(lines)
 
 
-def _of_recipe(recipe: Recipe) -> list[str]:
+def _policy_for_recipe(recipe: Recipe) -> list[str]:
+    """The lines of a policy for a recipe whose plan is not known yet."""
     if recipe.noise.kind == "none" or recipe.budget is None:
         return [_UNPROTECTED]
     inside = recipe.client.kind == "dp-sgd"
@@ -360,28 +335,34 @@ def _of_recipe(recipe: Recipe) -> list[str]:
     lines.append(f"delta = {recipe.budget.delta}")
     central = not inside and getattr(recipe.noise, "where", None) == "server"
     seeded = getattr(recipe.noise, "source", "seeded") == "seeded"
-    trust = {Trust.CENTRAL if central else Trust.LOCAL}
-    return [*lines, *_trusting(trust), *([_SEEDED] if seeded else [])]
+    return [*lines, *_trust_and_seed({Trust.CENTRAL if central else Trust.LOCAL}, seeded)]
 
 
-_UNPROTECTED = "unprotected = true  # the recipe claims nothing: what this site sends is not hidden"
-_SEEDED = "seeded = true  # the recipe has no secure noise, or does not ask for it"
+def _trust_and_seed(trust: set[Trust], seeded: bool) -> list[str]:
+    lines = []
+    if trust != {Trust.LOCAL}:
+        names = ", ".join(f'"{name}"' for name in sorted(map(str, trust)))
+        lines.append(f"trust = [{names}]  # whom this site relies on beside itself")
+    return [*lines, _SEEDED] if seeded else lines
 
 
-def _trusting(trust: set[Trust]) -> list[str]:
-    if trust == {Trust.LOCAL}:
-        return []
-    listed = ", ".join(f'"{one}"' for one in sorted(map(str, trust)))
-    return [f"trust = [{listed}]  # whom this site relies on beside itself"]
-
-
-def _up(number: float) -> str:
-    """A number in few digits that is not smaller."""
+def _rounded_up(number: float) -> str:
+    """A number in four digits that is not smaller."""
     if not math.isfinite(number):
         return repr(number)
-    return repr(float(Context(_DIGITS, ROUND_CEILING).create_decimal(repr(number))))
+    return repr(float(Context(4, ROUND_CEILING).create_decimal(repr(number))))
 
 
-def no_engine(job: Job) -> Engine:
-    """The engine of a training that is built for its plan only, and never started."""
-    raise AssertionError("a training that is made for its plan alone was started")
+def build_for_plan(recipe: Recipe, data: FederatedData, *, allow_code: bool = False) -> Training:
+    """Build a training for its plan and its checks only. It cannot be started.
+
+    Args:
+        recipe: The recipe.
+        data: The sites as clients, whose records are elsewhere.
+        allow_code: Whether the code that the recipe names may be run.
+    """
+
+    def no_engine(job: Job) -> Engine:
+        raise AssertionError("a training that is made for its plan alone was started")
+
+    return build(recipe, data=data, allow_code=allow_code, make_engine=no_engine)

@@ -20,16 +20,15 @@ from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
 from fedveil.flower.federation import MixerLink
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
-from fedveil.flower.policy import Offer, Policy, no_engine, terms_of
+from fedveil.flower.policy import Offer, Policy, build_for_plan, local_steps, terms_of
 from fedveil.flower.site_file import TABLES, SiteFile, read_site_file, recipe_of
-from fedveil.flower.site_ledger import LOG, Declined, ledger_of, today
+from fedveil.flower.site_ledger import LOG, Declined, SiteLedger, today
 from fedveil.mixing.protocol import Refused, number_of
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.round import Round
-from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread
@@ -61,17 +60,16 @@ class Site:
             plan_digest(recipe, file.clients),
             self.plan,
             terms_of(self.plan, file.number, file.policy.repeats),
-            self.training.work,
-            records.records,
+            local_steps(self.training.work, records.records),
         )
         self.policy = Policy(file.policy)
-        self.ledger = ledger_of(file)
+        self.ledger = SiteLedger.named_in(file)
         self.mixer = _mixer(file, self.plan)
         self._first, self._one = self.training.start(), threading.Lock()
 
     @classmethod
     def open(cls, path: Path | str) -> "Site":
-        """The site that a `site.toml` describes; BadInput if that cannot be."""
+        """Open the site that a `site.toml` describes. Raises `BadInput` if that cannot be."""
         file = read_site_file(Path(path))
         recipe = recipe_of(file)
         if recipe.attack is not None:
@@ -81,10 +79,10 @@ class Site:
         return site
 
     def __repr__(self) -> str:
-        return f"Site({self.name!r}, {self.offer.name!r}, {self.plan.target})"
+        return f"Site({self.name!r}, {self.offer.recipe_name!r}, {self.plan.target})"
 
     def answer(self, ask: RoundAsk) -> Answer | Refusal:
-        """The site's report of a round, charged before it is computed; or why there is none.
+        """The site's report of a round, charged before it is computed, or why there is none.
 
         Never raises for what a server sends. A refusal says nothing about the site's records.
 
@@ -102,7 +100,15 @@ class Site:
         try:
             with self._one:
                 self._check(ask)
-                self.ledger.charge(ask, self._about, self.offer.terms, self.policy, today())
+                self.ledger.charge(
+                    ask.run,
+                    ask.round,
+                    ask.attempt,
+                    about=self._about,
+                    terms=self.offer.terms,
+                    policy=self.policy,
+                    today=today(),
+                )
                 report, watched = self._report(ask)
         except (Declined, Refused) as e:
             return self._refusal(ask, str(e))
@@ -118,8 +124,8 @@ class Site:
         if ask.plan != self.offer.digest:
             raise Declined("the plan is not that of this site's own copy of the recipe")
         for objection in self.policy.objections(self.offer):
-            LOG.warning("round %d of run %s: %s", ask.round, ask.run, objection.whole)
-            raise Declined(objection.public)
+            LOG.warning("round %d of run %s: %s", ask.round, ask.run, objection)
+            raise Declined(objection.reason)
         plan = self.plan
         if ask.round > plan.permitted or ask.attempt > plan.rounds:
             raise Declined(
@@ -261,14 +267,6 @@ def _training(file: SiteFile, recipe: Recipe, records: FederatedData) -> Trainin
     )
     names = [str(number) for number in range(file.clients)]
     everyone = records.at_sites(names, [records.records] * file.clients)
-    return build(
-        recipe,
-        data=replace(
-            everyone,
-            test_x=taken(everyone.test_x, slice(0)),
-            test_y=everyone.test_y[:0],
-            test_owners=None,
-        ),
-        allow_code=file.allow_code,
-        make_engine=no_engine,
-    )
+    no_test = taken(everyone.test_x, slice(0))
+    data = replace(everyone, test_x=no_test, test_y=everyone.test_y[:0], test_owners=None)
+    return build_for_plan(recipe, data, allow_code=file.allow_code)

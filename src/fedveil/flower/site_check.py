@@ -1,14 +1,12 @@
 """`fedveil site check`: what taking part would cost, whom one trusts, what leaves the site."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
-from fedveil.flower.policy import RunCost, trusted
+from fedveil.flower.policy import RunCost
 from fedveil.flower.site import Site
 from fedveil.flower.site_ledger import today
-from fedveil.privacy.accounting.budget_line import BudgetLine
-from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Unit, rendered
+from fedveil.privacy.accounting.claims import Relation, Trust, Unit, rendered
 from fedveil.runs.glossary import terms_line
 
 _UNITS = {
@@ -21,102 +19,81 @@ _NEIGHBOURS = {
     Relation.ZERO_OUT: "taken out, while everybody knows that it was to be there",
     Relation.ADD_REMOVE: "added or taken out",
 }
+_TRUSTED = {
+    Trust.LOCAL: "nobody: what leaves this site has its noise already",
+    Trust.SHUFFLED: "the mixer: it must forget who sent which report and not side with the server; "
+    "and the other sites, of which no more than shuffle.dishonest may side with the server; what "
+    "leaves this site has noise already, which alone is worth less",
+    Trust.CENTRAL: "the server: it sees this site's update without noise, and adds the noise to "
+    "the sum; nothing is claimed against the server itself",
+    Trust.CURATOR: "a curator who is not the server",
+}
 
 
-@dataclass(frozen=True)
-class SiteReport:
-    """What `fedveil site check` prints. The site takes part if there are no `objections`."""
+def site_report(site: Site) -> dict[str, Any]:
+    """What `fedveil site check --json` prints: what taking part would cost, and the verdict.
 
-    site: str
-    recipe: str
-    digest: str
-    clients: int
-    records: int
-    turns: str
-    cost: tuple[PrivacyClaim, ...]
-    protects: tuple[str, ...]
-    trust: tuple[str, ...]
-    leaves: tuple[str, ...]
-    noise: str
-    assumptions: tuple[str, ...]
-    policy: tuple[str, ...]
-    objections: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            **{key: value for key, value in vars(self).items() if isinstance(value, str | int)},
-            "cost": [claim.to_dict() for claim in self.cost],
-            "takes_part": not self.objections,
-            **{
-                key: list(getattr(self, key))
-                for key in ("protects", "trust", "leaves", "assumptions", "policy", "objections")
-            },
-        }
-
-    def lines(self) -> list[str]:
-        """The same for people: a heading, and what it says, on each line."""
-        cost = [f"at most {claim}" for claim in self.cost] or ["no privacy is claimed"]
-        verdict = self.objections or ("the site takes part when it is asked",)
-        parts: list[tuple[str, tuple[str, ...]]] = [
-            ("site", (f"{self.site}, {self.records:,} records, one of {self.clients:,} sites",)),
-            ("recipe", (f"{self.recipe}, digest {self.digest}",)),
-            ("turns", (self.turns,)),
-            ("cost", tuple(cost)),
-            ("protects", self.protects),
-            ("trusts", self.trust),
-            ("noise", (self.noise,)),
-            ("leaves", self.leaves),
-            ("assumes", self.assumptions),
-            ("policy", self.policy),
-            ("refuses" if self.objections else "verdict", verdict),
-            ("terms", tuple(filter(None, [terms_line(self.cost).removeprefix("terms: ")]))),
-        ]
-        return [
-            f"{heading if first else '':<9} {text}"
-            for heading, texts in parts
-            for first, text in zip((True, *(False,) * len(texts)), texts, strict=False)
-        ]
-
-
-def checked(site: Site) -> SiteReport:
-    """What taking part would cost this owner, and whether the policy allows it, as things are."""
+    The site takes part if there are no "objections", as things are.
+    """
     offer, terms = site.offer, site.offer.terms
-    spent = list(site.ledger.spendings().values())
+    spent = list(site.ledger.run_costs().values())
     beyond = site.policy.too_much(terms, spent, today())
     objections = [*site.policy.objections(offer), *([] if beyond is None else [beyond])]
-    charged = terms.charged
-    return SiteReport(
-        site=site.name,
-        recipe=offer.name,
-        digest=offer.digest,
-        clients=site.file.clients,
-        records=site.records.records,
-        turns=_turns(site),
-        cost=terms.cost,
-        protects=tuple(map(_protects, charged)) or ("nobody",),
-        trust=tuple(dict.fromkeys(trusted(line.trust) for line in charged))
-        or ("everybody who sees what leaves this site",),
-        leaves=tuple(_leaves(site)),
-        noise=_noise(site),
-        assumptions=tuple(dict.fromkeys(text for line in charged for text in line.assumptions)),
-        policy=tuple(_policy(site, spent)),
-        objections=tuple(dict.fromkeys(objection.whole for objection in objections)),
-    )
+    lines = terms.charged_lines
+    trust = dict.fromkeys(_TRUSTED[line.trust] for line in lines)
+    return {
+        "site": site.name,
+        "recipe": offer.recipe_name,
+        "digest": offer.digest,
+        "clients": site.file.clients,
+        "records": site.records.records,
+        "turns": _turns(site),
+        "noise": _noise(site),
+        "cost": [claim.to_dict() for claim in terms.costs],
+        "takes_part": not objections,
+        "protects": [f"{_UNITS[x.unit]}, {_NEIGHBOURS[x.relation]}" for x in lines] or ["nobody"],
+        "trust": list(trust) or ["everybody who sees what leaves this site"],
+        "leaves": _leaves(site),
+        "assumptions": list(dict.fromkeys(text for line in lines for text in line.assumptions)),
+        "policy": _policy(site, spent),
+        "objections": list(dict.fromkeys(map(str, objections))),
+    }
+
+
+def report_lines(site: Site, report: dict[str, Any]) -> list[str]:
+    """A report of `site_report` for people: a heading, and what it says, on each line."""
+    costs = site.offer.terms.costs
+    size = f"{report['records']:,} records, one of {report['clients']:,} sites"
+    verdict = report["objections"] or ["the site takes part when it is asked"]
+    parts: dict[str, list[str]] = {
+        "site": [f"{report['site']}, {size}"],
+        "recipe": [f"{report['recipe']}, digest {report['digest']}"],
+        "turns": [report["turns"]],
+        "cost": [f"at most {claim}" for claim in costs] or ["no privacy is claimed"],
+        "protects": report["protects"],
+        "trusts": report["trust"],
+        "noise": [report["noise"]],
+        "leaves": report["leaves"],
+        "assumes": report["assumptions"],
+        "policy": report["policy"],
+        "refuses" if report["objections"] else "verdict": verdict,
+        "terms": [line.removeprefix("terms: ") for line in [terms_line(costs)] if line],
+    }
+    return [
+        f"{'' if number else heading:<9} {text}"
+        for heading, texts in parts.items()
+        for number, text in enumerate(texts)
+    ]
 
 
 def _turns(site: Site) -> str:
     terms, plan = site.offer.terms, site.plan
-    text = f"{plan.rounds:,} rounds, of which up to {terms.planned:,} concern this site"
-    if terms.permitted != terms.planned:
-        text += f"; it permits {terms.permitted:,}"
+    text = f"{plan.rounds:,} rounds, of which up to {terms.planned_turns:,} concern this site"
+    if terms.permitted_turns != terms.planned_turns:
+        text += f"; it permits {terms.permitted_turns:,}"
     if terms.at_once:
         text += "; all of them are charged when it is first asked, since the others are not seen"
     return text
-
-
-def _protects(line: BudgetLine) -> str:
-    return f"{_UNITS[line.unit]}, {_NEIGHBOURS[line.relation]}"
 
 
 def _noise(site: Site) -> str:
@@ -159,11 +136,11 @@ def _leaves(site: Site) -> list[str]:
 def _policy(site: Site, spent: list[RunCost]) -> list[str]:
     policy = site.policy.section
     period = "in all" if policy.days is None else f"in {policy.days} days"
-    counted = site.policy.counted(spent, today())
+    counted = site.policy.runs_in_period(spent, today())
     lines = []
     for unit in (Unit.CLIENT, Unit.RECORD):
         limit = getattr(policy.epsilon, unit)
-        costs = [c.epsilon for run in counted for c in run.cost if c.unit in (unit, Unit.CLIENT)]
+        costs = [c.epsilon for run in counted for c in run.costs if c.unit in (unit, Unit.CLIENT)]
         if limit is not None:
             lines.append(
                 f"epsilon per {unit} {period}: at most {limit:g}; runs so far may cost "

@@ -15,7 +15,6 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from fedveil.base.errors import BadInput, BudgetExhausted, one_line
-from fedveil.flower.messages import RoundAsk
 from fedveil.flower.policy import Policy, RunCost, Terms
 from fedveil.flower.site_file import SiteFile
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -28,7 +27,7 @@ from fedveil.runs.run_directory import sync_folder, write_atomic
 
 LOG = logging.getLogger("fedveil.site")
 
-_PATIENCE = 60.0
+_LOCK_SECONDS = 60.0
 _ASKS = """
 CREATE TABLE IF NOT EXISTS asks (
     run TEXT NOT NULL,
@@ -42,14 +41,6 @@ CREATE TABLE IF NOT EXISTS asks (
 
 class Declined(Exception):
     """The site takes no part in a round, for a reason that the server may learn."""
-
-
-@dataclass(frozen=True)
-class _Remembered:
-    """What the witness file holds: the ledger's head, and the number of asks noted by then."""
-
-    head: Head
-    asks: int
 
 
 @dataclass(frozen=True)
@@ -79,33 +70,54 @@ class SiteLedger:
     folder: Path
     witness: Path
 
+    @classmethod
+    def named_in(cls, site_file: SiteFile) -> "SiteLedger":
+        """The ledger that a `site.toml` names."""
+        return cls(Path(site_file.ledger), Path(site_file.witness or ""))
+
     @property
     def file(self) -> Path:
         """The ledger itself."""
         return self.folder / "ledger.db"
 
     def charge(
-        self, ask: RoundAsk, about: dict[str, str], terms: Terms, policy: Policy, today: date
+        self,
+        run: str,
+        round: int,
+        attempt: int,
+        *,
+        about: dict[str, str],
+        terms: Terms,
+        policy: Policy,
+        today: date,
     ) -> None:
         """Note an ask and charge for it, or raise `Declined`.
 
-        `about` is what the ledger notes about the run beside its name and cost.
+        Args:
+            run: The run's id.
+            round: The round that the site is asked for.
+            attempt: The attempt at it, from 0.
+            about: What the ledger notes about the run beside its name and cost.
+            terms: What the plan means for this site.
+            policy: The owner's limits.
+            today: The day.
         """
-        about = {"run": ask.run, **about, "cost": _text(terms.cost)}
+        costs = [{**claim.to_dict(), "assumptions": []} for claim in terms.costs]
+        about = {"run": run, **about, "cost": json.dumps(costs)}
         with self._locked():
             self._check_whole()
-            others = [spent for run, spent in self.spendings().items() if run != ask.run]
+            others = [cost for other, cost in self.run_costs().items() if other != run]
             beyond = policy.too_much(terms, others, today)
             if beyond is not None:
-                LOG.warning("round %d of run %s: %s", ask.round, ask.run, beyond.whole)
-                raise Declined(beyond.public)
-            with closing(self._ledger(about, terms)) as ledger:
+                LOG.warning("round %d of run %s: %s", round, run, beyond)
+                raise Declined(beyond.reason)
+            with closing(self._open_ledger(about, terms)) as ledger:
                 turns = ledger.charged()
-                rounds, again = self._note(ask, turns, today)
-                needed = terms.needed(turns + 1, rounds, again)
-                if terms.lines and needed > terms.permitted:
+                extra_attempts = self._note(run, round, attempt, turns, today)
+                needed = terms.needed_charges(turns + 1, round, extra_attempts)
+                if terms.lines and needed > terms.permitted_turns:
                     raise Declined(
-                        f"the run has had the {terms.permitted} turns that this site permits"
+                        f"the run has had the {terms.permitted_turns} turns that this site permits"
                     )
                 try:
                     while terms.lines and ledger.charged() < needed:
@@ -113,9 +125,9 @@ class SiteLedger:
                 except BudgetExhausted as e:
                     raise Declined("the run's budget is used up") from e
                 finally:
-                    self._remember(ledger.head())
+                    self._write_witness(ledger.head())
 
-    def spendings(self) -> dict[str, RunCost]:
+    def run_costs(self) -> dict[str, RunCost]:
         """What each charged run may cost in all, and the day of its last turn.
 
         A run that was charged for all turns at once still has them later, so the day is that of its
@@ -126,14 +138,14 @@ class SiteLedger:
         with one_look(self.file):
             runs = read_runs(self.file)
             charges = query(self.file, "SELECT run, charged_at FROM charges ORDER BY seq")
-        last = _last_days((run, datetime.fromisoformat(at).date()) for run, at in charges)
-        asked = _last_days(self._days())
+        charge_days = _last_days((run, datetime.fromisoformat(at).date()) for run, at in charges)
+        ask_days = _last_days(self._asks())
         return {
-            run: RunCost(_costs(runs[run]), max(day, asked.get(run, day)))
-            for run, day in last.items()
+            run: RunCost(_read_costs(runs[run]), max(day, ask_days.get(run, day)))
+            for run, day in charge_days.items()
         }
 
-    def _days(self) -> list[tuple[str, date]]:
+    def _asks(self) -> list[tuple[str, date]]:
         """The run and the day of every ask, as they came."""
         path = self.folder / "asks.db"
         if not path.exists():
@@ -147,7 +159,7 @@ class SiteLedger:
         """Trust the ledger as it is, and remember its head. Only its owner may decide this."""
         with self._locked():
             head = verify(self.file)
-            self._remember(head)
+            self._write_witness(head)
         return head
 
     def check_whole(self) -> None:
@@ -159,19 +171,19 @@ class SiteLedger:
             raise self._lost()
 
     def _check_whole(self) -> None:
-        known = self._remembered()
+        witness = self._read_witness()
         if not self.file.exists():
-            if known is not None:
+            if witness is not None:
                 raise self._lost()
             return
-        head = verify(self.file, *([] if known is None else [known.head]))
-        asks = self._asks
-        if known is not None and asks < known.asks:
+        head = verify(self.file, *([] if witness is None else [witness[0]]))
+        asks = len(self._asks())
+        if witness is not None and asks < witness[1]:
             raise BadInput(
                 f"{self.folder / 'asks.db'} has {asks} asks and {self.witness} remembers "
-                f"{known.asks}: restore it; if it is lost, fedveil site accept takes what there is"
+                f"{witness[1]}: restore it; if it is lost, fedveil site accept takes what there is"
             )
-        if known is None and head.length:
+        if witness is None and head.length:
             raise BadInput(
                 f"{self.witness} is missing and the ledger {self.file} is not empty: restore it; "
                 "if the ledger is whole, fedveil site accept takes it as it is"
@@ -183,55 +195,49 @@ class SiteLedger:
             "unknown; restore the ledger"
         )
 
-    def _ledger(self, about: dict[str, str], terms: Terms) -> Ledger:
-        rest = (about, terms.lines, terms.permitted)
+    def _open_ledger(self, about: dict[str, str], terms: Terms) -> Ledger:
+        rest = (about, terms.lines, terms.permitted_turns)
         if not self.file.exists():
             return Ledger.create(self.file, *rest)
         if about["run"] in read_runs(self.file):
             return Ledger.reopen(self.file, *rest)
         return Ledger.join(self.file, *rest, 0, None)
 
-    def _note(self, ask: RoundAsk, charged: int, today: date) -> tuple[int, int]:
-        """Note an ask durably. Returns the run's last round and the number of extra attempts."""
-        place = (ask.round, ask.attempt)
+    def _note(self, run: str, round: int, attempt: int, charged: int, today: date) -> int:
+        """Note an ask durably. Returns the run's attempts beyond each round's first."""
+        place = (round, attempt)
         with closing(connect(self.folder / "asks.db")) as db:
             db.execute(_ASKS)
             with transaction(db):
                 query = "SELECT round, attempt FROM asks WHERE run = ? ORDER BY round, attempt"
-                before: list[tuple[int, int]] = db.execute(query, (ask.run,)).fetchall()
+                before: list[tuple[int, int]] = db.execute(query, (run,)).fetchall()
                 if charged and not before:
                     raise BadInput(
                         f"{self.folder / 'asks.db'} knows nothing of a run that was charged: "
                         "restore it"
                     )
                 if place in before:
-                    raise Declined(f"round {ask.round}, attempt {ask.attempt}, was asked before")
+                    raise Declined(f"round {round}, attempt {attempt}, was asked before")
                 if before and place < before[-1]:
                     raise Declined(
-                        f"round {ask.round}, attempt {ask.attempt}, comes after round "
+                        f"round {round}, attempt {attempt}, comes after round "
                         f"{before[-1][0]}, attempt {before[-1][1]}"
                     )
-                row = (ask.run, *place, today.isoformat())
+                row = (run, *place, today.isoformat())
                 db.execute("INSERT INTO asks VALUES (?, ?, ?, ?)", row)
-        attempts = dict([*before, place])  # the last one of each round
-        return ask.round, sum(attempts.values())
+        return sum(dict([*before, place]).values())  # the last attempt of each round
 
-    @property
-    def _asks(self) -> int:
-        """How many asks are noted."""
-        return len(self._days())
-
-    def _remember(self, head: Head) -> None:
-        witness = {**head.to_dict(), "asks": self._asks}
+    def _write_witness(self, head: Head) -> None:
+        witness = {**head.to_dict(), "asks": len(self._asks())}
         write_atomic(self.witness, (json.dumps(witness, indent=2) + "\n").encode())
 
-    def _remembered(self) -> _Remembered | None:
+    def _read_witness(self) -> tuple[Head, int] | None:
+        """The ledger's head, and the number of asks noted by then."""
         try:
             if not self.witness.exists():
                 return None
             stored = json.loads(self.witness.read_text())
-            head = Head(str(stored["head"]), int(stored["length"]))
-            return _Remembered(head, int(stored["asks"]))
+            return Head(str(stored["head"]), int(stored["length"])), int(stored["asks"])
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise BadInput(f"{self.witness} cannot be read: {e}") from e
 
@@ -242,7 +248,7 @@ class SiteLedger:
             self.folder.mkdir(parents=True)
             sync_folder(self.folder.parent)
         with (self.folder / "lock").open("w") as f:
-            deadline = time.monotonic() + _PATIENCE
+            deadline = time.monotonic() + _LOCK_SECONDS
             while True:
                 try:
                     fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,11 +258,6 @@ class SiteLedger:
                         raise BadInput(f"{self.folder} is in use by another process") from e
                     time.sleep(0.01)
             yield
-
-
-def ledger_of(file: SiteFile) -> SiteLedger:
-    """The ledger that a `site.toml` names."""
-    return SiteLedger(Path(file.ledger), Path(file.witness or ""))
 
 
 def today() -> date:
@@ -272,11 +273,7 @@ def _last_days(turns: Iterable[tuple[str, date]]) -> dict[str, date]:
     return last
 
 
-def _text(cost: tuple[PrivacyClaim, ...]) -> str:
-    return json.dumps([{**claim.to_dict(), "assumptions": []} for claim in cost])
-
-
-def _costs(about: dict[str, str]) -> tuple[PrivacyClaim, ...]:
+def _read_costs(about: dict[str, str]) -> tuple[PrivacyClaim, ...]:
     try:
         return tuple(PrivacyClaim.from_dict(raw) for raw in json.loads(about["cost"]))
     except (KeyError, TypeError, ValueError) as e:
