@@ -12,10 +12,10 @@ from fedveil.flower.messages import (
     Answer,
     Refusal,
     RoundAsk,
+    from_parts,
     new_run_id,
     plan_digest,
-    put_together,
-    taken_apart,
+    to_parts,
 )
 from fedveil.runs.recipe_file import load_recipe
 from tests.flower.sites import CENTRAL
@@ -75,17 +75,15 @@ def test_a_reason_is_one_line(reason):
 )
 def test_what_is_in_an_answer_is_not_looked_at(report):
     answer = Answer(RUN, 1, 0, "north", report, MOVING)
-    parts = taken_apart(answer)
-    back = put_together(parts.words, parts.arrays)
+    back = from_parts(*to_parts(answer))
     assert isinstance(back, Answer)
     assert back.report.dtype is report.dtype
     assert back.report.shape == report.shape
 
 
 def test_parts_that_are_no_message_are_refused():
-    parts = taken_apart(ask())
-    assert isinstance(put_together(parts.words, parts.arrays), RoundAsk)
-    words, arrays = parts.words, parts.arrays
+    words, arrays = to_parts(ask())
+    assert isinstance(from_parts(words, arrays), RoundAsk)
     for wrong in (
         ({**words, "format": 2}, arrays),
         ({k: v for k, v in words.items() if k != "format"}, arrays),
@@ -97,14 +95,14 @@ def test_parts_that_are_no_message_are_refused():
         (words, {**arrays, "params": np.array(["a"])}),
     ):
         with pytest.raises(BadInput):
-            put_together(*wrong)
+            from_parts(*wrong)
 
 
 def test_what_was_read_is_a_copy():
-    parts = taken_apart(ask())
-    parts.arrays["params"] = parts.arrays["params"].copy()
-    back = put_together(parts.words, parts.arrays)
-    parts.arrays["params"][0] = 7.0
+    values, arrays = to_parts(ask())
+    arrays["params"] = arrays["params"].copy()
+    back = from_parts(values, arrays)
+    arrays["params"][0] = 7.0
     assert isinstance(back, RoundAsk)
     assert back.params[0] == 1.0
 

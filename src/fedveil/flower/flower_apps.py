@@ -37,8 +37,8 @@ from fedveil.flower.messages import (
     Refusal,
     RoundAsk,
     SiteMessage,
-    put_together,
-    taken_apart,
+    from_parts,
+    to_parts,
 )
 from fedveil.flower.site import Site
 from fedveil.runs.recipe_file import load_recipe
@@ -51,16 +51,16 @@ SITE = "FEDVEIL_SITE"
 
 LOG = logging.getLogger("flwr")
 
-_WORDS, _ARRAYS = "fedveil", "arrays"
+_VALUES, _ARRAYS = "fedveil", "arrays"
 _POLL_SECONDS = 0.5
 _UNKNOWN_ERROR = 0  # Flower's code for errors that have no other
 
 
 def to_records(message: SiteMessage) -> RecordDict:
     """A message as Flower carries it."""
-    parts = taken_apart(message)
-    arrays = ArrayRecord({name: Array(array) for name, array in parts.arrays.items()})
-    return RecordDict({_WORDS: ConfigRecord(dict(parts.words)), _ARRAYS: arrays})
+    values, arrays = to_parts(message)
+    record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    return RecordDict({_VALUES: ConfigRecord(dict(values)), _ARRAYS: record})
 
 
 def from_records(content: RecordDict) -> SiteMessage:
@@ -70,16 +70,16 @@ def from_records(content: RecordDict) -> SiteMessage:
     |---|---|
     | other records than the two, a metric among them | BadInput |
     | an array that cannot be read, such as one of pickled objects | BadInput |
-    | anything that `put_together` refuses | BadInput |
+    | anything that `from_parts` refuses | BadInput |
     """
-    words, arrays = content.config_records, content.array_records
-    if set(content) != {_WORDS, _ARRAYS} or set(words) != {_WORDS} or set(arrays) != {_ARRAYS}:
+    configs, records = content.config_records, content.array_records
+    if set(content) != {_VALUES, _ARRAYS} or {*configs} != {_VALUES} or {*records} != {_ARRAYS}:
         raise BadInput("a message with other records than fedveil's")
     try:
-        values = {name: array.numpy() for name, array in arrays[_ARRAYS].items()}
+        arrays = {name: array.numpy() for name, array in records[_ARRAYS].items()}
     except Exception as e:  # whatever a reader of files that somebody else wrote may raise
         raise BadInput(f"an array of a message cannot be read: {one_line(e)}") from e
-    return put_together(dict(words[_WORDS]), values)
+    return from_parts(dict(configs[_VALUES]), arrays)
 
 
 @dataclass(frozen=True, eq=False)
