@@ -38,8 +38,8 @@ WORKERS = """
     Workers(1, **does, size=1, moving=0, width=0, noisy=False)
 """
 TRIAL_POOL = """
-    from fedveil.tuning.trial_pools import ProcessTrialPool
-    with ProcessTrialPool([1], lambda cell, numbers: [cell], 1) as pool:
+    from fedveil.tuning.trial_pools import TrialPool
+    with TrialPool([1], lambda cell, numbers: [cell], 1) as pool:
         next(pool.outcomes([(1, [0])]))
 """
 

@@ -36,7 +36,7 @@ from fedveil.runs.ending import Ending
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.report import report_of
 from fedveil.runs.run import Run, _budget
-from fedveil.tuning.sweep import _told
+from fedveil.tuning.sweep import claim_column
 from fedveil.tuning.trials import PreparedCell
 from fedveil.watch.cards import card, row
 from fedveil.watch.run_status import FollowedRun
@@ -235,8 +235,8 @@ def test_an_attack_is_certified_against_by_it(claims):
 def test_cells_of_a_sweep(claims):
     plan = SimpleNamespace(claims=lambda rounds: claims, permitted=4)
     cell = PreparedCell(None, plan, None, None, 0.0)
-    assert cell.claim == COUNTS
-    heading, texts = _told([cell.claims])
+    assert cell.headline_claim == COUNTS
+    heading, texts = claim_column([cell.shown_claims])
     assert "22.22" in texts[0]
     assert ("11.11" in texts[0]) == (PUBLISHED in claims)
     if PUBLISHED not in claims:
@@ -244,8 +244,8 @@ def test_cells_of_a_sweep(claims):
 
 
 def test_figures_of_papers_are_over_the_epsilon_of_their_budgets():
-    cell = SimpleNamespace(claims=[PUBLISHED, COUNTS])
-    sweep = SimpleNamespace(prepared=[SimpleNamespace(claims=[]), cell])
+    cell = SimpleNamespace(shown_claims=[PUBLISHED, COUNTS])
+    sweep = SimpleNamespace(prepared=[SimpleNamespace(shown_claims=[]), cell])
     assert claim_of(sweep) == PUBLISHED
 
 

@@ -22,7 +22,7 @@ def tiny(experiment):
     """A table of two cells."""
     repeat = experiment.repetitions(2, 3)
     sweep = experiment.sweep("tiny", "dp-fedavg", SMALL, [axis("client.steps=1,2")], repeat)
-    rows = tuple((str(c), str(sweep.mean(c, "loss"))) for c in range(2))
+    rows = tuple((str(c), str(sweep.cell_mean(c, "loss"))) for c in range(2))
     return Page("Tiny", tables=[TextTable(("cell", "loss"), rows)], figures={"tiny.png": Figure()})
 
 

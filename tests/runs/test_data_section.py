@@ -196,9 +196,9 @@ def test_a_run_on_a_table_goes_on_where_it_was(table, tmp_path):
 
 def test_cells_of_a_sweep_read_their_own_table(table):
     laboratory = Laboratory()
-    first = laboratory.data(load_recipe("central", BASE))
-    other = laboratory.data(load_recipe("central", [*BASE, "data.test=0.5"]))
-    third = laboratory.data(load_recipe("central", [*BASE, 'data.features=["age"]']))
+    first = laboratory.federated_data(load_recipe("central", BASE))
+    other = laboratory.federated_data(load_recipe("central", [*BASE, "data.test=0.5"]))
+    third = laboratory.federated_data(load_recipe("central", [*BASE, 'data.features=["age"]']))
     assert len(first.test_x) != len(other.test_x)
     assert third.record_shape == (1,)
 

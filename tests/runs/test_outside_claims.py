@@ -142,13 +142,13 @@ def test_repetitions_in_step_share_the_plan_that_says_it():
     prepared = laboratory.prepare(cell)
     assert prepared.together > 1
     assert len(laboratory.trial(prepared, [0, 1])) == 2
-    assert all("in the clear" in str(claim.assumptions) for claim in prepared.claims)
+    assert all("in the clear" in str(claim.assumptions) for claim in prepared.shown_claims)
 
 
 def test_cells_of_other_statistics_have_other_features():
     laboratory = Laboratory()
     whole, held = (
-        laboratory.data(load_recipe("central", [*DIABETES, *more]))
+        laboratory.federated_data(load_recipe("central", [*DIABETES, *more]))
         for more in ([], ["data.statistics=held-out"])
     )
     assert whole.fitted

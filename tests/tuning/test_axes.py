@@ -46,7 +46,7 @@ def test_every_combination_the_last_axis_fastest():
         (1, 3), (1, 4), (1, 5), (2, 3), (2, 4), (2, 5),
     ]  # fmt: skip
     assert {c.recipe.seed for c in found} == {7}
-    assert found[4].choice == (("client.steps", "2"), ("rounds", "4"))
+    assert found[4].choice == {"client.steps": "2", "rounds": "4"}
     assert found[4].name == "client.steps=2, rounds=4"
 
 
@@ -58,12 +58,12 @@ def test_joint_axes_move_together():
 
 
 def test_one_key_may_have_a_value_with_a_colon():
-    assert Axis("data.path", ("a:b",)).choice("a:b") == [("data.path", "a:b")]
+    assert Axis("data.path", ("a:b",)).assign("a:b") == {"data.path": "a:b"}
 
 
 def test_a_grid_without_axes_is_the_recipe():
     (cell,) = cells("dp-fedavg", ["rounds=4"], [])
-    assert (cell.choice, cell.name, cell.recipe.rounds) == ((), "recipe", 4)
+    assert (cell.choice, cell.name, cell.recipe.rounds) == ({}, "recipe", 4)
 
 
 def test_an_axis_wins_over_a_setting():

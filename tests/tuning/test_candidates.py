@@ -8,9 +8,9 @@ from fedveil.tuning.recipe_grid import Space, alike, candidates, recipe_of
 
 
 def test_pairs_are_e_and_rounds_each_once():
-    space = Space(steps=(1, 4), iterations=(4, 10))
+    space = Space(steps_per_round=(1, 4), steps_in_all=(4, 10))
     assert space.pairs == [(1, 4), (1, 10), (4, 1), (4, 2)]
-    assert Space(steps=(4,), iterations=(3, 4, 5)).pairs == [(4, 1)]
+    assert Space(steps_per_round=(4,), steps_in_all=(3, 4, 5)).pairs == [(4, 1)]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ def test_trainings_of_one_kind_add_up():
     low, high = prepared("dp-fedavg", SMALL, "budget.epsilon=5,50")
     (one,), read = together([(low, 3), (high, 1)])
     assert read == []
-    assert one.epsilon == pytest.approx(3 * low.claim.epsilon + high.claim.epsilon)
+    assert one.epsilon == pytest.approx(
+        3 * low.headline_claim.epsilon + high.headline_claim.epsilon
+    )
     assert (one.delta, one.unit, one.neighbours, one.trust) == (0, "client", "replace", "local")
     assert together([(low, 0)]) == ([], [])
 
@@ -42,7 +44,7 @@ def test_what_a_curator_sees_is_in_the_sum(settings):
     (claim, *_) = line.claims(line.participations(one.plan.permitted))
     (whole,), _ = together([(one, 4)])
     assert (whole.epsilon, whole.delta) == pytest.approx((4 * claim.epsilon, 4 * claim.delta))
-    assert whole.epsilon >= 4 * one.claim.epsilon
+    assert whole.epsilon >= 4 * one.headline_claim.epsilon
 
 
 @pytest.mark.parametrize("trust", [Trust.CURATOR, Trust.CENTRAL])
@@ -52,8 +54,8 @@ def test_every_charged_line_is_added_and_the_most_trust_is_told(trust):
     more = replace(line, covers="bits", trust=trust)
     twice = SimpleNamespace(plan=SimpleNamespace(lines=(line, more), permitted=3))
     (whole,), _ = together([(twice, 4)])
-    assert whole.epsilon == pytest.approx(8 * one.claim.epsilon)
-    assert whole.delta == pytest.approx(8 * one.claim.delta)
+    assert whole.epsilon == pytest.approx(8 * one.headline_claim.epsilon)
+    assert whole.delta == pytest.approx(8 * one.headline_claim.delta)
     assert whole.trust is trust
 
 
@@ -64,7 +66,7 @@ def test_as_published_keeps_its_label_and_its_strict_neighbour():
     assert not strictly.as_published
     assert published.epsilon == pytest.approx(2 * 20)
     assert strictly.epsilon == pytest.approx(2 * 40)
-    (said,) = Cost.of([(one, 2)]).sentences
+    (said,) = Cost([(one, 2)]).sentences
     assert "epsilon 40 at delta 0 per record" in said
     assert "as published, not a guarantee); strictly epsilon 80 at delta 0 per client" in said
 
@@ -82,23 +84,26 @@ def test_behind_a_shuffler_the_sum_without_it_stands_beside():
     assert (shuffled.trust, local.trust) == ("shuffled", "local")
     assert local.epsilon > shuffled.epsilon
     assert {str(claim.unit) for claim in (shuffled, local)} == {"client"}
-    assert "; with less trust epsilon " in Cost.of([(one, 2)]).text
+    assert "; with less trust epsilon " in Cost([(one, 2)]).totals_text
 
 
 def test_mechanisms_and_accountants_are_one_number():
     """Five trainings with Laplace noise and five with Gaussian noise, of epsilon 3 each: 30."""
     (laplace,) = prepared("dp-fedavg", [*SMALL, "budget.epsilon=3"])
     (gaussian,) = prepared("dp-fedavg-gaussian", [*SMALL, "budget.epsilon=3"])
-    cost = Cost.of([(laplace, 5), (gaussian, 5)])
-    (whole,) = cost.charged
+    cost = Cost([(laplace, 5), (gaussian, 5)])
+    (whole,) = cost.totals[0]
     assert whole.epsilon == pytest.approx(30, rel=1e-3)
-    assert whole.delta == pytest.approx(5 * gaussian.claim.delta)
-    assert (str(whole.accountant), whole.composed, cost.read) == ("pld", None, [])
+    assert whole.delta == pytest.approx(5 * gaussian.headline_claim.delta)
+    assert (str(whole.accountant), whole.composed, cost.totals[1]) == ("pld", None, [])
     (said,) = cost.sentences
     assert said.count("epsilon ") == 1
-    (turned,) = Cost.of([(gaussian, 5), (laplace, 5)]).charged
+    (turned,) = Cost([(gaussian, 5), (laplace, 5)]).totals[0]
     assert (turned.epsilon, turned.accountant) == (pytest.approx(whole.epsilon), whole.accountant)
-    assert set(whole.assumptions) == {*laplace.claim.assumptions, *gaussian.claim.assumptions}
+    assert set(whole.assumptions) == {
+        *laplace.headline_claim.assumptions,
+        *gaussian.headline_claim.assumptions,
+    }
 
 
 def test_a_total_is_as_trusting_and_as_weak_as_its_weakest_part():
@@ -137,11 +142,11 @@ def test_different_neighbours_are_never_added_and_none_is_said_to_be_the_total()
     trainings = [(local, 1), (central, 1), (same, 2)]
     sums, _ = together(trainings)
     assert [str(claim.trust) for claim in sums] == ["local", "central"]
-    assert sums[0].epsilon == local.claim.epsilon
-    assert sums[1].epsilon == pytest.approx(3 * central.claim.epsilon)
-    assert sums[1].delta == pytest.approx(3 * central.claim.delta)
-    assert "none of them is the total" in Cost.of(trainings).text
-    assert "none of them is the total" not in Cost.of(trainings[1:]).text
+    assert sums[0].epsilon == local.headline_claim.epsilon
+    assert sums[1].epsilon == pytest.approx(3 * central.headline_claim.epsilon)
+    assert sums[1].delta == pytest.approx(3 * central.headline_claim.delta)
+    assert "none of them is the total" in Cost(trainings).totals_text
+    assert "none of them is the total" not in Cost(trainings[1:]).totals_text
 
 
 def test_what_is_added_up_answers_for_no_other_number_of_units():
@@ -154,12 +159,12 @@ def test_what_is_added_up_answers_for_no_other_number_of_units():
 
 def test_trainings_without_a_claim_are_counted():
     quiet, noisy = prepared("dp-fedavg", SMALL, "budget.epsilon=inf,5")
-    cost = Cost.of([(quiet, 3), (noisy, 3)])
-    assert (cost.trainings, cost.unclaimed) == (6, 3)
+    cost = Cost([(quiet, 3), (noisy, 3)])
+    assert (cost.to_dict()["trainings"], cost.to_dict()["without_claim"]) == (6, 3)
     together, unclaimed = cost.sentences
     assert together.startswith("together: 3 trainings on these records, whose epsilons and deltas")
     assert unclaimed.startswith("3 of 6 trainings claim nothing: no epsilon covers")
-    assert Cost.of([(quiet, 3)]).sentences[0].startswith("3 of 3 trainings claim nothing")
+    assert Cost([(quiet, 3)]).sentences[0].startswith("3 of 3 trainings claim nothing")
     written = json.loads(json.dumps(cost.to_dict()))
     assert written["without_claim"] == 3
     assert written["add_up_to"][0]["epsilon"] == pytest.approx(15)
@@ -169,6 +174,8 @@ def test_trainings_without_a_claim_are_counted():
 def test_clients_that_differ_between_repetitions_are_told():
     (dealt,) = prepared("dp-fedavg", SMALL)
     (fixed,) = prepared("dp-fedavg", [*SMALL, "data.seed=1"])
-    assert "divides the records differently (data.seed fixes them)" in Cost.of([(dealt, 2)]).text
-    assert "differently" not in Cost.of([(fixed, 2)]).text
-    assert "differently" not in Cost.of([(dealt, 1)]).text
+    assert (
+        "divides the records differently (data.seed fixes them)" in Cost([(dealt, 2)]).totals_text
+    )
+    assert "differently" not in Cost([(fixed, 2)]).totals_text
+    assert "differently" not in Cost([(dealt, 1)]).totals_text

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.tuning.plan_command import SizeOptions, by_recipe, space_of, write_and_print
+from fedveil.tuning.plan_command import by_recipe, check_unused, space_of, write_and_print
 from fedveil.tuning.plan_report import PlanOption, PlanReport
 from fedveil.tuning.trials import Laboratory
 
@@ -21,7 +21,7 @@ def report(*values):
             value=value,
             half=float("nan"),
             value_text=str(value),
-            noise=float("nan"),
+            noise_std=float("nan"),
             noise_text="in training",
             privacy="epsilon 1 at delta 0 per client (replace, local trust, PURE, seeded noise)",
         )
@@ -32,13 +32,13 @@ def report(*values):
 
 def test_lists_of_numbers():
     space = space_of("1, 2", "4,8", "0.5,1e-3", "0.1")
-    assert (space.steps, space.iterations) == ((1, 2), (4, 8))
+    assert (space.steps_per_round, space.steps_in_all) == ((1, 2), (4, 8))
     assert (space.clips, space.rates) == ((0.5, 0.001), (0.1,))
 
 
 def test_of_the_default_steps_those_that_fit_are_looked_at():
-    assert space_of(DEFAULT[0], "5", "", "").steps == (1, 2, 3, 4)
-    assert space_of(*DEFAULT, "", "").steps == (1, 2, 3, 4, 6, 12)
+    assert space_of(DEFAULT[0], "5", "", "").steps_per_round == (1, 2, 3, 4)
+    assert space_of(*DEFAULT, "", "").steps_per_round == (1, 2, 3, 4, 6, 12)
     with pytest.raises(BadInput, match="--steps has E = 12"):
         space_of("1,12", "5", "", "")
 
@@ -63,13 +63,12 @@ def test_lists_that_are_none(steps, message):
 
 
 def test_everything_but_a_recipe_is_unused_with_one():
-    nothing = SizeOptions(None, None, None, None)
-    nothing.check_unused()
-    for name, value in (("clients", 1), ("epsilon", 1.0), ("delta", 1e-5), ("noise", "gaussian"),
-                        ("trust", "local"), ("per_round", 3), ("parameters", 4)):  # fmt: skip
+    names = ("clients", "per_round", "parameters", "epsilon", "delta", "noise", "trust")
+    nothing = dict.fromkeys(names)
+    check_unused(nothing)
+    for name in names:
         with pytest.raises(BadInput, match=f"--{name.replace('_', '-')} is for formulas"):
-            SizeOptions(**{"clients": None, "per_round": None, "parameters": None, "epsilon": None,
-                     name: value}).check_unused()  # fmt: skip
+            check_unused({**nothing, name: 1})
 
 
 @pytest.mark.parametrize("out", ["plan.txt", "there.toml", "shown.toml", "file/plan.toml"])

@@ -45,36 +45,36 @@ def planned(made, *, recipe="dp-fedavg", settings=SMALL, space=SPACE, repeat=20,
 
 def test_simulating_writes_the_winner_and_ranks_the_others():
     report = planned(Made(far_from(2, 4)))
-    assert (report.rows[0].steps, report.rows[0].rounds) == (2, 4)
-    assert len(report.rows) == len(SPACE.pairs)
-    recipe = tomllib.loads(report.recipe)
+    assert (report.options[0].steps, report.options[0].rounds) == (2, 4)
+    assert len(report.options) == len(SPACE.pairs)
+    recipe = tomllib.loads(report.recipe_toml)
     assert (recipe["client"]["steps"], recipe["rounds"]) == (2, 4)
     assert recipe["seed"] == load_recipe("dp-fedavg").seed + 20  # of none of the 20 repetitions
-    assert report.heat[2, 8] == min(report.heat.values()) == report.rows[0].value
-    assert set(report.heat) == {(e, e * rounds) for e, rounds in SPACE.pairs}
+    assert report.least_values[2, 8] == min(report.least_values.values()) == report.options[0].value
+    assert set(report.least_values) == {(e, e * rounds) for e, rounds in SPACE.pairs}
     assert report.measure == "loss"
-    assert "per client (replace, local trust" in report.rows[0].privacy
+    assert "per client (replace, local trust" in report.options[0].privacy
 
 
 def test_remarks_claim_no_more_than_was_tried():
     report = planned(Made(far_from(2, 4)))
-    first, second, *_, last = report.rows
+    first, second, *_, last = report.options
     assert "repetitions" in first.remark
     assert "worse" not in first.remark
     assert second.remark.endswith("repetitions, worse (p = 0)")
     assert last.remark == "tried once"
     same = planned(Made(lambda recipe, repetition: float(repetition)))
-    assert same.rows[1].remark.endswith("repetitions, not clearly worse (p = 1)")
+    assert same.options[1].remark.endswith("repetitions, not clearly worse (p = 1)")
 
 
 def test_why_compares_the_same_repetitions_with_and_without_noise():
     made = Made(far_from(2, 4))
     report = planned(made)
-    assert report.why[0].startswith("the first, E = 2 in 4 rounds: noise of ")
-    assert report.why[1].startswith("the best with fewer iterations, E = ")
-    assert len(report.why) == 2
+    assert report.reasons[0].startswith("the first, E = 2 in 4 rounds: noise of ")
+    assert report.reasons[1].startswith("the best with fewer iterations, E = ")
+    assert len(report.reasons) == 2
     quiet = sum(recipe.budget is None for recipe, _ in made.asked)
-    paired = report.why[0].partition(", loss ")[2]
+    paired = report.reasons[0].partition(", loss ")[2]
     with_it, without = (float(word) for word in paired.split() if word[0].isdigit())
     assert with_it - without == pytest.approx(0.75)
     trials = len(made.asked) - quiet
@@ -103,15 +103,15 @@ def test_the_cost_of_tuning_as_published_is_told_strictly_too():
 def test_without_a_claim_the_choice_still_says_something():
     report = planned(Made(far_from(2, 4)), settings=(*SMALL, "budget.epsilon=inf"))
     assert "without noise, chose the recipe" in report.warnings[-1]
-    assert report.rows[0].privacy == "nothing claimed"
+    assert report.options[0].privacy == "nothing claimed"
 
 
 def test_bounds_and_rates_are_part_of_the_choice():
     space = Space((1,), (4,), clips=(1.0, 3.0), rates=(0.01, 0.02))
     made = Made(lambda recipe, r: abs(recipe.clip.value - 3.0) + recipe.client.lr)
     report = planned(made, space=space)
-    assert report.rows[0].choice == {"clip.value": "3", "client.lr": "0.01"}
-    assert report.heat == {(1, 4): report.rows[0].value}
+    assert report.options[0].choice == {"clip.value": "3", "client.lr": "0.01"}
+    assert report.least_values == {(1, 4): report.options[0].value}
 
 
 def test_an_option_that_diverges_does_not_win():
@@ -119,13 +119,13 @@ def test_an_option_that_diverges_does_not_win():
         return math.nan if recipe.client.steps == 4 else float(recipe.rounds)
 
     report = planned(Made(loss))
-    assert report.rows[0].steps == 2
-    diverged, untried = report.rows[-2:]
+    assert report.options[0].steps == 2
+    diverged, untried = report.options[-2:]
     assert (diverged.steps, diverged.value_text, diverged.rounds) == (4, "diverged (1 of 1)", 1)
     assert (untried.steps, untried.value_text, untried.rounds) == (4, "not tried", 2)
     assert untried.remark == "with fewer rounds the loss had risen already"
-    assert report.heat[4, 4] == math.inf
-    assert (4, 8) not in report.heat
+    assert report.least_values[4, 4] == math.inf
+    assert (4, 8) not in report.least_values
 
 
 def test_when_every_option_diverges_the_way_out_is_told():
@@ -140,10 +140,10 @@ def test_recipes_of_the_same_promise_are_compared_and_others_named(tmp_path):
     made = Made(lambda recipe, r: recipe.rounds + (0.0 if recipe.name.endswith("sian") else 1.0))
     others = ("dp-fedavg-gaussian", str(path), "fedavg", "ldp-sgd", "ldp-fl")
     report = planned(made, against=others)
-    assert len(report.rows) == 2 * len(SPACE.pairs)
-    assert {row.choice["recipe"] for row in report.rows} == {"dp-fedavg", "dp-fedavg-gaussian"}
-    assert report.rows[0].choice["recipe"] == "dp-fedavg-gaussian"
-    assert tomllib.loads(report.recipe)["name"] == "dp-fedavg-gaussian"
+    assert len(report.options) == 2 * len(SPACE.pairs)
+    assert {row.choice["recipe"] for row in report.options} == {"dp-fedavg", "dp-fedavg-gaussian"}
+    assert report.options[0].choice["recipe"] == "dp-fedavg-gaussian"
+    assert tomllib.loads(report.recipe_toml)["name"] == "dp-fedavg-gaussian"
     central, fedavg, ldp_sgd, ldp_fl, _ = report.warnings
     assert central == (
         f"{path} was left out: it protects each client (zero-out neighbours) under central trust, "
@@ -175,29 +175,31 @@ def test_noise_in_training_is_planned_without_a_comparison():
     made = Made(lambda recipe, r: 1.0)
     settings = ["data.clients=10", "sample.kind=all", "client.rate=1.0"]
     report = planned(made, recipe="dp-sgd", settings=settings, space=Space((2,), (2,)), repeat=1)
-    assert report.why == ["the first, E = 2 in 1 round: noise in every step of training"]
+    assert report.reasons == ["the first, E = 2 in 1 round: noise in every step of training"]
     assert len(made.asked) == 1
-    assert report.rows[0].noise_text == "in training"
+    assert report.options[0].noise_text == "in training"
 
 
 def test_the_theory_ranks_by_its_bound():
     report = theorise("dp-fedavg", SMALL, SPACE, Laboratory())
-    values = [row.value for row in report.rows]
+    values = [row.value for row in report.options]
     assert values == sorted(values)
     assert len(values) == len(SPACE.pairs)
-    recipe = tomllib.loads(report.recipe)
+    recipe = tomllib.loads(report.recipe_toml)
     assert (recipe["client"]["steps"], recipe["rounds"]) == (
-        report.rows[0].steps,
-        report.rows[0].rounds,
+        report.options[0].steps,
+        report.options[0].rounds,
     )
-    assert report.why[0].startswith("z = 2: diverges")
+    assert report.reasons[0].startswith("z = 2: diverges")
     assert "without noise" in report.warnings[0]
 
 
 def test_the_theory_sees_every_bound_and_rate():
     space = Space((2,), (60,), clips=(1.0, 30.0), rates=(0.01, 0.02))
     report = theorise("dp-fedavg", (*SMALL, "budget.epsilon=1"), space, Laboratory())
-    clips = {(row.choice["clip.value"], row.choice["client.lr"]): row.value for row in report.rows}
+    clips = {
+        (row.choice["clip.value"], row.choice["client.lr"]): row.value for row in report.options
+    }
     assert len(set(clips.values())) == 4
     assert clips["1", "0.01"] < clips["30", "0.01"]
     assert clips["1", "0.02"] < clips["30", "0.02"]
@@ -205,7 +207,7 @@ def test_the_theory_sees_every_bound_and_rate():
 
 def test_the_theory_says_when_it_says_nothing():
     report = theorise("dp-fedavg", SMALL, SPACE, Laboratory())
-    assert report.why[-1] == "with E = 1 the bound is least after 1 round"
+    assert report.reasons[-1] == "with E = 1 the bound is least after 1 round"
     assert report.warnings[-1].endswith("simulate (--simulate)")
 
 

@@ -63,9 +63,9 @@ def test_more_rounds_are_not_tried_where_the_loss_has_risen(how):
     made = Made(lambda arm, r: losses[arm])
     found = search(made, arms(5, "rounds"), 4)
     assert sorted(made.asked) == list(range(tried))
-    untried = [arm for arm in found.arms if not arm.losses]
+    untried = [arm for arm in found.arms if not arm.trial_losses]
     assert len(untried) == 5 - tried
-    assert all(str(arm.mean) == "not tried" for arm in untried)
+    assert all(str(arm.mean_loss) == "not tried" for arm in untried)
     assert numbers(found)[0] == min(
         range(tried), key=lambda a: losses[a] if math.isfinite(losses[a]) else math.inf
     )
@@ -98,8 +98,8 @@ def test_every_arm_has_the_same_first_repetitions():
     for arm in found.arms:
         asked = made.asked[arm.prepared.number]
         assert sorted(asked) == list(range(len(asked)))
-        assert arm.losses == [SHOCKS[r] - arm.prepared.number for r in range(len(asked))]
-    tried = [len(arm.losses) for arm in found.arms]
+        assert arm.trial_losses == [SHOCKS[r] - arm.prepared.number for r in range(len(asked))]
+    tried = [len(arm.trial_losses) for arm in found.arms]
     assert tried == sorted(tried, reverse=True)
     assert tried[0] == tried[3] > tried[4] > tried[10] == tried[-1] == 1
     assert tried[0] >= 4
@@ -119,15 +119,15 @@ def test_what_is_told_is_what_is_done():
 def test_it_costs_about_a_tenth():
     prepared = numbered(candidates("dp-fedavg", [], Space()))
     found = search(Made(lambda arm, r: arm + SHOCKS[r]), prepared, 20)
-    spent = sum(arm.cost * len(arm.losses) for arm in found.arms)
-    assert spent <= 0.1 * 20 * sum(Arm(p).cost for p in prepared)
+    spent = sum(arm.steps_per_trial * len(arm.trial_losses) for arm in found.arms)
+    assert spent <= 0.1 * 20 * sum(Arm(p).steps_per_trial for p in prepared)
 
 
 @pytest.mark.parametrize(("count", "repeat"), [(1, 1), (1, 5), (2, 3), (3, 1), (9, 2), (30, 3)])
 def test_nobody_is_tried_more_often_than_asked(count, repeat):
     found = search(Made(lambda arm, r: -arm), arms(count), repeat)
-    assert max(len(arm.losses) for arm in found.arms) <= repeat
-    assert min(len(arm.losses) for arm in found.arms) >= 1
+    assert max(len(arm.trial_losses) for arm in found.arms) <= repeat
+    assert min(len(arm.trial_losses) for arm in found.arms) >= 1
     assert found.winner.prepared.number == count - 1
 
 
@@ -142,20 +142,20 @@ def test_an_arm_that_diverges_never_wins(wrong):
 
     found = search(Made(loss), arms(30), 20)
     assert found.winner.prepared.number == 10
-    diverged = [arm.mean.diverged > 0 for arm in found.arms]
+    diverged = [arm.mean_loss.diverged > 0 for arm in found.arms]
     assert diverged == sorted(diverged)
     assert any(diverged)
 
 
 def test_all_arms_may_diverge():
     found = search(Made(lambda arm, r: math.nan), arms(5), 4)
-    assert found.winner.mean.value == math.inf
+    assert found.winner.mean_loss.value == math.inf
 
 
 def test_p_is_over_common_repetitions():
     made = Made(lambda arm, r: arm + (1 + 0.01 * arm) * SHOCKS[r])
     found = search(made, arms(30), 60)
     second = found.arms[1]
-    assert len(second.losses) >= 5
+    assert len(second.trial_losses) >= 5
     assert found.p(second) < 1e-3
     assert found.p(found.winner) == 1.0

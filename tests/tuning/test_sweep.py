@@ -26,7 +26,7 @@ TABLES = ("results.csv", "summary.csv")
 
 def opened(folder, *, laboratory=None, recipe="dp-fedavg", settings=SMALL, axes=AXES, repeat=3):
     laboratory = laboratory or Laboratory(workers=1)
-    return Sweep.open(folder, recipe, settings, list(map(axis, axes)), repeat, laboratory)
+    return Sweep.in_folder(folder, recipe, settings, list(map(axis, axes)), repeat, laboratory)
 
 
 def run(folder, **options):
@@ -101,7 +101,7 @@ def test_the_results_are_one_row_per_trial_in_the_grids_order(real):
     assert [r["seed_used"] for r in found] == ["1", "2", "3"] * 6
     assert {r["rounds_done"] for r in found} == {"2"}
     (trained,) = real.laboratory.trial(real.prepared[4], [1])
-    assert float(found[13]["loss"]) == trained.metrics["loss"]
+    assert float(found[13]["loss"]) == trained.test_metrics["loss"]
 
 
 def test_the_summary_has_means_and_intervals(real):
@@ -422,18 +422,18 @@ def test_divergence_is_counted_and_survives_the_disk(made, tmp_path):
     assert list(last)[2:7] == ["accuracy", "accuracy_half", "loss", "loss_half", "diverged"]
     again = run(folder, laboratory=made)
     assert again.table()[-1]["loss"] == "diverged (1 of 3)"
-    assert again.report()["cells"][-1]["loss"] is None
-    json.dumps(again.report(), allow_nan=False)
+    assert again.to_dict()["cells"][-1]["loss"] is None
+    json.dumps(again.to_dict(), allow_nan=False)
 
 
 def test_what_all_cells_cost_together_is_told_and_written(real):
     """Three cells of epsilon 5, each repeated three times; the other three claim nothing."""
-    together, unclaimed = real.cost.sentences
+    together, unclaimed = real.total_cost.sentences
     assert "9 trainings on these records" in together
     assert "add up to epsilon 45 at delta 0 per client (replace, local trust" in together
     assert unclaimed.startswith("9 of 18 trainings claim nothing")
     about = json.loads((real.folder / "sweep.json").read_text())
-    assert about["together"] == real.report()["together"] == real.cost.to_dict()
+    assert about["together"] == real.to_dict()["together"] == real.total_cost.to_dict()
 
 
 def test_every_row_tells_its_claims_and_the_strict_one_beside_a_label(made, tmp_path):
@@ -448,8 +448,8 @@ def test_every_row_tells_its_claims_and_the_strict_one_beside_a_label(made, tmp_
 
 def test_a_shuffled_claim_is_told_with_the_one_without_a_shuffler(tmp_path):
     few = ["data.clients=20", "shuffle.minimum=20", "rounds=1", "engine.mode=looped"]
-    sweep = Sweep.open(tmp_path, "ldp-fl", few, [], 1, Laboratory(workers=1))
-    claims = sweep.prepared[0].claims
+    sweep = Sweep.in_folder(tmp_path, "ldp-fl", few, [], 1, Laboratory(workers=1))
+    claims = sweep.prepared[0].shown_claims
     assert [str(claim.trust) for claim in claims] == ["shuffled", "local"]
 
 
@@ -458,7 +458,7 @@ def test_curves_are_kept(tmp_path):
     options = {"axes": ("client.steps=1",), "repeat": 1, "laboratory": laboratory}
     before = run(tmp_path / "sweep", **options)
     (outcome,) = before.outcomes(0)
-    assert [round for round, _ in outcome.curve] == [1, 2]
+    assert [round for round, _ in outcome.test_curve] == [1, 2]
     (again,) = opened(tmp_path / "sweep", **options).outcomes(0)
     assert again == outcome
 

@@ -86,7 +86,7 @@ def test_a_plan_and_the_run_that_follows_it_draw_their_own(drawn):
     drawn.clear()
     (recipe,) = (cell.recipe for cell in cells("dp-fedavg", SMALL, []))
     chosen = seeded(recipe, 3)
-    assert f"seed = {chosen.seed}" in report.recipe
+    assert f"seed = {chosen.seed}" in report.recipe_toml
     for _ in train(build(chosen)):
         pass
     assert len(trials) > 100
@@ -97,7 +97,7 @@ def test_a_plan_and_the_run_that_follows_it_draw_their_own(drawn):
 def test_a_sweep_draws_its_own_in_every_trial(drawn, tmp_path):
     axes = [axis("budget.epsilon=5,50"), axis("client.steps=1,2")]
     settings = [*SMALL, "rounds=2"]
-    Sweep.open(tmp_path, "dp-fedavg", settings, axes, 2, Laboratory(workers=1)).run()
+    Sweep.in_folder(tmp_path, "dp-fedavg", settings, axes, 2, Laboratory(workers=1)).run()
     assert len(drawn) == 4 * 2 * 2 * 5
     assert set(drawn.values()) == {1}
 
@@ -117,7 +117,7 @@ def test_the_difference_of_two_released_models_has_noise():
         training = laboratory._training(one, 0)
         models.append([result.state.params.clone() for result in train(training)][-1])
     difference = float(torch.dist(*models))
-    expected = np.sqrt(2) * prepared[0].noise * np.sqrt(len(models[0]))
+    expected = np.sqrt(2) * prepared[0].noise_std * np.sqrt(len(models[0]))
     assert 0.8 < difference / expected < 1.2
 
 

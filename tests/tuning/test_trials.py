@@ -37,8 +37,8 @@ def test_a_trial_is_the_training_of_its_recipe_with_its_seed(recipe, settings):
     (outcome,) = laboratory.trial(cell, [2])
     plain = load_recipe(recipe, [*settings, "seed=3"])
     *_, last = train(build(plain))
-    assert outcome.metrics == last.metrics
-    assert (outcome.rounds, outcome.curve) == (last.round, ())
+    assert outcome.test_metrics == last.metrics
+    assert (outcome.rounds_done, outcome.test_curve) == (last.round, ())
 
 
 def test_repetitions_differ_and_cells_share_their_clients():
@@ -46,32 +46,34 @@ def test_repetitions_differ_and_cells_share_their_clients():
     low, high = prepared(laboratory, "budget.epsilon=5,50")
     first, again, second = (laboratory.trial(low, [r])[0] for r in (0, 0, 1))
     assert first == again
-    assert first.metrics != second.metrics
-    shares = [laboratory.data(seeded(cell.cell.recipe, 1)).fingerprint for cell in (low, high)]
-    assert shares[0] == shares[1] != laboratory.data(low.cell.recipe).fingerprint
+    assert first.test_metrics != second.test_metrics
+    shares = [
+        laboratory.federated_data(seeded(cell.cell.recipe, 1)).fingerprint for cell in (low, high)
+    ]
+    assert shares[0] == shares[1] != laboratory.federated_data(low.cell.recipe).fingerprint
 
 
 def test_data_with_a_seed_of_their_own_stay():
     laboratory = Laboratory()
     (cell,) = prepared(laboratory, settings=[*SMALL, "data.seed=5"])
     recipe = cell.cell.recipe
-    assert laboratory.data(seeded(recipe, 1)) is laboratory.data(recipe)
+    assert laboratory.federated_data(seeded(recipe, 1)) is laboratory.federated_data(recipe)
 
 
 def test_curves_measure_along_the_way():
     laboratory = Laboratory(curves=True)
     (cell,) = prepared(laboratory, settings=[*SMALL, "evaluate.every=2", "rounds=5"])
     outcome = laboratory.trial(cell, [0])[0]
-    assert [round for round, _ in outcome.curve] == [2, 4, 5]
-    assert outcome.curve[-1][1] == outcome.metrics
-    assert Laboratory().trial(cell, [0])[0].metrics == outcome.metrics
+    assert [round for round, _ in outcome.test_curve] == [2, 4, 5]
+    assert outcome.test_curve[-1][1] == outcome.test_metrics
+    assert Laboratory().trial(cell, [0])[0].test_metrics == outcome.test_metrics
 
 
 def test_a_loss_that_is_not_finite_is_nan():
     laboratory = Laboratory()
     (cell,) = prepared(laboratory, settings=[*SMALL, "budget.epsilon=1e-25", "rounds=2"])
     outcome = laboratory.trial(cell, [0])[0]
-    assert math.isnan(outcome.metrics["loss"])
+    assert math.isnan(outcome.test_metrics["loss"])
 
 
 def test_many_workers_give_what_one_gives():
@@ -105,10 +107,10 @@ def test_repetitions_in_step_are_those_one_by_one(kind):
     assert cell.blocks(0, cell.together + 1)[0] == tuple(range(cell.together))
     together = laboratory.trial(cell, [0, 1, 2])
     alone = [laboratory.trial(cell, [r])[0] for r in range(3)]
-    assert len({outcome.metrics["loss"] for outcome in alone}) == 3
+    assert len({outcome.test_metrics["loss"] for outcome in alone}) == 3
     for one, other in zip(together, alone, strict=True):
-        assert one.metrics == pytest.approx(other.metrics, rel=1e-4, abs=1e-3)
-        assert one.rounds == other.rounds
+        assert one.test_metrics == pytest.approx(other.test_metrics, rel=1e-4, abs=1e-3)
+        assert one.rounds_done == other.rounds_done
 
 
 ALONE = {
@@ -150,7 +152,7 @@ def test_processes_are_held_from_one_call_to_the_next():
     cells = prepared(laboratory, "client.steps=1,2")
     jobs = [(cell, [repetition]) for cell in cells for repetition in range(4)]
     processes = [set(), set(), set()]
-    with laboratory.held(cells):
+    with laboratory.pooled(cells):
         for found in processes[:2]:
             for _ in range(5):  # each job may go to either of the two
                 found.update(pid for _, pids in laboratory.trials(jobs) for pid in pids)
@@ -220,9 +222,9 @@ def test_noise_is_that_of_a_rounds_mean():
         recipe="central",
         settings=["noise.multiplier=2.0", "budget.epsilon=inf", "engine.mode=looped"],
     )
-    assert central.noise == pytest.approx(2.0 * 1.0 / 50)
+    assert central.noise_std == pytest.approx(2.0 * 1.0 / 50)
     (without,) = prepared(Laboratory(), settings=[*SMALL, "noise.kind=none", "budget=none"])
-    assert (without.noise, without.noise_text, without.claim) == (0.0, "0", None)
+    assert (without.noise_std, without.noise_text, without.headline_claim) == (0.0, "0", None)
 
 
 def test_noise_in_training_is_not_told_as_none():
@@ -231,21 +233,21 @@ def test_noise_in_training_is_not_told_as_none():
         recipe="dp-sgd",
         settings=["noise.multiplier=2.0", "budget.epsilon=inf", "engine.mode=looped"],
     )
-    assert math.isnan(local.noise)
+    assert math.isnan(local.noise_std)
     assert local.noise_text == "in training"
 
 
 def test_the_claims_that_have_to_be_told():
     (strict,) = prepared(Laboratory())
-    assert [(c.epsilon, str(c.unit)) for c in strict.claims] == [
+    assert [(c.epsilon, str(c.unit)) for c in strict.shown_claims] == [
         (pytest.approx(20.0), "client"),
     ]
     (published,) = prepared(Laboratory(), settings=[*SMALL, "budget.as_published=true"])
-    assert [c.as_published for c in published.claims] == [True, False]
-    assert published.claims[1].epsilon > published.claims[0].epsilon
+    assert [c.as_published for c in published.shown_claims] == [True, False]
+    assert published.shown_claims[1].epsilon > published.shown_claims[0].epsilon
     dealt = [*SMALL, "budget.epsilon=none", "budget.epsilons=[5.0, 50.0]"]
     (groups,) = prepared(Laboratory(), settings=dealt)
-    assert sorted(round(c.epsilon) for c in groups.claims) == [5, 50]
+    assert sorted(round(c.epsilon) for c in groups.shown_claims) == [5, 50]
     bits = ["clip.kind=quantile", "clip.value=0.05", "clip.bit_noise=2.0", "engine.mode=looped"]
     (watched,) = prepared(Laboratory(), recipe="ldp-sgd", settings=bits)
-    assert [c.covers for c in watched.claims] == ["updates and bits"]
+    assert [c.covers for c in watched.shown_claims] == ["updates and bits"]

@@ -98,19 +98,27 @@ def plan(
 
         check_data(data, [load_recipe(recipe, set_ or ()).data.name])
     from fedveil.tuning.plan_command import (
-        SizeOptions,
         by_formula,
         by_recipe,
+        check_unused,
         space_of,
         write_and_print,
     )
 
-    sizes = SizeOptions(clients, per_round, parameters, epsilon, delta, noise, trust)
+    sizes = {
+        "clients": clients,
+        "per_round": per_round,
+        "parameters": parameters,
+        "epsilon": epsilon,
+        "delta": delta,
+        "noise": noise,
+        "trust": trust,
+    }
     space = space_of(steps, iterations, clips, rates)
     if recipe is None:
         by_formula(sizes, space, as_json=json_)
         return 0
-    sizes.check_unused()
+    check_unused(sizes)
 
     from rich.console import Console
 
@@ -175,7 +183,7 @@ def sweep(
     listen()
 
     laboratory = Laboratory(data, curves=curves, workers=workers, cluster=cluster)
-    opened = Sweep.open(out, recipe, set_ or (), axes, repeat, laboratory)
+    opened = Sweep.in_folder(out, recipe, set_ or (), axes, repeat, laboratory)
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     try:
         with Counter(console, "trials") as counter:
@@ -187,11 +195,11 @@ def sweep(
         print(f"error: {e}; the same command resumes it in {out}", file=sys.stderr)
         return 1
     if json_:
-        print(json.dumps(opened.report(), indent=2))
+        print(json.dumps(opened.to_dict(), indent=2))
     else:
         screen = Console(markup=False, emoji=False)
         print_rows(screen, f"{recipe}: {out}", opened.table())
-        for line in opened.cost.sentences:
+        for line in opened.total_cost.sentences:
             screen.print(line, highlight=False, soft_wrap=True)
-        print_terms(screen, (*opened.cost.charged, *opened.cost.read))
+        print_terms(screen, [claim for total in opened.total_cost.totals for claim in total])
     return 0

@@ -187,7 +187,7 @@ def learning_rate(experiment: Experiment, here: DecaySetting) -> tuple[str, Swee
         [Axis("server.lr", RATES)],
         1,
     )
-    losses = [sweep.mean(i, "loss").value for i in range(len(RATES))]
+    losses = [sweep.cell_mean(i, "loss").value for i in range(len(RATES))]
     return RATES[min(range(len(RATES)), key=losses.__getitem__)], sweep
 
 
@@ -316,10 +316,10 @@ def _page(experiment: Experiment, data: str, title: str) -> Page:
 
 def mean_curve(outcomes: list[TrialOutcome]) -> Curve:
     """The curves of a cell's repetitions."""
-    rounds = tuple(round for round, _ in outcomes[0].curve)
+    rounds = tuple(round for round, _ in outcomes[0].test_curve)
 
     def line(metric: str) -> Line:
-        rows = [[metrics[metric] for _, metrics in outcome.curve] for outcome in outcomes]
+        rows = [[metrics[metric] for _, metrics in outcome.test_curve] for outcome in outcomes]
         return np.array(rows, dtype=np.float64)
 
     loss = line("loss")
@@ -378,7 +378,7 @@ def _settings(here: DecaySetting, repeat: int) -> str:
 def _left_open(
     here: DecaySetting, rate: str, tried: Sweep, constant: Sweep
 ) -> list[tuple[str, str]]:
-    losses = ", ".join(f"{r}: {tried.mean(i, 'loss')}" for i, r in enumerate(RATES))
+    losses = ", ".join(f"{r}: {tried.cell_mean(i, 'loss')}" for i, r in enumerate(RATES))
     multiplier = constant.prepared[0].plan.release.multiplier
     return [
         ("data set and model", "as above; the paper's are not known to us"),
@@ -427,7 +427,7 @@ def _claims_table(sweeps: Mapping[str, Sweep]) -> TextTable:
     """What each family claims strictly: of the reports and what is watched, together."""
     rows = [(BASELINE, "nothing")]
     for name, sweep in sweeps.items():
-        rows.append((name, "; ".join(map(str, sweep.prepared[0].claims))))
+        rows.append((name, "; ".join(map(str, sweep.prepared[0].shown_claims))))
     return TextTable(("schedule", "claim"), tuple(rows), "What is claimed, strictly:")
 
 
@@ -437,7 +437,7 @@ def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str,
         f"Softmax regression, {here.clients:,} clients, {here.cohort} per round. Names have the "
         "schedule, the bound C_0 that it starts from, and its power or quantile."
     )
-    claims = [claim for sweep in sweeps.values() for claim in sweep.prepared[0].claims]
+    claims = [claim for sweep in sweeps.values() for claim in sweep.prepared[0].shown_claims]
     panels = [
         Panel(
             [Series(n, curves[n].rounds, _means(line(curves[n])), _LOOKS[n]) for n in names],

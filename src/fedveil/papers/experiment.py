@@ -62,7 +62,7 @@ class Experiment:
     ) -> Sweep:
         """Run a grid of `recipe` with `settings`, in a directory of its own, and return it."""
         folder = self.out / f"{name}-{self.scale}-{repeat}"
-        sweep = Sweep.open(folder, recipe, settings, axes, repeat, self._laboratory(curves))
+        sweep = Sweep.in_folder(folder, recipe, settings, axes, repeat, self._laboratory(curves))
         sweep.run(lambda done, total, cell: self.on_trial(name, done, total, cell))
         return sweep
 
@@ -80,13 +80,13 @@ Item = Callable[[Experiment], Page]
 
 def mean_lines(sweep: Sweep, length: int, metric: str) -> list[list[Mean]]:
     """The cells' means, `length` of them to a line."""
-    means = [sweep.mean(c, metric) for c in range(len(sweep.cells))]
+    means = [sweep.cell_mean(c, metric) for c in range(len(sweep.cells))]
     return [means[i : i + length] for i in range(0, len(means), length)]
 
 
 def learning_curve(sweep: Sweep, cell: int, metric: str) -> tuple[list[int], list[Mean]]:
     """The rounds in which a cell was measured, and the means then."""
-    curves = [outcome.curve for outcome in sweep.outcomes(cell)]
+    curves = [outcome.test_curve for outcome in sweep.outcomes(cell)]
     rounds = [round for round, _ in curves[0]]
     return rounds, [mean_of([c[i][1][metric] for c in curves]) for i in range(len(rounds))]
 
@@ -111,7 +111,7 @@ def strict_claim(sweep: Sweep, cell: int) -> str:
 
 def claim_of(sweep: Sweep) -> PrivacyClaim:
     """The claim of the first cell that makes one: what belongs to the epsilons of its budgets."""
-    found = (budgeted(prepared.claims) for prepared in sweep.prepared)
+    found = (budgeted(prepared.shown_claims) for prepared in sweep.prepared)
     return next(claim for claim in found if claim is not None)
 
 

@@ -93,7 +93,7 @@ def learning_rate(experiment: Experiment) -> tuple[str, Sweep]:
         [Axis("client.lr", RATES)],
         1,
     )
-    losses = [sweep.mean(i, "loss").value for i in range(len(RATES))]
+    losses = [sweep.cell_mean(i, "loss").value for i in range(len(RATES))]
     return RATES[min(range(len(RATES)), key=losses.__getitem__)], sweep
 
 
@@ -290,7 +290,9 @@ def fig7(experiment: Experiment) -> Page:
         e = rules[name][i]
         return where[e, max(1, round(times[i] / e))]
 
-    lines = {name: [sweep.mean(at(name, i), "loss") for i in range(len(times))] for name in rules}
+    lines = {
+        name: [sweep.cell_mean(at(name, i), "loss") for i in range(len(times))] for name in rules
+    }
     page.figures["fu-fig7.png"] = _drawn(
         "Test loss when local steps per round (E) follow from all steps (T)",
         "Fig. 7, epsilon 3, every client in every round",
@@ -322,7 +324,8 @@ def fig7(experiment: Experiment) -> Page:
     )
     second = min((n for n in RULES if n != winner), key=lambda name: lines[name][last].value)
     losses = [
-        [o.metrics["loss"] for o in sweep.outcomes(at(name, last))] for name in (second, winner)
+        [o.test_metrics["loss"] for o in sweep.outcomes(at(name, last))]
+        for name in (second, winner)
     ]
     page.findings.append(
         PaperStatement(
@@ -362,7 +365,7 @@ def _begin(
         f"{CLIP:g} long in L1, full batches, clients in turn over a random order. {repeat} "
         "repetitions; mean +- half of the 95 % interval."
     )
-    ends = ", ".join(f"{r}: {tried.mean(i, 'loss')}" for i, r in enumerate(RATES))
+    ends = ", ".join(f"{r}: {tried.cell_mean(i, 'loss')}" for i, r in enumerate(RATES))
     page.left_open += [
         ("learning rate", f"{rate}, the lowest loss after 100 noise-free iterations ({ends})"),
         ("initialisation", "zero"),
@@ -377,7 +380,7 @@ def _minimisers(
     """The E that minimises the bound at each T, with constants from the data, and what they say."""
     cell = cells("dp-fedavg", [*settings, "budget.epsilon=3"], [])[0]
     laboratory = Laboratory(experiment.root)
-    training = build(cell.recipe, data=laboratory.data(cell.recipe))
+    training = build(cell.recipe, data=laboratory.federated_data(cell.recipe))
     constants = constants_of(training.task, training.data)
     sizes = Sizes(training.data.clients, training.data.clients, training.task.size)
     noise = LaplaceNoise(epsilon=3.0, clip=CLIP / 2)  # as published: half the strict sensitivity

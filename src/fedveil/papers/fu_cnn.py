@@ -327,7 +327,7 @@ def _epsilons(experiment: Experiment) -> Axis:
 
 
 def _accuracy(sweep: Sweep, cell: int) -> Mean:
-    return sweep.mean(cell, "accuracy")
+    return sweep.cell_mean(cell, "accuracy")
 
 
 def _papers(sweep: Sweep) -> PrivacyClaim:

@@ -117,7 +117,7 @@ def clients(experiment: Experiment) -> Page:
         for c, n in enumerate(counts):
             published = paper.accuracy if n == paper.clients else None
             part = "all / n" if each[c] == "none" else each[c]
-            noise = f"{sweep.prepared[c].noise:.3g}"
+            noise = f"{sweep.prepared[c].noise_std:.3g}"
             rows.append((str(n), part, *_beside(published, means[c]), noise, *worth(sweep, c)))
         title = f"{paper.title}, epsilon {paper.epsilon} {PUBLISHED}:"
         page.tables.append(TextTable(_CLIENTS, tuple(rows), title))

@@ -30,7 +30,7 @@ SIGNIFICANT = 0.05
 
 def percents(sweep: Sweep, cell: int) -> list[float]:
     """The accuracy of each repetition of a cell."""
-    return [100 * outcome.metrics["accuracy"] for outcome in sweep.outcomes(cell)]
+    return [100 * outcome.test_metrics["accuracy"] for outcome in sweep.outcomes(cell)]
 
 
 def percent(sweep: Sweep, cell: int) -> Mean:
@@ -40,7 +40,7 @@ def percent(sweep: Sweep, cell: int) -> Mean:
 
 def after_rounds(sweep: Sweep) -> dict[int, Mean]:
     """The mean accuracy after each round of the sweep's only cell."""
-    curves = [outcome.curve for outcome in sweep.outcomes(0)]
+    curves = [outcome.test_curve for outcome in sweep.outcomes(0)]
     return {
         done: mean_of([100 * curve[i][1]["accuracy"] for curve in curves])
         for i, (done, _) in enumerate(curves[0])

@@ -298,7 +298,7 @@ def _measure(experiment: Experiment, page: Page, federation: PaperFederation, re
 
 def _claim(sweep: Sweep, cell: int) -> tuple[str, ...]:
     """Epsilon and delta with the unit, the trust and the neighbours they hold for."""
-    claim = sweep.prepared[cell].claim
+    claim = sweep.prepared[cell].headline_claim
     if claim is None:
         return "nothing claimed", "-", "-", "-", "-"
     unit, trust, neighbours = str(claim.unit), str(claim.trust), str(claim.neighbours)
@@ -324,7 +324,7 @@ def _panel(
 
 
 def _percent(sweep: Sweep, cell: int) -> Mean:
-    return mean_of([100 * outcome.metrics["accuracy"] for outcome in sweep.outcomes(cell)])
+    return mean_of([100 * outcome.test_metrics["accuracy"] for outcome in sweep.outcomes(cell)])
 
 
 def _listed(lost: Mapping[str, float]) -> str:

@@ -63,7 +63,7 @@ class DefenceResult:
     def at_end(self, metric: str) -> list[Mean]:
         """In percent, for each cell."""
         return [
-            mean_of([100 * outcome.metrics[metric] for outcome in self.sweep.outcomes(cell)])
+            mean_of([100 * outcome.test_metrics[metric] for outcome in self.sweep.outcomes(cell)])
             for cell in range(len(self.sweep.cells))
         ]
 
@@ -94,7 +94,7 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     )
     page.figures[f"naseri-backdoor-{arena.name}.png"] = _figure(arena, results)
     certificates = [
-        in_words(prepared.claim, BASE_RATE, drawn=True)
+        in_words(prepared.headline_claim, BASE_RATE, drawn=True)
         for prepared in results[CENTRAL].sweep.prepared
     ]
     page.notes += notes(certificates)
@@ -216,7 +216,7 @@ def _rows(results: Table) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, measured in results.items():
         for prepared, rates in zip(measured.sweep.prepared, measured.rates, strict=True):
-            claims = "; ".join(claim.short for claim in prepared.claims) or "nothing claimed"
+            claims = "; ".join(claim.short for claim in prepared.shown_claims) or "nothing claimed"
             rows.append((name, claims, str(rates.main), str(rates.backdoor)))
     return rows
 
@@ -230,7 +230,7 @@ def _figure(arena: Arena, results: Table) -> Figure:
 
 
 def _over_rounds(results: Table, metric: str) -> Panel:
-    shown = [one for one in results.values() if not one.sweep.prepared[0].claims]
+    shown = [one for one in results.values() if not one.sweep.prepared[0].shown_claims]
     lines = []
     for i, one in enumerate(shown):
         rounds, means = learning_curve(one.sweep, 0, metric)
@@ -240,7 +240,7 @@ def _over_rounds(results: Table, metric: str) -> Panel:
 
 
 def _over_epsilon(results: Table, metric: str) -> Panel:
-    claimless = sum(not one.sweep.prepared[0].claims for one in results.values())
+    claimless = sum(not one.sweep.prepared[0].shown_claims for one in results.values())
     private = [one for one in results.values() if one.defence.private]
     places = [float(epsilon) for epsilon in EPSILONS]
     return Panel(

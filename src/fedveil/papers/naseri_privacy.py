@@ -195,7 +195,7 @@ def _row(
     name = f"naseri-privacy-{where.data}-{defence.recipe}{f'-{epsilon}' if epsilon else ''}"
     sweep = experiment.sweep(name, defence.recipe, settings, [], repeat)
     training = _training(experiment, defence.recipe, settings)
-    accuracy = mean_of([100 * outcome.metrics["accuracy"] for outcome in sweep.outcomes(0)])
+    accuracy = mean_of([100 * outcome.test_metrics["accuracy"] for outcome in sweep.outcomes(0)])
     recipe = hashlib.sha256(sweep.cells[0].recipe.model_dump_json().encode()).hexdigest()
     identity = {"recipe": recipe, "data": training.data.fingerprint, "seed": audit.seed}
 

@@ -3,8 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from fedveil.base.checks import check_option
 from fedveil.base.errors import BadInput
 from fedveil.runs.glossary import terms_line
 from fedveil.runs.run_directory import write_atomic
-from fedveil.tuning.plan_report import PlanReport, axes_of, plan_page
+from fedveil.tuning.plan_report import PlanReport, plan_page
 from fedveil.tuning.recipe_grid import STEPS, Space
 from fedveil.tuning.search import OnTrial, simulate
-from fedveil.tuning.theory import Choice, FormulaSettings, Sizes, choices, thumb
+from fedveil.tuning.theory import FormulaSettings, Sizes, convergence, formula_options, thumb
 from fedveil.tuning.theory_plan import theorise
 from fedveil.tuning.trials import Laboratory
 
@@ -26,86 +25,82 @@ _SHOWN = 12
 _DELTA = 1e-5
 
 
-@dataclass(frozen=True)
-class SizeOptions:
-    """Options of a plan by formulas, without a recipe."""
-
-    clients: int | None
-    per_round: int | None
-    parameters: int | None
-    epsilon: float | None
-    delta: float | None = None
-    noise: str | None = None
-    trust: str | None = None
-
-    def settings(self) -> FormulaSettings:
-        """The settings, if the options are complete."""
-        missing = [
-            f"--{name.replace('_', '-')}"
-            for name in ("clients", "per_round", "parameters", "epsilon")
-            if getattr(self, name) is None
-        ]
-        if missing:
-            raise BadInput(f"formulas need {', '.join(missing)}; or name a recipe to plan")
-        for name in ("clients", "per_round", "parameters", "epsilon"):
-            check_option(name, getattr(self, name))
-        delta = _DELTA if self.delta is None else self.delta
-        check_option("delta", delta)
-        if self.noise not in (None, "laplace", "gaussian"):
-            raise BadInput(f"--noise is {self.noise!r}: use laplace or gaussian")
-        if self.trust not in (None, "local", "central"):
-            raise BadInput(f"--trust is {self.trust!r}: use local or central")
-        return FormulaSettings(
-            Sizes(self.clients or 0, self.per_round or 0, self.parameters or 0),
-            self.epsilon or 0.0,
-            delta,
-            laplace=self.noise == "laplace",
-            trusted_server=self.trust == "central",
-        )
-
-    def check_unused(self) -> None:
-        """Refuse these options beside a recipe, which sets them itself."""
-        for field in fields(self):
-            if getattr(self, field.name) is not None:
-                raise BadInput(
-                    f"--{field.name.replace('_', '-')} is for formulas without a recipe: use "
-                    "--set, as in --set budget.epsilon=1"
-                )
+def formula_settings(options: Mapping[str, Any]) -> FormulaSettings:
+    """The settings of a plan without a recipe, from command line options that are complete."""
+    needed = ("clients", "per_round", "parameters", "epsilon")
+    missing = [_option(name) for name in needed if options[name] is None]
+    if missing:
+        raise BadInput(f"formulas need {', '.join(missing)}; or name a recipe to plan")
+    delta = _DELTA if options["delta"] is None else options["delta"]
+    for name in needed:
+        check_option(name, options[name])
+    check_option("delta", delta)
+    for name, names in (("noise", ("laplace", "gaussian")), ("trust", ("local", "central"))):
+        if options[name] not in (None, *names):
+            raise BadInput(f"--{name} is {options[name]!r}: use {' or '.join(names)}")
+    return FormulaSettings(
+        Sizes(options["clients"], options["per_round"], options["parameters"]),
+        options["epsilon"],
+        delta,
+        laplace=options["noise"] == "laplace",
+        trusted_server=options["trust"] == "central",
+    )
 
 
-def by_formula(sizes: SizeOptions, space: Space, *, as_json: bool) -> None:
+def check_unused(options: Mapping[str, Any]) -> None:
+    """Refuse options of a plan by formulas beside a recipe, which sets them itself."""
+    for name, value in options.items():
+        if value is not None:
+            raise BadInput(
+                f"{_option(name)} is for formulas without a recipe: use --set, as in --set "
+                "budget.epsilon=1"
+            )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def by_formula(options: Mapping[str, Any], space: Space, *, as_json: bool) -> None:
     """Plan by formulas, without data or training: how much signal the noise leaves."""
     if space.clips or space.rates:
         raise BadInput("--clips and --rates need a recipe: name one")
-    settings = sizes.settings()
-    ranked = choices(settings, space.steps, space.iterations)
-    most = max(space.iterations)
+    settings = formula_settings(options)
+    ranked = formula_options(settings, space)
+    verdict, rule = str(convergence(settings.exponent)), thumb(settings, max(space.steps_in_all))
     if as_json:
-        print(json.dumps(_formula_json(settings, ranked, most), indent=2))
+        rows = [
+            {
+                "steps": option.steps,
+                "iterations": option.iterations,
+                "rounds": option.rounds,
+                "reports_per_client": option.reports_per_client,
+                "noise": option.noise_std,
+                "signal": option.signal,
+                "claim": option.claim.to_dict(),
+            }
+            for option in ranked
+        ]
+        found = {"z": settings.exponent, "verdict": verdict, "rule": rule, "options": rows}
+        print(json.dumps(found, indent=2))
         return
     table = Table(title="strongest signal first", title_justify="left")
     for name in ("E", "T", "rounds", "reports per client", "noise / clip", "signal / noise"):
         table.add_column(name, justify="right")
-    for choice in ranked[:_SHOWN]:
-        table.add_row(
-            str(choice.steps),
-            str(choice.iterations),
-            str(choice.rounds),
-            str(choice.turns),
-            f"{choice.noise:.3g}",
-            f"{choice.signal:.3g}",
-        )
+    for option in ranked[:_SHOWN]:
+        counts = (option.steps, option.iterations, option.rounds, option.reports_per_client)
+        table.add_row(*map(str, counts), f"{option.noise_std:.3g}", f"{option.signal:.3g}")
     console = Console(markup=False, emoji=False)
     console.print(table)
-    _say(console, f"z = {settings.exponent:g}: {settings.convergence}")
-    _say(console, f"theory without constants: {thumb(settings, most)}")
-    _say(console, f"the claim of the first: {ranked[0].claim}")
     _say(
         console,
+        f"z = {settings.exponent:g}: {verdict}",
+        f"theory without constants: {rule}",
+        f"the claim of the first: {ranked[0].claim}",
         "noise / clip: on a coordinate of a round's mean update, as a share of the clip on one "
         "client's update; signal / noise: of the whole run, if every update reached the clip",
+        terms_line([ranked[0].claim]),
     )
-    _say(console, terms_line([ranked[0].claim]))
 
 
 def by_recipe(
@@ -148,75 +143,66 @@ def write_and_print(report: PlanReport, recipe: str, out: Path | None, *, as_jso
     path = _written(report, out, recipe)
     if as_json:
         print(json.dumps(_report_json(report, path), indent=2))
-    else:
-        _print_report(Console(markup=False, emoji=False), report, path)
-
-
-def _print_report(console: Console, report: PlanReport, path: Path) -> None:
-    table = Table()
-    keys = list(dict.fromkeys(key for row in report.rows for key in row.choice))
-    remarks = any(row.remark for row in report.rows)
-    for name in (
-        "E",
-        "T",
-        "rounds",
-        *keys,
-        report.measure,
-        "noise",
-        *(["remark"] if remarks else []),
-    ):
-        table.add_column(name, overflow="fold")
-    for row in report.rows[:_SHOWN]:
-        table.add_row(
-            str(row.steps),
-            str(row.iterations),
-            str(row.rounds),
-            *(row.choice.get(key, "") for key in keys),
-            row.value_text,
-            row.noise_text,
-            *([row.remark] if remarks else []),
-        )
+        return
+    console = Console(markup=False, emoji=False)
+    first, more = report.options[0], len(report.options) - _SHOWN
     _say(console, report.title)
-    console.print(table)
-    if len(report.rows) > _SHOWN:
-        _say(console, f"and {len(report.rows) - _SHOWN} more")
-    _print_heat(console, report)
-    _say(console, f"the claim of the first: {report.rows[0].privacy}")
-    for line in report.why:
-        _say(console, f"why: {line}")
+    console.print(_options_table(report))
+    if more > 0:
+        _say(console, f"and {more} more")
+    _say(console, f"the least {report.measure} over E (down) and T (across):")
+    console.print(_least_table(report))
+    reasons = [f"why: {line}" for line in report.reasons]
+    _say(console, f"the claim of the first: {first.privacy}", *reasons)
     for line in report.warnings:
         console.print(f"note: {line}", style="yellow", highlight=False, soft_wrap=True)
-    _say(console, terms_line([report.rows[0].privacy]))
-    _say(console, f"run it: fedveil run {path}")
+    _say(console, terms_line([first.privacy]), f"run it: fedveil run {path}")
 
 
-def _print_heat(console: Console, report: PlanReport) -> None:
-    steps, times = axes_of(report)
-    _say(console, f"the least {report.measure} over E (down) and T (across):")
+def _options_table(report: PlanReport) -> Table:
+    keys = list(dict.fromkeys(key for option in report.options for key in option.choice))
+    remarks = any(option.remark for option in report.options)
+    table = Table()
+    for name in ("E", "T", "rounds", *keys, report.measure, "noise"):
+        table.add_column(name, overflow="fold")
+    if remarks:
+        table.add_column("remark", overflow="fold")
+    for option in report.options[:_SHOWN]:
+        table.add_row(
+            *map(str, (option.steps, option.iterations, option.rounds)),
+            *(option.choice.get(key, "") for key in keys),
+            option.value_text,
+            option.noise_text,
+            *([option.remark] if remarks else []),
+        )
+    return table
+
+
+def _least_table(report: PlanReport) -> Table:
+    steps, times = report.axes
     table = Table()
     table.add_column("E \\ T")
     for t in times:
         table.add_column(str(t), justify="right")
     for e in steps:
-        values = [report.heat.get((e, t)) for t in times]
-        table.add_row(str(e), *("" if v is None else _heat_text(v) for v in values))
-    console.print(table)
-
-
-def _heat_text(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "diverged"
+        texts = []
+        for t in times:
+            value = report.least_values.get((e, t), math.nan)
+            text = f"{value:.3g}" if math.isfinite(value) else "diverged"
+            texts.append("" if math.isnan(value) else text)
+        table.add_row(str(e), *texts)
+    return table
 
 
 def _written(report: PlanReport, out: Path | None, recipe: str) -> Path:
     """Write the recipe, and its page beside it."""
-    name = Path(recipe).stem
-    path = out or _free(Path("runs"), f"plan-{name}")
+    path = out or _free(Path("runs"), f"plan-{Path(recipe).stem}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise BadInput(f"{path.parent} cannot be made: {e.strerror}; use another --out") from e
     write_atomic(path.with_suffix(".html"), plan_page(report, path.name))
-    write_atomic(path, report.recipe.encode())
+    write_atomic(path, report.recipe_toml.encode())
     return path
 
 
@@ -250,13 +236,13 @@ def _report_json(report: PlanReport, path: Path) -> dict[str, Any]:
                 **row.choice,
                 report.measure: _number(row.value),
                 "half": _number(row.half),
-                "noise": _number(row.noise),
+                "noise": _number(row.noise_std),
                 "privacy": row.privacy,
                 "remark": row.remark,
             }
-            for row in report.rows
+            for row in report.options
         ],
-        "why": report.why,
+        "why": report.reasons,
         "notes": report.warnings,
         "recipe": str(path),
     }
@@ -267,28 +253,8 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _formula_json(settings: FormulaSettings, ranked: Sequence[Choice], most: int) -> dict[str, Any]:
-    return {
-        "z": settings.exponent,
-        "verdict": str(settings.convergence),
-        "rule": thumb(settings, most),
-        "options": [
-            {
-                "steps": choice.steps,
-                "iterations": choice.iterations,
-                "rounds": choice.rounds,
-                "reports_per_client": choice.turns,
-                "noise": choice.noise,
-                "signal": choice.signal,
-                "claim": choice.claim.to_dict(),
-            }
-            for choice in ranked
-        ],
-    }
-
-
-def _say(console: Console, text: str) -> None:
-    if text:
+def _say(console: Console, *texts: str) -> None:
+    for text in filter(None, texts):
         console.print(text, highlight=False, soft_wrap=True)
 
 

@@ -1,8 +1,8 @@
 """The report of a planner: ranked options, why the first wins, a recipe to run, and their page."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedveil.base.errors import BadInput
 from fedveil.pages.charts import Chart, Line, figure
@@ -21,10 +21,8 @@ from fedveil.pages.html import (
 )
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import to_toml
-from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Cell, axis_label
+from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, axis_label
 from fedveil.tuning.trials import PreparedCell
-
-_STEPS_KEYS = ("client.steps", "client.epochs")
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class PlanOption:
         value: Loss or bound, NaN if the option was not tried.
         half: Half the width of the loss's 95 % interval, NaN if there is none.
         value_text: `value` with its interval, for people.
-        noise: Standard deviation on a coordinate of the first round's mean update.
-        noise_text: `noise` for people.
+        noise_std: Standard deviation on a coordinate of the first round's mean update.
+        noise_text: `noise_std` for people.
         privacy: The claims, as text.
         remark: How often the option was tried, and whether it is clearly worse.
     """
@@ -50,7 +48,7 @@ class PlanOption:
     value: float
     half: float
     value_text: str
-    noise: float
+    noise_std: float
     noise_text: str
     privacy: str
     remark: str = ""
@@ -67,37 +65,43 @@ class PlanReport:
     Attributes:
         title: One line.
         measure: The name of the value that options are ranked by.
-        rows: Options, best first.
-        why: Reasons for the first option.
+        options: Options, best first.
+        reasons: Why the first option wins.
         warnings: Notes, such as what the search itself cost.
-        recipe: The first option as a TOML file.
+        recipe_toml: The first option as a TOML file.
     """
 
     title: str
     measure: str
-    rows: list[PlanOption]
-    why: list[str]
+    options: list[PlanOption]
+    reasons: list[str]
     warnings: list[str]
-    recipe: str
+    recipe_toml: str
+
+    @cached_property
+    def least_values(self) -> dict[tuple[int, int], float]:
+        """The least value by (E, T)."""
+        least: dict[tuple[int, int], float] = {}
+        for option in self.options:
+            place = (option.steps, option.iterations)
+            if not math.isnan(option.value):
+                least[place] = min(least.get(place, math.inf), option.value)
+        return least
 
     @property
-    def heat(self) -> dict[tuple[int, int], float]:
-        """The least value by (E, T)."""
-        found: dict[tuple[int, int], float] = {}
-        for row in self.rows:
-            at = (row.steps, row.iterations)
-            if not math.isnan(row.value):
-                found[at] = min(found.get(at, math.inf), row.value)
-        return found
+    def axes(self) -> tuple[list[int], list[int]]:
+        """(every E, every T) that was tried."""
+        return sorted({e for e, _ in self.least_values}), sorted({t for _, t in self.least_values})
 
 
-def row_of(
+def option_of(
     prepared: PreparedCell, value: float, half: float, value_text: str, remark: str = ""
 ) -> PlanOption:
     """The option of a prepared cell."""
-    steps, rounds = pair_of(prepared.cell)
-    choice = {k: v for k, v in prepared.cell.choice if k not in ("rounds", *_STEPS_KEYS)}
-    private = "; ".join(map(str, prepared.claims)) or "nothing claimed"
+    steps, rounds = prepared.cell.steps_and_rounds
+    planned = ("rounds", "client.steps", "client.epochs")
+    choice = {k: v for k, v in prepared.cell.choice.items() if k not in planned}
+    privacy = "; ".join(map(str, prepared.shown_claims)) or "nothing claimed"
     return PlanOption(
         steps=steps,
         rounds=rounds,
@@ -105,24 +109,11 @@ def row_of(
         value=value,
         half=half,
         value_text=value_text,
-        noise=prepared.noise,
+        noise_std=prepared.noise_std,
         noise_text=prepared.noise_text,
-        privacy=private,
+        privacy=privacy,
         remark=remark,
     )
-
-
-def pair_of(cell: Cell) -> tuple[int, int]:
-    """(E, rounds)."""
-    client = cell.recipe.client
-    steps = getattr(client, "epochs", None) or getattr(client, "steps", None) or 1
-    return int(steps), cell.recipe.total_rounds
-
-
-def place_of(cell: Cell) -> tuple[int, int]:
-    """(E, T)."""
-    steps, rounds = pair_of(cell)
-    return steps, steps * rounds
 
 
 def rounds_text(count: int) -> str:
@@ -153,7 +144,7 @@ _MOST_ROWS = 100
 
 def plan_page(report: PlanReport, name: str) -> bytes:
     """The page of a plan. `name` is the file name of the recommended recipe."""
-    first = report.rows[0]
+    first = report.options[0]
     choice = "".join(f", {axis_label(key)} {value}" for key, value in first.choice.items())
     chosen = f"{first.rounds:,} rounds of {first.steps} local steps{choice}"
     charts = [_map(report), _curve(report)]
@@ -167,18 +158,18 @@ def plan_page(report: PlanReport, name: str) -> bytes:
             tag("p", f"Its claim: {first.privacy}."),
             class_="claim",
         ),
-        section("Why the first of all options is recommended", listed(report.why), id="why"),
+        section("Why the first of all options is recommended", listed(report.reasons), id="why"),
         section("Notes", listed(report.warnings), id="notes") if report.warnings else None,
         section("Steps per round and in all", tag("div", *charts, class_="pair"), id="curves"),
         section("All options, best first", _table(report), id="options"),
-        section("The recipe", text_block(report.recipe, name), id="recipe"),
+        section("The recipe", text_block(report.recipe_toml, name), id="recipe"),
         FOOTER,
     )
 
 
 def _map(report: PlanReport) -> Markup:
-    steps, times = axes_of(report)
-    first = report.rows[0]
+    steps, times = report.axes
+    first = report.options[0]
     heat = HeatMap(
         id="map",
         title=f"Least {report.measure} by steps per round (E) and in all (T)",
@@ -187,7 +178,7 @@ def _map(report: PlanReport) -> Markup:
         quantity=report.measure,
         column_names=[str(t) for t in times],
         row_names=[str(e) for e in steps],
-        grid=[[report.heat.get((e, t), math.nan) for t in times] for e in steps],
+        grid=[[report.least_values.get((e, t), math.nan) for t in times] for e in steps],
         best=(steps.index(first.steps), times.index(first.iterations)),
         note="The frame marks the recommended choice; what is blank was not tried.",
     )
@@ -195,18 +186,23 @@ def _map(report: PlanReport) -> Markup:
 
 
 def _curve(report: PlanReport) -> Markup:
-    steps, times = axes_of(report)
+    steps, times = report.axes
     lines = []
     for e in steps:
-        best = [row for t in times if (row := _least(report.rows, e, t)) is not None]
+        best = []
+        for t in times:
+            tried = [o for o in report.options if (o.steps, o.iterations) == (e, t)]
+            known = [o for o in tried if math.isfinite(o.value)]
+            best += sorted(known, key=lambda option: option.value)[:1]
         points = [(float(row.iterations), row.value) for row in best]
         lines.append(Line(f"E = {e}", points, "line", [row.half for row in best]))
     positive = all(y > 0 for line in lines for _, y in line.points)
+    intervals = any(math.isfinite(option.half) for option in report.options)
     chart = Chart(
         id="frontier",
         title=f"Least {report.measure} by steps in all (T), a line for each E",
         x_label=IN_ALL,
-        y_label=f"{report.measure}{', 95 % interval' if _intervals(report) else ''}",
+        y_label=f"{report.measure}{', 95 % interval' if intervals else ''}",
         lines=lines,
         log_y=positive,
         note="The least over all other choices. Lines end where nothing more was tried.",
@@ -214,24 +210,9 @@ def _curve(report: PlanReport) -> Markup:
     return figure(chart)
 
 
-def axes_of(report: PlanReport) -> tuple[list[int], list[int]]:
-    """E and T that were looked at."""
-    return sorted({e for e, _ in report.heat}), sorted({t for _, t in report.heat})
-
-
-def _least(rows: Sequence[PlanOption], steps: int, iterations: int) -> PlanOption | None:
-    here = [r for r in rows if (r.steps, r.iterations) == (steps, iterations)]
-    known = [row for row in here if math.isfinite(row.value)]
-    return min(known, key=lambda row: row.value, default=None)
-
-
-def _intervals(report: PlanReport) -> bool:
-    return any(math.isfinite(row.half) for row in report.rows)
-
-
 def _table(report: PlanReport) -> Markup:
     rows: list[dict[str, Content]] = []
-    for row in report.rows[:_MOST_ROWS]:
+    for row in report.options[:_MOST_ROWS]:
         half = "" if math.isnan(row.half) else f" +- {row.half:.2g}"
         value = "not tried" if math.isnan(row.value) else number_text(row.value) + half
         rows.append(
@@ -246,5 +227,5 @@ def _table(report: PlanReport) -> Markup:
                 "claim": row.privacy,
             }
         )
-    more = len(report.rows) - len(rows)
+    more = len(report.options) - len(rows)
     return table(rows, f"and {more} more" if more else "All options", wide=True)

@@ -13,9 +13,28 @@ from dataclasses import dataclass
 from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.runs.sections.section import Section
+
+STEPS = (1, 2, 3, 4, 6, 12)
+ITERATIONS = (12, 24, 36, 60, 120)
+PER_ROUND, IN_ALL = "local steps per round (E)", "local steps in all (T)"
 
 _MOST_CELLS = 100_000
+_LABELS = {
+    "budget.delta": "delta of the budget",
+    "budget.epsilon": "epsilon of the budget",
+    "client.batch": "records per batch",
+    "client.epochs": "local epochs per round",
+    "client.lr": "learning rate of clients",
+    "client.steps": "local steps per round",
+    "clip.value": "clip norm",
+    "data.alpha": "alpha of the partition, smaller is less alike",
+    "data.clients": "clients",
+    "noise.epsilon": "epsilon of one report",
+    "noise.multiplier": "noise multiplier, std / clip norm",
+    "sample.rate": "share of clients per round",
+    "sample.size": "clients per round",
+    "server.lr": "learning rate of the server",
+}
 
 
 @dataclass(frozen=True)
@@ -25,29 +44,40 @@ class Axis:
     key: str
     values: tuple[str, ...]
 
-    def choice(self, value: str) -> list[tuple[str, str]]:
-        """(key, value) for each key of the axis."""
-        keys = self.key.split(":")
-        parts = value.split(":") if len(keys) > 1 else [value]
-        if len(keys) != len(parts):
+    @property
+    def keys(self) -> list[str]:
+        """The keys that move together."""
+        return self.key.split(":")
+
+    def assign(self, value: str) -> dict[str, str]:
+        """The value of each key of the axis."""
+        parts = value.split(":") if len(self.keys) > 1 else [value]
+        if len(self.keys) != len(parts):
             raise BadInput(
-                f"--grid {self.key}: {value} is {len(parts)} of the {len(keys)} values that go "
-                "together: join them by ':'"
+                f"--grid {self.key}: {value} is {len(parts)} of the {len(self.keys)} values that "
+                "go together: join them by ':'"
             )
-        return list(zip(keys, parts, strict=True))
+        return dict(zip(self.keys, parts, strict=True))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One recipe of the grid, with the value chosen on each axis."""
+    """One recipe of the grid, with the value chosen for each key of the axes."""
 
-    choice: tuple[tuple[str, str], ...]
+    choice: dict[str, str]
     recipe: Recipe
 
     @property
     def name(self) -> str:
         """The choices on one line, or "recipe" for a grid without axes."""
-        return ", ".join(f"{key}={value}" for key, value in self.choice) or "recipe"
+        return ", ".join(f"{key}={value}" for key, value in self.choice.items()) or "recipe"
+
+    @property
+    def steps_and_rounds(self) -> tuple[int, int]:
+        """(E, rounds)."""
+        client = self.recipe.client
+        steps = getattr(client, "epochs", None) or getattr(client, "steps", None) or 1
+        return int(steps), self.recipe.total_rounds
 
     @property
     def digest(self) -> str:
@@ -63,15 +93,15 @@ def axis(text: str) -> Axis:
     Axis(key='client.steps', values=('1', '2', '12'))
     """
     key, equals, rest = text.partition("=")
-    values = tuple(value.strip() for value in _split(rest))
-    if not equals or not all(part.strip() for part in key.split(":")):
+    keys, values = [part.strip() for part in key.split(":")], _split(rest)
+    if not equals or not all(keys):
         raise BadInput(f"--grid {text!r}: write it as section.key=value,value,...")
     if not all(values):
         raise BadInput(f"--grid {text!r} lacks a value: write it as section.key=value,value,...")
     repeated = {value for value in values if values.count(value) > 1}
     if repeated:
         raise BadInput(f"--grid {text!r} has {', '.join(sorted(repeated))} twice")
-    return Axis(":".join(part.strip() for part in key.split(":")), values)
+    return Axis(":".join(keys), tuple(values))
 
 
 def cells(source: str, overrides: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
@@ -80,23 +110,24 @@ def cells(source: str, overrides: Sequence[str], axes: Sequence[Axis]) -> list[C
     An infinite `budget.epsilon` from which noise is to be calibrated makes a run without noise and
     without a claim.
     """
-    keys = [key for a in axes for key in a.key.split(":")]
+    keys = [key for a in axes for key in a.keys]
     for key in keys:
         if keys.count(key) > 1:
             raise BadInput(f"--grid {key} is given twice: give all its values at once")
     count = math.prod(len(a.values) for a in axes)
     if count > _MOST_CELLS:
         raise BadInput(f"the grid has {count:,} cells: at most {_MOST_CELLS:,} are possible")
-    found = []
+    grid = []
     for values in itertools.product(*(a.values for a in axes)):
-        choice = tuple(c for a, value in zip(axes, values, strict=True) for c in a.choice(value))
-        settings = [*overrides, *(f"{key}={value}" for key, value in choice)]
+        choice: dict[str, str] = {}
+        for a, value in zip(axes, values, strict=True):
+            choice |= a.assign(value)
+        settings = [f"{key}={value}" for key, value in choice.items()]
         try:
-            found.append(Cell(choice, recipe_of(source, settings)))
+            grid.append(Cell(choice, recipe_of(source, [*overrides, *settings])))
         except BadInput as e:
-            where = ", ".join(f"{key}={value}" for key, value in choice)
-            raise BadInput(f"cell {where}: {e}" if where else str(e)) from e
-    return found
+            raise BadInput(f"cell {', '.join(settings)}: {e}" if settings else str(e)) from e
+    return grid
 
 
 def recipe_of(source: str, settings: Sequence[str]) -> Recipe:
@@ -110,36 +141,15 @@ def recipe_of(source: str, settings: Sequence[str]) -> Recipe:
 
 
 def _split(text: str) -> list[str]:
-    """At commas that are not inside brackets."""
-    parts, depth, start = [], 0, 0
-    for i, letter in enumerate(text):
+    """Split at commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for letter in text:
         depth += (letter == "[") - (letter == "]")
         if letter == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [*parts, text[start:]]
-
-
-PER_ROUND, IN_ALL = "local steps per round (E)", "local steps in all (T)"
-
-_LABELS = {
-    "budget.delta": "delta of the budget",
-    "budget.epsilon": "epsilon of the budget",
-    "client.batch": "records per batch",
-    "client.epochs": "local epochs per round",
-    "client.lr": "learning rate of clients",
-    "client.steps": "local steps per round",
-    "clip.value": "clip norm",
-    "data.alpha": "alpha of the partition, smaller is less alike",
-    "data.clients": "clients",
-    "noise.epsilon": "epsilon of one report",
-    "noise.multiplier": "noise multiplier, std / clip norm",
-    "rounds": "rounds",
-    "sample.rate": "share of clients per round",
-    "sample.size": "clients per round",
-    "seed": "seed",
-    "server.lr": "learning rate of the server",
-}
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
 
 
 def axis_label(key: str) -> str:
@@ -151,62 +161,60 @@ def axis_label(key: str) -> str:
     return " : ".join(_LABELS.get(part, part) for part in key.split(":"))
 
 
-STEPS = (1, 2, 3, 4, 6, 12)
-ITERATIONS = (12, 24, 36, 60, 120)
-
-
 @dataclass(frozen=True)
 class Space:
     """The values that a planner tries.
 
     Attributes:
-        steps: Local steps per round, E.
-        iterations: Local steps in all, T.
+        steps_per_round: Local steps per round, E.
+        steps_in_all: Local steps in all, T.
         clips: Clip norms. Empty: the recipe's own.
         rates: Learning rates. Empty: the recipe's own.
     """
 
-    steps: tuple[int, ...] = STEPS
-    iterations: tuple[int, ...] = ITERATIONS
+    steps_per_round: tuple[int, ...] = STEPS
+    steps_in_all: tuple[int, ...] = ITERATIONS
     clips: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, values in (("steps", self.steps), ("iterations", self.iterations)):
+        options = {"steps": self.steps_per_round, "iterations": self.steps_in_all}
+        for name, values in options.items():
             if not values:
                 raise BadInput(f"--{name} is empty: give at least one number")
             if min(values) < 1:
                 raise BadInput(f"--{name} has {min(values)}: numbers from 1 on are needed")
-        if max(self.steps) > max(self.iterations):
+        if max(self.steps_per_round) > max(self.steps_in_all):
             raise BadInput(
-                f"--steps has E = {max(self.steps)}, more than the largest T of --iterations, "
-                f"{max(self.iterations)}: E local steps are part of T iterations"
+                f"--steps has E = {max(self.steps_per_round)}, more than the largest T of "
+                f"--iterations, {max(self.steps_in_all)}: E local steps are part of T iterations"
             )
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """(E, rounds), each once: max(1, round(T / E)) rounds for every T that E fits in."""
-        found = {(e, max(1, round(t / e))) for e in self.steps for t in self.iterations if e <= t}
-        return sorted(found)
+        return sorted(
+            {
+                (e, max(1, round(t / e)))
+                for e in self.steps_per_round
+                for t in self.steps_in_all
+                if e <= t
+            }
+        )
 
 
 def candidates(source: str, overrides: Sequence[str], space: Space) -> list[Cell]:
     """The cells of a recipe over the space."""
-    pairs = tuple(f"{e}:{rounds}" for e, rounds in space.pairs)
-    axes = [Axis(f"{steps_key(source, overrides)}:rounds", pairs)]
-    if space.clips:
-        axes.append(Axis("clip.value", tuple(map(_number, space.clips))))
-    if space.rates:
-        axes.append(Axis("client.lr", tuple(map(_number, space.rates))))
-    return cells(source, [*overrides, "iterations=none"], axes)
-
-
-def steps_key(source: str, overrides: Sequence[str]) -> str:
-    """The key that sets how long clients work: client.steps or client.epochs."""
     client = recipe_of(source, overrides).client
     if client.kind == "gradient":
         raise BadInput("client.kind 'gradient' takes one step: use client.kind = 'sgd' to plan E")
-    return "client.epochs" if getattr(client, "epochs", None) is not None else "client.steps"
+    length = "epochs" if getattr(client, "epochs", None) is not None else "steps"
+    pairs = tuple(f"{e}:{rounds}" for e, rounds in space.pairs)
+    axes = [Axis(f"client.{length}:rounds", pairs)]
+    for key, numbers in (("clip.value", space.clips), ("client.lr", space.rates)):
+        if numbers:
+            axes.append(Axis(key, tuple(map(_number, numbers))))
+    return cells(source, [*overrides, "iterations=none"], axes)
 
 
 def alike(base: Recipe, other: Recipe) -> list[str]:
@@ -218,19 +226,19 @@ def alike(base: Recipe, other: Recipe) -> list[str]:
     if budget is None:
         raise BadInput("--against compares recipes at one budget: the first recipe has none")
     shared = [f"seed={base.seed}", f"rounds={base.total_rounds}", "iterations=none"]
-    sections: list[tuple[str, Section]] = [("data", base.data), ("model", base.model)]
-    if base.sample.kind == other.sample.kind:
-        sections.append(("sample", base.sample))
-    for name, section in sections:
-        for key, value in section.model_dump().items():
-            shared.append(f"{name}.{key}={_text(value)}")
-    limits = (
-        f"budget.epsilon={budget.epsilon!r}" if budget.epsilons is None else "budget.epsilon=none",
-        f"budget.epsilons={_text(budget.epsilons)}",
-        f"budget.delta={budget.delta!r}",
-        f"budget.as_published={_text(budget.as_published)}",
-    )
-    return [*shared, *limits]
+    sections = {"data": base.data, "model": base.model, "sample": base.sample}
+    for name, section in sections.items():
+        if name != "sample" or base.sample.kind == other.sample.kind:
+            values = section.model_dump()
+            shared += [f"{name}.{key}={_text(value)}" for key, value in values.items()]
+    epsilon = budget.epsilon if budget.epsilons is None else None
+    limits = {
+        "epsilon": epsilon,
+        "epsilons": budget.epsilons,
+        "delta": budget.delta,
+        "as_published": budget.as_published,
+    }
+    return [*shared, *(f"budget.{key}={_text(value)}" for key, value in limits.items())]
 
 
 def _number(value: float) -> str:

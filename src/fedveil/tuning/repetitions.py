@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,66 +81,66 @@ def worse(candidate: Sequence[float], best: Sequence[float]) -> float:
     return float(stats.t.sf(mean * math.sqrt(count) / spread, count - 1))
 
 
-_TRUSTED = tuple(Trust)
-
-
 @dataclass(frozen=True)
 class Cost:
-    """What trainings cost together: the totals of those that claim something, and how many do not.
+    """What several trainings on the same records cost together.
 
-    `charged` is the total as it is charged, `read` the total of the same trainings with their other
-    reading (strictly instead of as published, without the shuffler), [] where there is none. Each
-    is one claim, unless trainings differ in unit or neighbours, whose epsilons have no sum.
-    `caveat` says what totals leave out where each repetition divides the records in its own way.
+    Attributes:
+        trainings: (cell, how many trainings of it).
     """
 
-    trainings: int
-    unclaimed: int
-    charged: list[PrivacyClaim]
-    read: list[PrivacyClaim]
-    caveat: str
+    trainings: Sequence[tuple[PreparedCell, int]]
 
-    @classmethod
-    def of(cls, trainings: Sequence[tuple[PreparedCell, int]]) -> "Cost":
-        """The cost of (cell, how many trainings of it)."""
-        return cls(
-            sum(count for _, count in trainings),
-            sum(count for prepared, count in trainings if not prepared.claims),
-            *together(trainings),
-            _caveat(trainings),
+    @cached_property
+    def totals(self) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
+        """The totals as charged, and as read otherwise, of all trainings (`together`)."""
+        return together(self.trainings)
+
+    @property
+    def totals_text(self) -> str:
+        """The totals in one line: as charged, and after it the other reading of the same."""
+        charged, read = self.totals
+        text = _in_words(charged)
+        if read:
+            strictly = any(claim.as_published for claim in charged)
+            text += f"; {'strictly' if strictly else 'with less trust'} {_in_words(read)}"
+        repeated = [prepared.cell.recipe.data for prepared, count in self.trainings if count > 1]
+        if all(data.seedless for data in repeated):
+            return text
+        return (
+            f"{text} for a client that is the same in all of them, though each repetition divides "
+            "the records differently (data.seed fixes them)"
         )
 
     @property
-    def text(self) -> str:
-        """The totals in one line: as charged, and after it the other reading of the same."""
-        text = _in_words(self.charged)
-        if self.read:
-            strictly = any(claim.as_published for claim in self.charged)
-            text += f"; {'strictly' if strictly else 'with less trust'} {_in_words(self.read)}"
-        return text + self.caveat
+    def _counts(self) -> tuple[int, int]:
+        """(the number of trainings, the number of those that claim nothing)."""
+        counts = [(count, bool(prepared.shown_claims)) for prepared, count in self.trainings]
+        return sum(n for n, _ in counts), sum(n for n, claims in counts if not claims)
 
     @property
     def sentences(self) -> list[str]:
         """For people, a line each."""
-        said = []
-        if self.charged:
-            said.append(
-                f"together: {self.trainings - self.unclaimed} trainings on these records, whose "
-                f"epsilons and deltas add up to {self.text}"
+        (trainings, unclaimed), lines = self._counts, []
+        if self.totals[0]:
+            lines.append(
+                f"together: {trainings - unclaimed} trainings on these records, whose epsilons and "
+                f"deltas add up to {self.totals_text}"
             )
-        if self.unclaimed:
-            said.append(
-                f"{self.unclaimed} of {self.trainings} trainings claim nothing: no epsilon covers "
-                "what their results say about the records"
+        if unclaimed:
+            lines.append(
+                f"{unclaimed} of {trainings} trainings claim nothing: no epsilon covers what their "
+                "results say about the records"
             )
-        return said
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON values."""
+        trainings, unclaimed = self._counts
         return {
-            "trainings": self.trainings,
-            "without_claim": self.unclaimed,
-            "add_up_to": [claim.to_dict() for claim in (*self.charged, *self.read)],
+            "trainings": trainings,
+            "without_claim": unclaimed,
+            "add_up_to": [claim.to_dict() for total in self.totals for claim in total],
             "notes": self.sentences,
         }
 
@@ -175,15 +176,13 @@ def _total(accounts: Sequence[tuple[list[PrivacyClaim], int]]) -> list[PrivacyCl
     """The claims of all accounts, each so many times, added up by unit and neighbours."""
     totals: dict[tuple[object, ...], PrivacyClaim] = {}
     for account, count in accounts:
-        for claim in account:
-            kind = (claim.unit, claim.neighbours)
-            every = claim if count == 1 else _times(claim, count)
-            totals[kind] = _added(totals[kind], every) if kind in totals else every
+        for one in account:
+            kind, claim = (one.unit, one.neighbours), one
+            if count > 1:
+                epsilon, delta = count * one.epsilon, count * one.delta
+                claim = replace(one, epsilon=epsilon, delta=delta, composed=None)
+            totals[kind] = _added(totals[kind], claim) if kind in totals else claim
     return list(totals.values())
-
-
-def _times(claim: PrivacyClaim, count: int) -> PrivacyClaim:
-    return replace(claim, epsilon=count * claim.epsilon, delta=count * claim.delta, composed=None)
 
 
 def _added(one: PrivacyClaim, other: PrivacyClaim) -> PrivacyClaim:
@@ -193,7 +192,7 @@ def _added(one: PrivacyClaim, other: PrivacyClaim) -> PrivacyClaim:
         one,
         epsilon=one.epsilon + other.epsilon,
         delta=one.delta + other.delta,
-        trust=max(one.trust, other.trust, key=_TRUSTED.index),
+        trust=max(one.trust, other.trust, key=tuple(Trust).index),
         accountant=other.accountant if pure else one.accountant,
         noise=other.noise if one.noise is NoiseSource.SECURE else one.noise,
         as_published=one.as_published or other.as_published,
@@ -220,10 +219,11 @@ def _costs(plan: PrivacyPlan) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
     readings = {
         line.covers: line for line in plan.lines if line.reading and line.unit is not Unit.WEIGHT
     }
-    read = []
-    if any(line.covers in readings for line in charged):
-        read = _account([readings.get(line.covers, line) for line in charged], plan.permitted)
-    return _account(charged, plan.permitted), read
+    account = _account(charged, plan.permitted)
+    if not any(line.covers in readings for line in charged):
+        return account, []
+    read = [readings.get(line.covers, line) for line in charged]
+    return account, _account(read, plan.permitted)
 
 
 def _account(lines: Sequence[BudgetLine], rounds: int) -> list[PrivacyClaim]:
@@ -233,21 +233,8 @@ def _account(lines: Sequence[BudgetLine], rounds: int) -> list[PrivacyClaim]:
         claim = replace(line.claims(line.participations(rounds))[0], covers="updates")
         kind = (claim.unit, claim.neighbours, claim.as_published)
         before = totals.get(kind)
-        if before is None:
-            totals[kind] = claim
-        elif line.members is None:
+        if before is not None and line.members is None:
             totals[kind] = _added(before, claim)
-        elif claim.epsilon > before.epsilon:
+        elif before is None or claim.epsilon > before.epsilon:
             totals[kind] = claim
     return list(totals.values())
-
-
-def _caveat(trainings: Sequence[tuple[PreparedCell, int]]) -> str:
-    """What the sum over repetitions leaves out if each divides the records differently, or ""."""
-    sections = [prepared.cell.recipe.data for prepared, count in trainings if count > 1]
-    if all(data.seedless for data in sections):
-        return ""
-    return (
-        " for a client that is the same in all of them, though each repetition divides the records "
-        "differently (data.seed fixes them)"
-    )

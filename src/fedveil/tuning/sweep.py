@@ -36,7 +36,6 @@ OnTrial = Callable[[int, int, str], None]
 _PACKAGES = ("fedveil", "torch", "numpy")
 _FORMAT = 2
 _NOTHING = "nothing claimed"
-_OWN_FILES = ("lock", ".sweep.json.tmp")
 
 
 @dataclass
@@ -45,6 +44,14 @@ class Sweep:
 
     Trials are stored one by one and each is a function of recipe and seed alone, so a sweep that
     was killed and started again repeats no finished trial and ends with the same tables.
+
+    Attributes:
+        folder: The directory.
+        axes: The axes of the grid.
+        cells: The recipes, the last axis fastest.
+        repeat: Repetitions of every cell.
+        laboratory: Prepares and trains cells.
+        prepared: The cells as built.
     """
 
     folder: Path
@@ -52,11 +59,11 @@ class Sweep:
     cells: list[Cell]
     repeat: int
     laboratory: Laboratory
+    prepared: list[PreparedCell] = field(default_factory=list)
     _done: dict[tuple[int, int], TrialOutcome] = field(default_factory=dict)
-    _prepared: list[PreparedCell] = field(default_factory=list)
 
     @classmethod
-    def open(
+    def in_folder(
         cls,
         folder: Path,
         source: str,
@@ -72,44 +79,43 @@ class Sweep:
         check_option("repeat", repeat)
         sweep = cls(folder, tuple(axes), cells(source, overrides, axes), repeat, laboratory)
         modes = sweep._stored_modes()
-        for i, cell in enumerate(sweep.cells):
-            sweep._prepared.append(laboratory.prepare(cell, modes[i] if modes else None))
+        sweep.prepared = [
+            laboratory.prepare(cell, modes[i] if modes else None)
+            for i, cell in enumerate(sweep.cells)
+        ]
         sweep._done = sweep._read_trials()
         return sweep
 
     @property
-    def prepared(self) -> list[PreparedCell]:
-        """The cells as built, in the grid's order."""
-        return self._prepared
-
-    @property
-    def left(self) -> list[tuple[int, tuple[int, ...]]]:
+    def missing(self) -> list[tuple[int, tuple[int, ...]]]:
         """(cell, repetitions) not done yet, those together that are one computation.
 
-        One that a crash has torn apart is computed whole again, so that it comes to the same.
+        One that a crash has torn apart is computed whole again, so that it has the same result.
         """
-        everything = [
+        blocks = [
             (block, c)
-            for c, prepared in enumerate(self._prepared)
+            for c, prepared in enumerate(self.prepared)
             for block in prepared.blocks(0, self.repeat)
         ]
-        missing = [(b, c) for b, c in everything if any((r, c) not in self._done for r in b)]
+        missing = [(b, c) for b, c in blocks if any((r, c) not in self._done for r in b)]
         return [(c, block) for block, c in sorted(missing, key=lambda one: (one[0][0], one[1]))]
 
     def run(self, on_trial: OnTrial = lambda done, total, name: None) -> None:
-        """Train what is left, and write the tables and the page."""
+        """Train what is missing, and write the tables and the page."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise BadInput(f"--out {self.folder} cannot be made: {e.strerror}") from e
         with locked(self.folder):
             self._catch_up()
-            left, total = self.left, self.repeat * len(self.cells)
-            self._rewrite_trials()
-            jobs = [(self._prepared[c], block) for c, block in left]
-            with (self.folder / "trials.jsonl").open("a") as file:
+            missing, total = self.missing, self.repeat * len(self.cells)
+            path = self.folder / "trials.jsonl"
+            text = "".join(_line(r, c, outcome) for (r, c), outcome in self._done.items())
+            write_atomic(path, text.encode())
+            jobs = [(self.prepared[c], block) for c, block in missing]
+            with path.open("a") as file:
                 for number, outcomes in self.laboratory.trials(jobs):
-                    cell, block = left[number]
+                    cell, block = missing[number]
                     done = {(r, cell): o for r, o in zip(block, outcomes, strict=True)}
                     new = {key: done[key] for key in done.keys() - self._done.keys()}
                     self._done |= new
@@ -117,91 +123,82 @@ class Sweep:
                     file.flush()
                     os.fsync(file.fileno())
                     on_trial(len(self._done), total, self.cells[cell].name)
-            self._write_tables()
+            write_atomic(self.folder / "results.csv", _csv(self._rows()))
+            write_atomic(self.folder / "summary.csv", _csv(self._summary()))
+            write_atomic(self.folder / "report.html", sweep_page(self.folder))
 
     def outcomes(self, cell: int) -> list[TrialOutcome]:
-        """What the repetitions of a cell came to, in order."""
+        """The outcomes of a cell's repetitions, in order."""
         return [self._done[r, cell] for r in range(self.repeat)]
 
     @property
-    def metrics(self) -> list[str]:
+    def metric_names(self) -> list[str]:
         """What was measured, the task's own metric before the loss."""
-        names = list(self._done[0, 0].metrics)
-        return [*(n for n in names if n != "loss"), *(n for n in names if n == "loss")]
+        return sorted(self._done[0, 0].test_metrics, key=lambda name: name == "loss")
 
-    def mean(self, cell: int, metric: str) -> Mean:
-        """Over the repetitions of a cell."""
-        return mean_of([outcome.metrics[metric] for outcome in self.outcomes(cell)])
+    def cell_mean(self, cell: int, metric: str) -> Mean:
+        """The mean over the repetitions of a cell."""
+        return mean_of([outcome.test_metrics[metric] for outcome in self.outcomes(cell)])
 
     def table(self) -> list[dict[str, Any]]:
         """One row per cell, for people."""
-        heading, claims = _told([prepared.claims for prepared in self._prepared])
+        heading, claims = claim_column([prepared.shown_claims for prepared in self.prepared])
         rows = []
-        for c, cell in enumerate(self.cells):
-            means = {metric: str(self.mean(c, metric)) for metric in self.metrics}
-            privacy = {"noise": self._prepared[c].noise_text, heading: claims[c]}
-            rows.append({**dict(cell.choice), **means, **privacy})
+        for c, prepared in enumerate(self.prepared):
+            means = {metric: str(self.cell_mean(c, metric)) for metric in self.metric_names}
+            privacy = {"noise": prepared.noise_text, heading: claims[c]}
+            rows.append({**prepared.cell.choice, **means, **privacy})
         return rows
 
     @cached_property
-    def cost(self) -> Cost:
+    def total_cost(self) -> Cost:
         """What all trainings cost together."""
-        return Cost.of([(prepared, self.repeat) for prepared in self._prepared])
+        return Cost([(prepared, self.repeat) for prepared in self.prepared])
 
-    def report(self) -> dict[str, Any]:
-        """The same for machines."""
-        rows = [{k: _number(v) for k, v in row.items()} for row in self._summary()]
-        return {"out": str(self.folder), "cells": rows, "together": self.cost.to_dict()}
-
-    def _write_tables(self) -> None:
-        write_atomic(self.folder / "results.csv", _csv(self._rows()))
-        write_atomic(self.folder / "summary.csv", _csv(self._summary()))
-        write_atomic(self.folder / "report.html", sweep_page(self.folder))
+    def to_dict(self) -> dict[str, Any]:
+        """The results as plain JSON values."""
+        rows = self._summary()
+        for row in rows:
+            row |= {
+                k: None for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)
+            }
+        return {"out": str(self.folder), "cells": rows, "together": self.total_cost.to_dict()}
 
     def _rows(self) -> list[dict[str, Any]]:
+        """One row per trial."""
         return [
             {
-                **dict(cell.choice),
+                **prepared.cell.choice,
                 "repetition": r,
-                "seed_used": cell.recipe.seed + r,
-                "rounds_done": self._done[r, c].rounds,
-                **self._done[r, c].metrics,
-                "claims": "; ".join(map(str, self._prepared[c].claims)),
+                "seed_used": prepared.cell.recipe.seed + r,
+                "rounds_done": self._done[r, c].rounds_done,
+                **self._done[r, c].test_metrics,
+                "claims": "; ".join(map(str, prepared.shown_claims)),
             }
-            for c, cell in enumerate(self.cells)
+            for c, prepared in enumerate(self.prepared)
             for r in range(self.repeat)
         ]
 
     def _summary(self) -> list[dict[str, Any]]:
+        """One row per cell."""
         rows = []
-        for c, cell in enumerate(self.cells):
-            row: dict[str, Any] = dict(cell.choice)
-            means = {metric: self.mean(c, metric) for metric in self.metrics}
+        for c, prepared in enumerate(self.prepared):
+            row: dict[str, Any] = dict(prepared.cell.choice)
+            means = {metric: self.cell_mean(c, metric) for metric in self.metric_names}
             for metric, mean in means.items():
                 row |= {metric: mean.value, f"{metric}_half": mean.half}
-            prepared = self._prepared[c]
-            claim = prepared.claim
             row |= {
                 "diverged": max(mean.diverged for mean in means.values()),
                 "repetitions": self.repeat,
-                "noise": prepared.noise,
-                "epsilon": "" if claim is None else claim.epsilon,
-                "delta": "" if claim is None else claim.delta,
-                "unit": "" if claim is None else str(claim.unit),
-                "neighbours": "" if claim is None else str(claim.neighbours),
-                "trust": "" if claim is None else str(claim.trust),
-                "as_published": "" if claim is None else claim.as_published,
-                "claims": "; ".join(map(str, prepared.claims)),
+                "noise": prepared.noise_std,
             }
+            claim = prepared.headline_claim
+            for name in ("epsilon", "delta", "unit", "neighbours", "trust", "as_published"):
+                value = getattr(claim, name, "")
+                row[name] = str(value) if isinstance(value, str) else value
+            row["claims"] = "; ".join(map(str, prepared.shown_claims))
             rows.append(row)
         return rows
-
-    def _about(self) -> str:
-        versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
-        modes = [str(prepared.mode) for prepared in self._prepared]
-        about = {**self._identity(), "first": _plain_recipe(self.cells[0])}
-        results = {"modes": modes, "versions": versions, "together": self.cost.to_dict()}
-        return json.dumps({**about, **results}, indent=2)
 
     def _identity(self) -> dict[str, Any]:
         """What makes two sweeps the same."""
@@ -214,34 +211,33 @@ class Sweep:
         }
 
     def _catch_up(self) -> None:
-        """Under the lock: what another process may have done here since this one looked."""
+        """Under the lock, read what another process may have done since this one looked."""
         modes = self._stored_modes()
         if modes is None:
-            write_atomic(self.folder / "sweep.json", self._about().encode())
+            about = {
+                **self._identity(),
+                "first": _plain_recipe(self.cells[0]),
+                "modes": [str(prepared.mode) for prepared in self.prepared],
+                "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+                "together": self.total_cost.to_dict(),
+            }
+            write_atomic(self.folder / "sweep.json", json.dumps(about, indent=2).encode())
         else:
-            pairs = zip(self._prepared, modes, strict=True)
-            self._prepared = [
+            self.prepared = [
                 prepared if prepared.mode is mode else self.laboratory.prepare(prepared.cell, mode)
-                for prepared, mode in pairs
+                for prepared, mode in zip(self.prepared, modes, strict=True)
             ]
         self._done = self._read_trials()
 
     def _stored_modes(self) -> list[Mode] | None:
         """The execution modes of the sweep in the folder. Another sweep is refused."""
-        stored = self._stored()
-        if stored is None:
-            self._check_empty()
-            return None
-        self._check_same(stored)
-        return [Mode(mode) for mode in stored["modes"]]
-
-    def _stored(self) -> dict[str, Any] | None:
         path = self.folder / "sweep.json"
         if not path.exists():
+            check_new_folder(self.folder, ("lock", ".sweep.json.tmp"), "sweep")
             return None
         try:
-            about = json.loads(path.read_text())
-            known, whole = about["format"], len(about["modes"]) == len(about["recipes"])
+            stored = dict(json.loads(path.read_text()))
+            known, whole = stored["format"], len(stored["modes"]) == len(stored["recipes"])
         except (OSError, ValueError, KeyError, TypeError):
             known, whole = None, False
         if whole and known == 1:
@@ -250,16 +246,13 @@ class Sweep:
             )
         if not whole or known != _FORMAT:
             raise BadInput(f"{path} is not a sweep's: use another --out")
-        return dict(about)
-
-    def _check_same(self, stored: dict[str, Any]) -> None:
-        now = json.loads(json.dumps(self._identity()))
-        for key, value in now.items():
+        for key, value in json.loads(json.dumps(self._identity())).items():
             if stored.get(key) != value:
                 raise BadInput(
                     f"{self.folder} holds another sweep ({self._difference(key, stored)}): start "
                     "it again as it was, or use another --out"
                 )
+        return [Mode(mode) for mode in stored["modes"]]
 
     def _difference(self, key: str, stored: dict[str, Any]) -> str:
         """What makes the sweep in the folder another one, in a few words."""
@@ -277,21 +270,11 @@ class Sweep:
                 return f"its {name} is {theirs.get(name)}, not {ours.get(name)}"
         return "its recipes differ"
 
-    def _check_empty(self) -> None:
-        if self.folder.exists() and not self.folder.is_dir():
-            raise BadInput(f"--out {self.folder} is a file: name a directory")
-        inside = self.folder.iterdir() if self.folder.is_dir() else ()
-        others = sorted(p.name for p in inside if p.name not in _OWN_FILES)
-        if others:
-            raise BadInput(f"--out {self.folder} holds {others[0]} and no sweep: use another")
-
     def _read_trials(self) -> dict[tuple[int, int], TrialOutcome]:
         """The trials on disk, up to the first line that a crash cut short."""
         path = self.folder / "trials.jsonl"
         outcomes: dict[tuple[int, int], TrialOutcome] = {}
-        if not path.exists():
-            return outcomes
-        for text in path.read_text(errors="replace").splitlines():
+        for text in path.read_text(errors="replace").splitlines() if path.exists() else ():
             try:
                 line = json.loads(text)
                 outcomes[line["repetition"], line["cell"]] = _outcome(line)
@@ -299,9 +282,15 @@ class Sweep:
                 break
         return outcomes
 
-    def _rewrite_trials(self) -> None:
-        text = "".join(_line(r, c, outcome) for (r, c), outcome in self._done.items())
-        write_atomic(self.folder / "trials.jsonl", text.encode())
+
+def check_new_folder(folder: Path, own_files: Sequence[str], kind: str) -> None:
+    """Refuse an --out that is a file, or a directory with anything but `own_files` in it."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"--out {folder} is a file: name a directory")
+    inside = folder.iterdir() if folder.is_dir() else ()
+    others = sorted(p.name for p in inside if p.name not in own_files)
+    if others:
+        raise BadInput(f"--out {folder} holds {others[0]} and no {kind}: use another")
 
 
 def _plain_recipe(cell: Cell) -> dict[str, Any]:
@@ -317,7 +306,7 @@ def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _told(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str]]:
+def claim_column(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str]]:
     """A heading and a text for each cell: its value where all claims mean the same."""
     terms = {(claim.covers, claim.terms) for claims in cells for claim in claims}
     if len(terms) == 1 and all(len(claims) <= 1 for claims in cells):
@@ -329,31 +318,25 @@ def _told(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str]]:
 
 def _short(claims: Sequence[PrivacyClaim]) -> str:
     """The claims in a few words. A strict one is marked if it stands beside one as published."""
-    said = ""
+    text = ""
     for before, claim in zip([None, *claims], claims, strict=False):
         join = "; strictly " if before and before.as_published else "; "
-        said += f"{join if before else ''}{claim.short}"
-    return said or _NOTHING
+        text += f"{join if before else ''}{claim.short}"
+    return text or _NOTHING
 
 
 def _line(repetition: int, cell: int, outcome: TrialOutcome) -> str:
-    return (
-        json.dumps(
-            {
-                "repetition": repetition,
-                "cell": cell,
-                "rounds": outcome.rounds,
-                "metrics": _plain(outcome.metrics),
-                "curve": [[r, _plain(m)] for r, m in outcome.curve],
-            },
-            allow_nan=False,
-        )
-        + "\n"
-    )
+    def plain(metrics: dict[str, float]) -> dict[str, float | None]:
+        return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
-
-def _plain(metrics: dict[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    line = {
+        "repetition": repetition,
+        "cell": cell,
+        "rounds": outcome.rounds_done,
+        "metrics": plain(outcome.test_metrics),
+        "curve": [[r, plain(m)] for r, m in outcome.test_curve],
+    }
+    return json.dumps(line, allow_nan=False) + "\n"
 
 
 def _outcome(line: dict[str, Any]) -> TrialOutcome:
@@ -362,11 +345,6 @@ def _outcome(line: dict[str, Any]) -> TrialOutcome:
 
     curve = tuple((int(r), read(m)) for r, m in line["curve"])
     return TrialOutcome(int(line["rounds"]), read(line["metrics"]), curve)
-
-
-def _number(value: Any) -> Any:
-    """As JSON can hold it."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _csv(rows: list[dict[str, Any]]) -> bytes:

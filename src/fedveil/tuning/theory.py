@@ -13,8 +13,8 @@ Without data, E and T follow from the noise alone and how much signal it leaves.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Poisson, RoundRobin
+from fedveil.tuning.recipe_grid import Space
 
 Array = npt.NDArray[np.float64]
 
@@ -349,11 +350,7 @@ class FormulaSettings:
         """The exponent z of the mechanism: noise variance grows like T^z."""
         return 2.0 if self.laplace else 1.0
 
-    @property
-    def convergence(self) -> Convergence:
-        return convergence(self.exponent)
-
-    def plan(self, rounds: int) -> PrivacyPlan:
+    def privacy_plan(self, rounds: int) -> PrivacyPlan:
         """The privacy plan of that many rounds, for updates of length at most 1."""
         n, b = self.sizes.clients, self.sizes.cohort
         budget = Budget(self.epsilon, self.delta)
@@ -364,20 +361,43 @@ class FormulaSettings:
             RoundRobin(b), n, rule, laplace=self.laplace, rounds=rounds, budgets=(budget,)
         )
 
+    def option(self, steps: int, rounds: int) -> "FormulaOption":
+        """The noise, the signal and the claim of so many rounds."""
+        plan = self.privacy_plan(rounds)
+        spread = math.sqrt(2) if self.laplace else 1.0
+        if self.trusted_server:
+            noise = plan.release.multiplier / self.sizes.cohort
+        else:
+            noise = 2 * spread * plan.release.multiplier / math.sqrt(self.sizes.cohort)
+        return FormulaOption(
+            steps=steps,
+            rounds=rounds,
+            reports_per_client=self.sizes.turns(rounds),
+            noise_std=noise,
+            signal=1 / (noise * math.sqrt(self.sizes.parameters)) * math.sqrt(rounds),
+            claim=plan.claims(rounds)[0],
+        )
+
 
 @dataclass(frozen=True)
-class Choice:
-    """E local steps in each of `rounds` rounds, and what the noise leaves of an update.
+class FormulaOption:
+    """E local steps in each of several rounds, and what the noise leaves of an update.
 
-    `noise` is the standard deviation of one coordinate of a round's mean, as a share of the clip
-    on an update; `signal` the length of the sum of all rounds' mean updates, where each reaches the
-    clip, over the length of their noise, which adds up in squares.
+    Attributes:
+        steps: Local steps per round, E.
+        rounds: Rounds.
+        reports_per_client: How often a client takes part at most.
+        noise_std: Standard deviation of one coordinate of a round's mean, as a share of the clip on
+            an update.
+        signal: The length of the sum of all rounds' mean updates, where each reaches the clip, over
+            the length of their noise, which adds up in squares.
+        claim: The claim of the whole run.
     """
 
     steps: int
     rounds: int
-    turns: int
-    noise: float
+    reports_per_client: int
+    noise_std: float
     signal: float
     claim: PrivacyClaim
 
@@ -386,51 +406,16 @@ class Choice:
         return self.steps * self.rounds
 
 
-def choices(
-    settings: FormulaSettings, steps: Sequence[int], iterations: Sequence[int]
-) -> list[Choice]:
+def formula_options(settings: FormulaSettings, space: Space) -> list[FormulaOption]:
     """Every E with every T that it fits, strongest signal first, then more local work."""
-    found: dict[tuple[int, int], Choice] = {}
-    by_rounds: dict[int, tuple[float, PrivacyClaim]] = {}
-    for t in iterations:
-        for e in steps:
-            if e > t:
-                continue
-            rounds = max(1, round(t / e))
-            if rounds not in by_rounds:
-                by_rounds[rounds] = _noise(settings, rounds)
-            noise, claim = by_rounds[rounds]
-            each = 1 / (noise * math.sqrt(settings.sizes.parameters))
-            found[e, rounds] = Choice(
-                steps=e,
-                rounds=rounds,
-                turns=settings.sizes.turns(rounds),
-                noise=noise,
-                signal=each * math.sqrt(rounds),
-                claim=claim,
-            )
-    if not found:
-        raise BadInput(
-            f"no E of {', '.join(map(str, steps))} fits a T of {', '.join(map(str, iterations))}: "
-            "E is at most T"
-        )
-    return sorted(found.values(), key=lambda c: (-float(f"{c.signal:.6g}"), -c.steps, -c.rounds))
+    by_rounds = {rounds: settings.option(1, rounds) for _, rounds in space.pairs}
+    options = [replace(by_rounds[rounds], steps=steps) for steps, rounds in space.pairs]
+    return sorted(options, key=lambda o: (-float(f"{o.signal:.6g}"), -o.steps, -o.rounds))
 
 
 def thumb(settings: FormulaSettings, iterations: int) -> str:
     """The rule of thumb for E, in words."""
-    found = rule_of_thumb(settings.exponent, iterations)
-    if found is None:
+    steps = rule_of_thumb(settings.exponent, iterations)
+    if steps is None:
         return "constants decide about E: estimate them (give a recipe) or simulate (--simulate)"
-    return f"E about {max(1, round(found))} for T = {iterations}"
-
-
-def _noise(settings: FormulaSettings, rounds: int) -> tuple[float, PrivacyClaim]:
-    plan = settings.plan(rounds)
-    sizes = settings.sizes
-    spread = math.sqrt(2) if settings.laplace else 1.0
-    if settings.trusted_server:
-        noise = plan.release.multiplier / sizes.cohort
-    else:
-        noise = 2 * spread * plan.release.multiplier / math.sqrt(sizes.cohort)
-    return noise, plan.claims(rounds)[0]
+    return f"E about {max(1, round(steps))} for T = {iterations}"

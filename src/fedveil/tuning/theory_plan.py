@@ -32,10 +32,9 @@ from fedveil.training.work import ClientSgd, ClientWork
 from fedveil.tuning.plan_report import (
     PlanReport,
     check_budget,
-    pair_of,
+    option_of,
     recipe_text,
     rounds_text,
-    row_of,
 )
 from fedveil.tuning.recipe_grid import Space, candidates
 from fedveil.tuning.theory import (
@@ -223,7 +222,7 @@ def theorise(
     """
     options = candidates(source, overrides, space)
     check_budget(options[0].recipe)
-    training = build(options[0].recipe, data=laboratory.data(options[0].recipe))
+    training = build(options[0].recipe, data=laboratory.federated_data(options[0].recipe))
     work_of(training.work)
     noise_of(options[0].recipe)
     sizes = _sizes(training)
@@ -236,10 +235,12 @@ def theorise(
         if key not in noises:
             noises[key] = noise_of(cell.recipe)
         bounds = bounds_of(constants, sizes, noises[key], work_of(prepared.work))
-        ranked.append((constants.smoothness / 2 * bounds.at(*pair_of(cell)), bounds, prepared))
+        ranked.append(
+            (constants.smoothness / 2 * bounds.at(*cell.steps_and_rounds), bounds, prepared)
+        )
     ranked.sort(key=lambda option: option[0])
     _, bounds, first = ranked[0]
-    steps, _ = pair_of(first.cell)
+    steps, _ = first.cell.steps_and_rounds
     star = best_rounds(bounds.at, steps, _MOST_ROUNDS)
     exponent = next(iter(noises.values())).exponent
     warnings = [_CONSTANTS]
@@ -252,8 +253,10 @@ def theorise(
         title=f"{first.cell.recipe.name}: ranked by the bound on the loss above the optimum, "
         f"constants {'computed exactly' if constants.exact else 'estimated from a sample'}",
         measure="bound",
-        rows=[row_of(prepared, value, math.nan, f"{value:.3g}") for value, _, prepared in ranked],
-        why=[
+        options=[
+            option_of(prepared, value, math.nan, f"{value:.3g}") for value, _, prepared in ranked
+        ],
+        reasons=[
             f"z = {exponent:g}: {convergence(exponent)}",
             f"lambda {constants.smoothness:.3g}, mu {constants.convexity:.3g}, Gamma "
             f"{constants.heterogeneity:.3g}, G {constants.gradient:.3g}, |start - optimum|^2 "
@@ -263,7 +266,7 @@ def theorise(
             + (", the most looked at" if star == _MOST_ROUNDS else ""),
         ],
         warnings=warnings,
-        recipe=recipe_text(first.cell.recipe, "the bound with estimated constants"),
+        recipe_toml=recipe_text(first.cell.recipe, "the bound with estimated constants"),
     )
 
 

@@ -21,23 +21,34 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 
-class ProcessTrialPool(Generic[C, R]):
-    """`count` processes of one thread each, forked with their cells when the first job arrives."""
+class TrialPool(Generic[C, R]):
+    """Workers that train cells. They start, and get all cells, when the first job arrives.
+
+    On this machine they are `workers` forked processes of one thread each. On a cluster they are
+    tasks, 0 for one per core: cells and their records are sent to each node once, and a training
+    whose worker or node dies is done again from its start.
+    """
 
     def __init__(
-        self, cells: Sequence[C], trial: Callable[[C, Sequence[int]], list[R]], count: int
+        self,
+        cells: Sequence[C],
+        trial: Callable[[C, Sequence[int]], list[R]],
+        workers: int,
+        cluster: RayCluster | None = None,
     ) -> None:
-        self._cells, self._trial, self._count = list(cells), trial, count
-        self._places = {id(cell): place for place, cell in enumerate(self._cells)}
+        self._shared, self._workers, self._cluster = (list(cells), trial), workers, cluster
+        self._places = {id(cell): place for place, cell in enumerate(cells)}
 
-    def __enter__(self) -> "ProcessTrialPool[C, R]":
+    def __enter__(self) -> "TrialPool[C, R]":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if "_pool" in self.__dict__:
-            for process in list((self._pool._processes or {}).values()):
+        if "_tasks" in self.__dict__:
+            self._tasks.close()
+        if "_processes" in self.__dict__:
+            for process in list((self._processes._processes or {}).values()):
                 process.kill()
-            self._pool.shutdown(cancel_futures=True)
+            self._processes.shutdown(cancel_futures=True)
 
     def knows(self, jobs: Sequence[tuple[C, Sequence[int]]]) -> bool:
         """Whether all jobs are about cells of this pool."""
@@ -45,16 +56,22 @@ class ProcessTrialPool(Generic[C, R]):
 
     def outcomes(self, jobs: Sequence[tuple[C, Sequence[int]]]) -> Iterator[tuple[int, list[R]]]:
         """(number of the job, its outcomes) as they finish."""
+        calls = [(self._places[id(cell)], tuple(numbers)) for cell, numbers in jobs]
+        if self._cluster is not None:
+            return self._tasks.completed(_run, calls)
+        return self._forked(calls)
+
+    def _forked(
+        self, calls: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> Iterator[tuple[int, list[R]]]:
         waiting: dict[Future[list[R]], int] = {}
-        left = iter(range(len(jobs)))
+        left = iter(enumerate(calls))
         try:
             while True:
-                for number in left:
-                    cell, repetitions = jobs[number]
-                    place = self._places[id(cell)]
+                for number, call in left:
                     with held():  # the first one forks
-                        waiting[self._pool.submit(_run, place, tuple(repetitions))] = number
-                    if len(waiting) >= 2 * self._count:
+                        waiting[self._processes.submit(_run_forked, *call)] = number
+                    if len(waiting) >= 2 * self._workers:
                         break
                 if not waiting:
                     return
@@ -67,70 +84,38 @@ class ProcessTrialPool(Generic[C, R]):
             ) from e
 
     @cached_property
-    def _pool(self) -> ProcessPoolExecutor:
+    def _processes(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
-            self._count,
+            self._workers,
             mp_context=multiprocessing.get_context("fork"),
             initializer=_begin,
-            initargs=(self._cells, self._trial, os.getpid()),
+            initargs=(self._shared, os.getpid()),
         )
-
-
-class _WorkerState:
-    """The cells and the function of a forked process, set once when it begins."""
-
-    cells: Sequence[Any]
-    trial: Callable[[Any, Sequence[int]], list[Any]]
-
-
-def _begin(
-    cells: Sequence[Any], trial: Callable[[Any, Sequence[int]], list[Any]], parent: int
-) -> None:
-    begin_worker(parent)
-    _WorkerState.cells, _WorkerState.trial = cells, trial
-
-
-def _run(place: int, repetitions: Sequence[int]) -> list[Any]:
-    return _WorkerState.trial(_WorkerState.cells[place], repetitions)
-
-
-class RayTrialPool(Generic[C, R]):
-    """A pool of Ray tasks. Cells and their records are sent to each node once.
-
-    A training whose worker or node dies is done again from its start.
-    """
-
-    def __init__(
-        self,
-        cells: Sequence[C],
-        trial: Callable[[C, Sequence[int]], list[R]],
-        workers: int,
-        cluster: RayCluster,
-    ) -> None:
-        self._cells, self._trial = list(cells), trial
-        self._workers, self._cluster = workers, cluster
-        self._places = {id(cell): place for place, cell in enumerate(self._cells)}
-
-    def __enter__(self) -> "RayTrialPool[C, R]":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if "_tasks" in self.__dict__:
-            self._tasks.close()
-
-    def knows(self, jobs: Sequence[tuple[C, Sequence[int]]]) -> bool:
-        """Whether all jobs are about cells of this pool."""
-        return all(id(cell) in self._places for cell, _ in jobs)
-
-    def outcomes(self, jobs: Sequence[tuple[C, Sequence[int]]]) -> Iterator[tuple[int, list[R]]]:
-        """(number of the job, its outcomes) as they finish."""
-        calls = [(self._places[id(cell)], tuple(numbers)) for cell, numbers in jobs]
-        return self._tasks.completed(_run_on_ray, calls)
 
     @cached_property
     def _tasks(self) -> Tasks:
-        known = (self._cells, self._trial)
-        return Tasks(self._cluster, self._workers, known, "these trainings")
+        if self._cluster is None:
+            raise AssertionError("tasks run on a cluster")
+        return Tasks(self._cluster, self._workers, self._shared, "these trainings")
+
+
+_of_this_process: list[Any] = []
+"""The cells and the function of a forked process, set once when it begins."""
+
+
+def _begin(shared: tuple[Sequence[Any], Any], parent: int) -> None:
+    begin_worker(parent)
+    _of_this_process[:] = [shared]
+
+
+def _run_forked(place: int, numbers: Sequence[int]) -> list[Any]:
+    return _run(_of_this_process[0], place, numbers)
+
+
+def _run(shared: tuple[Sequence[Any], Any], place: int, numbers: Sequence[int]) -> list[Any]:
+    cells, trial = shared
+    outcomes: list[Any] = trial(cells[place], numbers)
+    return outcomes
 
 
 def pool_outcomes(
@@ -139,23 +124,15 @@ def pool_outcomes(
     workers: int,
     cluster: RayCluster | None,
 ) -> Iterator[tuple[int, list[R]]]:
-    """Run jobs of one cell and yield (number of the job, its outcomes) as they finish.
+    """Run jobs and yield (number of the job, its outcomes) as they finish.
 
     On the cluster if there is one, on `workers` processes of this machine (0: one per core) if
     that is more than one, and otherwise in this process.
     """
-    cells, processes = [cell for cell, _ in jobs[:1]], min(len(jobs), workers or available())
-    if cluster is not None and jobs:
-        with RayTrialPool(cells, trial, workers, cluster) as pool:
-            yield from pool.outcomes(jobs)
-    elif processes > 1:
-        with ProcessTrialPool(cells, trial, processes) as pool:
-            yield from pool.outcomes(jobs)
-    else:
+    processes = min(len(jobs), workers or available())
+    if not jobs or (cluster is None and processes == 1):
         yield from ((number, trial(*job)) for number, job in enumerate(jobs))
-
-
-def _run_on_ray(known: tuple[Sequence[Any], Any], place: int, numbers: Sequence[int]) -> list[Any]:
-    cells, trial = known
-    found: list[Any] = trial(cells[place], numbers)
-    return found
+        return
+    cells = list({id(cell): cell for cell, _ in jobs}.values())
+    with TrialPool(cells, trial, processes if cluster is None else workers, cluster) as pool:
+        yield from pool.outcomes(jobs)

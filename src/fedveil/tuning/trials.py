@@ -1,7 +1,7 @@
 """Trials: one training of one cell, many of them over all cores."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,7 +29,11 @@ from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, train
 from fedveil.training.work import ClientWork
 from fedveil.tuning.recipe_grid import Cell
-from fedveil.tuning.trial_pools import ProcessTrialPool, RayTrialPool
+from fedveil.tuning.trial_pools import TrialPool, pool_outcomes
+
+_NEVER = 1 << 60
+_DIVISIONS = 2
+"""Divisions of the records among clients that are cached."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,14 @@ class TrialOutcome:
     """The result of one training. A metric is NaN if the training diverged.
 
     Attributes:
-        rounds: The rounds that ran.
-        metrics: Test metrics at the end.
-        curve: (round, metrics) along the way.
+        rounds_done: The rounds that ran.
+        test_metrics: Test metrics at the end.
+        test_curve: (round, test metrics) along the way.
     """
 
-    rounds: int
-    metrics: dict[str, float]
-    curve: tuple[tuple[int, dict[str, float]], ...] = ()
+    rounds_done: int
+    test_metrics: dict[str, float]
+    test_curve: tuple[tuple[int, dict[str, float]], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +60,8 @@ class PreparedCell:
         plan: The privacy plan.
         mode: The execution mode.
         work: What clients do.
-        noise: Standard deviation of the noise on one coordinate of the first round's mean update, 0
-            without noise, NaN if noise is part of local training.
+        noise_std: Standard deviation of the noise on one coordinate of the first round's mean
+            update, 0 without noise, NaN if noise is part of local training.
         together: The number of repetitions that are one computation.
     """
 
@@ -65,7 +69,7 @@ class PreparedCell:
     plan: PrivacyPlan
     mode: Mode
     work: ClientWork
-    noise: float
+    noise_std: float
     together: int = 1
 
     def blocks(self, first: int, last: int) -> list[tuple[int, ...]]:
@@ -76,16 +80,16 @@ class PreparedCell:
 
     @property
     def noise_text(self) -> str:
-        """`noise` for people."""
-        return "in training" if math.isnan(self.noise) else f"{self.noise:.3g}"
+        """`noise_std` for people."""
+        return "in training" if math.isnan(self.noise_std) else f"{self.noise_std:.3g}"
 
     @property
-    def claim(self) -> PrivacyClaim | None:
+    def headline_claim(self) -> PrivacyClaim | None:
         """The headline claim of the cell's rounds, if any."""
-        return counting(self.claims)
+        return counting(self.shown_claims)
 
     @cached_property
-    def claims(self) -> list[PrivacyClaim]:
+    def shown_claims(self) -> list[PrivacyClaim]:
         """The claims to show: the tightest for each kind of release and trust.
 
         The strict reading comes after one as published, the one without a shuffler after its own.
@@ -101,21 +105,15 @@ class PreparedCell:
         return shown
 
 
-_NEVER = 1 << 60
-_KEPT = 2
-
-
-Track = list[tuple[int, dict[str, float]]]
-"""The rounds of a training and what was measured then, often nothing."""
-
-
 @dataclass
 class Laboratory:
     """Prepares cells and runs their trials, with the records cached.
 
-    `curves`: the model is measured as often as the recipe says, not only at the end. Trials run on
-    `workers` processes (0: one per core), of `cluster` if there is one and else of this machine,
-    whatever the recipe says of its engine.
+    Attributes:
+        root: Where data sets are stored.
+        curves: Whether the model is measured as often as the recipe says, not only at the end.
+        workers: Processes that train, 0 for one per core, whatever the recipe says of its engine.
+        cluster: The Ray cluster that trains instead of this machine.
     """
 
     root: Path | None = None
@@ -124,11 +122,7 @@ class Laboratory:
     cluster: RayCluster | None = None
     _records: dict[str, Records | FederatedData] = field(default_factory=dict)
     _divided: dict[str, FederatedData] = field(default_factory=dict)
-    _pool: (
-        ProcessTrialPool[PreparedCell, TrialOutcome]
-        | RayTrialPool[PreparedCell, TrialOutcome]
-        | None
-    ) = None
+    _pool: TrialPool[PreparedCell, TrialOutcome] | None = None
 
     def __post_init__(self) -> None:
         check_workers("--workers", self.workers)
@@ -154,14 +148,16 @@ class Laboratory:
                     "evaluate.epsilon pays for the metrics of one run, and trials are compared by "
                     "metrics in the clear: leave it out here"
                 )
-            training = build(on_this_machine(recipe), data=self.data(recipe))
+            training = build(on_this_machine(recipe), data=self.federated_data(recipe))
             training.data.check_tested("comparing trials")
             noise = _noise(training.plan, training)
             found = mode or training.chosen
         except BadInput as e:
             raise BadInput(f"cell {cell.name}: {e}" if cell.choice else str(e)) from e
         together = 1
-        if recipe.data.seed is not None and not _dealt(recipe):  # the same clients in all of them
+        if recipe.data.seed is not None and not _own_budgets(
+            recipe
+        ):  # the same clients in all of them
             training = replace(training, mode=found, fastest=False, workers=1)
             engine = training.engine
             if isinstance(engine, Serial):
@@ -177,44 +173,49 @@ class Laboratory:
         it cancels in the difference of what they release, and no sum of epsilons covers both.
         """
         trainings = [self._training(prepared, repetition) for repetition in repetitions]
-        tracks: list[Track] = [[] for _ in trainings]
-        for results in _results(trainings):
+        last_rounds, curves = [0 for _ in trainings], [list[Any]() for _ in trainings]
+        rounds: Iterable[Sequence[tuple[int, RoundResult]]] = (
+            train_in_step(trainings)
+            if len(trainings) > 1
+            else ([(0, result)] for result in train(trainings[0]))
+        )
+        for results in rounds:
             for number, result in results:
-                tracks[number].append((result.round, _finite(result.metrics)))
-        return [self._outcome(track) for track in tracks]
+                last_rounds[number] = result.round
+                if result.metrics:
+                    # a training that diverged has NaN, not infinity, in all tables
+                    finite = {
+                        k: v if math.isfinite(v) else math.nan for k, v in result.metrics.items()
+                    }
+                    curves[number].append((result.round, finite))
+        if not all(curves):
+            raise BadInput("the budget permits no round: raise budget.epsilon")
+        return [
+            TrialOutcome(last, curve[-1][1], tuple(curve) if self.curves else ())
+            for last, curve in zip(last_rounds, curves, strict=True)
+        ]
 
     def trials(
         self, jobs: Sequence[tuple[PreparedCell, Sequence[int]]]
     ) -> Iterator[tuple[int, list[TrialOutcome]]]:
         """Yield (number of the job, its outcomes) as they finish, over all cores."""
-        if len(jobs) <= 1 or (self.cluster is None and self._count == 1):
-            for number, job in enumerate(jobs):
-                yield number, self.trial(*job)
-        elif self._pool is not None and self._pool.knows(jobs):
-            yield from self._pool.outcomes(jobs)
-        else:
-            with self._pool_of([prepared for prepared, _ in jobs], len(jobs)) as pool:
-                yield from pool.outcomes(jobs)
+        if self._pool is not None and len(jobs) > 1 and self._pool.knows(jobs):
+            return self._pool.outcomes(jobs)
+        return pool_outcomes(jobs, self.trial, self.workers, self.cluster)
 
     @contextmanager
-    def held(self, cells: Sequence[PreparedCell]) -> Iterator[None]:
+    def pooled(self, cells: Sequence[PreparedCell]) -> Iterator[None]:
         """Keep the processes from one call of `trials` on these cells to the next."""
-        with self._pool_of(cells, self._count) as self._pool:
+        count = self.workers or available()
+        if self.cluster is None and count == 1:
+            yield
+            return
+        workers = count if self.cluster is None else self.workers
+        with TrialPool(cells, self.trial, workers, self.cluster) as self._pool:
             try:
                 yield
             finally:
                 self._pool = None
-
-    @property
-    def _count(self) -> int:
-        return self.workers or available()
-
-    def _pool_of(
-        self, cells: Sequence[PreparedCell], jobs: int
-    ) -> ProcessTrialPool[PreparedCell, TrialOutcome] | RayTrialPool[PreparedCell, TrialOutcome]:
-        if self.cluster is not None:
-            return RayTrialPool(cells, self.trial, self.workers, self.cluster)
-        return ProcessTrialPool(cells, self.trial, min(jobs, self._count))
 
     def _training(self, prepared: PreparedCell, repetition: int) -> Training:
         recipe = seeded(prepared.cell.recipe, repetition)
@@ -224,16 +225,10 @@ class Laboratory:
         changes = {"every": every, "clients": None, "clients_every": None}
         evaluate = recipe.evaluate.model_copy(update=changes)
         recipe = recipe.model_copy(update={"engine": engine, "evaluate": evaluate})
-        plan = None if _dealt(recipe) else prepared.plan
-        return build(recipe, data=self.data(recipe), plan=plan)
+        plan = None if _own_budgets(recipe) else prepared.plan
+        return build(recipe, data=self.federated_data(recipe), plan=plan)
 
-    def _outcome(self, track: Track) -> TrialOutcome:
-        curve = [(round, metrics) for round, metrics in track if metrics]
-        if not curve:
-            raise BadInput("the budget permits no round: raise budget.epsilon")
-        return TrialOutcome(track[-1][0], curve[-1][1], tuple(curve) if self.curves else ())
-
-    def data(self, recipe: Recipe) -> FederatedData:
+    def federated_data(self, recipe: Recipe) -> FederatedData:
         """The recipe's clients, cached for the last two repetitions."""
         section = recipe.data.model_dump_json()
         key = f"{recipe.seed if recipe.data.seed is None else ''} {section}"
@@ -241,7 +236,7 @@ class Laboratory:
             source = recipe.data.source
             if source not in self._records:
                 self._records = {source: recipe.data.load(self.root)}
-            while len(self._divided) >= _KEPT:
+            while len(self._divided) >= _DIVISIONS:
                 self._divided.pop(next(iter(self._divided)))
             self._divided[key] = recipe.data.divide(self._records[source], recipe.seed)
         return self._divided[key]
@@ -252,21 +247,9 @@ def seeded(recipe: Recipe, repetition: int) -> Recipe:
     return recipe.model_copy(update={"seed": recipe.seed + repetition})
 
 
-def _results(trainings: Sequence[Training]) -> Iterator[list[tuple[int, RoundResult]]]:
-    """(number of the training, result), a round at a time."""
-    if len(trainings) > 1:
-        yield from train_in_step(trainings)
-    else:
-        yield from ([(0, result)] for result in train(trainings[0]))
-
-
-def _dealt(recipe: Recipe) -> bool:
-    """Whether a repetition deals out budgets of its own: then its plan is its own as well."""
+def _own_budgets(recipe: Recipe) -> bool:
+    """Whether each repetition deals out budgets of its own, and so has a plan of its own."""
     return recipe.budget is not None and recipe.budget.epsilons is not None
-
-
-def _finite(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: v if math.isfinite(v) else math.nan for name, v in metrics.items()}
 
 
 def _noise(plan: PrivacyPlan, training: Training) -> float:
