@@ -27,7 +27,7 @@ from fedveil.models.task import Task as Task
 from fedveil.models.zoo import Lstm as Lstm
 from fedveil.models.zoo import without_batch_norm as without_batch_norm
 from fedveil.privacy.accounting.budget import Budget as Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine as BudgetLine
+from fedveil.privacy.accounting.budget import BudgetLine as BudgetLine
 from fedveil.privacy.accounting.claims import Accountant as Accountant
 from fedveil.privacy.accounting.claims import NoiseSource as NoiseSource
 from fedveil.privacy.accounting.claims import PrivacyClaim as PrivacyClaim

@@ -9,7 +9,8 @@ from scipy.stats import binom, norm
 from fedveil.audit.bounds import Counts, GaussianBound, GeneralBound, SameKindBound, least, most
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
+from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 
 FALSE_ALARM = 1e-6

@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from fedveil.audit.canary_clients import fitted, two_gaussians
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.composition import gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])

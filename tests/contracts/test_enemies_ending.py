@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 import fedveil as fv
-from fedveil.privacy.accounting.budget_line import EARLY, NOT_DECIDED
+from fedveil.privacy.accounting.budget import EARLY, NOT_DECIDED
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.ledger.statement import statements

@@ -42,7 +42,7 @@ def test_a_server_that_was_killed_resumes_with_a_new_attempt_and_a_new_charge(
         charges = read_charges(three.folder / "run" / "ledger.db")
         assert [(c.round, c.attempt) for c in charges] == places
         line = three.server().run.training.plan.lines[0]
-        kept, five = line.ended(5, 4, extra_attempts=1), line.claims(5)[0].epsilon
+        kept, five = line.epsilon_if_ended(5, 4, extra_attempts=1), line.claims(5)[0].epsilon
         assert result["claims"][0]["epsilon"] == pytest.approx(kept, rel=1e-9)
         assert result["claims"][-1]["epsilon"] == pytest.approx(five, rel=1e-9)
         assert proven(three) == result["claims"][0]["epsilon"]

@@ -4,8 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Gaussian
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import NOT_DECIDED
+from fedveil.privacy.accounting.budget import NOT_DECIDED, Budget
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian
@@ -131,17 +130,23 @@ def test_what_is_quoted_after_a_round_is_an_upper_bound_on_the_claim_of_a_run_th
 def test_rounds_done_again_are_in_what_is_spent_and_in_what_is_quoted():
     plan = central_plan(multiplier=5.0, rounds=40, budget=Budget(math.inf, 1e-5))
     line = plan.lines[0]
-    assert plan.spent(10, again=2).epsilon >= line.claims(12)[0].epsilon
-    assert plan.spent(40, again=2).epsilon >= line.claims(42)[0].epsilon
-    assert plan.quoted(10, again=2).epsilon == line.ended(12, 40, extra_attempts=2)
-    assert plan.quoted(40, again=2).epsilon == line.ended(42, 40, extra_attempts=2)
+    assert plan.spent(10, extra_attempts=2).epsilon >= line.claims(12)[0].epsilon
+    assert plan.spent(40, extra_attempts=2).epsilon >= line.claims(42)[0].epsilon
+    assert plan.quoted(10, extra_attempts=2).epsilon == line.epsilon_if_ended(
+        12, 40, extra_attempts=2
+    )
+    assert plan.quoted(40, extra_attempts=2).epsilon == line.epsilon_if_ended(
+        42, 40, extra_attempts=2
+    )
 
 
 def test_what_is_quoted_after_a_round_is_of_the_line_that_is_a_guarantee(make_line):
     published, strict = make_line(as_published=True), make_line(event=Gaussian(2.0))
     plan = PrivacyPlan(Everyone(), 10, 5, lines=(published, strict))
     assert plan.spent(2).as_published
-    assert plan.quoted(2).epsilon == pytest.approx(strict.ended(2, plan.permitted), rel=1e-3)
+    assert plan.quoted(2).epsilon == pytest.approx(
+        strict.epsilon_if_ended(2, plan.permitted), rel=1e-3
+    )
 
 
 def test_tightest_line_ends_the_run(make_line):
@@ -377,7 +382,10 @@ def test_what_is_shown_follows_the_client_that_took_part_most():
 
 def test_a_round_done_again_is_shown_with_what_the_curator_published():
     plan = local_plan(schedule=Quantile(0.5, 0.5, noise=3.0))
-    shown, claims = plan.spent(10, 11, again=1), plan.claims(10, np.full(100, 11), again=1)
+    shown, claims = (
+        plan.spent(10, 11, extra_attempts=1),
+        plan.claims(10, np.full(100, 11), extra_attempts=1),
+    )
     assert shown.epsilon == smaller(claims).epsilon
     assert shown.epsilon > epsilon(plan.lines[0].event, 11, 1e-5, Relation.REPLACE)
-    assert plan.quoted(10, 11, again=1).epsilon == claims[0].epsilon
+    assert plan.quoted(10, 11, extra_attempts=1).epsilon == claims[0].epsilon

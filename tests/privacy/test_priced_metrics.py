@@ -15,7 +15,8 @@ from scipy.stats import kstest
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import HELD_OUT, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
+from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled, WithMetrics
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.mechanisms import GaussianMechanism

@@ -12,8 +12,7 @@ import torch
 from scipy.stats import chi2, kstest, norm
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust
 from fedveil.privacy.clip_schedules import Fixed, Median
 from fedveil.privacy.noise import mechanisms

@@ -10,8 +10,8 @@ import safetensors.torch
 
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.file import read_about, read_closing, read_runs
+from fedveil.privacy.ledger.hash_chain import read_links, verify
 from fedveil.privacy.ledger.statement import statements
-from fedveil.privacy.ledger.verification import read_links, verify
 from fedveil.runs import run as runs
 from fedveil.runs.evidence import _of_claims, file_digests
 from fedveil.runs.ledgers import Shared

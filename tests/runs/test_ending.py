@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.privacy.accounting.budget_line import NOT_DECIDED
-from fedveil.privacy.ledger.filter import renyi_curve
-from fedveil.privacy.ledger.shared import Common
+from fedveil.privacy.accounting.budget import NOT_DECIDED
+from fedveil.privacy.ledger.shared import Common, renyi_curve
 from fedveil.runs.build import build
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe_file import load_recipe
@@ -86,7 +85,7 @@ def test_a_run_that_was_interrupted_says_how_to_go_on(begin):
 def test_a_run_that_somebody_ended_has_the_smaller_claim_beside_the_one_that_counts(begin):
     run = begin("run")
     told, line = why(run, stop_after(3)), run.training.plan.lines[0]
-    counts = line.claim(line.ended(3, 4))
+    counts = line.claim(line.epsilon_if_ended(3, 4))
     smaller = replace(line.claims(3)[0], condition=NOT_DECIDED)
     beside = f"{counts}, which holds whoever ended the run and why; {smaller.short}; "
     assert told.startswith(f"the claim that counts is {beside}")

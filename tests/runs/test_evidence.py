@@ -11,10 +11,8 @@ import pytest
 
 from fedveil.base.errors import BadInput, LedgerMismatch
 from fedveil.privacy.ledger.file import read_about, read_charges, read_participations, read_runs
-from fedveil.privacy.ledger.filter import renyi_curve
-from fedveil.privacy.ledger.hash_chain import Closing, Entry, Head, broken_at
-from fedveil.privacy.ledger.shared import common_of, spent_in
-from fedveil.privacy.ledger.verification import read_links, verify
+from fedveil.privacy.ledger.hash_chain import Closing, Entry, Head, broken_at, read_links, verify
+from fedveil.privacy.ledger.shared import common_of, renyi_curve, spent_in
 from fedveil.runs.evidence import file_digests
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe_file import load_recipe

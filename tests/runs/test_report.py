@@ -12,7 +12,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.pages.run_report import run_page
-from fedveil.privacy.accounting.budget_line import NOT_DECIDED
+from fedveil.privacy.accounting.budget import NOT_DECIDED
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.evidence import file_digests
 from fedveil.runs.report import read_contents, report_of, write_report

@@ -11,7 +11,7 @@ import pytest
 
 from fedveil.base.errors import BadInput, LedgerMismatch
 from fedveil.data.federated import FederatedData
-from fedveil.privacy.accounting.budget_line import NOT_DECIDED
+from fedveil.privacy.accounting.budget import NOT_DECIDED
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.privacy.ledger.statement import statements
 from fedveil.runs import checkpoint
@@ -163,7 +163,7 @@ def test_the_claims_of_a_run_that_ended_early_hold_whoever_ended_it(start):
     early = run.execute(stop_after(2))
     assert [claim["condition"] for claim in early["claims"]] == ["", "", NOT_DECIDED]
     line = run.training.plan.lines[0]
-    assert early["claims"][0]["epsilon"] == line.ended(2, 4)
+    assert early["claims"][0]["epsilon"] == line.epsilon_if_ended(2, 4)
     assert early["claims"][-1]["epsilon"] == line.claims(2)[0].epsilon
     assert "none changed" in verify_ledger(run.folder, None)
     assert [claim.to_dict() for claim in statement_of(run.folder).claims] == early["claims"]

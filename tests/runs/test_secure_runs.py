@@ -13,7 +13,7 @@ import torch
 from scipy.stats import chi2
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget_line import NOT_DECIDED
+from fedveil.privacy.accounting.budget import NOT_DECIDED
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.privacy.ledger.statement import statements
 from fedveil.privacy.releases.central import CentralNoise
@@ -262,7 +262,7 @@ def test_an_interrupted_round_is_a_new_attempt_with_a_charge_of_its_own(start, m
     ]
     assert (result["rounds"], result["stopped"]) == (5, "budget")
     line = run.training.plan.lines[0]
-    assert result["claims"][0]["epsilon"] == line.ended(6, 6, extra_attempts=1) == room
+    assert result["claims"][0]["epsilon"] == line.epsilon_if_ended(6, 6, extra_attempts=1) == room
     assert result["claims"][-1]["epsilon"] == line.claims(6)[0].epsilon
     (told,) = statements(run.folder / "ledger.db")
     assert [claim.to_dict() for claim in told.claims] == result["claims"]
@@ -278,7 +278,7 @@ def test_an_attempt_that_the_budget_has_room_for_costs_no_round(start, monkeypat
     result = Run.resume(run.folder, None).execute()
     assert (result["rounds"], result["stopped"]) == (4, "rounds")
     line = run.training.plan.lines[0]
-    assert result["claims"][0]["epsilon"] == line.ended(5, 4, extra_attempts=1)
+    assert result["claims"][0]["epsilon"] == line.epsilon_if_ended(5, 4, extra_attempts=1)
     assert result["claims"][-1]["epsilon"] == line.claims(5)[0].epsilon
     assert result["claims"][-1]["condition"] == NOT_DECIDED
     assert metrics_of(run.folder)[-1]["epsilon"] >= result["claims"][-1]["epsilon"] - 1e-3
@@ -297,7 +297,9 @@ def test_everyone_asked_is_charged_for_an_interrupted_round(start, monkeypatch):
     assert (counts >= before).all()
     plan = run.training.plan
     worst = int(counts.max())
-    assert result["claims"][0]["epsilon"] == plan.lines[0].ended(worst, 4, extra_attempts=1)
+    assert result["claims"][0]["epsilon"] == plan.lines[0].epsilon_if_ended(
+        worst, 4, extra_attempts=1
+    )
     assert result["claims"][-1]["epsilon"] == plan.lines[0].claims(worst)[0].epsilon
 
 
@@ -323,7 +325,7 @@ def test_a_lost_checkpoint_costs_its_round_again(start):
     assert read_participations(run.folder / "ledger.db").tolist() == counts.tolist()
     told = [c for c in result["claims"] if c["holds_for"] != "the median client"]
     line, worst = run.training.plan.lines[0], int(counts.max())
-    assert told[0]["epsilon"] == line.ended(worst, 6, extra_attempts=1)
+    assert told[0]["epsilon"] == line.epsilon_if_ended(worst, 6, extra_attempts=1)
     assert told[-1]["epsilon"] == line.claims(worst)[0].epsilon
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedveil.privacy.accounting.composition import gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
 
 from .conftest import DROWNED, FALSE_ALARM, FEW, SOURCES
 

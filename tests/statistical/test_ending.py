@@ -15,8 +15,7 @@ import pytest
 from scipy.signal import fftconvolve
 from scipy.stats import norm
 
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import EARLY
+from fedveil.privacy.accounting.budget import EARLY, Budget
 from fedveil.privacy.accounting.meaning import counting, smaller
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.releases.central import central

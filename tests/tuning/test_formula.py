@@ -8,7 +8,8 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
-from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
+from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.noise.streams import Streams
 from fedveil.tuning.recipe_grid import Space

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from fedveil.privacy.accounting.budget_line import NOT_DECIDED
+from fedveil.privacy.accounting.budget import NOT_DECIDED
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.runs.evidence import charged_of
 from fedveil.runs.ledgers import Shared
@@ -126,7 +126,7 @@ def test_the_line_that_counts_is_the_one_that_is_told(root):
     assert all((line.trust, line.unit) != (first.trust, first.unit) for line in others)
     assert (found.claim.trust, found.claim.unit) == (first.trust, first.unit)
     assert found.spent.epsilon == first.claims(1)[0].epsilon
-    assert found.claim.epsilon == first.ended(1, 4)
+    assert found.claim.epsilon == first.epsilon_if_ended(1, 4)
     lines.close()
 
 

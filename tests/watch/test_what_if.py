@@ -9,8 +9,8 @@ import time
 import pytest
 
 from fedveil.base.errors import BadInput
+from fedveil.privacy.accounting.calibration import solve
 from fedveil.privacy.accounting.claims import Accountant
-from fedveil.privacy.accounting.solve import solve
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.watch.what_if import KNOBS, Settings, quick, recipe_text, refined

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.special import betaincinv, ndtri
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.composition import gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
 
 _SHARES = (0.999, 0.99, 0.97, 0.93, 0.85, 0.7, 0.5, 0.3, 0.15, 0.07, 0.03, 0.01, 1e-3)
 _LEAST_NOISE, _MOST_NOISE = 0.02, 1e3

@@ -25,7 +25,7 @@ from fedveil.audit.findings import Attack, Finding
 from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Trust
 from fedveil.privacy.accounting.events import PoissonSampled
 from fedveil.privacy.plan import PrivacyPlan

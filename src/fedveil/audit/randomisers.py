@@ -37,8 +37,7 @@ from fedveil.audit.release_views import (
 )
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import (
     Accountant,
     Composed,
@@ -47,7 +46,7 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.privacy.accounting.composition import FINE, epsilon
+from fedveil.privacy.accounting.composition import FINE, epsilon, units_epsilon
 from fedveil.privacy.accounting.events import (
     Event,
     FixedSampled,
@@ -58,7 +57,6 @@ from fedveil.privacy.accounting.events import (
     Shuffled,
     TwoPoint,
 )
-from fedveil.privacy.accounting.units import units_epsilon
 from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan

@@ -21,7 +21,7 @@ from torch import nn
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import squared_error
 from fedveil.models.task import Task
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan

@@ -76,7 +76,7 @@ def account(
 ) -> None:
     """Solve for the one of noise, rate, rounds and epsilon that is left out (central DP)."""
     check_given(delta=delta, noise=noise, rate=rate, rounds=rounds, epsilon=epsilon)
-    from fedveil.privacy.accounting.solve import solve
+    from fedveil.privacy.accounting.calibration import solve
     from fedveil.runs.glossary import terms_line
 
     answer = solve(noise=noise, rate=rate, rounds=rounds, epsilon=epsilon, delta=delta)

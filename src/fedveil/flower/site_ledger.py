@@ -18,11 +18,9 @@ from fedveil.base.errors import BadInput, BudgetExhausted, one_line
 from fedveil.flower.policy import Policy, RunCost, Terms
 from fedveil.flower.site_file import SiteFile
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.ledger.file import connect, read_runs, transaction
-from fedveil.privacy.ledger.hash_chain import Head
+from fedveil.privacy.ledger.file import connect, one_look, query, read_runs, transaction
+from fedveil.privacy.ledger.hash_chain import Head, verify
 from fedveil.privacy.ledger.ledger import Ledger
-from fedveil.privacy.ledger.looking import one_look, query
-from fedveil.privacy.ledger.verification import verify
 from fedveil.runs.run_directory import sync_folder, write_atomic
 
 LOG = logging.getLogger("fedveil.site")

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.calibration import MOST_NOISE
 from fedveil.privacy.accounting.claims import Relation, Trust
 from fedveil.privacy.accounting.composition import epsilon

@@ -13,11 +13,10 @@ import torch
 from fedveil.base.checks import CLIENTS, ROUNDS, shown
 from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated
-from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
+from fedveil.privacy.accounting.budget import BudgetLine, Spending, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust
 from fedveil.privacy.accounting.composition import covers
 from fedveil.privacy.accounting.events import Gaussian, WithMetrics
-from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedule
 from fedveil.privacy.noise.streams import Streams
@@ -240,13 +239,17 @@ class PrivacyPlan:
         """How many of the planned rounds fit the budgets; found once: a round compares integers."""
         return min((line.permitted(self.rounds) for line in self.lines), default=self.rounds)
 
-    def spent(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim | None:
+    def spent(
+        self, rounds: int, turns: int | None = None, extra_attempts: int = 0
+    ) -> PrivacyClaim | None:
         """What `rounds` rounds have cost by the budget's line, from above (`Spending.spent`)."""
-        return self._spending[0].spent(rounds, turns, again) if self.lines else None
+        return self._spending[0].spent(rounds, turns, extra_attempts) if self.lines else None
 
-    def quoted(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim | None:
+    def quoted(
+        self, rounds: int, turns: int | None = None, extra_attempts: int = 0
+    ) -> PrivacyClaim | None:
         """The claim that counts if the run ends after `rounds` rounds, from above."""
-        return self._spending[1].claim(rounds, turns, again) if self.lines else None
+        return self._spending[1].quoted(rounds, turns, extra_attempts) if self.lines else None
 
     @cached_property
     def _spending(self) -> tuple[Spending, Spending]:
@@ -256,17 +259,17 @@ class PrivacyPlan:
         return first, replace(first, line=strict) if strict is not first.line else first
 
     def claims(
-        self, rounds: int, counts: Counts | None = None, again: int = 0
+        self, rounds: int, counts: Counts | None = None, extra_attempts: int = 0
     ) -> tuple[PrivacyClaim, ...]:
         """What is guaranteed when the run ends after `rounds` rounds (`meaning.counting`: which
         claim counts).
 
         With `counts`, how often each client took part, a claim is made for the client that did
-        so most often and one for the median client. `again` attempts were charged beyond each
-        round's first. Where `rounds` are fewer than `permitted`, claims hold whoever ended the run
-        and why, and the smaller ones that follow say on which condition (`claims_of`).
+        so most often and one for the median client. `extra_attempts` attempts were charged beyond
+        each round's first. Where `rounds` are fewer than `permitted`, claims hold whoever ended the
+        run and why, and the smaller ones that follow say on which condition (`claims_of`).
         """
-        return claims_of(self.every_line, rounds, counts, again, self.permitted)
+        return claims_of(self.every_line, rounds, counts, extra_attempts, self.permitted)
 
     @property
     def moves(self) -> bool:

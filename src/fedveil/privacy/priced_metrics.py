@@ -14,8 +14,7 @@ import torch
 from fedveil.base.checks import LOSS_CLIP
 from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise
 from fedveil.privacy.accounting.claims import (
     HELD_OUT,

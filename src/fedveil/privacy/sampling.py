@@ -17,7 +17,7 @@ from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
-from fedveil.privacy.noise.gaps import joining
+from fedveil.privacy.noise.secure_random import joining
 from fedveil.privacy.noise.streams import Streams
 
 Cohort = npt.NDArray[np.int64]

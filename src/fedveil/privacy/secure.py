@@ -4,8 +4,7 @@ import math
 from dataclasses import replace
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Trust
 from fedveil.privacy.noise.grid import delta_of_sampler
 from fedveil.privacy.plan import PrivacyPlan

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger import hash_chain
-from fedveil.privacy.ledger.file import read_about, read_closing, read_runs
-from fedveil.privacy.ledger.hash_chain import Head, first_hash
-from fedveil.privacy.ledger.looking import one_look
+from fedveil.privacy.ledger.file import one_look, read_about, read_closing, read_runs
+from fedveil.privacy.ledger.hash_chain import (
+    Head,
+    check_head,
+    first_hash,
+    read_hashes,
+    read_links,
+    verify,
+)
 from fedveil.privacy.ledger.shared import common_of, spent_in
 from fedveil.privacy.ledger.statement import (
     Charged,
@@ -24,7 +30,6 @@ from fedveil.privacy.ledger.statement import (
     statement,
     statements,
 )
-from fedveil.privacy.ledger.verification import check_head, read_hashes, read_links, verify
 from fedveil.runs import checkpoint
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import load_recipe, to_toml

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget_line import BudgetLine
-from fedveil.privacy.ledger.file import read_runs
-from fedveil.privacy.ledger.filter import renyi_curve
+from fedveil.privacy.accounting.budget import BudgetLine
+from fedveil.privacy.ledger.file import query, read_runs
+from fedveil.privacy.ledger.hash_chain import verify
 from fedveil.privacy.ledger.ledger import Ledger
-from fedveil.privacy.ledger.looking import query
-from fedveil.privacy.ledger.shared import Common, check_common, check_company, common_of
-from fedveil.privacy.ledger.verification import verify
+from fedveil.privacy.ledger.shared import (
+    Common,
+    check_common,
+    check_company,
+    common_of,
+    renyi_curve,
+)
 from fedveil.runs.evidence import file_of, name_of
 from fedveil.runs.run_directory import write_atomic
 from fedveil.training.session import Training

@@ -17,9 +17,8 @@ from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted
-from fedveil.privacy.ledger.hash_chain import digest
+from fedveil.privacy.ledger.hash_chain import digest, verify
 from fedveil.privacy.ledger.ledger import Ledger
-from fedveil.privacy.ledger.verification import verify
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs import checkpoint
 from fedveil.runs.build import build, changes_in_place, check_given, resolved

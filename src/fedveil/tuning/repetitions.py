@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, PrivacyClaim, Trust, Unit
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.tuning.trials import PreparedCell

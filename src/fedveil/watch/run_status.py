@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from fedveil.base.checks import MOST_ROUNDS
 from fedveil.base.errors import BadInput
 from fedveil.pages.run_report import RunContents
+from fedveil.privacy.accounting.budget import Spending
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted, counting, smaller
-from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.ledger.statement import Charged, Statement
 from fedveil.runs.evidence import charged_of, file_of, is_open, left
 from fedveil.runs.report import claims_in, parse_result
@@ -204,7 +204,7 @@ class FollowedRun:
                 self._spending = wanted
             done = charged.rounds, charged.turns, charged.extra_attempts
             paid = self._spending.spent(*done)
-            claims = (self._spending.claim(*done), paid) if paid.condition else (paid,)
+            claims = (self._spending.quoted(*done), paid) if paid.condition else (paid,)
         return Statement(charged.run, charged.charges, claims, charged.budget)
 
 

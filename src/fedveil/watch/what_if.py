@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
-from fedveil.privacy.accounting.calibration import noise_for, rounds_within
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
+from fedveil.privacy.accounting.calibration import central_line, least_noise
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.accounting.composition import FINE
-from fedveil.privacy.accounting.solve import central_line
+from fedveil.privacy.accounting.composition import FINE, rounds_within
 from fedveil.runs.recipe_file import load_recipe, to_toml
 
 _COARSE = 10 * FINE
@@ -157,16 +155,18 @@ def quick(settings: Settings) -> tuple[PrivacyClaim, ...]:
 def refined(settings: Settings) -> Refined:
     """The claim as a run ends with it, and what the budget permits."""
     line, budget = settings.line, settings.line.budget
-    at = (budget.epsilon, budget.delta, line.relation)
     try:
-        needed: float | None = noise_for(
-            lambda noise: central_line(settings.rate, noise, budget).event, settings.rounds, *at
+        needed: float | None = least_noise(
+            lambda noise: central_line(settings.rate, noise, budget).event,
+            settings.rounds,
+            budget,
+            line.relation,
         )
     except BadInput:
         needed = None
     return Refined(
         claims=line.claims(settings.rounds),
-        permitted=rounds_within(line.event, *at),
+        permitted=rounds_within(line.event, budget.epsilon, budget.delta, line.relation),
         needed=needed,
         splits=_splits(settings),
     )

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.amplification import shuffled_delta, shuffled_epsilon
-from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
+from fedveil.privacy.accounting.closed_forms import (
+    randomised_response_epsilon,
+    shuffled_delta,
+    shuffled_epsilon,
+)
 
 
 def count_law(chances):
@@ -197,7 +200,7 @@ def test_reports_beyond_twenty_thousand_change_nothing(monkeypatch):
         asked.append((reports, interval))
         raise KeyError
 
-    monkeypatch.setattr("fedveil.privacy.accounting.amplification._losses", law)
+    monkeypatch.setattr("fedveil.privacy.accounting.closed_forms._shuffled_losses", law)
     for reports in (20_000, 10**6, 10**12):
         with pytest.raises(KeyError):
             shuffled_epsilon(1.0, reports, 1, 1e-5)

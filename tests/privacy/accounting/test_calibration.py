@@ -6,9 +6,10 @@ import pytest
 
 from fedveil.base.checks import MOST_ROUNDS
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.calibration import noise_for, rate_for, rounds_within
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.calibration import least_noise, rate_for
 from fedveil.privacy.accounting.claims import Accountant, Relation
-from fedveil.privacy.accounting.composition import epsilon
+from fedveil.privacy.accounting.composition import epsilon, rounds_within
 from fedveil.privacy.accounting.events import (
     FixedSampled,
     Gaussian,
@@ -74,7 +75,7 @@ CASES = [
 def test_noise_meets_its_target_and_one_percent_less_does_not(
     make, count, target, relation, accountant
 ):
-    noise = noise_for(make, count, target, 1e-5, relation, accountant)
+    noise = least_noise(make, count, Budget(target, 1e-5), relation, accountant)
     assert epsilon(make(noise), count, 1e-5, relation, accountant) <= target
     assert epsilon(make(0.99 * noise), count, 1e-5, relation, accountant) > target
 
@@ -97,7 +98,7 @@ def test_reference_table_of_noises(rate, rounds, delta, target, noise):
     def make(m):
         return PoissonSampled(rate, Gaussian(m))
 
-    found = noise_for(make, rounds, target, delta, ADD_REMOVE)
+    found = least_noise(make, rounds, Budget(target, delta), ADD_REMOVE)
     assert found == pytest.approx(noise, rel=0.01)
 
 
@@ -111,16 +112,16 @@ def test_reference_table_of_noises(rate, rounds, delta, target, noise):
 )
 def test_reference_table_of_plain_gaussians(target, row):
     for count, noise in zip((1, 2, 3, 4, 6, 8, 12, 24), row, strict=True):
-        found = noise_for(Gaussian, count, target, 1e-4, ADD_REMOVE)
+        found = least_noise(Gaussian, count, Budget(target, 1e-4), ADD_REMOVE)
         assert found == pytest.approx(noise, rel=3e-3)
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
 def test_target_that_is_no_epsilon_is_refused(target):
     with pytest.raises(BadInput, match="epsilon"):
-        noise_for(Gaussian, 1, target, 1e-5, ADD_REMOVE)
+        least_noise(Gaussian, 1, Budget(target, 1e-5), ADD_REMOVE)
     with pytest.raises(BadInput, match="epsilon"):
-        rate_for(1.0, 1, target, 1e-5, ADD_REMOVE)
+        rate_for(1.0, 1, Budget(target, 1e-5), ADD_REMOVE)
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.nan])
@@ -130,13 +131,13 @@ def test_rounds_refuse_a_target_that_is_no_epsilon(target):
 
 
 def test_least_noise_is_two_hundredths():
-    assert noise_for(Gaussian, 1, 1e5, 1e-5, ADD_REMOVE) == 0.02
+    assert least_noise(Gaussian, 1, Budget(1e5, 1e-5), ADD_REMOVE) == 0.02
     assert epsilon(Gaussian(0.02), 1, 1e-5, ADD_REMOVE) <= 1e5
 
 
 def test_noise_above_a_hundred_thousand_is_refused():
     with pytest.raises(BadInput, match="fewer rounds or a larger epsilon"):
-        noise_for(Gaussian, 10**6, 1e-3, 1e-9, ADD_REMOVE)
+        least_noise(Gaussian, 10**6, Budget(1e-3, 1e-9), ADD_REMOVE)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_noise_above_a_hundred_thousand_is_refused():
 )
 def test_extreme_question_is_answered_or_refused(make, target, delta):
     try:
-        noise = noise_for(make, 2, target, delta, ADD_REMOVE)
+        noise = least_noise(make, 2, Budget(target, delta), ADD_REMOVE)
     except BadInput:
         return
     assert epsilon(make(noise), 2, delta, ADD_REMOVE) <= target
@@ -170,7 +171,7 @@ def test_extreme_question_is_answered_or_refused(make, target, delta):
     ],
 )
 def test_rate_meets_its_target_and_one_percent_more_does_not(noise, count, target, accountant):
-    rate = rate_for(noise, count, target, 1e-5, ADD_REMOVE, accountant)
+    rate = rate_for(noise, count, Budget(target, 1e-5), ADD_REMOVE, accountant)
     assert 0 < rate < 1
 
     def at(q):
@@ -182,13 +183,13 @@ def test_rate_meets_its_target_and_one_percent_more_does_not(noise, count, targe
 
 
 def test_rate_is_one_when_everyone_may_join():
-    assert rate_for(100.0, 1, 1.0, 1e-5, ADD_REMOVE) == 1
+    assert rate_for(100.0, 1, Budget(1.0, 1e-5), ADD_REMOVE) == 1
     assert epsilon(Gaussian(100.0), 1, 1e-5, ADD_REMOVE) <= 1
 
 
 def test_noise_that_no_rate_can_save_is_refused():
     with pytest.raises(BadInput, match="raise the noise or ask for fewer rounds"):
-        rate_for(0.02, 1000, 1.0, 1e-9, ADD_REMOVE)
+        rate_for(0.02, 1000, Budget(1.0, 1e-9), ADD_REMOVE)
 
 
 # --- rounds ---
@@ -244,6 +245,6 @@ def test_epsilon_met_exactly_is_within():
 @pytest.mark.parametrize("count", range(1, 40))
 def test_a_closed_form_that_the_guess_meets_exactly_is_calibrated(count):
     """The guess is then the root itself, and rounding puts it on either side."""
-    found = noise_for(Gaussian, count, 2.0, 1e-4, Relation.REPLACE)
+    found = least_noise(Gaussian, count, Budget(2.0, 1e-4), Relation.REPLACE)
     spent = epsilon(Gaussian(found), count, 1e-4, Relation.REPLACE, Accountant.PLD)
     assert 0.999 * 2.0 < spent <= 2.0

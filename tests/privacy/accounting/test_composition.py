@@ -11,13 +11,8 @@ from scipy import stats
 
 from fedveil.base.errors import BadInput, UnsupportedEvent
 from fedveil.privacy.accounting.claims import Accountant, Relation
-from fedveil.privacy.accounting.composition import (
-    covers,
-    epsilon,
-    gaussian_epsilon,
-    noise_in,
-    supports,
-)
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
+from fedveil.privacy.accounting.composition import covers, epsilon, noise_in, supports
 from fedveil.privacy.accounting.events import (
     Event,
     FixedSampled,

@@ -9,7 +9,8 @@ from scipy import stats
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant, Relation
-from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
+from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import (
     FuGaussian,
     Gaussian,

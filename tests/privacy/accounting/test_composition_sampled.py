@@ -8,7 +8,8 @@ from scipy import stats
 from scipy.special import gammaln, logsumexp
 
 from fedveil.privacy.accounting.claims import Accountant, Relation
-from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
+from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import FixedSampled, Gaussian, PoissonSampled
 from tests.privacy.accounting.quadrature import (
     COARSE,

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from fedveil.privacy.accounting.loss_distribution import LossDistribution, coin_losses, coin_span
+from fedveil.privacy.accounting.loss_distribution import (
+    LossDistribution,
+    coin_losses,
+    coin_span,
+    compose,
+)
 
 
 def some(size=40, seed=1, infinite=1e-4, lower=-12, interval=0.1):
@@ -47,7 +52,7 @@ def convolved(masses, count):
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_repeated_is_the_convolution_in_its_tail(count, delta):
     one = some(infinite=0.0)
-    found, wanted = one.repeated(count, delta), convolved(one.masses, count)
+    found, wanted = compose([(one, count)], delta), convolved(one.masses, count)
     first = found.lower - one.lower * count
     kept = wanted[first : first + len(found.masses)]
     tail = np.cumsum(kept[::-1])[::-1] < 10 * delta
@@ -61,7 +66,7 @@ def test_repeated_is_the_convolution_in_its_tail(count, delta):
 
 def test_infinite_losses_add_up():
     one = some(infinite=1e-4)
-    found = one.repeated(7, 1e-2).infinite
+    found = compose([(one, 7)], 1e-2).infinite
     assert 1 - (1 - 1e-4) ** 7 <= found <= 1 - (1 - 1e-4) ** 7 + 1e-14
 
 
@@ -72,12 +77,12 @@ def test_a_million_releases_lose_no_digit_of_a_small_delta():
     one = LossDistribution(eps0, -1, np.array([1 - told, 0.0, told]), 0.0)
     exact = replace(coin_losses(eps0, count, eps0), infinite=0.0)
     for delta in (1e-3, 1e-8, 1e-12):
-        found, wanted = one.repeated(count, delta).epsilon(delta), exact.epsilon(delta)
+        found, wanted = compose([(one, count)], delta).epsilon(delta), exact.epsilon(delta)
         assert found == pytest.approx(wanted, rel=1e-7)
 
 
 def test_what_leaves_the_window_is_infinite():
-    found = some(infinite=0.0).repeated(5_000, 1e-6)
+    found = compose([(some(infinite=0.0), 5_000)], 1e-6)
     assert len(found.masses) < 30 * 5_000  # the whole of it would be 39 * 5,000 + 1
     assert 0 < found.infinite <= 1e-15
     assert found.masses.sum() + found.infinite >= 1
@@ -86,7 +91,7 @@ def test_what_leaves_the_window_is_infinite():
 
 def test_what_is_below_the_window_counts_as_its_lowest_loss():
     masses = np.exp(-np.arange(4_000) / 100)
-    found = LossDistribution(0.01, 0, masses / masses.sum(), 0.0).repeated(1, 1e-20)
+    found = compose([(LossDistribution(0.01, 0, masses / masses.sum(), 0.0), 1)], 1e-20)
     assert found.lower > 3_000
     assert found.masses.sum() >= 1 - 1e-15
 
@@ -94,12 +99,12 @@ def test_what_is_below_the_window_counts_as_its_lowest_loss():
 @pytest.mark.parametrize("delta", [0.3, 1e-2, 1e-20])
 def test_beside_is_the_convolution_in_its_tail(delta):
     one, other = some(infinite=0.0), some(size=15, seed=2, infinite=0.0, lower=4)
-    found, wanted = one.composed_with(other, delta), np.convolve(one.masses, other.masses)
+    found, wanted = compose([(one, 1), (other, 1)], delta), np.convolve(one.masses, other.masses)
     kept = wanted[found.lower - one.lower - other.lower :][: len(found.masses)]
     tail = np.cumsum(kept[::-1])[::-1] < 10 * delta
     assert found.masses[tail] == pytest.approx(kept[tail], rel=1e-8)
     assert (found.masses[tail] >= kept[tail]).all()
-    infinite = some().composed_with(some(infinite=1e-3), delta).infinite
+    infinite = compose([(some(), 1), (some(infinite=1e-3), 1)], delta).infinite
     assert infinite == pytest.approx(1.0999e-3, rel=1e-11)
 
 
@@ -135,7 +140,7 @@ def test_coins_are_counted(count):
     one = coin_losses(eps0, 1, 0.25)
     found, coarse = (coin_losses(eps0, count, interval) for interval in (0.25, 0.3))
     assert found.masses.sum() == pytest.approx(1)
-    wanted = one.repeated(count, delta).epsilon(delta)
+    wanted = compose([(one, count)], delta).epsilon(delta)
     assert found.epsilon(delta) == pytest.approx(wanted, rel=1e-9)
     assert wanted * (1 - 1e-9) <= coarse.epsilon(delta) <= wanted + 0.3
 

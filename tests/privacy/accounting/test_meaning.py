@@ -20,7 +20,7 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.privacy.accounting.composition import gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.accounting.meaning import (
     NOTHING_CLAIMED,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
+from fedveil.privacy.accounting.closed_forms import randomised_response_epsilon
 
 
 def enumerated_delta(eps0, count, eps):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedveil.privacy.accounting.roots import root
+from fedveil.privacy.accounting.closed_forms import root
 
 FUNCTIONS = {
     "a line": (lambda x: 3 * x - 1, 0.0, 2.0, 1 / 3),

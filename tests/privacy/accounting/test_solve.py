@@ -6,10 +6,10 @@ import math
 import pytest
 
 from fedveil.base.errors import BadInput
+from fedveil.privacy.accounting.calibration import solve
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
-from fedveil.privacy.accounting.solve import solve
 
 WHOLE = {"noise": 1.5, "rate": 0.1, "rounds": 50, "epsilon": 2.0}
 

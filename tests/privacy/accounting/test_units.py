@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
+from fedveil.privacy.accounting.budget import Budget, BudgetLine, Spending, claims_of
+from fedveil.privacy.accounting.calibration import central_line
 from fedveil.privacy.accounting.claims import (
     Accountant,
     Composed,
@@ -24,7 +24,8 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon, randomised_response_epsilon
+from fedveil.privacy.accounting.composition import epsilon, group_epsilon
 from fedveil.privacy.accounting.events import (
     FixedSampled,
     FuGaussian,
@@ -37,11 +38,13 @@ from fedveil.privacy.accounting.events import (
     Shuffled,
     TwoPoint,
 )
-from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
-from fedveil.privacy.accounting.sampled_gaussian import _binomial, _Pair, added_or_removed
-from fedveil.privacy.accounting.solve import central_line
-from fedveil.privacy.accounting.spending import Spending
-from fedveil.privacy.accounting.units import group_epsilon
+from fedveil.privacy.accounting.loss_distribution import (
+    _binomial,
+    _distribution,
+    _grid,
+    added_or_removed,
+    compose,
+)
 
 DELTA = 1e-5
 
@@ -129,7 +132,7 @@ def test_the_mixture_is_the_library_s(rate, noise, count, units, delta):
     )
     wanted = theirs.self_compose(count).get_epsilon_for_delta(delta)
     both = added_or_removed(rate, noise, interval, units)
-    ours = max(each.repeated(count, delta).epsilon(delta) for each in both)
+    ours = max(compose([(each, count)], delta).epsilon(delta) for each in both)
     assert ours == pytest.approx(wanted, rel=1e-5, abs=1e-7)
     assert 0.5 * wanted <= sampled(rate, noise, count, delta).for_units(units).epsilon <= wanted
 
@@ -169,11 +172,11 @@ def test_mass_that_is_left_out_counts_as_infinite():
     assert [j for j, _ in weights] == list(range(109))
     assert left_out == pytest.approx(111 * 2.0**-110, rel=1e-9, abs=0)
 
-    def cutoffs(losses):
-        return math.log(0.75) - 0.5 - losses
-
-    whole = _Pair(((0.75, -1.0),), ((1.0, 0.0),), cutoffs, 1.0, 0.25)
-    assert whole.distribution(-12, 12, 0.1).infinite == pytest.approx(0.25)
+    upper, lower = ((0.75, -1.0),), ((1.0, 0.0),)
+    steps = _grid(upper, lower, 1.0, (-12, 12), 0.1)
+    cutoffs = math.log(0.75) - 0.5 - 0.1 * steps
+    whole = _distribution(upper, lower, 1.0, steps, 0.1, cutoffs, 0.25)
+    assert whole.infinite == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("claim", EVERY, ids=NAMES)
@@ -388,12 +391,12 @@ def test_participations_events_and_the_sampler_s_part_travel_with_claims():
     assert median.composed.count == 8
     assert median.for_units(2).holds_for == "the median client"
     spent = Spending(reports, 10)
-    assert spent.claim(7).composed.count == 28
-    assert spent.claim(7, extra_attempts=8).composed.count == 60
+    assert spent.quoted(7).composed.count == 28
+    assert spent.quoted(7, extra_attempts=8).composed.count == 60
 
 
 def test_attempts_of_a_curator_count_for_several_units():
     event = GaussianWithCurator(Gaussian(4.0), Gaussian(10.0), 2)
     seen = line(event, Relation.REPLACE, Trust.CURATOR)
-    assert Spending(seen, 5).claim(5, extra_attempts=3).composed.event.most == 5
+    assert Spending(seen, 5).quoted(5, extra_attempts=3).composed.event.most == 5
     assert claims_of((seen,), 5, None, extra_attempts=3)[0].composed.event.most == 5

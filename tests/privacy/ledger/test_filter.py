@@ -25,7 +25,7 @@ from fedveil.privacy.accounting.events import (
     Shuffled,
     TwoPoint,
 )
-from fedveil.privacy.ledger.filter import ORDERS, RenyiFilter, renyi_curve
+from fedveil.privacy.ledger.shared import ORDERS, RenyiFilter, renyi_curve
 
 DELTA = 1e-5
 ADD = Relation.ADD_REMOVE

@@ -11,8 +11,8 @@ from fedveil.base.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.accounting.events import Gaussian, to_dict
 from fedveil.privacy.ledger.file import read_about, read_charges, read_participations, read_runs
+from fedveil.privacy.ledger.hash_chain import read_links
 from fedveil.privacy.ledger.ledger import Ledger
-from fedveil.privacy.ledger.verification import read_links
 from tests.privacy.ledger.conftest import ABOUT, alter, rounds_on_disk
 
 # --- charging ---

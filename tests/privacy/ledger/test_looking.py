@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.ledger import looking
-from fedveil.privacy.ledger.file import read_charges, read_runs
+from fedveil.privacy.ledger import file as ledger_file
+from fedveil.privacy.ledger.file import one_look, query, read_charges, read_runs
+from fedveil.privacy.ledger.hash_chain import verify
 from fedveil.privacy.ledger.ledger import Ledger
-from fedveil.privacy.ledger.looking import one_look, query
-from fedveil.privacy.ledger.verification import verify
 
 COUNT = "SELECT COUNT(*) FROM charges"
 
@@ -145,7 +144,7 @@ def test_a_log_that_changes_all_the_time_is_told(ledger, path, tmp_path, monkeyp
         copyfile(source, target)
         os.utime(other, ns=(0, os.stat(other).st_mtime_ns + 1))
 
-    monkeypatch.setattr(looking.shutil, "copyfile", meanwhile)
+    monkeypatch.setattr(ledger_file.shutil, "copyfile", meanwhile)
     with pytest.raises(BadInput, match="written all the time; look again"):
         read_runs(other)
 
@@ -155,6 +154,6 @@ def test_no_room_for_a_copy_is_told(ledger, path, tmp_path, monkeypatch):
     other = tmp_path / "other.db"
     for end in ("", "-wal"):
         shutil.copy(f"{path}{end}", f"{other}{end}")
-    monkeypatch.setattr(looking.tempfile, "tempdir", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(ledger_file.tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(BadInput, match="set TMPDIR"):
         read_runs(other)

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import HELD_OUT
 from fedveil.privacy.clip_schedules import Fixed
+from fedveil.privacy.ledger.hash_chain import verify
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.shared import Common
 from fedveil.privacy.ledger.statement import statement
-from fedveil.privacy.ledger.verification import verify
 from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
@@ -132,7 +131,7 @@ def test_there_are_never_more_measurements_than_were_planned(tmp_path):
 def test_claims_count_all_planned_measurements_whoever_ends_the_run_when():
     plan = plan_of(secure=True)
     line = plan.metrics.line
-    assert [line.with_repeats(rounds, 1) for rounds in (0, 1, 2, 4)] == [0, 2, 2, 2]
+    assert [line.participations(rounds, 1) for rounds in (0, 1, 2, 4)] == [0, 2, 2, 2]
     for rounds in (1, 2, 4):
         said = [c for c in plan.claims(rounds, None, 1) if c.covers == HELD_OUT]
         assert said == list(line.claims(2))

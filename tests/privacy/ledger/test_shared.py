@@ -11,10 +11,9 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Gaussian, Shuffled, TwoPoint
 from fedveil.privacy.ledger.file import read_charges, read_participations, read_runs
-from fedveil.privacy.ledger.filter import RenyiFilter, renyi_curve
+from fedveil.privacy.ledger.hash_chain import verify
 from fedveil.privacy.ledger.ledger import Ledger
-from fedveil.privacy.ledger.shared import Common, common_of, spent_in
-from fedveil.privacy.ledger.verification import verify
+from fedveil.privacy.ledger.shared import Common, RenyiFilter, common_of, renyi_curve, spent_in
 
 LIMIT, DELTA = 3.0, 1e-5
 EVENT = Gaussian(20.0)

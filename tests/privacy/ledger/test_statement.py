@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import NOT_DECIDED, claims_of
+from fedveil.privacy.accounting.budget import NOT_DECIDED, Budget, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.accounting.events import Gaussian, to_dict
 from fedveil.privacy.ledger.file import read_runs
@@ -73,7 +72,7 @@ def test_a_run_that_has_not_done_all_its_rounds_holds_whoever_ended_it(make_line
     terms = make_line()
     said = only(write(terms, rounds=7, planned=40))
     assert said.claims == claims_of((terms,), 7, None, planned=40)
-    assert said.claims[0].epsilon == terms.ended(7, 40) > terms.claims(7)[0].epsilon
+    assert said.claims[0].epsilon == terms.epsilon_if_ended(7, 40) > terms.claims(7)[0].epsilon
     assert said.claims[-1] == replace(terms.claims(7)[0], condition=NOT_DECIDED)
     assert said.remainder().startswith(said.claims[0].remainder(3.0))
 

@@ -11,10 +11,9 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.ledger.file import read_closing
-from fedveil.privacy.ledger.hash_chain import Head
+from fedveil.privacy.ledger.hash_chain import Head, verify
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.shared import Common
-from fedveil.privacy.ledger.verification import verify
 
 CLIENTS = 6
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.noise import gaps
-from fedveil.privacy.noise.gaps import geometric_int, joining, power
-from fedveil.privacy.noise.secure_random import SecureRandom
+from fedveil.privacy.noise import secure_random
+from fedveil.privacy.noise.secure_random import SecureRandom, geometric_int, joining, power
 
 ALARM = 1e-6
 WORDS = 2**64
@@ -129,7 +128,7 @@ def test_logarithm_of_the_rate_is_as_good_as_the_note_assumes(rate):
 def test_integers_are_asked_as_rarely_as_the_note_says(monkeypatch):
     """Once in 65,536 words, and hardly ever because of an edge."""
     asked = []
-    monkeypatch.setattr(gaps, "_settled", lambda *given: asked.append(given[-1]) or 0)
+    monkeypatch.setattr(secure_random, "_settled", lambda *given: asked.append(given[-1]) or 0)
     geometric_int(Seeded(2), 0.01, 10**9, 1_000_000)
     assert all(word < 2**48 for word in asked)
     assert stats.binomtest(len(asked), 1_000_000, 2.0**-16).pvalue > ALARM

@@ -9,7 +9,8 @@ from scipy.optimize import brentq
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation, Trust
-from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
+from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import (
     Gaussian,
     GaussianWithBit,

@@ -1,4 +1,4 @@
-"""Which noise, how many rounds, which rate: the inverse questions to `composition.epsilon`.
+"""Which noise, which rate, how many rounds: the inverse questions to `composition.epsilon`.
 
 Every search starts from the central limit of the composed loss, so that it never visits the
 tiny noises whose PLD takes minutes, and runs on a coarse grid. A coarse grid overstates epsilon,
@@ -7,12 +7,28 @@ so its answer is safe; the answer is confirmed on the fine grid all the same.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from fedveil.base.checks import MOST_ROUNDS
+from fedveil.base.checks import check_option
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.claims import Accountant, Relation
-from fedveil.privacy.accounting.composition import FINE, epsilon, gaussian_epsilon, supports
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
+from fedveil.privacy.accounting.claims import (
+    Accountant,
+    NoiseSource,
+    PrivacyClaim,
+    Relation,
+    Trust,
+    Unit,
+)
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon, root
+from fedveil.privacy.accounting.composition import (
+    FINE,
+    coarse_interval,
+    epsilon,
+    rounds_within,
+    supports,
+)
 from fedveil.privacy.accounting.events import (
     Event,
     FixedSampled,
@@ -22,61 +38,51 @@ from fedveil.privacy.accounting.events import (
     PoissonSampled,
     WithMetrics,
 )
-from fedveil.privacy.accounting.roots import root
+from fedveil.privacy.sampling import Poisson
 
-MOST_NOISE = 1e5
+LEAST_NOISE, MOST_NOISE = 0.02, 1e5
 _TOLERANCE = 2e-4
-_NOISES = (0.02, MOST_NOISE)
-_RATES = (1e-8, 1.0)
-
-
-def noise_for(
-    make_event: Callable[[float], Event],
-    count: int,
-    target: float,
-    delta: float,
-    relation: Relation,
-    accountant: Accountant = Accountant.PLD,
-) -> float:
-    """The smallest noise multiplier, to about 0.1 %, that keeps `count` releases within `target`.
-
-    Guarantee: epsilon(make_event(result), count) <= target on the fine grid.
-
-    | edge | behaviour |
-    |---|---|
-    | target not positive or infinite | BadInput |
-    | a multiplier of 0.02 already suffices | 0.02 |
-    | no multiplier up to 100,000 suffices | BadInput |
-    """
-    _check_target(target)
-
-    def slack(noise: float, interval: float) -> float:
-        return _slack(target, make_event(noise), count, delta, relation, accountant, interval)
-
-    low, high = _NOISES
-    found = _threshold(
-        slack, _guess_noise(make_event(1.0), count, target, delta), low, high, target
-    )
-    if found is None:
-        raise BadInput(
-            f"epsilon {target:g} at delta {delta:g} over {count} rounds needs a noise multiplier "
-            f"above {high:g}: ask for fewer rounds or a larger epsilon"
-        )
-    return found
+_LEAST_RATE = 1e-8
 
 
 def least_noise(
-    make_event: Callable[[float], Event], count: int, budget: Budget, relation: Relation
+    make_event: Callable[[float], Event],
+    count: int,
+    budget: Budget,
+    relation: Relation,
+    accountant: Accountant | None = None,
 ) -> float:
-    """The noise with which `count` events meet the budget, by the accountant that counts."""
+    """The smallest noise multiplier, to about 0.1 %, that keeps `count` events within the budget.
+
+    Guarantee: epsilon(make_event(result), count) <= budget.epsilon on the fine grid. The accountant
+    is the one that counts, unless it is given.
+
+    | edge | behaviour |
+    |---|---|
+    | an infinite budget | BadInput |
+    | no accountant knows the event | BadInput |
+    | a multiplier of 0.02 already suffices | 0.02 |
+    | no multiplier up to 100,000 suffices | BadInput |
+    """
     if math.isinf(budget.epsilon):
         raise BadInput("give noise.multiplier or budget.epsilon: one follows from the other")
-    accountant = next((a for a in Accountant if supports(make_event(1.0), relation, a)), None)
+    event = make_event(1.0)
     if accountant is None:
-        raise BadInput(f"no accountant knows {make_event(1.0)} under {relation}")
+        accountant = next((a for a in Accountant if supports(event, relation, a)), None)
+    if accountant is None:
+        raise BadInput(f"no accountant knows {event} under {relation}")
     if accountant is Accountant.PURE:
         return a_little_more(count / budget.epsilon)
-    return noise_for(make_event, count, budget.epsilon, budget.delta, relation, accountant)
+    guess = _guess_noise(event, count, budget)
+    noise = _smallest(
+        make_event, guess, LEAST_NOISE, MOST_NOISE, count, budget, relation, accountant
+    )
+    if noise is None:
+        raise BadInput(
+            f"epsilon {budget.epsilon:g} at delta {budget.delta:g} over {count} rounds needs a "
+            f"noise multiplier above {MOST_NOISE:g}: ask for fewer rounds or a larger epsilon"
+        )
+    return noise
 
 
 def a_little_more(noise: float) -> float:
@@ -87,96 +93,62 @@ def a_little_more(noise: float) -> float:
 def rate_for(
     noise: float,
     count: int,
-    target: float,
-    delta: float,
+    budget: Budget,
     relation: Relation,
     accountant: Accountant = Accountant.PLD,
 ) -> float:
-    """The largest Poisson rate, to about 0.1 %, that keeps `count` rounds within `target`.
+    """The largest Poisson rate, to about 0.1 %, that keeps `count` rounds within the budget.
 
-    Guarantee: epsilon(PoissonSampled(result, Gaussian(noise)), count) <= target on the fine grid;
-    where the result is 1, of Gaussian(noise), which is the same release.
+    Guarantee: epsilon(PoissonSampled(result, Gaussian(noise)), count) <= budget.epsilon on the fine
+    grid; where the result is 1, of Gaussian(noise), which is the same release.
     """
-    _check_target(target)
-
-    def event(rate: float) -> Event:
-        return Gaussian(noise) if rate >= 1 else PoissonSampled(rate, Gaussian(noise))
-
-    def slack(inverse: float, interval: float) -> float:
-        of = event(1 / inverse)
-        return _slack(target, of, count, delta, relation, accountant, interval)
-
     spread = math.sqrt(count * math.expm1(1 / max(noise * noise, 1 / 600)))
-    guess = spread / _mu_for(target, delta)
-    found = _threshold(slack, guess, 1 / _RATES[1], 1 / _RATES[0], target)
-    if found is None:
+    inverse = _smallest(
+        lambda inverse: sampled_gaussian(1 / inverse, noise),
+        spread / _mu_for(budget),
+        1.0,
+        1 / _LEAST_RATE,
+        count,
+        budget,
+        relation,
+        accountant,
+    )
+    if inverse is None:
         raise BadInput(
-            f"noise {noise:g} over {count} rounds exceeds epsilon {target:g} at every rate: "
-            "raise the noise or ask for fewer rounds"
+            f"noise {noise:g} over {count} rounds exceeds epsilon {budget.epsilon:g} at every "
+            "rate: raise the noise or ask for fewer rounds"
         )
-    return 1 / found
+    return 1 / inverse
 
 
-def rounds_within(
-    event: Event,
-    target: float,
-    delta: float,
-    relation: Relation,
-    accountant: Accountant = Accountant.PLD,
-) -> int:
-    """The largest number of releases within `target`, from 0 to a million.
-
-    Guarantee: epsilon(event, result) <= target on the fine grid.
-    """
-    if target == math.inf:
-        return MOST_ROUNDS
-    _check_target(target)
-
-    def within(rounds: int, interval: float) -> bool:
-        return _at(event, rounds, delta, relation, accountant, interval) <= target
-
-    rounds = _last(lambda n: within(n, _coarse(target)), 0)
-    return _last(lambda n: within(n, FINE), rounds if within(rounds, FINE) else 0)
+def sampled_gaussian(rate: float, noise: float) -> Event:
+    """Central noise on a Poisson cohort. A rate of 1 is no sampling."""
+    return Gaussian(noise) if rate >= 1 else PoissonSampled(rate, Gaussian(noise))
 
 
-def _slack(
-    target: float,
-    event: Event,
-    count: int,
-    delta: float,
-    relation: Relation,
-    accountant: Accountant,
-    interval: float,
-) -> float:
-    """log(target / epsilon), finite also where epsilon is infinite."""
-    spent = _at(event, count, delta, relation, accountant, interval)
-    return max(math.log(target) - math.log(spent), -1e3)
-
-
-def _at(
-    event: Event,
-    count: int,
-    delta: float,
-    relation: Relation,
-    accountant: Accountant,
-    interval: float,
-) -> float:
-    """`epsilon`, kept away from 0 so that its logarithm exists."""
-    return max(epsilon(event, count, delta, relation, accountant, interval=interval), 1e-12)
-
-
-def _threshold(
-    slack: Callable[[float, float], float],
+def _smallest(
+    make_event: Callable[[float], Event],
     guess: float,
     low: float,
     high: float,
-    target: float,
+    count: int,
+    budget: Budget,
+    relation: Relation,
+    accountant: Accountant,
 ) -> float | None:
-    """The smallest x in [low, high] with slack(x) >= 0, for a slack that rises with x.
+    """The smallest x in [low, high] with which `count` events fit the budget. None if none does.
 
-    Brackets the root around `guess`, solves on the coarse grid, confirms on the fine one.
+    The epsilon of make_event(x) falls with x. Brackets the root around `guess`, solves on the
+    coarse grid, confirms on the fine one.
     """
-    coarse = _coarse(target)
+    coarse = coarse_interval(budget.epsilon)
+
+    def slack(x: float, interval: float) -> float:
+        """log(budget / epsilon), finite also where epsilon is infinite or 0."""
+        event = make_event(x)
+        spent = epsilon(event, count, budget.delta, relation, accountant, interval=interval)
+        return max(math.log(budget.epsilon) - math.log(max(spent, 1e-12)), -1e3)
+
     a = b = min(max(guess, low), high)
     factor = 1.1
     if slack(a, coarse) >= 0:
@@ -208,52 +180,109 @@ def _eight_digits(x: float) -> float:
     return max(x, float(f"{math.ceil(x / step) * step:.8g}"))
 
 
-def _last(within: Callable[[int], bool], known: int) -> int:
-    """The largest n >= known with within(n), for a predicate that turns false once."""
-    low, step = known, 1
-    while low + step <= MOST_ROUNDS and within(low + step):
-        low, step = low + step, step * 2
-    high = min(low + step, MOST_ROUNDS + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if within(middle) else (low, middle)
-    return low
-
-
-def _guess_noise(event: Event, count: int, target: float, delta: float) -> float:
-    """The noise at which the composed loss, were it Gaussian, would meet the target."""
+def _guess_noise(event: Event, count: int, budget: Budget) -> float:
+    """The noise at which the composed loss, were it Gaussian, would meet the budget."""
     match event:
         case WithMetrics(inner, _, _):
-            return _guess_noise(inner, count, target, delta)
+            return _guess_noise(inner, count, budget)
         case Laplace():
-            return count / target
+            return count / budget.epsilon
         case PoissonSampled(rate, _):
             fraction = rate
         case FixedSampled(size, population, _):
             fraction = size / population
         case GaussianWithCurator(_, curator, most):
-            left = _mu_for(target, delta) ** 2 - min(count, most) / curator.multiplier**2
+            left = _mu_for(budget) ** 2 - min(count, most) / curator.multiplier**2
             return math.sqrt(count / left) if left > 0 else MOST_NOISE
         case _:
-            return math.sqrt(count) / _mu_for(target, delta)
-    ratio = _mu_for(target, delta) / (fraction * math.sqrt(count))
+            return math.sqrt(count) / _mu_for(budget)
+    ratio = _mu_for(budget) / (fraction * math.sqrt(count))
     return 1 / math.sqrt(math.log1p(ratio * ratio))
 
 
-def _mu_for(target: float, delta: float) -> float:
-    """The mu of the Gaussian mechanism whose epsilon at `delta` is `target`."""
+def _mu_for(budget: Budget) -> float:
+    """The mu of the Gaussian mechanism that spends exactly the budget."""
     low, high = 1e-9, 1e4
-    if gaussian_epsilon(low, delta) >= target:
+    if gaussian_epsilon(low, budget.delta) >= budget.epsilon:
         return low
-    if gaussian_epsilon(high, delta) <= target:
+    if gaussian_epsilon(high, budget.delta) <= budget.epsilon:
         return high
-    return root(lambda mu: gaussian_epsilon(mu, delta) - target, low, high, xtol=1e-12)
+    return root(
+        lambda mu: gaussian_epsilon(mu, budget.delta) - budget.epsilon, low, high, xtol=1e-12
+    )
 
 
-def _coarse(target: float) -> float:
-    return min(10 * FINE, max(FINE, target * 1e-3))
+# --- `fedveil account` ---
 
 
-def _check_target(target: float) -> None:
-    if not (target > 0 and math.isfinite(target)):
-        raise BadInput(f"epsilon is {target:g}: a positive, finite number is needed")
+@dataclass(frozen=True)
+class SolvedSettings:
+    """The four settings of central DP with Poisson sampling, and the claims they give."""
+
+    noise: float
+    rate: float
+    rounds: int
+    claims: tuple[PrivacyClaim, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**vars(self), "claims": [claim.to_dict() for claim in self.claims]}
+
+
+def solve(
+    *,
+    noise: float | None,
+    rate: float | None,
+    rounds: int | None,
+    epsilon: float | None,
+    delta: float,
+) -> SolvedSettings:
+    """Fill in the one of the four that is None, so that the PLD epsilon is at most `epsilon`.
+
+    >>> solve(noise=1.0, rate=1.0, rounds=1, epsilon=None, delta=1e-5).claims[0].accountant
+    <Accountant.PLD: 'pld'>
+    """
+    given = {"noise": noise, "rate": rate, "rounds": rounds, "epsilon": epsilon}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) != 1:
+        raise BadInput(
+            "leave out exactly one of --noise, --rate, --rounds, --epsilon to solve for it; "
+            f"missing now: {', '.join(missing) or 'none'}"
+        )
+    for name, value in {**given, "delta": delta}.items():
+        if value is not None:
+            check_option(name, value)
+    relation = Poisson.relation
+    if noise is None and rate and rounds and epsilon:
+        share, budget = rate, Budget(epsilon, delta)
+        noise = least_noise(lambda m: sampled_gaussian(share, m), rounds, budget, relation)
+    elif rate is None and noise and rounds and epsilon:
+        rate = rate_for(noise, rounds, Budget(epsilon, delta), relation)
+    elif rounds is None and noise and rate and epsilon:
+        rounds = rounds_within(sampled_gaussian(rate, noise), epsilon, delta, relation)
+        if rounds == 0:
+            raise BadInput(
+                f"one round alone exceeds epsilon {epsilon:g}: raise the noise or the epsilon"
+            )
+    if noise is None or rate is None or rounds is None:
+        raise AssertionError("one of the four was solved for")
+    line = central_line(rate, noise, Budget(math.inf, delta))
+    return SolvedSettings(noise, rate, rounds, line.claims(rounds))
+
+
+def central_line(rate: float, noise: float, budget: Budget) -> BudgetLine:
+    """The budget line of one round of central DP with Poisson sampling."""
+    return BudgetLine(
+        event=sampled_gaussian(rate, noise),
+        budget=budget,
+        unit=Unit.CLIENT,
+        relation=Poisson.relation,
+        trust=Trust.CENTRAL,
+        noise=NoiseSource.SECURE,
+        assumptions=(
+            "Gaussian noise of std noise x clip on the sum of clipped updates",
+            "clients join each round independently with probability rate, in secret",
+            "the number of clients is public; the sum is divided by nothing that depends on data",
+            "the noise is drawn from a secure source",
+        ),
+    )

@@ -188,7 +188,7 @@ class PrivacyClaim:
             )
         if self.composed is None:
             return replace(self, units=units, epsilon=units * self.epsilon)
-        several = importlib.import_module("fedveil.privacy.accounting.units")
+        several = importlib.import_module("fedveil.privacy.accounting.composition")
         epsilon = max(self.epsilon, several.units_epsilon(self, self.composed, units))
         return replace(
             self,

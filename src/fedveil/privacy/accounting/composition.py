@@ -1,7 +1,7 @@
-"""From events to epsilon.
+"""From events to epsilon, for one unit or for several units of one person.
 
 fedveil's events carry std / sensitivity *under the claim's own relation*, and `_composition` is the
-one table that turns them into loss distributions, closed forms or dp-accounting's moments; each
+one table that turns them into loss distributions, closed forms or dp-accounting's moments. Each
 entry is tested against an independent computation, and what is not in the table is refused.
 """
 
@@ -11,11 +11,21 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from scipy.special import log_ndtr
-
+from fedveil.base.checks import MOST_ROUNDS
 from fedveil.base.errors import BadInput, UnsupportedEvent
-from fedveil.privacy.accounting.amplification import shuffled_epsilon
-from fedveil.privacy.accounting.claims import Accountant, Relation
+from fedveil.privacy.accounting.claims import (
+    Accountant,
+    Composed,
+    PrivacyClaim,
+    Relation,
+    Trust,
+    Unit,
+)
+from fedveil.privacy.accounting.closed_forms import (
+    gaussian_epsilon,
+    randomised_response_epsilon,
+    shuffled_epsilon,
+)
 from fedveil.privacy.accounting.events import (
     Event,
     FixedSampled,
@@ -32,20 +42,26 @@ from fedveil.privacy.accounting.events import (
     kind_of,
 )
 from fedveil.privacy.accounting.loss_distribution import (
-    LossDistribution,
+    added_or_removed,
     coin_losses,
     coin_span,
-    composed,
+    compose,
+    replaced,
 )
-from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
-from fedveil.privacy.accounting.roots import root
-from fedveil.privacy.accounting.sampled_gaussian import added_or_removed, replaced
 
 FINE = 1e-4
 _NO_NOISE = 1e-6
 _MOST_POINTS = 2_000_000
 _WIDEST = 500.0
 """Of a grid: beyond, e^interval is no float any more, and no epsilon on it means anything."""
+
+_MOST_UNITS = 256
+"""Beyond, a sampled release is accounted as one that everybody takes part in, which is safe."""
+
+_PRECISE = 1e-3
+"""Group privacy's epsilon is at most this much above the least, relative to it."""
+
+_LEAST_LOG_DELTA = -690.0
 
 
 def epsilon(
@@ -79,12 +95,12 @@ def epsilon(
         raise BadInput(f"delta is {delta:g}: a number in (0, 1) is needed")
     if count < 0:
         raise BadInput(f"rounds is {count}: a number >= 0 is needed")
-    compose = _composition(event, relation, accountant)
+    composed_epsilon = _composition(event, relation, accountant)
     if count == 0:
         return 0.0
     if noise_in(event) < _NO_NOISE:
         return math.inf
-    return compose(count, delta, interval)
+    return composed_epsilon(count, delta, interval)
 
 
 def supports(event: Event, relation: Relation, accountant: Accountant) -> bool:
@@ -116,35 +132,10 @@ def covers(added: float, claimed: float) -> bool:
     return claimed <= added * (1 + 1e-9)
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The exact epsilon of a Gaussian mechanism with sensitivity / std = `mu`.
-
-    The root of delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
-    (Balle and Wang 2018), valid for every epsilon; 0 where delta(0) is small enough already.
-    """
-
-    def log_excess(eps: float) -> float:
-        first = float(log_ndtr(mu / 2 - eps / mu))
-        second = eps + float(log_ndtr(-mu / 2 - eps / mu))
-        gap = -math.expm1(min(0.0, second - first))
-        return first + (math.log(gap) if gap > 0 else -math.inf) - math.log(delta)
-
-    if log_excess(0.0) <= 0:
-        return 0.0
-    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    found = root(lambda e: max(log_excess(e), -1e6), 0.0, high, xtol=1e-12, rtol=1e-12)
-    return found + 1e-12 * (1 + found)  # the root may be a little further on
-
-
-_Composition = Callable[[int, float, float], float]
-"""(count, delta, interval) -> epsilon."""
-
-_Losses = Callable[[float, float, float], tuple[LossDistribution, ...]]
-"""(rate, noise, interval) -> the loss distributions of one release, in every direction."""
-
-
-def _composition(event: Event, relation: Relation, accountant: Accountant) -> _Composition:
-    """The table of (event, relation, accountant): how that accountant composes that event.
+def _composition(
+    event: Event, relation: Relation, accountant: Accountant
+) -> Callable[[int, float, float], float]:
+    """The table of (event, relation, accountant): (count, delta, interval) -> epsilon.
 
     A plain Gaussian is the pair N(0, m^2), N(1, m^2) under every relation, m being relative to
     that relation's sensitivity. Under replacement a Poisson-sampled cohort differs by a row of
@@ -153,6 +144,7 @@ def _composition(event: Event, relation: Relation, accountant: Accountant) -> _C
     that is epsilon-DP, of whatever form, is a function of epsilon-randomised response, so that the
     composition of the latter covers it (Kairouz, Oh and Viswanath 2015).
     """
+    replaces = relation is Relation.REPLACE
     match event, accountant:
         case Gaussian(m), Accountant.PLD:
             return lambda count, delta, _: gaussian_epsilon(math.sqrt(count) / m, delta)
@@ -161,55 +153,31 @@ def _composition(event: Event, relation: Relation, accountant: Accountant) -> _C
         case Laplace(m), Accountant.PURE:
             return lambda count, *_: count / m
         case PoissonSampled(rate, Gaussian(m)), Accountant.PLD:
-            grid = partial(_coarsening, event)
-            if relation is Relation.REPLACE:
-                return _sampled_pld(replaced, rate, 2 * m, grid)
-            return _sampled_pld(added_or_removed, rate, m, grid)
-        case PoissonSampled(rate, Gaussian(m)), Accountant.RDP if relation is not Relation.REPLACE:
+            return partial(_sampled_epsilon, replaces, rate, m, None)
+        case PoissonSampled(rate, Gaussian(m)), Accountant.RDP if not replaces:
             return lambda count, delta, _: _renyi().poisson_sampled(rate, m, count, delta)
-        case FixedSampled(size, n, Gaussian(m)), Accountant.RDP if relation is Relation.REPLACE:
+        case FixedSampled(size, n, Gaussian(m)), Accountant.RDP if replaces:
             return lambda count, delta, _: _renyi().fixed_sampled(size, n, m, count, delta)
         case FuGaussian(m, c2), Accountant.PUBLISHED:
             return lambda count, delta, _: c2 * math.sqrt(count * math.log(1 / delta)) / m
-        case ((TwoPoint(eps0) | PureReport(eps0)), Accountant.PURE) if relation is Relation.REPLACE:
+        case ((TwoPoint(eps0) | PureReport(eps0)), Accountant.PURE) if replaces:
             return lambda count, *_: count * eps0
-        case ((TwoPoint(eps0) | PureReport(eps0)), Accountant.BINOMIAL) if (
-            relation is Relation.REPLACE
-        ):
+        case ((TwoPoint(eps0) | PureReport(eps0)), Accountant.BINOMIAL) if replaces:
             return lambda count, delta, _: randomised_response_epsilon(eps0, count, delta)
-        case Shuffled(TwoPoint(eps0), reports), Accountant.PLD if relation is Relation.REPLACE:
+        case Shuffled(TwoPoint(eps0), reports), Accountant.PLD if replaces:
             return lambda count, delta, _: shuffled_epsilon(eps0, reports, count, delta)
-        case GaussianWithBit(Gaussian(m), TwoPoint(eps0)), Accountant.PLD if (
-            relation is Relation.REPLACE
-        ):
-            grid = partial(_coarsening, PoissonSampled(1.0, Gaussian(m)))
-            return lambda count, delta, interval: _gaussian_with_bit_epsilon(
-                m, eps0, count, delta, interval * grid(count)
-            )
-        case GaussianWithCurator(), Accountant.PLD if relation is Relation.REPLACE:
+        case GaussianWithBit(Gaussian(m), TwoPoint(eps0)), Accountant.PLD if replaces:
+            return partial(_gaussian_with_bit_epsilon, m, eps0)
+        case GaussianWithCurator(), Accountant.PLD if replaces:
             return lambda count, delta, _: gaussian_epsilon(_joint_mu(event, count), delta)
-        case GaussianWithCurator(), Accountant.RDP if relation is Relation.REPLACE:
+        case GaussianWithCurator(), Accountant.RDP if replaces:
             return lambda count, delta, _: _renyi().gaussian(1 / _joint_mu(event, count), 1, delta)
         case WithMetrics(Gaussian(m), Gaussian(c), most), Accountant.PLD:
             return lambda count, delta, _: gaussian_epsilon(
                 math.hypot(math.sqrt(count) / m, math.sqrt(most) / c), delta
             )
-        case WithMetrics(PoissonSampled(rate, Gaussian(m)) as inner, Gaussian(c), most), (
-            Accountant.PLD
-        ):
-            one = c / math.sqrt(most)
-            made, noise = (
-                (replaced, 2 * m) if relation is Relation.REPLACE else (added_or_removed, m)
-            )
-            return lambda count, delta, interval: _with_metrics_epsilon(
-                made,
-                rate,
-                noise,
-                one,
-                count,
-                delta,
-                interval * max(_coarsening(inner, count), _coarsening_of(1.0, one, 1)),
-            )
+        case WithMetrics(PoissonSampled(rate, Gaussian(m)), Gaussian(c), most), Accountant.PLD:
+            return partial(_sampled_epsilon, replaces, rate, m, c / math.sqrt(most))
     raise UnsupportedEvent(
         f"{accountant.upper()} has no entry for {kind_of(event)} under {relation}: "
         "use another sampler or accountant"
@@ -221,30 +189,35 @@ def _renyi() -> Any:
     return importlib.import_module("fedveil.privacy.accounting.renyi")
 
 
-def _sampled_pld(
-    made: _Losses, rate: float, noise: float, coarsen: Callable[[int], float]
-) -> _Composition:
-    return lambda count, delta, interval: _sampled_epsilon(
-        made, rate, noise, count, delta, interval * coarsen(count)
-    )
-
-
 @lru_cache(maxsize=1024)
 def _sampled_epsilon(
-    made: _Losses, rate: float, noise: float, count: int, delta: float, interval: float
+    replaces: bool,
+    rate: float,
+    noise: float,
+    metrics: float | None,
+    count: int,
+    delta: float,
+    interval: float,
 ) -> float:
+    """Of `count` Poisson-sampled Gaussians and, unless None, one Gaussian of `metrics` noise.
+
+    The latter has the same loss in every direction, and under every relation: it is composed with
+    each direction of the others.
+    """
+    coarsening = _coarsening(rate, noise, count)
+    if metrics is not None:
+        coarsening = max(coarsening, _coarsening(1.0, metrics, 1))
+    interval *= coarsening
     if interval > _WIDEST:
         return math.inf
-    every = _losses(made, rate, noise, interval)
-    return max(each.repeated(count, delta).epsilon(delta) for each in every)
-
-
-@lru_cache(maxsize=16)
-def _losses(
-    made: _Losses, rate: float, noise: float, interval: float
-) -> tuple[LossDistribution, ...]:
-    """Of one Poisson-sampled Gaussian, kept because budgets ask for many counts of it."""
-    return made(rate, noise, interval)
+    measured = []
+    if metrics is not None:
+        measured = [(added_or_removed(1.0, metrics, interval)[0], 1)]
+    sampled = replaced(rate, 2 * noise, interval) if replaces else None
+    largest = 0.0
+    for losses in sampled or added_or_removed(rate, noise, interval):
+        largest = max(largest, compose([(losses, count), *measured], delta).epsilon(delta))
+    return largest
 
 
 @lru_cache(maxsize=1024)
@@ -252,33 +225,12 @@ def _gaussian_with_bit_epsilon(
     multiplier: float, eps0: float, count: int, delta: float, interval: float
 ) -> float:
     """Epsilon of `count` Gaussians, which are one Gaussian, and `count` bits, one by one."""
+    interval *= _coarsening(1.0, multiplier, count)
     interval = max(interval, coin_span(eps0, count) / _MOST_POINTS)
     if interval > _WIDEST:
         return math.inf
     (updates,) = added_or_removed(1.0, multiplier / math.sqrt(count), interval)
-    return updates.composed_with(coin_losses(eps0, count, interval), delta).epsilon(delta)
-
-
-@lru_cache(maxsize=1024)
-def _with_metrics_epsilon(
-    made: _Losses,
-    rate: float,
-    noise: float,
-    metrics: float,
-    count: int,
-    delta: float,
-    interval: float,
-) -> float:
-    """Of `count` Poisson-sampled Gaussians and one Gaussian, of `metrics` sensitivities.
-
-    That one has the same loss in every direction, and under every relation: it is composed with
-    each direction of the others.
-    """
-    if interval > _WIDEST:
-        return math.inf
-    (measured,) = added_or_removed(1.0, metrics, interval)
-    every = _losses(made, rate, noise, interval)
-    return max(composed([(each, count), (measured, 1)], delta).epsilon(delta) for each in every)
+    return compose([(updates, 1), (coin_losses(eps0, count, interval), 1)], delta).epsilon(delta)
 
 
 def _joint_mu(event: GaussianWithCurator, count: int) -> float:
@@ -287,16 +239,177 @@ def _joint_mu(event: GaussianWithCurator, count: int) -> float:
     return math.hypot(reports, math.sqrt(min(count, event.most)) / event.curator.multiplier)
 
 
-def _coarsening(event: PoissonSampled, count: int) -> float:
+def _coarsening(rate: float, noise: float, count: int) -> float:
     """How much wider than asked the grid must be to stay at a few hundred thousand points.
 
     1 unless the privacy loss is very large: of one release above about 40 (noise below 0.3), or
     of all of them above about 150.
     """
-    return _coarsening_of(event.rate, noise_in(event), count)
-
-
-def _coarsening_of(rate: float, m: float, count: int) -> float:
-    one = 1 / (2 * m * m) + 10 / m
-    spread = rate**2 * count * math.expm1(min(1 / (m * m), 600.0))
+    one = 1 / (2 * noise * noise) + 10 / noise
+    spread = rate**2 * count * math.expm1(min(1 / (noise * noise), 600.0))
     return max(1.0, one / 40, min(count * one, one + spread) / 150)
+
+
+def rounds_within(
+    event: Event,
+    target: float,
+    delta: float,
+    relation: Relation,
+    accountant: Accountant = Accountant.PLD,
+) -> int:
+    """The largest number of releases within the epsilon `target`, from 0 to a million.
+
+    Guarantee: epsilon(event, result) <= target on the fine grid.
+    """
+    if target == math.inf:
+        return MOST_ROUNDS
+
+    def within(rounds: int, interval: float) -> bool:
+        spent = epsilon(event, rounds, delta, relation, accountant, interval=interval)
+        return max(spent, 1e-12) <= target
+
+    low = 0
+    for interval in (coarse_interval(target), FINE):
+        low, step = low if low and within(low, interval) else 0, 1
+        while low + step <= MOST_ROUNDS and within(low + step, interval):
+            low, step = low + step, step * 2
+        high = min(low + step, MOST_ROUNDS + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if within(middle, interval) else (low, middle)
+    return low
+
+
+def coarse_interval(target: float) -> float:
+    """The grid on which a search for an epsilon starts. Refuses a target that is no epsilon."""
+    if not (target > 0 and math.isfinite(target)):
+        raise BadInput(f"epsilon is {target:g}: a positive, finite number is needed")
+    return min(10 * FINE, max(FINE, target * 1e-3))
+
+
+# --- several units of one person ---
+
+
+def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
+    """The epsilon at the claim's delta of `units` units that change together.
+
+    Only pure epsilons multiply. At the same delta two Gaussian releases' worth of one person are
+    one release with twice the shift, whose epsilon is more than twice as large.
+
+    Guarantee: an upper bound, for units that are all taken away, all zeroed or all replaced,
+    wherever they are and however they point. docs/proofs/units.md
+
+    | what was composed | epsilon |
+    |---|---|
+    | anything, pure | `units` times that of one |
+    | clients that randomise their own reports (local trust) | that of `units` times the releases |
+    | Gaussian | exact: the Gaussian with `units` times the shift |
+    | Gaussian, with metrics of the same clients | exact: `units` times both shifts |
+    | Gaussian with a curator | the reports as clients' own, the curator's with `units` shifts |
+    | Poisson-sampled Gaussian, add-remove or zero-out, by PLD | exact: a mixture of Gaussians |
+    | anything else | group privacy, or all of them always take part, whichever is less |
+    """
+    event, count = composed.event, composed.count
+    relation, accountant = claim.neighbours, claim.accountant
+    delta = 0.0 if accountant is Accountant.PURE else claim.delta - composed.slip
+
+    def epsilon_of(event: Event, count: int = count, delta: float = delta) -> float:
+        return epsilon(event, count, delta, relation, accountant)
+
+    if accountant is Accountant.PURE:
+        return units * epsilon_of(event)
+    match event:
+        case GaussianWithCurator(Gaussian(m), Gaussian(c), most):
+            own = Gaussian(m / math.sqrt(units))
+            return epsilon_of(GaussianWithCurator(own, Gaussian(c / units), most))
+        case _ if claim.trust is Trust.LOCAL and claim.unit is not Unit.RECORD:
+            return epsilon_of(event, units * count)
+        case Gaussian(m):
+            return epsilon_of(Gaussian(m / units))
+        case PoissonSampled(rate, Gaussian(m)) if (
+            accountant is Accountant.PLD and relation is not Relation.REPLACE and rate < 1
+        ):
+            mixture = math.inf
+            if units <= _MOST_UNITS:
+                mixture = _mixture_epsilon(rate, m, units, count, delta)
+            return min(mixture, epsilon_of(Gaussian(m / units)))
+        case WithMetrics(Gaussian(m), Gaussian(c), most):
+            return epsilon_of(WithMetrics(Gaussian(m / units), Gaussian(c / units), most))
+        case WithMetrics(PoissonSampled(_, Gaussian(m)), Gaussian(c), most):
+            plain = epsilon_of(WithMetrics(Gaussian(m / units), Gaussian(c / units), most))
+        case PoissonSampled(_, Gaussian(m)) | FixedSampled(_, _, Gaussian(m)):
+            plain = epsilon_of(Gaussian(m / units))
+        case Shuffled(report, _):
+            plain = epsilon(report, units * count, delta, relation, Accountant.BINOMIAL)
+        case _:
+            plain = math.inf
+    return min(plain, group_epsilon(lambda less: epsilon_of(event, delta=less), units, delta))
+
+
+def group_epsilon(curve: Callable[[float], float], units: int, delta: float) -> float:
+    """The least epsilon at `delta` that group privacy gives for `units` units, nearly.
+
+    A release that is (e, d)-DP about one unit is (k e, d (e^(k e) - 1) / (e^e - 1))-DP about k.
+    `curve` is e by d. The smaller d, the larger e: the largest d is looked for that makes the
+    second of the two at most `delta`.
+
+    | edge | behaviour |
+    |---|---|
+    | e is 0 at delta / k | 0: the deltas add up |
+    | no d above 1e-299 is small enough | infinity |
+    """
+
+    def fits(log: float, e: float) -> bool:
+        return log + _log_factor(e, units) <= math.log(delta)
+
+    high = math.log(delta / units)
+    above = curve(math.exp(high))
+    if fits(high, above):
+        return units * above
+    low, below, step = high, above, 1.0
+    while not fits(low, below):
+        high, above = low, below
+        low -= step
+        step = max(2 * step, (units - 1) * min(below, 100.0))
+        if low < _LEAST_LOG_DELTA:
+            return math.inf
+        below = curve(math.exp(low))
+    while below - above > _PRECISE * below and high - low > _PRECISE:
+        middle = (low + high) / 2
+        e = curve(math.exp(middle))
+        if fits(middle, e):
+            low, below = middle, e
+        else:
+            high, above = middle, e
+    return units * below
+
+
+def _log_factor(e: float, units: int) -> float:
+    """log((e^(units e) - 1) / (e^e - 1)), which is log(units) at e = 0."""
+    if math.isinf(e):
+        return math.inf
+    if e < 1e-9:
+        return math.log(units) + units * e
+    return (units - 1) * e + math.log(-math.expm1(-units * e)) - math.log(-math.expm1(-e))
+
+
+@lru_cache(maxsize=256)
+def _mixture_epsilon(rate: float, noise: float, units: int, count: int, delta: float) -> float:
+    """Of `count` Poisson-sampled releases that each of `units` units joins by itself.
+
+    The grid is fine beside the spread of one release's loss, and fits into memory: a release has
+    20,000 to 400,000 losses, and all of them together about a million. Its spread, and that of all
+    of them, are taken from the second moment of the ratio of densities.
+    """
+    if count == 0:
+        return 0.0
+    one = units * units / (2 * noise * noise) + 10 * units / noise
+    moment = units * units * math.log1p(rate * rate * math.expm1(min(1 / noise**2, 600.0)))
+    spread = math.expm1(min(moment, 600.0))
+    every = min(count * one, one + count * spread)
+    fine = min(one / 20_000, math.sqrt(spread) / 20)
+    interval = max(FINE, fine, one / 400_000, every / 1_000_000)
+    if interval > _WIDEST:
+        return math.inf
+    both = added_or_removed(rate, noise, interval, units)
+    return max(compose([(losses, count)], delta).epsilon(delta) for losses in both)

@@ -1,4 +1,4 @@
-"""Privacy loss distributions on a grid: made from divergences, composed, and read at a delta.
+"""Privacy loss distributions on a grid: of sampled Gaussians and coins, composed, read at a delta.
 
 The algorithms are those of dp-accounting (Doroshenko et al. 2022, arXiv 2207.04380, for the grid;
 Koskela et al. 2020, arXiv 1906.03049, for the composition by FFT), on arrays throughout: a
@@ -6,13 +6,13 @@ calibration asks for dozens of compositions.
 """
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import gammaln
+from scipy.special import gammaln, log_ndtr, ndtr, ndtri
 
 Values = np.ndarray[Any, Any]
 
@@ -28,6 +28,18 @@ _NO_EXP = 650.0
 _ROUNDING = 2.0**-48
 """What a release may add to the error of a mass, relative to the largest: 16 last digits."""
 
+_GAUSSIAN_TAIL = 0.5 * math.exp(-50)
+"""Of the Gaussian, left out at either end: it counts as an infinite loss."""
+
+_NO_SINH = 300.0
+"""Beyond, arsinh(e^x) is x + log 2 to the last digit, and e^x nears the end of the floats."""
+
+_NO_WEIGHT = 1e-30
+"""Below, a number of units that take part is left out of the mixture, to count as infinite."""
+
+_NEWTON, _CLOSE = 100, 1e-13
+"""Steps at most, and the last one's size relative to the place."""
+
 
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
@@ -41,6 +53,7 @@ class LossDistribution:
     lower: int
     masses: Values
     infinite: float
+    log_mgfs: dict[int, dict[float, float]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def connected(cls, interval: float, lower: int, deltas: Values) -> "LossDistribution":
@@ -57,16 +70,12 @@ class LossDistribution:
         masses[0] += 1 - deltas[0]
         return cls(interval, lower, np.maximum(0.0, masses), float(deltas[-1]))
 
-    def repeated(self, count: int, delta: float) -> "LossDistribution":
-        """The loss of `count` independent releases, as `composed` has it."""
-        return composed([(self, count)], delta)
-
-    def composed_with(self, other: "LossDistribution", delta: float) -> "LossDistribution":
-        """The loss of this release and an independent other one on the same grid."""
-        return composed([(self, 1), (other, 1)], delta)
-
     def epsilon(self, delta: float) -> float:
         """The least epsilon >= 0 at which the hockey-stick divergence is at most `delta`.
+
+        Masses are summed from the largest loss down, `upper` under one of the two worlds and
+        `lower` under the other. With the masses of the first k losses the divergence is delta at
+        log((upper - delta) / lower), and that is the answer if the next loss is not above it.
 
         | edge | behaviour |
         |---|---|
@@ -78,70 +87,78 @@ class LossDistribution:
         losses = (last - np.arange(len(self.masses))) * self.interval
         masses = self.masses[::-1]
         upper = self.infinite + np.cumsum(masses)
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             if losses[0] <= _NO_EXP:
-                lower = np.log(np.cumsum(masses * np.exp(np.minimum(-losses, _NO_EXP))))
+                log_lower = np.log(np.cumsum(masses * np.exp(np.minimum(-losses, _NO_EXP))))
             else:
-                lower = np.logaddexp.accumulate(np.log(masses) - losses)
-        return _crossing(losses, upper, lower, delta)
+                log_lower = np.logaddexp.accumulate(np.log(masses) - losses)
+            roots = np.log(upper - delta) - log_lower
+            reached = roots[:-1] >= losses[1:]
+        first = int(np.argmax(reached)) if reached.any() else len(losses) - 1
+        return float(roots[first]) if roots[first] > 0 else 0.0
 
-    def _log_mgf(self, order: float) -> float:
+    def log_mgf(self, order: float) -> float:
         """The log of the moment generating function, places being counted from the lowest."""
         places = np.arange(len(self.masses))
         moment = float(self.masses @ np.exp(order * places))
         return math.log(moment) if moment > 0 else -math.inf
-
-    @cached_property
-    def _known(self) -> dict[int, dict[float, float]]:
-        return {}
-
-    def _log_mgfs(self, length: int) -> dict[float, float]:
-        """At orders around 0 in both directions, each twice the one before: squares of powers.
-
-        The orders are fractions of `length`, the masses of the longest that is composed.
-        """
-        if length not in self._known:
-            found = self._known[length] = {}
-            for sign in (1, -1):
-                power = np.exp(np.arange(len(self.masses)) * (sign * _LEAST / length))
-                for doubled in range(_ORDERS):
-                    if doubled:
-                        power *= power
-                    moment = float(self.masses @ power)
-                    order = sign * _LEAST * 2.0**doubled / length
-                    found[order] = math.log(moment) if moment > 0 else -math.inf
-        return self._known[length]
-
-    def _tilted(self, order: float) -> "LossDistribution":
-        """Masses times e^(order place), summing to 1."""
-        places = np.arange(len(self.masses))
-        masses = self.masses * np.exp(order * places - self._log_mgf(order))
-        return LossDistribution(self.interval, self.lower, masses, 0.0)
 
 
 Parts = list[tuple[LossDistribution, int]]
 """Releases on one grid, and how many there are of each."""
 
 
-def composed(parts: Parts, delta: float) -> LossDistribution:
-    """The loss of independent releases, exact to float64 where `delta` is passed.
+def compose(parts: Parts, delta: float) -> LossDistribution:
+    """The loss of independent releases on one grid, exact to float64 where `delta` is passed.
 
     A transform is wrong by about 1e-16 of the *largest* of its results for each release, which at a
     million releases is more than many a delta. So masses are tilted first, each by e^(tilt loss),
     until the largest are those in the tail of about `delta`, and back after. What of the bulk is
     then below the window counts as the window's lowest loss.
+
+    Args:
+        parts: Loss distributions, and how many releases there are of each.
+        delta: Where the result is going to be read.
     """
     length, count = max(len(d.masses) for d, _ in parts), sum(n for _, n in parts)
-    tilt = _tilt(parts, length, delta)
-    tilted = [(d._tilted(tilt), n) for d, n in parts]
-    low, high = _window(tilted, length)
+    log_delta = math.log(delta)
+
+    # The tilt: an order whose Chernoff bound on the loss that `delta` passes is nearly the least.
+    best, least = 0.0, math.inf
+    sums = _summed_log_mgfs(parts, length)
+    for order, total in sums.items():
+        if order > 0 and (total - log_delta) / order < least:
+            best, least = order, (total - log_delta) / order
+    tilt, least = 0.0, math.inf
+    for order in (best / math.sqrt(2), best, min(best * math.sqrt(2), max(sums))):
+        logs, total = [], 0.0
+        for d, n in parts:
+            logs.append(d.log_mgf(order))
+            total += n * logs[-1]
+        if (total - log_delta) / order < least:
+            tilt, least, log_mgfs, log_moment = order, (total - log_delta) / order, logs, total
+    tilted = []
+    for log_mgf, (d, n) in zip(log_mgfs, parts, strict=True):
+        masses = d.masses * np.exp(tilt * np.arange(len(d.masses)) - log_mgf)
+        tilted.append((LossDistribution(d.interval, d.lower, masses, 0.0), n))
+
+    # The window: places, counted from the lowest, that hold all but `_TAIL` of the tilted mass.
+    low, high = 0, sum((len(d.masses) - 1) * n for d, n in parts)
+    for order, total in _summed_log_mgfs(tilted, length).items():
+        bound = (total + math.log(2 / _TAIL)) / order
+        if math.isfinite(bound) and order > 0:
+            high = min(high, math.ceil(bound))
+        elif math.isfinite(bound):
+            low = max(low, math.floor(bound))
+
     size = next_fast_len(max(high - low + 1, length), real=True)
-    found = _masses(np.prod([rfft(d.masses, size) ** n for d, n in tilted], axis=0), size)
-    start = low % size  # the transform wraps around
-    kept = np.concatenate((found[start:], found[:start]))[: high - low + 1]
-    kept += count * _ROUNDING * (kept + kept.max())
-    back = sum(n * d._log_mgf(tilt) for d, n in parts) - tilt * np.arange(low, high + 1)
-    masses = np.minimum(kept * np.exp(np.minimum(back, 700.0)), 1.0)
+    powers = [rfft(d.masses, size) ** n for d, n in tilted]
+    wrapped = np.maximum(irfft(np.prod(powers, axis=0), size), 0.0)  # the transform wraps around
+    start = low % size
+    window = np.concatenate((wrapped[start:], wrapped[:start]))[: high - low + 1]
+    window += count * _ROUNDING * (window + window.max())
+    back = log_moment - tilt * np.arange(low, high + 1)
+    masses = np.minimum(window * np.exp(np.minimum(back, 700.0)), 1.0)
     masses[0] += max(0.0, 1 - float(masses.sum()))
     above = _TAIL * math.exp(min(700.0, float(back[-1])))
     infinite = above - math.expm1(sum(n * math.log1p(-d.infinite) for d, n in parts))
@@ -149,43 +166,28 @@ def composed(parts: Parts, delta: float) -> LossDistribution:
     return LossDistribution(parts[0][0].interval, lower, masses, infinite)
 
 
-def _tilt(parts: Parts, length: int, delta: float) -> float:
-    """An order whose Chernoff bound on the loss that `delta` passes is the least, nearly."""
+def _summed_log_mgfs(parts: Parts, length: int) -> dict[float, float]:
+    """The log of the moment generating function of the sum of all losses, by order.
 
-    def bound(order: float) -> float:
-        total = sum(n * d._log_mgf(order) for d, n in parts)
-        return (total - math.log(delta)) / order
-
-    every = _log_mgfs(parts, length)
-    least = {order: (total - math.log(delta)) / order for order, total in every.items()}
-    best = min((order for order in least if order > 0), key=least.__getitem__)
-    return min((best / math.sqrt(2), best, min(best * math.sqrt(2), max(every))), key=bound)
-
-
-def _window(parts: Parts, length: int) -> tuple[int, int]:
-    """Places, counted from the lowest, that hold all but `_TAIL` of the mass (Chernoff)."""
-    low, high = 0, sum((len(d.masses) - 1) * n for d, n in parts)
-    for order, log_mgf in _log_mgfs(parts, length).items():
-        bound = (log_mgf + math.log(2 / _TAIL)) / order
-        if not math.isfinite(bound):
-            continue
-        if order > 0:
-            high = min(high, math.ceil(bound))
-        else:
-            low = max(low, math.floor(bound))
-    return low, high
-
-
-def _log_mgfs(parts: Parts, length: int) -> dict[float, float]:
-    """Of the sum of all losses."""
-    every = [(d._log_mgfs(length), n) for d, n in parts]
-    return {order: sum(n * found[order] for found, n in every) for order in every[0][0]}
-
-
-def _masses(transformed: Values, size: int) -> Values:
-    """Masses from a transform, with negative rounding errors set to zero."""
-    found: Values = np.maximum(irfft(transformed, size), 0.0)
-    return found
+    The orders lie around 0 in both directions, each twice the one before, so that powers are
+    squared rather than computed. They are fractions of `length`, the number of masses of the
+    longest distribution. Each distribution keeps its own, for budgets ask for many counts of it.
+    """
+    sums: dict[float, float] = {}
+    for d, n in parts:
+        if length not in d.log_mgfs:
+            logs = d.log_mgfs[length] = {}
+            for sign in (1, -1):
+                power = np.exp(np.arange(len(d.masses)) * (sign * _LEAST / length))
+                for doubled in range(_ORDERS):
+                    if doubled:
+                        power *= power
+                    moment = float(d.masses @ power)
+                    order = sign * _LEAST * 2.0**doubled / length
+                    logs[order] = math.log(moment) if moment > 0 else -math.inf
+        for order, log in d.log_mgfs[length].items():
+            sums[order] = sums.get(order, 0.0) + n * log
+    return sums
 
 
 def coin_losses(eps0: float, count: int, interval: float) -> LossDistribution:
@@ -215,14 +217,167 @@ def coin_span(eps0: float, count: int) -> float:
     return 2 * eps0 * min(count, 10 * math.sqrt(count) + 100)
 
 
-def _crossing(losses: Values, upper: Values, log_lower: Values, delta: float) -> float:
-    """The epsilon at which upper - e^epsilon lower is delta.
+# --- one Poisson-sampled Gaussian release, for one unit or more ---
 
-    Masses are summed from the largest loss down. With the masses of the first k losses the root is
-    log((upper - delta) / lower), and it is the answer if the next loss is not above it.
+_Mixture = tuple[tuple[float, float], ...]
+"""(weight, by how much N(0, noise^2) is moved)."""
+
+
+@lru_cache(maxsize=16)
+def added_or_removed(
+    rate: float, noise: float, interval: float, units: int = 1
+) -> tuple[LossDistribution, ...]:
+    """`units` units that each take part with probability `rate`, against none that ever does.
+
+    Both directions, which are the same at rate 1. Each unit moves the sum by 1 in units of
+    `noise`, all of them the same way: the number that takes part is binomial, and the sum is a
+    mixture of Gaussians (docs/proofs/units.md). Cached, because budgets ask for many counts of it.
+
+    | edge | behaviour |
+    |---|---|
+    | one unit | the cutoffs in closed form |
+    | rate 1 | one Gaussian, moved by `units` |
+    | so many take part that the probability is below 1e-30 | an infinite loss |
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        roots = np.log(upper - delta) - log_lower
-        found = roots[:-1] >= losses[1:]
-    first = int(np.argmax(found)) if found.any() else len(losses) - 1
-    return float(roots[first]) if roots[first] > 0 else 0.0
+    end = -noise * float(ndtri(_GAUSSIAN_TAIL))
+    weights, left_out = _binomial(units, rate)
+    nobody: _Mixture = ((1.0, 0.0),)
+    down = tuple((weight, -float(j)) for j, weight in weights)
+    up = tuple((weight, float(j)) for j, weight in weights)
+    steps = _grid(down, nobody, noise, (-end - units, end), interval)
+    cutoffs = -_place(steps * interval, up, noise**2, units)
+    removed = _distribution(down, nobody, noise, steps, interval, cutoffs, left_out)
+    if rate == 1:
+        return (removed,)
+    steps = _grid(nobody, up, noise, (-end, end + units), interval)
+    cutoffs = _place(-(steps * interval), up, noise**2, units)
+    return removed, _distribution(nobody, up, noise, steps, interval, cutoffs)
+
+
+@lru_cache(maxsize=16)
+def replaced(rate: float, noise: float, interval: float) -> tuple[LossDistribution, ...]:
+    """A client that moves the sum by 1 one way, against one that moves it by 1 the other way.
+
+    One direction, which is its own mirror image. The loss is at least l up to the place
+    (arsinh(-a sinh(l / 2)) - l / 2) variance, a = e^(1 / 2 variance) (1 - rate) / rate.
+    """
+    end = -noise * float(ndtri(_GAUSSIAN_TAIL))
+    one, other = ((1 - rate, 0.0), (rate, -1.0)), ((1 - rate, 0.0), (rate, 1.0))
+    steps = _grid(one, other, noise, (-end - 1, end), interval)
+    half, variance = steps * interval / 2, noise**2
+    if rate == 1:
+        cutoffs = -half * variance
+    else:
+        with np.errstate(divide="ignore", over="ignore"):
+            size = np.abs(half)
+            log_sinh = size + np.log(-np.expm1(-2 * size)) - math.log(2)
+            power = 1 / (2 * variance) + math.log1p(-rate) - math.log(rate) + log_sinh
+            arsinh = np.where(power > _NO_SINH, power + math.log(2), np.arcsinh(np.exp(power)))
+        cutoffs = (-np.sign(half) * arsinh - half) * variance
+    return (_distribution(one, other, noise, steps, interval, cutoffs),)
+
+
+def _grid(
+    upper: _Mixture, lower: _Mixture, noise: float, ends: tuple[float, float], interval: float
+) -> Values:
+    """The losses between two places, in steps of `interval`. The loss falls from left to right."""
+    losses = []
+    for place in ends:
+        logs = [
+            np.logaddexp.reduce(
+                [_log(w) + (place * moved - moved**2 / 2) / noise**2 for w, moved in mixture]
+            )
+            for mixture in (upper, lower)
+        ]
+        losses.append(float(logs[0]) - float(logs[1]))
+    return np.arange(math.floor(losses[1] / interval), math.ceil(losses[0] / interval) + 1)
+
+
+def _distribution(
+    upper: _Mixture,
+    lower: _Mixture,
+    noise: float,
+    steps: Values,
+    interval: float,
+    cutoffs: Values,
+    left_out: float = 0.0,
+) -> LossDistribution:
+    """The loss distribution of two mixtures of N(0, noise^2) and the same moved.
+
+    Each divergence is evaluated at its cutoff, where it is largest over all cutoffs: what a
+    cutoff's last digit is wrong by counts squared.
+
+    Args:
+        upper: The mixture that is observed.
+        lower: The mixture that it is compared with.
+        noise: The standard deviation of both.
+        steps: The losses of the grid, in steps of `interval`.
+        interval: The step of the grid.
+        cutoffs: For every loss the place up to which it is at least that; infinite, where it is so
+            everywhere or nowhere.
+        left_out: Mass of the upper mixture that is in none of its parts. Its loss is infinite.
+    """
+    scaled, losses = cutoffs / noise, steps * interval
+    above, log_below = np.full_like(scaled, left_out), np.full_like(scaled, -np.inf)
+    with np.errstate(invalid="ignore"):
+        for weight, moved in upper:
+            above += weight * ndtr(scaled - moved / noise)
+        for weight, moved in lower:
+            log_below = np.logaddexp(log_below, _log(weight) + log_ndtr(scaled - moved / noise))
+    deltas = np.clip(above - np.exp(losses + log_below), 0.0, 1.0)
+    return LossDistribution.connected(interval, int(steps[0]), deltas)
+
+
+def _binomial(units: int, rate: float) -> tuple[list[tuple[int, float]], float]:
+    """(j, the probability that j of `units` take part), and what is left out of that."""
+    if units == 1:
+        return [(0, 1 - rate), (1, rate)], 0.0
+    if rate == 1:
+        return [(units, 1.0)], 0.0
+    every = [
+        math.exp(
+            math.lgamma(units + 1) - math.lgamma(j + 1) - math.lgamma(units - j + 1)
+            + j * math.log(rate) + (units - j) * math.log1p(-rate)
+        )
+        for j in range(units + 1)
+    ]  # fmt: skip
+    last = max(1, max(j for j, weight in enumerate(every) if weight >= _NO_WEIGHT))
+    return list(enumerate(every[: last + 1])), math.fsum(every[last + 1 :])
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf
+
+
+def _place(losses: Values, joined: _Mixture, variance: float, units: int) -> Values:
+    """Where log(sum over j of w_j e^((j x - j^2 / 2) / variance)) is the loss.
+
+    Minus infinity where the loss is at most log w_0: no place has so little. For one unit this is
+    1/2 + variance log(1 + (e^loss - 1) / rate). For more, without the part of j = 0, which does not
+    depend on x, the sum's logarithm is convex and no steeper or flatter than its parts: Newton's
+    method from the right falls to the root.
+    """
+    if units == 1:
+        rate = joined[-1][0]
+        with np.errstate(divide="ignore", over="ignore"):
+            inner = np.maximum(np.expm1(losses) / rate, -1.0)
+            logs = np.where(losses > _NO_SINH, losses - math.log(rate), np.log1p(inner))
+        return np.asarray(0.5 + variance * logs)
+    parts = [(_log(weight), moved) for weight, moved in joined if moved and weight]
+    none = next((_log(weight) for weight, moved in joined if not moved), -math.inf)
+    places = np.full_like(losses, -np.inf)
+    some = losses > none
+    wanted = losses[some] + np.log(-np.expm1(none - losses[some]))
+    x = np.min([(wanted - log) * (variance / j) + j / 2 for log, j in parts], axis=0)
+    for _ in range(_NEWTON):
+        powers = [log + (j * x - j * j / 2) / variance for log, j in parts]
+        top = np.max(powers, axis=0)
+        shares = [np.exp(power - top) for power in powers]
+        total = np.sum(shares, axis=0)
+        slope = sum(share * j for share, (_, j) in zip(shares, parts, strict=True)) / total
+        step = (top + np.log(total) - wanted) * (variance / slope)
+        x -= step
+        if not np.any(np.abs(step) > _CLOSE * (1 + np.abs(x))):
+            break
+    places[some] = x
+    return places

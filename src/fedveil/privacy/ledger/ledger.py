@@ -17,7 +17,7 @@ import numpy as np
 
 from fedveil.base.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.accounting import events
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, Unit
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.file import (
@@ -25,7 +25,9 @@ from fedveil.privacy.ledger.file import (
     SCHEMA,
     Counts,
     Ids,
+    begin_writing,
     connect,
+    end_writing,
     ids_from_bytes,
     read_about,
     read_runs,
@@ -40,7 +42,6 @@ from fedveil.privacy.ledger.hash_chain import (
     last_closing,
     runs_digest,
 )
-from fedveil.privacy.ledger.looking import begin_writing, end_writing
 from fedveil.privacy.ledger.shared import Common, SharedBudget, check_common, check_company
 
 Lines = tuple[BudgetLine, ...]
@@ -287,7 +288,7 @@ class Ledger:
         for line in self._lines:
             if line.rounds or line.unit is Unit.WEIGHT:
                 continue
-            if turns > line.participations(round) + extra_attempts:
+            if turns > line.participations(round, extra_attempts):
                 raise BadInput(
                     f"by round {round} the sampler has asked a client {turns} times, and "
                     f"{line.covers} are accounted for {line.participations(round)}: nothing was "
@@ -305,10 +306,10 @@ class Ledger:
                 "released; start over"
             )
         turns = None if ids is None else int(self.turns(rounds)[ids].max(initial=0)) + 1
-        for line in (line.after(extra_attempts) for line in self._lines):
+        for line in (line.with_extra_attempts(extra_attempts) for line in self._lines):
             if line.reading or line.rounds or self._lasts(line, extra_attempts):
                 continue
-            most = line.participations(rounds) + extra_attempts
+            most = line.participations(rounds, extra_attempts)
             if not line.affords(most if turns is None else min(most, turns)):
                 raise BudgetExhausted(
                     f"round {rounds} would exceed the budget of {line.covers}, which also paid for "
@@ -319,7 +320,7 @@ class Ledger:
         """Whether the budget lasts to the end of the plan, so that rounds need no look at it."""
         key = (line.covers, extra_attempts)
         if key not in self._lasting:
-            end = line.participations(self._permitted) + extra_attempts
+            end = line.participations(self._permitted, extra_attempts)
             self._lasting[key] = line.affords(end)
         return self._lasting[key]
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
+from fedveil.privacy.accounting.budget import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.events import from_dict
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.privacy.ledger.file import (
     Charge,
     Counts,
+    one_look,
     read_charges,
     read_participations,
     read_runs,
 )
-from fedveil.privacy.ledger.looking import one_look
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,19 @@
-"""Secure randomness: uniform words from the operating system, through AES-256 in counter mode.
+"""Secure randomness: uniform words from the operating system, and cohorts drawn from them.
 
-Nothing is kept between calls. Every piece of at most 1 MiB is the keystream of a key and a nonce
-that come from the operating system for that piece and are dropped with it. There is no seed to
-leak, no state to copy into a forked process, and nothing left from which earlier draws follow.
-The proof note is docs/proofs/secure.md.
+Words come through AES-256 in counter mode. Nothing is kept between calls. Every piece of at most
+1 MiB is the keystream of a key and a nonce that come from the operating system for that piece and
+are dropped with it. There is no seed to leak, no state to copy into a forked process, and nothing
+left from which earlier draws follow.
+
+Poisson cohorts are drawn by the gaps between their clients: exact, at the cost of the cohort.
+Between two clients that join lie as many that do not as a coin fails before it succeeds, so one
+geometric draw replaces the coins of a whole gap. Floats decide a draw where they certainly can,
+integers where they cannot, as with the noise. The proof note is docs/proofs/secure.md.
 """
 
+import math
 import os
+from fractions import Fraction
 from typing import Never
 
 import numpy as np
@@ -100,3 +107,125 @@ class SecureRandom:
 
     def __reduce_ex__(self, protocol: object) -> Never:
         raise TypeError("a SecureRandom is not copied or sent: make one where it is used")
+
+
+Integers = npt.NDArray[np.int64]
+
+_MARGIN = 2.0**-44
+_SLOPE_MARGIN = 2.0**-45
+_FAR = np.uint64(1 << 48)
+_FIRST_BITS, _MORE_BITS = 64, 128
+_GUARD_BITS = 64
+
+
+def joining(source: SecureRandom, rate: float, population: int) -> Integers:
+    """Those of 0 .. population - 1 that join, each with probability `rate`, in ascending order.
+
+    Guarantee: for uniform words everybody joins independently and with exactly the probability
+    that the float `rate` is, so that the rate that is accounted and the one that is drawn are the
+    same number. At most `population` gaps are drawn.
+
+    | edge | behaviour |
+    |---|---|
+    | rate outside [0, 1], NaN | BadInput |
+    | rate 0, rate 1 | nobody, everybody |
+    | population 0 | nobody |
+    | rate so small that 1 - rate is 1 in floats | right all the same |
+
+    >>> joining(SecureRandom(), 1.0, 3).tolist()
+    [0, 1, 2]
+    """
+    if not 0 <= rate <= 1:
+        raise BadInput(f"the rate is {rate}: a probability is needed")
+    if rate == 1:
+        return np.arange(population, dtype=np.int64)
+    found, last = [np.empty(0, dtype=np.int64)], -1
+    while rate and (left := population - 1 - last) > 0:
+        expected = rate * left
+        count = min(left, math.ceil(expected + 4 * math.sqrt(expected)) + 16)
+        ids = last + np.cumsum(geometric_int(source, rate, left, count) + 1)
+        found.append(ids[ids < population])
+        last = int(ids[-1])
+    return np.concatenate(found)
+
+
+def geometric_int(source: SecureRandom, rate: float, most: int, count: int) -> Integers:
+    """`count` independent draws of min(G, most), where P(G >= k) = (1 - rate)^k.
+
+    Guarantee: for uniform words the law is exact. G is the largest k with U < (1 - rate)^k for a
+    uniform U in (0, 1), of which a word is the first 64 binary digits. Floats err by less than
+    their margins for U above 2^-16; where that could change the integer, and for smaller U, exact
+    arithmetic decides.
+
+    | edge | behaviour |
+    |---|---|
+    | rate outside (0, 1), NaN | ValueError |
+    | most 0 | zeros |
+    | U on the edge of two integers | more words are drawn until it is clear |
+
+    >>> geometric_int(SecureRandom(), 0.5, 0, 3).tolist()
+    [0, 0, 0]
+    """
+    if not 0 < rate < 1:
+        raise ValueError(f"gaps at the rate {rate}: it must be above 0 and below 1")
+    words = source.words(count)
+    slope = -math.log1p(-rate)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sizes = -np.log((words.astype(np.float64) + 0.5) * 2.0**-64) / slope
+        error = _MARGIN / slope + _SLOPE_MARGIN * sizes
+        whole = np.floor(sizes)
+        inside = (sizes - whole > error) & (whole + 1 - sizes > error)
+        beyond = sizes - error >= most
+    out = np.minimum(whole, most).astype(np.int64)
+    for i in np.flatnonzero(~(inside | beyond) | (words < _FAR)).tolist():
+        out[i] = _settled(source, 1 - Fraction(rate), most, int(words[i]))
+    return out
+
+
+def _settled(source: SecureRandom, stays: Fraction, most: int, place: int) -> int:
+    """The largest k <= most with U < stays^k, exactly, for U that starts with the bits of `place`.
+
+    The search keeps U < stays^low, and U >= stays^high unless high is beyond `most`.
+    """
+    bits, low, high = _FIRST_BITS, 0, most + 1
+    while high - low > 1:
+        k = (low + high) // 2
+        below = _below(place, bits, stays, k)
+        if below is None:
+            first, second = source.words(2).tolist()
+            place, bits = place << _MORE_BITS | first << 64 | second, bits + _MORE_BITS
+        elif below:
+            low = k
+        else:
+            high = k
+    return low
+
+
+def _below(place: int, bits: int, stays: Fraction, k: int) -> bool | None:
+    """Whether U < stays^k for U in [place, place + 1) / 2^bits, None if more bits are needed."""
+    room = bits + k.bit_length() + _GUARD_BITS
+    least, most = power(stays, k, room)
+    if place + 1 << room - bits <= least:
+        return True
+    return False if place << room - bits >= most else None
+
+
+def power(base: Fraction, k: int, bits: int) -> tuple[int, int]:
+    """Integers that base^k x 2^bits lies between, for a base in [0, 1] and k >= 0.
+
+    Guarantee: rounded down and up in every product, so they are bounds; with 0 < k < 2^n they are
+    less than 2^(n + 2) apart.
+
+    >>> power(Fraction(1, 2), 3, 4)
+    (2, 2)
+    """
+    one = 1 << bits
+    low = high = one
+    square_low = base.numerator * one // base.denominator
+    square_high = -(-base.numerator * one // base.denominator)
+    while k:
+        if k & 1:
+            low, high = low * square_low >> bits, -(-high * square_high >> bits)
+        square_low, square_high = square_low**2 >> bits, -(-(square_high**2) >> bits)
+        k >>= 1
+    return low, high

@@ -8,8 +8,7 @@ import torch
 from fedveil.base.checks import check
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import (
     BOTH,

@@ -9,8 +9,7 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import covers, noise_in

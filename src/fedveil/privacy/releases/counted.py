@@ -6,8 +6,7 @@ which it takes part, and no sampling amplifies anything: the server knows who re
 
 from fedveil.base.checks import check
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Event, Gaussian
 from fedveil.privacy.sampling import FixedSize, Sampler

@@ -11,8 +11,7 @@ from scipy.special import erfcx, expit, log_expit, ndtri, ndtri_exp
 from fedveil.base.checks import LARGEST_REPORT, SMALLEST_REPORT, check
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import PureReport
 from fedveil.privacy.clip import Clip

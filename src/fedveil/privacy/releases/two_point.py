@@ -7,8 +7,7 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Shuffled, TwoPoint
 from fedveil.privacy.clip import Clip

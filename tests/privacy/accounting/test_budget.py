@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import NOT_DECIDED, BudgetLine, claims_of, early_ends
+from fedveil.privacy.accounting.budget import NOT_DECIDED, Budget, BudgetLine, claims_of, early_ends
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
+from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
+from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import (
     FixedSampled,
     FuGaussian,
@@ -199,7 +199,7 @@ def test_permitted_of_sampled_rounds_stays_within_the_budget(make_line):
 @pytest.mark.parametrize("share", [Fraction(1), Fraction(3, 7)])
 def test_curve_has_a_value_per_participation_and_never_falls(make_line, planned, share):
     terms = make_line(share=share)
-    curve = terms.curve(planned)
+    curve = terms.epsilon_curve(planned)
     assert len(curve) == planned + 1
     assert curve[0] == 0
     assert all(a <= b for a, b in pairwise(curve))
@@ -211,7 +211,7 @@ def test_curve_has_a_value_per_participation_and_never_falls(make_line, planned,
 def test_curve_of_sampled_rounds_is_never_below_the_fine_epsilon(make_line):
     event = PoissonSampled(0.1, Gaussian(2.0))
     terms = make_line(event=event, relation=Relation.ADD_REMOVE)
-    curve = terms.curve(40)
+    curve = terms.epsilon_curve(40)
     assert all(a <= b for a, b in pairwise(curve))
     for rounds in (1, 2, 7, 33, 39, 40):
         assert curve[rounds] >= after(terms, rounds)
@@ -219,7 +219,7 @@ def test_curve_of_sampled_rounds_is_never_below_the_fine_epsilon(make_line):
 
 def test_curve_is_exact_up_to_thirty_two_rounds(make_line):
     terms = make_line()
-    assert terms.curve(32) == tuple(terms.claims(n)[0].epsilon for n in range(33))
+    assert terms.epsilon_curve(32) == tuple(terms.claims(n)[0].epsilon for n in range(33))
 
 
 # --- on paper ---
@@ -432,8 +432,8 @@ def test_curator_publishes_anew_when_a_round_is_done_again(make_line):
     told = claims_of((line,), 3, None, extra_attempts=2)[0].epsilon
     both = math.sqrt(5 / 4.0**2 + 5 / 3.0**2)
     assert told == gaussian_epsilon(both, 1e-5)
-    assert line.after(0) == line
-    assert make_line().after(2) == make_line()
+    assert line.with_extra_attempts(0) == line
+    assert make_line().with_extra_attempts(2) == make_line()
 
 
 # --- runs that end early ---
@@ -450,7 +450,7 @@ def at(line, count, delta, accountant=Accountant.PLD):
 def test_a_run_that_ended_early_has_the_epsilon_of_its_share_of_delta(make_line):
     line = make_line()
     pld, rdp, naive = early(line, 3)
-    assert pld.epsilon == line.ended(3, 40) == at(line, 3, 1e-5 / 100 / 16)
+    assert pld.epsilon == line.epsilon_if_ended(3, 40) == at(line, 3, 1e-5 / 100 / 16)
     assert rdp.epsilon == at(line, 3, 1e-5 / 100 / 16, Accountant.RDP)
     assert (pld.delta, pld.assumptions, pld.condition) == (1e-5, line.assumptions, "")
     assert naive == replace(line.claims(3)[0], condition=NOT_DECIDED)
@@ -476,7 +476,7 @@ def test_ends_that_have_an_epsilon_of_their_own_are_few_and_close(most):
 
 def test_between_two_ends_the_later_one_counts(make_line):
     line = make_line(event=Gaussian(20.0), budget=Budget(math.inf, 1e-5))
-    found = [line.ended(n, 40) for n in range(1, 41)]
+    found = [line.epsilon_if_ended(n, 40) for n in range(1, 41)]
     assert found[16] == found[17] == found[18] == found[19] == at(line, 20, 1e-5 / 100 / 16)
     assert found == sorted(found)
     assert found[32:] == [at(line, 40, 1e-5)] * 8
@@ -485,13 +485,15 @@ def test_between_two_ends_the_later_one_counts(make_line):
 @pytest.mark.parametrize("most", [1, 2, 9, 10, 33, 40])
 def test_ends_found_at_once_are_those_found_one_by_one(make_line, most):
     line = make_line(budget=Budget(math.inf, 1e-5))
-    assert line.early(most) == tuple(line.ended(n, most) if n else 0.0 for n in range(most))
+    assert line.early_epsilons(most) == tuple(
+        line.epsilon_if_ended(n, most) if n else 0.0 for n in range(most)
+    )
 
 
 def test_the_samplers_share_of_delta_pays_for_no_end(make_line):
     line = make_line(slip=0.5e-5, noise=NoiseSource.SECURE)
-    assert line.ended(3, 40) == at(line, 3, 0.5e-5 / 100 / 16)
-    assert line.ended(39, 40) == at(line, 40, 0.5e-5)
+    assert line.epsilon_if_ended(3, 40) == at(line, 3, 0.5e-5 / 100 / 16)
+    assert line.epsilon_if_ended(39, 40) == at(line, 40, 0.5e-5)
 
 
 @pytest.mark.parametrize(("rounds", "planned"), [(40, 40), (7, None), (0, 40)])
@@ -529,7 +531,10 @@ def test_nobody_is_concerned_more_often_than_the_cap_whenever_the_run_ends(make_
 def test_worst_and_median_client_of_a_run_that_ended_early(make_line):
     line = make_line()
     worst, rdp, median, naive = claims_of((line,), 9, np.array([7, 0, 3, 2, 1]), planned=40)
-    assert (worst.epsilon, median.epsilon) == (line.ended(7, 40), line.ended(2, 40))
+    assert (worst.epsilon, median.epsilon) == (
+        line.epsilon_if_ended(7, 40),
+        line.epsilon_if_ended(2, 40),
+    )
     assert (worst.holds_for, rdp.accountant) == ("the client that took part most", Accountant.RDP)
     assert naive == replace(line.claims(7, worst.holds_for)[0], condition=NOT_DECIDED)
 
@@ -541,10 +546,10 @@ def test_how_often_rounds_were_done_again_may_have_been_decided_by_looking(make_
     turns = rounds + 1
     upto = {21: 24, 41: 48}[turns]
     share = at(free, upto, 1e-5 / 100 / 20)
-    assert free.ended(turns, 40, extra_attempts=1) == min(share, at(free, 80, 1e-5))
+    assert free.epsilon_if_ended(turns, 40, extra_attempts=1) == min(share, at(free, 80, 1e-5))
     tight = make_line(budget=Budget(1.01 * at(free, 41, 1e-5), 1e-5))
-    assert tight.ended(turns, 40, extra_attempts=1) == min(share, tight.budget.epsilon)
-    rdp = tight.ended(turns, 40, 1, Accountant.RDP)
+    assert tight.epsilon_if_ended(turns, 40, extra_attempts=1) == min(share, tight.budget.epsilon)
+    rdp = tight.epsilon_if_ended(turns, 40, 1, Accountant.RDP)
     assert rdp == min(
         at(free, upto, 1e-5 / 100 / 20, Accountant.RDP), at(free, 80, 1e-5, Accountant.RDP)
     )
@@ -555,13 +560,13 @@ def test_how_often_rounds_were_done_again_may_have_been_decided_by_looking(make_
 def test_attempts_end_at_what_the_sampler_vouches_for(make_line):
     """As the ledger has it: `affords`."""
     line = make_line(budget=Budget(math.inf, 1e-5), vouched=9.0)
-    assert line.ended(41, 40, extra_attempts=1) == 9.0
+    assert line.epsilon_if_ended(41, 40, extra_attempts=1) == 9.0
     assert claims_of((line,), 40, None, extra_attempts=1, planned=40)[0].vouched
 
 
 def test_a_reading_has_no_budget_that_ends_attempts(make_line):
     line = make_line(budget=Budget(0.5, 1e-5), reading=True)
-    assert line.ended(41, 40, extra_attempts=1) > 0.5
+    assert line.epsilon_if_ended(41, 40, extra_attempts=1) > 0.5
 
 
 def test_a_curator_may_have_published_as_often_as_rounds_can_be_done_again(make_line):
@@ -573,4 +578,4 @@ def test_a_curator_may_have_published_as_often_as_rounds_can_be_done_again(make_
         budget=Budget(math.inf, 1e-5),
     )
     both = math.sqrt(6 / 4.0**2 + 6 / 3.0**2)
-    assert line.ended(5, 3, extra_attempts=2) == gaussian_epsilon(both, 1e-5)
+    assert line.epsilon_if_ended(5, 3, extra_attempts=2) == gaussian_epsilon(both, 1e-5)
