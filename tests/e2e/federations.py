@@ -150,7 +150,7 @@ def live(folder, *names, bad=(), offline=(), unforked=()):
     for every message.
     """
     port, *own = free_ports(1 + len(names))
-    address = Address(port=port, sites=tuple(own))
+    address = Address(port=port, site_ports=tuple(own))
     settings = ("sample.kind=all", "rounds=1")
     deployment("fedavg", settings, names, address, PATIENCE).write(folder)
     for name in bad:

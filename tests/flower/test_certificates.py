@@ -18,7 +18,7 @@ from fedveil.flower.certificates import Authority, node_key
 def server(tmp_path):
     authority = Authority.new("test authority")
     authority.save(tmp_path)
-    authority.server("127.0.0.1", tmp_path, "superlink")
+    authority.write_server("127.0.0.1", tmp_path, "superlink")
     return tmp_path
 
 
@@ -76,7 +76,9 @@ def test_the_server_s_certificate_signs_no_others(server, tmp_path):
     from cryptography.x509 import load_der_x509_certificate
 
     key = serialization.load_pem_private_key((server / "superlink.key").read_bytes(), None)
-    Authority(load_der_x509_certificate(certificate), key).server("127.0.0.1", forged, "superlink")
+    Authority(load_der_x509_certificate(certificate), key).write_server(
+        "127.0.0.1", forged, "superlink"
+    )
     chain = forged / "superlink.crt"
     chain.write_text(chain.read_text() + (server / "superlink.crt").read_text())
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -88,7 +90,7 @@ def test_a_name_is_a_name_and_an_address_an_address(tmp_path):
 
     authority = Authority.new("a")
     for host, kind in (("superlink.example.org", x509.DNSName), ("192.0.2.7", x509.IPAddress)):
-        authority.server(host, tmp_path, host)
+        authority.write_server(host, tmp_path, host)
         read = x509.load_pem_x509_certificate((tmp_path / f"{host}.crt").read_bytes())
         names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert host in [str(value) for value in names.get_values_for_type(kind)]
@@ -98,7 +100,7 @@ def test_a_name_is_a_name_and_an_address_an_address(tmp_path):
 @pytest.mark.parametrize("host", ["", "a b", "a..b", "über", "a/b"])
 def test_no_certificate_for_what_is_no_machine(tmp_path, host):
     with pytest.raises(BadInput, match="no name or address"):
-        Authority.new("a").server(host, tmp_path, "superlink")
+        Authority.new("a").write_server(host, tmp_path, "superlink")
     assert not list(tmp_path.iterdir())
 
 
@@ -107,7 +109,7 @@ def test_a_member_may_call_and_not_serve(server):
 
     key = serialization.load_pem_private_key((server / "ca.key").read_bytes(), None)
     authority = Authority(x509.load_pem_x509_certificate((server / "ca.crt").read_bytes()), key)
-    authority.caller(server, "member", "north")
+    authority.write_client(server, "member", "north")
     (server / "superlink.crt").write_text((server / "member.crt").read_text())
     (server / "superlink.key").write_text((server / "member.key").read_text())
     with pytest.raises(ssl.SSLCertVerificationError):

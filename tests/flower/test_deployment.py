@@ -75,7 +75,7 @@ def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
 def shuffled(tmp_path_factory):
     recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
     mixer, folder = Address("mixer.example.org", 9099), tmp_path_factory.mktemp("shuffled") / "d"
-    Deployment(recipe, NAMES, Address(), recipe.load_data(), mixer=mixer).write(folder)
+    Deployment(recipe, NAMES, Address(), recipe.load_data(), mixer_address=mixer).write(folder)
     return folder
 
 
@@ -140,7 +140,9 @@ def test_a_shuffled_deployment_waits_for_those_who_may_be_dishonest_too(tmp_path
     settings = ("rounds=2", "shuffle.minimum=2", "shuffle.dishonest=1", "noise.epsilon=0.01")
     recipe = deployed_recipe("ldp-fl", settings, 3)
     mixer = Address("mixer.example.org", 9099)
-    Deployment(recipe, NAMES, Address(), recipe.load_data(), mixer=mixer).write(tmp_path / "d")
+    Deployment(recipe, NAMES, Address(), recipe.load_data(), mixer_address=mixer).write(
+        tmp_path / "d"
+    )
     assert "--minimum 3 --expected 3" in (tmp_path / "d/mixer/mixer.sh").read_text()
 
 
@@ -148,13 +150,15 @@ def test_no_site_is_called_as_the_collector(tmp_path):
     recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
     names, mixer = ("north", "collector", "east"), Address(port=9099)
     with pytest.raises(BadInput, match="named 'collector'"):
-        Deployment(recipe, names, Address(), recipe.load_data(), mixer=mixer).write(tmp_path / "d")
+        Deployment(recipe, names, Address(), recipe.load_data(), mixer_address=mixer).write(
+            tmp_path / "d"
+        )
 
 
-@pytest.mark.parametrize("missing", ["data", "mixer"])
+@pytest.mark.parametrize("missing", ["trial_data", "mixer_address"])
 def test_a_shuffler_needs_a_mixer_and_data(tmp_path, missing):
     recipe = deployed_recipe("ldp-fl", ("shuffle.minimum=3", "noise.epsilon=0.01"), 3)
-    parts = {"data": recipe.load_data(), "mixer": Address(port=9099)}
+    parts = {"trial_data": recipe.load_data(), "mixer_address": Address(port=9099)}
     parts.pop(missing)
     with pytest.raises(BadInput, match="shuffle=none"):
         Deployment(recipe, NAMES, Address(), **parts).write(tmp_path / "d")
@@ -326,7 +330,7 @@ def test_files_of_a_model_are_not_deployed(setting):
 )
 def test_rounds_that_hide_who_was_asked_take_their_time(settings, steady):
     recipe = deployed_recipe("central", ("rounds=2", *settings), 3)
-    assert Deployment(recipe, NAMES, Address(), recipe.load_data()).steady is steady
+    assert Deployment(recipe, NAMES, Address(), recipe.load_data()).takes_whole_deadline is steady
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):

@@ -62,7 +62,7 @@ def deploy(
             from fedveil.flower.local_federation import free_ports
 
             port, mixing, *own = free_ports(2 + demo)
-            place = Address(port=port, sites=tuple(own))
+            place = Address(port=port, site_ports=tuple(own))
             mixer = mixer or f"127.0.0.1:{mixing}"
         shared = None
         if divide or demo is not None:
@@ -73,7 +73,7 @@ def deploy(
         deployment = Deployment(chosen, names, place, shared, deadline, mixed)
         deployment.write(folder)
     print(f"written: {folder}/README.md says how to start server and sites")
-    if deployment.steady:
+    if deployment.takes_whole_deadline:
         print(f"note: a round takes all of its {deadline:g} s, so that nobody learns who was asked")
     return 0 if demo is None else _demonstrate(deployment, folder)
 
@@ -97,7 +97,9 @@ def _demonstrate(deployment: "Deployment", folder: Path) -> int:
 
     listen()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all is stopped then too
-    with closing(demonstrate(folder, f"https://{deployment.address}", deployment.sites)) as events:
+    with closing(
+        demonstrate(folder, f"https://{deployment.superlink}", deployment.site_names)
+    ) as events:
         for event in events:
             print(event, flush=True)
     result = LocalFederation(folder).result()

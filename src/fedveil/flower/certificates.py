@@ -1,6 +1,6 @@
-"""Certificates and keys of a federation: an authority, the SuperLink's certificate, nodes' keys.
+"""Keys and certificates of a federation: authorities, the SuperLink, sites' keys, and the mixer.
 
-TLS shows sites that the SuperLink is the one they mean; a node key shows the SuperLink which site
+TLS shows sites that the SuperLink is the one they mean. A node key shows the SuperLink which site
 speaks. Private keys are readable by their owner alone, and no file is written over.
 """
 
@@ -26,14 +26,18 @@ DAYS = 365
 _CURVE = ec.SECP384R1()
 _OWN_MACHINE = ("localhost", "127.0.0.1")
 _CLOCKS_DIFFER = timedelta(hours=1)
-_SIGNS = {"key_cert_sign": True, "crl_sign": True}
-_SPEAKS = {"digital_signature": True}
-_SERVES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-_CALLS = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
-_USES = (
-    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
-    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
-)
+_PEM = serialization.Encoding.PEM
+_NO_USE = {
+    "digital_signature": False,
+    "content_commitment": False,
+    "key_encipherment": False,
+    "data_encipherment": False,
+    "key_agreement": False,
+    "key_cert_sign": False,
+    "crl_sign": False,
+    "encipher_only": False,
+    "decipher_only": False,
+}
 
 
 @dataclass(frozen=True)
@@ -41,50 +45,47 @@ class Authority:
     """A certificate that signs others, and its key. Anybody with the key can pose as the server."""
 
     certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
+    signing_key: ec.EllipticCurvePrivateKey
 
     @classmethod
-    def new(cls, name: str, days: int = DAYS) -> "Authority":
+    def new(cls, name: str) -> "Authority":
         """Make an authority that signs certificates of servers and clients, not of authorities."""
         key = ec.generate_private_key(_CURVE)
-        named = _named(name)
-        builder = _builder(named, named, key.public_key(), days)
+        usage = x509.KeyUsage(**{**_NO_USE, "key_cert_sign": True, "crl_sign": True})
+        builder = _builder(_common_name(name), _common_name(name), key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
-        builder = builder.add_extension(_usage(_SIGNS), True)
-        return cls(builder.sign(key, hashes.SHA384()), key)
+        return cls(builder.add_extension(usage, True).sign(key, hashes.SHA384()), key)
 
-    def server(self, host: str, folder: Path, name: str, days: int = DAYS) -> None:
+    def write_server(self, host: str, folder: Path, name: str) -> None:
         """Write NAME.crt and NAME.key into a folder, for a server that is reached as `host`.
 
         `host` is a name or an address. The server's own machine may call it localhost as well:
         SuperLink's programs reach it there.
         """
-        names = x509.SubjectAlternativeName(_reached_as(host))
-        self._sign(host, folder, name, days, [_SERVES, names])
+        hosts = [_general_name(name) for name in dict.fromkeys((host, *_OWN_MACHINE))]
+        serves = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        self._sign(host, folder, name, [serves, x509.SubjectAlternativeName(hosts)])
 
-    def caller(self, folder: Path, file: str, name: str, days: int = DAYS) -> None:
+    def write_client(self, folder: Path, file: str, name: str) -> None:
         """Write FILE.crt and FILE.key into a folder, for the client whom a server calls `name`."""
-        self._sign(name, folder, file, days, [_CALLS])
+        self._sign(name, folder, file, [x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])])
 
     def _sign(
-        self, subject: str, folder: Path, name: str, days: int, more: list[x509.ExtensionType]
+        self, subject: str, folder: Path, name: str, extensions: list[x509.ExtensionType]
     ) -> None:
         key = ec.generate_private_key(_CURVE)
-        issuer = self.certificate.subject
-        builder = _builder(_named(subject), issuer, key.public_key(), days)
-        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        plain = x509.BasicConstraints(ca=False, path_length=None)
-        builder = builder.add_extension(plain, True).add_extension(_usage(_SPEAKS), True)
-        for extension in (*more, signer):
+        usage = x509.KeyUsage(**{**_NO_USE, "digital_signature": True})
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.signing_key.public_key())
+        builder = _builder(_common_name(subject), self.certificate.subject, key.public_key())
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        builder = builder.add_extension(usage, True)
+        for extension in (*extensions, signer):
             builder = builder.add_extension(extension, False)
-        certificate = builder.sign(self.key, hashes.SHA384())
-        _write(folder / f"{name}.crt", certificate.public_bytes(serialization.Encoding.PEM))
-        _write(folder / f"{name}.key", _pem(key), private=True)
+        _write_pair(folder, name, builder.sign(self.signing_key, hashes.SHA384()), key)
 
     def save(self, folder: Path) -> None:
         """Write ca.crt and ca.key."""
-        _write(folder / "ca.crt", self.certificate.public_bytes(serialization.Encoding.PEM))
-        _write(folder / "ca.key", _pem(self.key), private=True)
+        _write_pair(folder, "ca", self.certificate, self.signing_key)
 
 
 def node_key(folder: Path, site: str) -> str:
@@ -94,7 +95,7 @@ def node_key(folder: Path, site: str) -> str:
     """
     key = ec.generate_private_key(_CURVE)
     ssh = serialization.PrivateFormat.OpenSSH
-    private = key.private_bytes(serialization.Encoding.PEM, ssh, serialization.NoEncryption())
+    private = key.private_bytes(_PEM, ssh, serialization.NoEncryption())
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
@@ -105,7 +106,7 @@ def node_key(folder: Path, site: str) -> str:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
@@ -115,21 +116,13 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCKS_DIFFER)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(now + timedelta(days=DAYS))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
     )
 
 
-def _usage(uses: dict[str, bool]) -> x509.KeyUsage:
-    return x509.KeyUsage(**(dict.fromkeys(_USES, False) | uses))
-
-
-def _named(name: str) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-
-
-def _reached_as(host: str) -> list[x509.GeneralName]:
-    return [_general_name(name) for name in dict.fromkeys((host, *_OWN_MACHINE))]
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -142,12 +135,13 @@ def _general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+def _write_pair(
+    folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> None:
+    """Write a certificate and its private key."""
+    pkcs8, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    _write(folder / f"{name}.crt", certificate.public_bytes(_PEM))
+    _write(folder / f"{name}.key", key.private_bytes(_PEM, pkcs8, plain), private=True)
 
 
 def _write(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -160,18 +154,15 @@ def _write(path: Path, content: bytes, *, private: bool = False) -> None:
         file.write(content)
 
 
-ATTEMPTS = 10
-"""How often a round may be asked for before its mixer refuses."""
-
-MEMBERS = "members.txt"
-"""The file with the names of the members, one per line."""
-
-_CA = "mixer-ca.crt"
-
-
 @dataclass(frozen=True)
 class MixerFiles:
-    """The folder of a mixer at `host`:`port`, and its authority."""
+    """The folder of a mixer at `host`:`port`, and what sites and the server need to reach it.
+
+    A mixer has an authority of its own: whoever could sign a certificate for the mixer could take
+    its place, and the server is the one who must not. Every site has a certificate of its own, by
+    which the mixer counts it once per round. The server's lets it collect and not report: with
+    reports of its own making beside those of one site, it would know that site's.
+    """
 
     folder: Path
     host: str
@@ -193,21 +184,20 @@ class MixerFiles:
         folder.mkdir(mode=0o700)
         authority = Authority.new("fedveil mixer authority")
         authority.save(folder)
-        authority.server(host, folder, "mixer")
-        (folder / MEMBERS).write_text("".join(f"{name}\n" for name in members))
+        authority.write_server(host, folder, "mixer")
+        (folder / "members.txt").write_text("".join(f"{name}\n" for name in members))
         return cls(folder, host, port, authority)
 
-    def give_to_site(self, folder: Path, site: str) -> str:
-        """Write a site's certificate into its folder, and return its `[mixer]` section."""
-        return self._give(folder, "member", site)
-
-    def give_to_server(self, folder: Path) -> str:
-        """Write the collector's certificate into a folder, and return its `[mixer]` section."""
-        return self._give(folder, COLLECTOR, COLLECTOR)
-
-    def _give(self, folder: Path, file: str, name: str) -> str:
-        self.authority.caller(folder, file, name)
-        shutil.copy(self.folder / "ca.crt", folder / _CA)
-        certificate, key = f"{file}.crt", f"{file}.key"
-        section = {"host": self.host, "port": self.port, "ca": _CA}
-        return to_toml({"mixer": {**section, "certificate": certificate, "key": key}}).lstrip()
+    def admit(self, name: str, folder: Path) -> str:
+        """Write the certificate of a site, or of `COLLECTOR`, and return its `[mixer]` section."""
+        file = COLLECTOR if name == COLLECTOR else "member"
+        self.authority.write_client(folder, file, name)
+        shutil.copy(self.folder / "ca.crt", folder / "mixer-ca.crt")
+        section = {
+            "host": self.host,
+            "port": self.port,
+            "ca": "mixer-ca.crt",
+            "certificate": f"{file}.crt",
+            "key": f"{file}.key",
+        }
+        return to_toml({"mixer": section}).lstrip()

@@ -19,19 +19,19 @@ from fedveil.base.checks import TABLE, shown
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.flower.certificates import ATTEMPTS, Authority, MixerFiles, node_key
+from fedveil.flower.certificates import Authority, MixerFiles, node_key
 from fedveil.flower.federation import Federation, RegisteredSite, takes_whole_deadline
 from fedveil.flower.flwr_private import write_programs
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import build_for_plan, policy_text
-from fedveil.privacy.plan import PrivacyPlan
+from fedveil.mixing.protocol import COLLECTOR
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import Overrides, load_recipe, to_toml
 from fedveil.training.session import Training
 
-DEADLINE = 600.0
+_MIXER_ATTEMPTS = 10  # how often a round may be asked for before its mixer refuses
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_OF_THE_SERVER = ("client", "clients", "partition", "alpha", "shards_per_client", "test")
+_SERVER_KEYS = ("client", "clients", "partition", "alpha", "shards_per_client", "test")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Address:
 
     host: str = "127.0.0.1"
     port: int = 9092
-    sites: tuple[int, ...] = ()
+    site_ports: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -56,9 +56,9 @@ class Address:
         """The address from the server's own machine, where operators must be."""
         return str(self) if self.host in _LOOPBACK else f"127.0.0.1:{self.port}"
 
-    def of_site(self, number: int) -> int:
+    def site_port(self, number: int) -> int:
         """A site's port on its own machine. Sites have different ports, to share a machine."""
-        return self.sites[number] if self.sites else self.port + 2 + number
+        return self.site_ports[number] if self.site_ports else self.port + 2 + number
 
     @classmethod
     def parse(cls, text: str) -> "Address":
@@ -75,36 +75,36 @@ class Deployment:
 
     Attributes:
         recipe: What to train.
-        sites: The names of the sites, in the order of client numbers.
-        address: Where SuperLink is reached.
-        data: The recipe's data with one client per site, to divide among the sites for a trial.
-            Without, owners name their records in site.toml.
+        site_names: The names of the sites, in the order of client numbers.
+        superlink: Where SuperLink is reached.
+        trial_data: The recipe's data with one client per site, to divide among the sites for a
+            trial. Without, owners name their records in site.toml.
         deadline: Seconds that a round waits for answers.
-        mixer: Where the mixer is reached, for a recipe with [shuffle].
+        mixer_address: Where the mixer is reached, for a recipe with [shuffle].
     """
 
     recipe: Recipe
-    sites: tuple[str, ...]
-    address: Address
-    data: FederatedData | None = None
-    deadline: float = DEADLINE
-    mixer: Address | None = None
+    site_names: tuple[str, ...]
+    superlink: Address
+    trial_data: FederatedData | None = None
+    deadline: float = 600.0
+    mixer_address: Address | None = None
 
     def __post_init__(self) -> None:
-        for name in self.sites:
+        for name in self.site_names:
             check_site_name(name)
-        if len(set(self.sites)) != len(self.sites) or not self.sites:
-            raise BadInput(f"sites are {', '.join(self.sites) or 'none'}: a name of its own each")
-        if self.data is not None and self.data.clients != len(self.sites):
+        sites, data = len(self.site_names), self.trial_data
+        if len(set(self.site_names)) != sites or not sites:
+            names = ", ".join(self.site_names) or "none"
+            raise BadInput(f"sites are {names}: a name of its own each")
+        if data is not None and data.clients != sites:
             raise BadInput(
-                f"the data have {self.data.clients} clients and there are {len(self.sites)} sites: "
-                "one each"
+                f"the data have {data.clients} clients and there are {sites} sites: one each"
             )
-        if self.address.of_site(len(self.sites) - 1) >= 2**16:
-            raise BadInput(f"address is {self.address}: no ports are left after it for the sites")
+        if self.superlink.site_port(sites - 1) >= 2**16:
+            raise BadInput(f"address is {self.superlink}: no ports are left after it for the sites")
         if self.recipe.attack is not None:
             raise BadInput("[attack] is for simulations: leave it out (--set attack=none)")
-
         if self.recipe.model.path is not None or self.recipe.model.weights is not None:
             raise BadInput(
                 "model.path and model.weights name files, which are not copied to sites: use a "
@@ -112,10 +112,10 @@ class Deployment:
             )
 
     @property
-    def steady(self) -> bool:
+    def takes_whole_deadline(self) -> bool:
         """Whether every round takes its whole deadline. False if the data are not known."""
-        plan = self._plan
-        return plan is not None and takes_whole_deadline(plan)
+        training = self._training
+        return training is not None and takes_whole_deadline(training.plan)
 
     def write(self, folder: Path) -> None:
         """Write all files, or none, into a folder that is new or empty."""
@@ -140,67 +140,70 @@ class Deployment:
             (server / place).mkdir(parents=True)
         authority = Authority.new("fedveil authority")
         authority.save(server / "certificates")
-        authority.server(self.address.host, server / "certificates", "superlink")
+        authority.write_server(self.superlink.host, server / "certificates", "superlink")
         mixer = self._mixer(folder / "mixer")
-        keys = [self._site(folder, number, mixer) for number in range(len(self.sites))]
-        for name, key in zip(self.sites, keys, strict=True):
+        keys = [self._site(folder, number, mixer) for number in range(len(self.site_names))]
+        for name, key in zip(self.site_names, keys, strict=True):
             (server / "nodes" / f"{name}.pub").write_text(f"{key}\n")
         self._server(server, keys, mixer)
-        self._fill("README.md", folder, first=self.sites[0])
+        self._fill("README.md", folder, first=self.site_names[0])
 
     def _server(self, folder: Path, keys: list[str], mixer: MixerFiles | None) -> None:
         (folder / "recipe.toml").write_text(self._recipe_text)
-        sizes = self._public_sizes
+        # the server knows how many records a site has only where it has to
+        weighted = self.recipe.server.weights == "examples" or self.recipe.client.kind == "dp-sgd"
+        sizes = [0] * len(self.site_names)
+        if self.trial_data is not None and weighted:
+            sizes = self.trial_data.sizes.tolist()
         sites = [
             RegisteredSite(name=name, key=key, records=size)
-            for name, key, size in zip(self.sites, keys, sizes, strict=True)
+            for name, key, size in zip(self.site_names, keys, sizes, strict=True)
         ]
         minimum = min(len(sites) // 2 + 1, getattr(self.recipe.sample, "size", len(sites)))
         Federation(sites=sites, minimum=minimum, deadline=self.deadline).check()
         self._fill("federation.toml", folder, deadline=self.deadline, minimum=minimum)
         with (folder / "federation.toml").open("a") as file:
-            if self.data is not None:  # its test split alone: no site's records come here
-                self.data.at_sites(self.sites, sizes).save(folder / "test")
+            if self.trial_data is not None:  # its test split alone: no site's records come here
+                self.trial_data.at_sites(self.site_names, sizes).save(folder / "test")
                 file.write("\n" + to_toml({"data": {"name": "saved", "path": "test"}}).lstrip())
             if mixer is not None:
-                file.write("\n" + mixer.give_to_server(folder))
+                file.write("\n" + mixer.admit(COLLECTOR, folder))
             for site in sites:
                 known = site.model_dump(exclude_defaults=True)
                 file.write("\n" + to_toml({"[sites]": known}).lstrip())
-        self._fill("flower.sh", folder, local=self.address.local)
-        listen, port = self.address.listen, self.address.port
-        self._fill("superlink.sh", folder, listen=listen, port=port)
-        self._fill("register.sh", folder, local=self.address.local)
+        self._fill("flower.sh", folder, local=self.superlink.local)
+        self._fill("superlink.sh", folder, listen=self.superlink.listen, port=self.superlink.port)
+        self._fill("register.sh", folder, local=self.superlink.local)
         self._fill("run.sh", folder)
 
     def _mixer(self, folder: Path) -> MixerFiles | None:
         """Write the mixer's folder, for a recipe with [shuffle]."""
-        shuffle, training = self.recipe.shuffle, self._training
-        if shuffle is None:
+        training, address = self._training, self.mixer_address
+        if self.recipe.shuffle is None:
             return None
-        if training is None or self.mixer is None:
+        if training is None or address is None:
             raise BadInput(
                 "[shuffle] needs a mixer, and how many weights a report has follows from data: use "
                 "--divide and --mixer HOST:PORT, or leave it out (--set shuffle=none)"
             )
-        files = MixerFiles.write(folder, self.mixer.host, self.mixer.port, self.sites)
+        files = MixerFiles.write(folder, address.host, address.port, self.site_names)
         self._fill(
             "mixer.sh",
             folder,
             positions=training.task.size,
             minimum=training.plan.release.minimum,
-            clients=len(self.sites),
+            clients=len(self.site_names),
             rounds=self.recipe.total_rounds,
-            attempts=ATTEMPTS,
+            attempts=_MIXER_ATTEMPTS,
             deadline=self.deadline,
-            listen=self.mixer.listen,
-            port=self.mixer.port,
+            listen=address.listen,
+            port=address.port,
         )
         return files
 
     def _site(self, folder: Path, number: int, mixer: MixerFiles | None) -> str:
         """Write a site's folder, and return its public key."""
-        name = self.sites[number]
+        name = self.site_names[number]
         place = folder / "sites" / name
         place.mkdir(parents=True, mode=0o700)
         (place / "flower").mkdir()
@@ -208,25 +211,26 @@ class Deployment:
         shutil.copy(folder / "server" / "certificates" / "ca.crt", place / "ca.crt")
         key = node_key(place, name)
         write_programs(place / "bin")
+        plan = None if self._training is None else self._training.plan
         self._fill(
             "site.toml",
             place,
             site=name,
-            clients=len(self.sites),
+            clients=len(self.site_names),
             number=number,
             data=self._data_text(place, number),
-            policy=policy_text(self.recipe, self._plan, number),
+            policy=policy_text(self.recipe, plan, number),
         )
         if mixer is not None:
             with (place / "site.toml").open("a") as file:
-                file.write("\n" + mixer.give_to_site(place, name))
-        self._fill("supernode.sh", place, port=self.address.of_site(number))
+                file.write("\n" + mixer.admit(name, place))
+        self._fill("supernode.sh", place, port=self.superlink.site_port(number))
         return key
 
     def _data_text(self, folder: Path, number: int) -> str:
         """The keys of a site's [data]: its share, or the recipe's table with its own file."""
-        if self.data is not None:
-            share(self.data, number).save(folder / "records")
+        if self.trial_data is not None:
+            share(self.trial_data, number).save(folder / "records")
             return 'name = "saved"\npath = "records"  # a share of the recipe\'s data, to try it'
         section = self.recipe.data
         if section.name != TABLE:
@@ -234,28 +238,18 @@ class Deployment:
                 "# The folder that FederatedData.save wrote, of one client; or a table, as in a\n"
                 '# recipe: docs/flower.md.\nname = "saved"\npath = "records"'
             )
-        known = section.model_dump(exclude_none=True, exclude=set(_OF_THE_SERVER))
+        known = section.model_dump(exclude_none=True, exclude=set(_SERVER_KEYS))
         _, _, text = to_toml({"data": known | {"path": "records.csv"}}).partition("[data]\n")
         return text.rstrip()
 
     @cached_property
     def _training(self) -> Training | None:
         """The recipe over sites with these clients' records, built for its plan only."""
-        if self.data is None:
+        if self.trial_data is None:
             return None
-        names = [str(number) for number in range(self.data.clients)]
-        sites = self.data.at_sites(names, self.data.sizes.tolist())
+        names = [str(number) for number in range(self.trial_data.clients)]
+        sites = self.trial_data.at_sites(names, self.trial_data.sizes.tolist())
         return build_for_plan(self.recipe, sites)
-
-    @property
-    def _plan(self) -> PrivacyPlan | None:
-        return None if self._training is None else self._training.plan
-
-    @property
-    def _public_sizes(self) -> list[int]:
-        """The number of records of each site if the server has to know it, else 0."""
-        weighted = self.recipe.server.weights == "examples" or self.recipe.client.kind == "dp-sgd"
-        return self.data.sizes.tolist() if self.data and weighted else [0] * len(self.sites)
 
     @property
     def _recipe_text(self) -> str:
@@ -263,10 +257,10 @@ class Deployment:
 
     def _fill(self, template: str, folder: Path, **values: object) -> None:
         """Write a filled-in template. Scripts are executable."""
-        known = {"name": self.recipe.name, "address": self.address, **values}
+        values |= {"name": self.recipe.name, "address": self.superlink}
         text = (files("fedveil.flower") / "templates" / template).read_text()
         path = folder / template
-        path.write_text(Template(text).substitute(known))
+        path.write_text(Template(text).substitute(values))
         if template.endswith(".sh"):
             path.chmod(0o755)
 
