@@ -1,13 +1,16 @@
 """The page of a sweep, drawn from what it left: frontiers, heat maps, and the best cells."""
 
 import csv
-import itertools
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from fedveil.base.errors import BadInput
 from fedveil.pages.charts import Chart, Line, figure
@@ -26,8 +29,9 @@ from fedveil.pages.html import (
 )
 from fedveil.tuning.recipe_grid import Axis, axis_label
 
+Cells = npt.NDArray[np.int64]
+
 _MOST_LINES, _MOST_MAPS = 8, 6
-_NOTHING = "nothing claimed"
 _CHOICE = (
     "Among cells with the same claim, the one with the lowest mean test loss. Cells whose "
     "intervals overlap are not told apart by this sweep, and the best of several noisy numbers "
@@ -36,26 +40,32 @@ _CHOICE = (
 
 
 @dataclass(frozen=True)
-class Swept:
-    """A sweep as its directory tells it: axes, a row per cell, and what all of it cost."""
+class SweepResults:
+    """The results of a sweep that has ended, read from its directory.
 
-    folder: Path
+    Attributes:
+        axes: The axes of the grid.
+        repeat: Repetitions of every cell.
+        cells: A row of summary.csv for each cell.
+        cost_notes: What all trainings cost together, in sentences.
+    """
+
     axes: tuple[Axis, ...]
     repeat: int
-    rows: list[dict[str, str]]
-    cost: list[str]
+    cells: list[dict[str, str]]
+    cost_notes: list[str]
 
     @classmethod
-    def at(cls, folder: Path) -> "Swept":
+    def in_folder(cls, folder: Path) -> "SweepResults":
         """Read a sweep that has ended."""
         try:
             about = json.loads((folder / "sweep.json").read_text())
             with (folder / "summary.csv").open(newline="") as file:
-                rows = list(csv.DictReader(file))
+                cells = list(csv.DictReader(file))
             axes = tuple(Axis(str(key), tuple(map(str, values))) for key, *values in about["axes"])
-            cost = [str(note) for note in about["together"]["notes"]]
-            page = cls(folder, axes, int(about["repeat"]), rows, cost)
-            if len(rows) != math.prod(len(axis.values) for axis in axes) or not page.metrics:
+            notes = [str(note) for note in about["together"]["notes"]]
+            results = cls(axes, int(about["repeat"]), cells, notes)
+            if len(cells) != math.prod(results.shape) or not results.metric_names:
                 raise ValueError("its table is not as its axes say")
         except FileNotFoundError as e:
             raise BadInput(
@@ -63,47 +73,84 @@ class Swept:
             ) from e
         except (OSError, ValueError, LookupError, TypeError) as e:
             raise BadInput(f"{folder} holds a sweep that cannot be read: {e}") from e
-        return page
+        return results
 
     @property
-    def metrics(self) -> list[str]:
+    def shape(self) -> list[int]:
+        """The number of values on each axis."""
+        return [len(axis.values) for axis in self.axes]
+
+    @property
+    def metric_names(self) -> list[str]:
         """What was measured, the task's own metric first."""
-        return [name for name in self.rows[0] if f"{name}_half" in self.rows[0]]
+        return [name for name in self.cells[0] if f"{name}_half" in self.cells[0]]
 
-    def value(self, cell: int, name: str) -> float:
+    def number(self, cell: int, name: str) -> float:
         """A number of a cell, NaN if there is none."""
-        return _number(self.rows[cell].get(name))
+        return _number(self.cells[cell].get(name))
 
-    def choice(self, cell: int) -> dict[str, str]:
-        """What was chosen on the axes."""
-        keys = [key for axis in self.axes for key in axis.key.split(":")]
-        return {key: self.rows[cell][key] for key in keys}
+    def choice_of(self, cell: int) -> dict[str, str]:
+        """The values that a cell has on the axes, by key."""
+        return {key: self.cells[cell][key] for axis in self.axes for key in axis.keys}
+
+    @cached_property
+    def best(self) -> list[int]:
+        """For each claim the cell with the lowest mean loss."""
+        best: dict[str, int] = {}
+        for k, cell in enumerate(self.cells):
+            loss, claim = self.number(k, "loss"), cell.get("claims", "")
+            least = self.number(best[claim], "loss") if claim in best else math.inf
+            if loss < least:
+                best[claim] = k
+        return list(best.values())
+
+    @cached_property
+    def by_terms(self) -> dict[str, list[int]]:
+        """The cells that claim something, by what belongs to their epsilons."""
+        by_terms: dict[str, list[int]] = {}
+        for k, cell in enumerate(self.cells):
+            if math.isfinite(self.number(k, "epsilon")):
+                label = ", as published, not a guarantee" if cell["as_published"] == "True" else ""
+                terms = (
+                    f"at delta {self.number(k, 'delta'):g} per {cell['unit']} "
+                    f"({cell['neighbours']}, {cell['trust']} trust{label})"
+                )
+                by_terms.setdefault(terms, []).append(k)
+        return by_terms
 
     @property
-    def best(self) -> dict[str, int]:
-        """The cell with the lowest mean loss for each claim."""
-        best: dict[str, int] = {}
-        for k, row in enumerate(self.rows):
-            loss, claim = self.value(k, "loss"), row.get("claims", "")
-            if math.isfinite(loss) and (
-                claim not in best or loss < self.value(best[claim], "loss")
-            ):
-                best[claim] = k
-        return best
+    def claims_note(self) -> str:
+        """What belongs to the epsilons of the grid, as a sentence."""
+        return f"Claims are epsilon {'; or epsilon '.join(self.by_terms)}." if self.by_terms else ""
+
+    def slices(self, *along: int) -> list[tuple[str, Cells]]:
+        """(the choices on all other axes in words, the cells along these axes), for each choice."""
+        grid = np.arange(len(self.cells)).reshape(self.shape)
+        grid = np.moveaxis(grid, along, range(-len(along), 0))
+        slices = []
+        for cells in grid.reshape(-1, *(self.shape[i] for i in along)):
+            places = np.unravel_index(cells.flat[0], self.shape)
+            others = [
+                f"{axis_label(axis.key)} {axis.values[place]}"
+                for i, (axis, place) in enumerate(zip(self.axes, places, strict=True))
+                if i not in along
+            ]
+            slices.append((", ".join(others), cells))
+        return slices
 
 
 def sweep_page(folder: Path) -> bytes:
     """Everything about one sweep."""
-    swept = Swept.at(folder)
-    rows = [_row(swept, k) for k in range(len(swept.rows))]
-    charts = [*_frontiers(swept), *_lines(swept)]
-    maps = _maps(swept)
+    results = SweepResults.in_folder(folder)
+    rows = [_row(results, k) for k in range(len(results.cells))]
+    charts = [*_frontiers(results), *_lines(results)]
+    maps = _maps(results)
     return page(
         f"{folder.name}: sweep",
-        tag("h1", f"{folder.name}: {len(swept.rows)} cells, {swept.repeat} repetitions each"),
+        tag("h1", f"{folder.name}: {len(rows)} cells, {results.repeat} repetitions each"),
         tag("p", "Means on the test split with their 95 % intervals.", class_="sub"),
-        tag("div", *(tag("p", f"{sentence(s)}.") for s in swept.cost), class_="claim"),
-        _recommended(swept),
+        tag("div", *(tag("p", f"{sentence(s)}.") for s in results.cost_notes), class_="claim"),
+        _recommended(results),
         section("Over the grid", tag("div", *charts, class_="pair"), id="curves"),
         section("Heat maps", tag("div", *maps, class_="pair"), id="maps") if maps else None,
         section("All cells", table(rows, "All cells", wide=True), id="cells"),
@@ -111,55 +158,52 @@ def sweep_page(folder: Path) -> bytes:
     )
 
 
-def _recommended(swept: Swept) -> Markup:
-    best = swept.best
-    rows = [_row(swept, k) for k in best.values()]
-    if not rows:
+def _recommended(results: SweepResults) -> Markup:
+    if not results.best:
         return section("The recommended cell", tag("p", "Every cell diverged."), id="best")
-    title = "The recommended cell" if len(rows) == 1 else "The recommended cell for each claim"
-    settings = [
-        "fedveil run RECIPE "
-        + " ".join(f"--set {key}={value}" for key, value in swept.choice(k).items())
-        for k in best.values()
-    ]
+    title, commands = "The recommended cell", []
+    for k in results.best:
+        settings = [f"--set {key}={value}" for key, value in results.choice_of(k).items()]
+        commands.append(" ".join(["fedveil run RECIPE", *settings]))
     return section(
-        title,
-        table(rows, "The lowest mean test loss among cells of one claim", wide=True),
-        listed(settings),
+        title if len(commands) == 1 else f"{title} for each claim",
+        table(
+            [_row(results, k) for k in results.best],
+            "The lowest mean test loss among cells of one claim",
+            wide=True,
+        ),
+        listed(commands),
         tag("p", _CHOICE),
         id="best",
     )
 
 
-def _row(swept: Swept, cell: int) -> dict[str, Content]:
-    row: dict[str, Content] = {}
-    for key, value in swept.choice(cell).items():
-        row[axis_label(key)] = value
-    for metric in swept.metrics:
-        half = swept.value(cell, f"{metric}_half")
-        text = number_text(swept.value(cell, metric))
+def _row(results: SweepResults, cell: int) -> dict[str, Content]:
+    row: dict[str, Content] = {axis_label(k): v for k, v in results.choice_of(cell).items()}
+    for metric in results.metric_names:
+        half = results.number(cell, f"{metric}_half")
+        text = number_text(results.number(cell, metric))
         row[f"test {metric}"] = text if math.isnan(half) else f"{text} +- {half:.2g}"
-    row["claim"] = swept.rows[cell].get("claims") or _NOTHING
+    row["claim"] = results.cells[cell].get("claims") or "nothing claimed"
     return row
 
 
-def _frontiers(swept: Swept) -> list[Markup]:
+def _frontiers(results: SweepResults) -> list[Markup]:
     """Metric over epsilon, where cells differ in it and promise the same otherwise."""
-    charts = []
-    for number, (terms, cells) in enumerate(_kinds(swept).items()):
-        if len({swept.value(k, "epsilon") for k in cells}) < 2:
+    charts, metric = [], results.metric_names[0]
+    for number, (terms, cells) in enumerate(results.by_terms.items()):
+        best: dict[float, int] = {}
+        # the first of equal losses stays, as the sort is stable
+        for k in sorted(cells, key=lambda k: results.number(k, "loss")):
+            best.setdefault(results.number(k, "epsilon"), k)
+        if len(best) < 2:
             continue
-        metric = swept.metrics[0]
-        best = [
-            min(same, key=lambda k: swept.value(k, "loss")) for same in _by_epsilon(swept, cells)
-        ]
-        placed = [(swept.value(k, "epsilon"), k) for k in best]
         chart = Chart(
             id=f"frontier-{number}",
             title=f"Test {metric} over epsilon {terms}",
             x_label="epsilon spent",
             y_label=f"mean {metric} on the test split, 95 % interval",
-            lines=[_line(swept, f"best cell, {metric}", placed, metric)],
+            lines=[_line(results, f"best cell, {metric}", sorted(best.items()), metric)],
             note="For each epsilon the cell with the lowest mean loss.",
             log_x=True,
         )
@@ -167,141 +211,79 @@ def _frontiers(swept: Swept) -> list[Markup]:
     return charts
 
 
-def _kinds(swept: Swept) -> dict[str, list[int]]:
-    """The cells that claim something, by what belongs to their epsilons."""
-    kinds: dict[str, list[int]] = {}
-    for k, row in enumerate(swept.rows):
-        if math.isfinite(swept.value(k, "epsilon")):
-            label = ", as published, not a guarantee" if row["as_published"] == "True" else ""
-            terms = (
-                f"at delta {swept.value(k, 'delta'):g} per {row['unit']} "
-                f"({row['neighbours']}, {row['trust']} trust{label})"
-            )
-            kinds.setdefault(terms, []).append(k)
-    return kinds
-
-
-def _promise(swept: Swept) -> str:
-    """What belongs to the epsilons of the grid."""
-    kinds = _kinds(swept)
-    return f"Claims are epsilon {'; or epsilon '.join(kinds)}." if kinds else ""
-
-
-def _by_epsilon(swept: Swept, cells: Sequence[int]) -> list[list[int]]:
-    ordered = sorted(cells, key=lambda k: swept.value(k, "epsilon"))
-    groups = itertools.groupby(ordered, key=lambda k: swept.value(k, "epsilon"))
-    return [list(same) for _, same in groups]
-
-
-def _line(swept: Swept, name: str, placed: Sequence[tuple[float, int]], metric: str) -> Line:
+def _line(
+    results: SweepResults, name: str, placed: Sequence[tuple[float, int]], metric: str
+) -> Line:
     """Means of cells at their places, with intervals, without those that diverged."""
-    kept = [(x, k) for x, k in placed if math.isfinite(swept.value(k, metric))]
-    points = [(x, swept.value(k, metric)) for x, k in kept]
-    return Line(name, points, "line", [swept.value(k, f"{metric}_half") for _, k in kept])
+    finite = [(x, k) for x, k in placed if math.isfinite(results.number(k, metric))]
+    points = [(x, results.number(k, metric)) for x, k in finite]
+    return Line(name, points, "line", [results.number(k, f"{metric}_half") for _, k in finite])
 
 
-def _lines(swept: Swept) -> list[Markup]:
+def _lines(results: SweepResults) -> list[Markup]:
     """Every metric along the longest axis, a line for every choice on the others."""
-    if not swept.axes:
+    if not results.axes:
         return []
-    along = max(range(len(swept.axes)), key=lambda i: len(swept.axes[i].values))
-    axis, others = swept.axes[along], _others(swept, (along,))
-    if len(others) > _MOST_LINES:
+    along = results.shape.index(max(results.shape))
+    axis, slices = results.axes[along], results.slices(along)
+    if len(slices) > _MOST_LINES:
         return []
-    places = _places(axis)
-    xs = places or [float(k) for k in range(len(axis.values))]
+    xs = [_number(value) for value in axis.values]
+    numeric = all(map(math.isfinite, xs))
+    if not numeric:
+        xs = [float(k) for k in range(len(xs))]
     charts = []
-    for m, metric in enumerate(swept.metrics):
-        lines = []
-        for name, fixed in others:
-            cells = [_index(swept, {**fixed, along: p}) for p in range(len(xs))]
-            placed = sorted(zip(xs, cells, strict=True))
-            lines.append(_line(swept, name or metric, placed, metric))
-        spread = places is not None and min(xs) > 0 and max(xs) / min(xs) >= 10
+    for m, metric in enumerate(results.metric_names):
+        lines = [
+            _line(results, name or metric, sorted(zip(xs, cells.tolist(), strict=True)), metric)
+            for name, cells in slices
+        ]
         chart = Chart(
             id=f"along-{m}",
             title=f"Test {metric} by {axis_label(axis.key)}",
             x_label=axis_label(axis.key),
             y_label=f"mean {metric} on the test split, 95 % interval",
             lines=lines,
-            x_names=() if places else axis.values,
-            note=_promise(swept),
-            log_x=spread,
-            log_y=_wide([y for line in lines for _, y in line.points]),
+            x_names=() if numeric else axis.values,
+            note=results.claims_note,
+            log_x=numeric and _spread(xs) >= 10,
+            log_y=_spread([y for line in lines for _, y in line.points]) >= 30,
         )
         charts.append(figure(chart))
     return charts
 
 
-def _maps(swept: Swept) -> list[Markup]:
+def _maps(results: SweepResults) -> list[Markup]:
     """Heat maps over the two longest axes, one for every choice on the others."""
-    longest = sorted(range(len(swept.axes)), key=lambda i: -len(swept.axes[i].values))[:2]
-    if len(longest) < 2 or any(len(swept.axes[i].values) < 2 for i in longest):
+    shape, metric = results.shape, results.metric_names[0]
+    longest = sorted(range(len(shape)), key=lambda i: -shape[i])[:2]
+    if len(longest) < 2 or any(shape[i] < 2 for i in longest):
         return []
-    across, down = sorted(longest, reverse=True)
-    best = set(swept.best.values())
+    down, across = sorted(longest)
     figures = []
-    for number, (name, fixed) in enumerate(_others(swept, (across, down))[:_MOST_MAPS]):
-        grid = [
-            [
-                _index(swept, {**fixed, down: i, across: j})
-                for j in range(len(swept.axes[across].values))
-            ]
-            for i in range(len(swept.axes[down].values))
-        ]
-        marked = [(i, j) for i, row in enumerate(grid) for j, k in enumerate(row) if k in best]
-        metric = swept.metrics[0]
+    for number, (name, cells) in enumerate(results.slices(down, across)[:_MOST_MAPS]):
+        means = [[results.number(k, metric) for k in row] for row in cells.tolist()]
+        marked = np.argwhere(np.isin(cells, results.best)).tolist()
         frame = "The frame marks the recommended cell. " if len(marked) == 1 else ""
         heat = HeatMap(
             id=f"map-{number}",
             title=f"Mean test {metric}{f', {name}' if name else ''}",
-            x_label=axis_label(swept.axes[across].key),
-            y_label=axis_label(swept.axes[down].key),
+            x_label=axis_label(results.axes[across].key),
+            y_label=axis_label(results.axes[down].key),
             quantity=f"mean test {metric}",
-            column_names=swept.axes[across].values,
-            row_names=swept.axes[down].values,
-            grid=[[_heat(swept.value(k, metric)) for k in row] for row in grid],
-            best=marked[0] if len(marked) == 1 else None,
-            note=f"{frame}{_promise(swept)}",
+            column_names=results.axes[across].values,
+            row_names=results.axes[down].values,
+            grid=[[v if math.isfinite(v) else math.inf for v in row] for row in means],
+            best=(marked[0][0], marked[0][1]) if len(marked) == 1 else None,
+            note=f"{frame}{results.claims_note}",
         )
         figures.append(heat_figure(heat))
     return figures
 
 
-def _others(swept: Swept, but: Sequence[int]) -> list[tuple[str, dict[int, int]]]:
-    """Every choice on the other axes: in words, and as places by axis."""
-    rest = [i for i in range(len(swept.axes)) if i not in but]
-    slices = []
-    for places in itertools.product(*(range(len(swept.axes[i].values)) for i in rest)):
-        fixed = dict(zip(rest, places, strict=True))
-        choices = [
-            f"{axis_label(swept.axes[i].key)} {swept.axes[i].values[p]}" for i, p in fixed.items()
-        ]
-        slices.append((", ".join(choices), fixed))
-    return slices
-
-
-def _index(swept: Swept, places: dict[int, int]) -> int:
-    """The row of a cell: the last axis is the fastest."""
-    place = 0
-    for i, axis in enumerate(swept.axes):
-        place = place * len(axis.values) + places[i]
-    return place
-
-
-def _places(axis: Axis) -> list[float] | None:
-    """Places of values on an axis of numbers, or None if one is not a number."""
-    numbers = [_number(value) for value in axis.values]
-    return numbers if all(map(math.isfinite, numbers)) else None
-
-
-def _wide(values: Sequence[float]) -> bool:
-    """Whether values are told apart in powers of ten only."""
-    return bool(values) and min(values) > 0 and max(values) / min(values) >= 30
-
-
-def _heat(value: float) -> float:
-    return value if math.isfinite(value) else math.inf
+def _spread(values: Sequence[float]) -> float:
+    """The largest of positive values over the smallest, 0 for others."""
+    return max(values) / min(values) if values and min(values) > 0 else 0.0
 
 
 def _number(text: Any) -> float:

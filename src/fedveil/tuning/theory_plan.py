@@ -5,7 +5,7 @@ The constants of a loss are exact for least squares, and estimated by sampling f
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.gradients.quadratic import Quadratics
 from fedveil.training.gradients.vectorised import linear_least_squares
-from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd, ClientWork
 from fedveil.tuning.plan_report import (
     PlanReport,
@@ -184,23 +183,23 @@ def _curvatures(loss: Loss, at: torch.Tensor, generator: torch.Generator) -> tup
 
 def _optimum(loss: Loss, start: torch.Tensor) -> torch.Tensor:
     """Where a loss is least, from `start` on, by L-BFGS."""
-    here = start.clone().requires_grad_()
+    point = start.clone().requires_grad_()
     steps = torch.optim.LBFGS(
-        [here],
+        [point],
         max_iter=_DESCENTS,
         tolerance_grad=1e-6,
         tolerance_change=1e-8,
         line_search_fn="strong_wolfe",
     )
 
-    def again() -> float:
+    def closure() -> float:
         steps.zero_grad()
-        value = loss(here)
+        value = loss(point)
         value.backward()  # type: ignore[no-untyped-call]
         return float(value.detach())
 
-    steps.step(again)  # type: ignore[no-untyped-call]
-    return here.detach()
+    steps.step(closure)  # type: ignore[no-untyped-call]
+    return point.detach()
 
 
 _MOST_ROUNDS = 1000
@@ -225,8 +224,10 @@ def theorise(
     training = build(options[0].recipe, data=laboratory.federated_data(options[0].recipe))
     work_of(training.work)
     noise_of(options[0].recipe)
-    sizes = _sizes(training)
-    constants = constants_of(training.task, training.data)
+    data = training.data
+    cohort = round(training.plan.sampler.expected(data.clients))
+    sizes = Sizes(data.clients, cohort, training.task.size)
+    constants = constants_of(training.task, data)
     noises: dict[str, Noise] = {}
     ranked = []
     for cell in options:
@@ -234,14 +235,13 @@ def theorise(
         key = repr(cell.recipe.clip)
         if key not in noises:
             noises[key] = noise_of(cell.recipe)
-        bounds = bounds_of(constants, sizes, noises[key], work_of(prepared.work))
-        ranked.append(
-            (constants.smoothness / 2 * bounds.at(*cell.steps_and_rounds), bounds, prepared)
-        )
+        bound, label = bound_of(constants, sizes, noises[key], work_of(prepared.work))
+        value = constants.smoothness / 2 * bound(*cell.steps_and_rounds)
+        ranked.append((value, bound, label, prepared))
     ranked.sort(key=lambda option: option[0])
-    _, bounds, first = ranked[0]
+    _, bound, label, first = ranked[0]
     steps, _ = first.cell.steps_and_rounds
-    star = best_rounds(bounds.at, steps, _MOST_ROUNDS)
+    star = best_rounds(bound, steps, _MOST_ROUNDS)
     exponent = next(iter(noises.values())).exponent
     warnings = [_CONSTANTS]
     if star == 1:
@@ -253,15 +253,13 @@ def theorise(
         title=f"{first.cell.recipe.name}: ranked by the bound on the loss above the optimum, "
         f"constants {'computed exactly' if constants.exact else 'estimated from a sample'}",
         measure="bound",
-        options=[
-            option_of(prepared, value, math.nan, f"{value:.3g}") for value, _, prepared in ranked
-        ],
+        options=[option_of(p, value, math.nan, f"{value:.3g}") for value, *_, p in ranked],
         reasons=[
             f"z = {exponent:g}: {convergence(exponent)}",
             f"lambda {constants.smoothness:.3g}, mu {constants.convexity:.3g}, Gamma "
             f"{constants.heterogeneity:.3g}, G {constants.gradient:.3g}, |start - optimum|^2 "
             f"{constants.distance:.3g}",
-            f"the bound ranks; as a number it is far above what happens; it is {bounds.label}",
+            f"the bound ranks; as a number it is far above what happens; it is {label}",
             f"with E = {steps} the bound is least after {rounds_text(star)}"
             + (", the most looked at" if star == _MOST_ROUNDS else ""),
         ],
@@ -285,24 +283,18 @@ def work_of(work: ClientWork) -> ClientSgd:
     return work
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """E|theta - theta*|^2 by (E, rounds), and which learning rate it is for."""
+def bound_of(
+    constants: Constants, sizes: Sizes, noise: Noise, work: ClientSgd
+) -> tuple[Callable[[int, int], float], str]:
+    """(E|theta - theta*|^2 by (E, rounds), the learning rate that it is for, in words).
 
-    at: Callable[[int, int], float]
-    label: str
-
-
-def bounds_of(constants: Constants, sizes: Sizes, noise: Noise, work: ClientSgd) -> Bounds:
-    """The bound for the recipe's own rate if that is slow enough, for Theorem 3's otherwise."""
+    For the recipe's own rate if that is slow enough, for Theorem 3's otherwise.
+    """
     fastest = 1 / (4 * constants.smoothness)
     if work.decay is None and work.lr <= fastest:
-        rate = constant(work.lr)
-        return Bounds(
-            lambda e, r: error_bound(constants, sizes, noise, rate, steps=e, rounds=r),
-            f"for the recipe's learning rate, {work.lr:g}",
-        )
-    return Bounds(
+        bound = partial(error_bound, constants, sizes, noise, constant(work.lr))
+        return lambda e, r: bound(steps=e, rounds=r), f"for the recipe's learning rate, {work.lr:g}"
+    return (
         lambda e, r: decayed_bound(constants, sizes, noise, steps=e, rounds=r),
         f"for the rate 2 / (mu (k + gamma)): the recipe's is not below 1 / (4 lambda) = "
         f"{fastest:.3g}, where the theory ends",
@@ -341,8 +333,3 @@ def noise_of(recipe: Recipe) -> Noise:
         )
     one = least_noise(Gaussian, 1, Budget(budget.epsilon, budget.delta), Relation.REPLACE)
     return GaussianNoise(one, half * value)
-
-
-def _sizes(training: Training) -> Sizes:
-    data, plan = training.data, training.plan
-    return Sizes(data.clients, round(plan.sampler.expected(data.clients)), training.task.size)
