@@ -19,7 +19,7 @@ from fedveil.flower.messages import new_run_id, plan_digest
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import site_report
 from fedveil.mixing.mixer import MixerConfig
-from fedveil.mixing.protocol import Refused, Status, collect, connecting, send_report
+from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
 from fedveil.runs.recipe_file import load_recipe
 from tests.mixing.loopback import with_mixer
 
@@ -117,7 +117,7 @@ def test_every_site_is_a_member_of_its_own(shuffled):
     def tls(place):
         """As what is in a site's folder, or in the server's, connects."""
         name = "collector" if place.name == "server" else "member"
-        return connecting(place / "mixer-ca.crt", place / f"{name}.crt", place / f"{name}.key")
+        return client_tls(place / "mixer-ca.crt", place / f"{name}.crt", place / f"{name}.key")
 
     async def scenario(port, task):
         for name in NAMES[:2]:

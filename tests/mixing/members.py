@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.mixing.mixer import MixerConfig
-from fedveil.mixing.protocol import COLLECTOR, collect, connecting, send_report
+from fedveil.mixing.protocol import COLLECTOR, client_tls, collect, send_report
 from tests.mixing.certificates import Authority
 from tests.mixing.loopback import HOST, POSITIONS
 
@@ -42,7 +42,7 @@ class Federation:
 
     def tls(self, name):
         """A new certificate in a name."""
-        return connecting(self.authority.file, *self.authority.sign(name))
+        return client_tls(self.authority.file, *self.authority.sign(name))
 
     def send(self, port, name, high=HIGH, round=1, **options):
         parts = {"minimum": 1, "tls": options.get("tls") or self.tls(name), **options}

@@ -75,7 +75,7 @@ def test_equal_starts_leave_the_observer_at_chance(clients, spread):
 def test_starts_further_apart_than_the_spread_give_every_client_away():
     sent = dispatch(random_bits(50, 2000), Streams(7), 1, spread=1.0, starts=2.0 * np.arange(50))
     found = linkage(sent, Streams(7))
-    assert found.rate == 1.0
+    assert found.success_rate == 1.0
     assert found.p_value < ALARM
 
 
@@ -85,14 +85,14 @@ def test_random_starts_wider_than_the_spread_are_far_above_chance():
         dispatch(random_bits(50, 2000), Streams(7), 1, spread=1.0, starts=starts), Streams(7), 500
     )
     assert found.trials == 500
-    assert found.rate > 5 * found.chance
+    assert found.success_rate > 5 * found.chance
     assert found.z > 10
     assert found.p_value < ALARM
 
 
 def test_linkage_statistics_are_those_of_the_binomial():
     found = Linkage(successes=3, trials=4, chance=0.5)
-    assert found.rate == 0.75
+    assert found.success_rate == 0.75
     assert found.z == pytest.approx(1.0)
     assert found.p_value == pytest.approx(5 / 16)
     assert Linkage(successes=0, trials=4, chance=0.5).p_value == 1.0

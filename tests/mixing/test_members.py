@@ -9,7 +9,7 @@ import pytest
 from fedveil.base.errors import BadInput
 from fedveil.cli.deploy import mixer
 from fedveil.mixing.mixer import MixerConfig, OpenedRounds
-from fedveil.mixing.protocol import COLLECTOR, Status, connecting
+from fedveil.mixing.protocol import COLLECTOR, Status, client_tls
 from tests.mixing.certificates import Authority
 from tests.mixing.loopback import EVERY, HOST, frame, hello, status_of, with_mixer
 from tests.mixing.members import HIGH, Federation
@@ -92,8 +92,8 @@ def test_strangers_and_the_collector_do_not_report_and_members_do_not_collect(si
         for stranger in ("west", COLLECTOR):  # signed by the authority, and no members
             assert await status_of(sites.send(port, stranger)) is Status.FORBIDDEN
         for context in (
-            connecting(sites.authority.file),
-            connecting(sites.authority.file, *other.sign("north")),
+            client_tls(sites.authority.file),
+            client_tls(sites.authority.file, *other.sign("north")),
         ):
             assert await status_of(sites.send(port, "", tls=context)) is Status.LOST
             assert await status_of(sites.collect(port, tls=context)) is Status.LOST

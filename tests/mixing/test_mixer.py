@@ -160,7 +160,7 @@ def test_open_rounds_are_bounded():
         assert await status_of(ask(port, 1)) is Status.FORGOTTEN
         assert await status_of(send(port, ONE, 1)) is Status.FINISHED
 
-    with_mixer(replace(CONFIG, held=2), scenario)
+    with_mixer(replace(CONFIG, rounds_in_memory=2), scenario)
 
 
 def test_it_stops_when_every_outcome_has_been_told():
@@ -194,7 +194,7 @@ def test_it_stops_after_its_seconds_with_connections_open():
         ({"positions": 2**31}, "mixer.positions is 2147483648"),
         ({"minimum": 0}, "mixer.minimum is 0"),
         ({"rounds": 0}, "mixer.rounds is 0"),
-        ({"held": 0}, "mixer.held is 0"),
+        ({"rounds_in_memory": 0}, "mixer.rounds_in_memory is 0"),
         ({"connections": 0}, "mixer.connections is 0"),
         ({"expected": 1}, "below mixer.minimum 2"),
         ({"deadline": 0.0}, "mixer.deadline is 0.0"),

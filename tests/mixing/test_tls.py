@@ -10,11 +10,11 @@ from fedveil.base.errors import BadInput
 from fedveil.mixing.protocol import (
     Refused,
     Status,
+    client_tls,
     collect,
-    connecting,
-    listening,
-    number_of,
+    round_number,
     send_report,
+    server_tls,
 )
 from tests.mixing.certificates import Authority
 from tests.mixing.loopback import CONFIG, HOST, POSITIONS, with_mixer
@@ -45,7 +45,7 @@ async def lost(conversation):
 
 
 def test_reports_are_counted_and_collected_over_tls(config, authority):
-    tls = connecting(authority.file)
+    tls = client_tls(authority.file)
 
     async def scenario(port, task):
         for high in (HIGH, ~HIGH):
@@ -68,11 +68,11 @@ def test_nobody_is_talked_to_whose_certificate_is_not_the_mixers(config, authori
 
         return scenario
 
-    with_mixer(config, scenario_of(connecting(other.file)))
-    with_mixer(config, scenario_of(connecting()))
+    with_mixer(config, scenario_of(client_tls(other.file)))
+    with_mixer(config, scenario_of(client_tls()))
     for certificate, key in (named, expired):
         wrong = replace(config, certificate=certificate, key=key)
-        with_mixer(wrong, scenario_of(connecting(authority.file)))
+        with_mixer(wrong, scenario_of(client_tls(authority.file)))
 
 
 def test_a_mixer_with_tls_hears_nothing_in_the_clear_and_the_reverse(config, authority):
@@ -80,7 +80,7 @@ def test_a_mixer_with_tls_hears_nothing_in_the_clear_and_the_reverse(config, aut
         await lost(send_report(HOST, port, 1, HIGH, minimum=1))
 
     async def ciphered(port, task):
-        await lost(send_report(HOST, port, 1, HIGH, minimum=1, tls=connecting(authority.file)))
+        await lost(send_report(HOST, port, 1, HIGH, minimum=1, tls=client_tls(authority.file)))
 
     with_mixer(replace(config, idle=1.0), clear)
     with_mixer(replace(CONFIG, idle=1.0), ciphered)
@@ -88,15 +88,15 @@ def test_a_mixer_with_tls_hears_nothing_in_the_clear_and_the_reverse(config, aut
 
 def test_attempts_at_a_round_are_mixed_apart():
     async def scenario(port, task):
-        again = number_of(3, 1, CONFIG.rounds)
+        again = round_number(3, 1, CONFIG.rounds)
         assert again == 6
         for number in (3, again):
             for high in (HIGH, HIGH):
                 await send_report(HOST, port, number, high, minimum=1)
         assert (await collect(HOST, port, again, POSITIONS, minimum=2)).reports[0] == 2
         with pytest.raises(Refused, match="not one of this mixer"):
-            await send_report(HOST, port, number_of(1, 2, CONFIG.rounds), HIGH, minimum=1)
-        for number in (number_of(1, 1, CONFIG.rounds), 2):
+            await send_report(HOST, port, round_number(1, 2, CONFIG.rounds), HIGH, minimum=1)
+        for number in (round_number(1, 1, CONFIG.rounds), 2):
             for high in (HIGH, HIGH):
                 await send_report(HOST, port, number, high, minimum=1)
             await collect(HOST, port, number, POSITIONS, minimum=2)
@@ -110,13 +110,13 @@ def test_files_that_are_no_certificates_are_refused(authority, tmp_path):
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("no certificate")
     for make in (
-        lambda: listening(wrong, key),
-        lambda: listening(certificate, wrong),
-        lambda: listening(certificate, key, wrong),
-        lambda: listening(tmp_path / "missing", key),
-        lambda: connecting(wrong),
-        lambda: connecting(authority.file, certificate),
-        lambda: connecting(authority.file, certificate, wrong),
+        lambda: server_tls(wrong, key),
+        lambda: server_tls(certificate, wrong),
+        lambda: server_tls(certificate, key, wrong),
+        lambda: server_tls(tmp_path / "missing", key),
+        lambda: client_tls(wrong),
+        lambda: client_tls(authority.file, certificate),
+        lambda: client_tls(authority.file, certificate, wrong),
     ):
         with pytest.raises(BadInput, match=r"certificate|authority"):
             make()

@@ -32,7 +32,7 @@ from pydantic import Field, ValidationError
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.messages import check_site_name
-from fedveil.mixing.protocol import Refused, Status, collect, connecting, send_report
+from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.shuffle import Flags, Multisets
 from fedveil.runs.sections.data_section import DataSection
@@ -137,7 +137,7 @@ class MixerLink:
 
     def _tls_context(self) -> ssl.SSLContext | None:
         mixer = self.section
-        return None if mixer.insecure else connecting(mixer.ca, mixer.certificate, mixer.key)
+        return None if mixer.insecure else client_tls(mixer.ca, mixer.certificate, mixer.key)
 
 
 def _run_in_thread(conversation: Callable[[], Coroutine[Any, Any, T]]) -> T:

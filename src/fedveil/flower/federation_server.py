@@ -29,7 +29,7 @@ from fedveil.flower.messages import (
     new_run_id,
     plan_digest,
 )
-from fedveil.mixing.protocol import number_of
+from fedveil.mixing.protocol import round_number
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.round import Round
 from fedveil.runs.recipe import Recipe
@@ -301,7 +301,7 @@ class RemoteEngine:
         An answer then says that the mixer has counted a report, and has none itself.
         """
         job, plan = self.job, self.job.plan
-        number = number_of(ask.round, ask.attempt, plan.rounds)
+        number = round_number(ask.round, ask.attempt, plan.rounds)
         until = began + self.federation.deadline
         found = None
         if outcome.answered:

@@ -23,7 +23,7 @@ from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.policy import Offer, Policy, build_for_plan, local_steps, terms_of
 from fedveil.flower.site_file import TABLES, SiteFile, read_site_file, recipe_of
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger, today
-from fedveil.mixing.protocol import Refused, number_of
+from fedveil.mixing.protocol import Refused, round_number
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
@@ -170,7 +170,7 @@ class Site:
             return rows[0], sent.watched[0]
         if not isinstance(release, TwoPointReports):
             raise AssertionError("a mixer is for two-point reports")
-        number = number_of(ask.round, ask.attempt, self.plan.rounds)
+        number = round_number(ask.round, ask.attempt, self.plan.rounds)
         self.mixer.report(number, release.messages(rows, turn)[0], release.minimum)
         return rows[0, :0], sent.watched[0]
 

@@ -116,7 +116,7 @@ class Linkage:
     chance: float
 
     @property
-    def rate(self) -> float:
+    def success_rate(self) -> float:
         return self.successes / self.trials
 
     @property

@@ -1,4 +1,4 @@
-"""The rounds that a mixer has opened, in a file that outlives it."""
+"""The mixer process: it buffers reports, counts them whole, and hands on multisets."""
 
 import asyncio
 import fcntl
@@ -16,22 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.base.errors import BadInput
-from fedveil.mixing.protocol import (
-    COLLECT,
-    COLLECTOR,
-    COUNT,
-    GONE,
-    HELLO,
-    MOST_WORDS,
-    REPORT,
-    THANKS,
-    Reader,
-    Status,
-    Words,
-    Writer,
-    listening,
-    name_of,
-)
+from fedveil.mixing import protocol
+from fedveil.mixing.protocol import COLLECTOR, Reader, Status, Words, Writer, peer_name
 from fedveil.privacy.shuffle import Counts, Flags, Multisets
 
 
@@ -89,21 +75,35 @@ class OpenedRounds:
 
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig:
-    """What a mixer accepts. Memory is about positions x (8 connections + 24 held) bytes at most.
+    """What a mixer accepts.
 
-    Rounds are numbered 1 to `rounds`; attempt a at round r, counted from 0, has the number
-    a x rounds + r (`number_of`), and there are at most `attempts` of them. It speaks TLS with
-    `certificate` and `key`, to those whose certificates the authority `clients_ca` has signed. The
-    common name in a certificate is who it is: each of `members` reports once per round, and
-    `collector` collects. `opened` is the file with the rounds that were opened: none opens twice.
-    Times are in seconds: `deadline` from a round's first announcement, `idle` between two frames
-    of a connection (longer than the clients' latency), `seconds` for the whole process. `held`
-    rounds, open or closed, are in memory at most; a new one takes the place of the oldest closed.
-    The mixer stops when a collector has the outcome of every round, in some attempt, or after
-    `seconds`, whatever is open.
+    Memory is about positions x (8 connections + 24 rounds_in_memory) bytes at most. The mixer stops
+    when a collector has the outcome of every round, in some attempt, or after `seconds`, whatever
+    is open.
 
-    `simulated` is for simulations and tests, where one process plays every client: it needs no
-    members and no certificates, cannot tell clients apart, and listens on loopback only.
+    Attributes:
+        positions: The number of positions of a report.
+        minimum: The fewest reports that are handed on.
+        expected: The number of reports after which a round closes.
+        rounds: Rounds are numbered 1 to `rounds`; attempt a at round r, counted from 0, has the
+            number a x rounds + r (`round_number`).
+        deadline: Seconds that a round is open, from its first announcement.
+        idle: Seconds between two frames of a connection: longer than the clients' latency.
+        seconds: Seconds that the process runs.
+        rounds_in_memory: The most rounds in memory, open or closed. A new one takes the place of
+            the oldest closed one.
+        connections: The most connections at a time.
+        host: The IP address to listen on.
+        port: The port, or 0 for any.
+        attempts: The most attempts at a round.
+        certificate: The file of the certificate for TLS.
+        key: The file of its key.
+        clients_ca: The authority that signs certificates of members and collector.
+        members: Who reports, once per round: the common names in their certificates. The name
+            `collector` collects.
+        opened: The file with the rounds that were opened: none opens twice.
+        simulated: For simulations and tests, where one process plays every client: it needs no
+            members and no certificates, cannot tell clients apart, and listens on loopback only.
 
     | edge | behaviour |
     |---|---|
@@ -124,7 +124,7 @@ class MixerConfig:
     deadline: float = 60.0
     idle: float = 30.0
     seconds: float = 3600.0
-    held: int = 4
+    rounds_in_memory: int = 4
     connections: int = 512
     host: str = "127.0.0.1"
     port: int = 0
@@ -137,16 +137,15 @@ class MixerConfig:
     simulated: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            *("positions", "minimum", "expected", "rounds", "attempts", "held", "connections"),
-        ):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise BadInput(f"mixer.{name} is {getattr(self, name)}: 1 to 2^31 - 1 is needed")
+        counts = "positions minimum expected rounds attempts rounds_in_memory connections"
+        for name in counts.split():
+            value = getattr(self, name)
+            if not 1 <= value < 2**31:
+                raise BadInput(f"mixer.{name} is {value}: 1 to 2^31 - 1 is needed")
         for name in ("deadline", "idle", "seconds"):
-            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise BadInput(
-                    f"mixer.{name} is {getattr(self, name)}: positive seconds are needed"
-                )
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise BadInput(f"mixer.{name} is {value}: positive seconds are needed")
         if self.expected < self.minimum:
             raise BadInput(
                 f"mixer.expected is {self.expected}, below mixer.minimum {self.minimum}: raise it"
@@ -198,7 +197,7 @@ class MixerConfig:
         """The TLS context, or None without a certificate."""
         if self.certificate is None or self.key is None:
             return None
-        return listening(self.certificate, self.key, self.clients_ca)
+        return protocol.server_tls(self.certificate, self.key, self.clients_ca)
 
 
 async def serve(
@@ -214,7 +213,7 @@ async def serve(
     mixer = _Mixer(config, stop or asyncio.Event())
     try:
         server = await asyncio.start_server(
-            mixer.connected, config.host, config.port, limit=4 * MOST_WORDS, ssl=tls
+            mixer.connected, config.host, config.port, limit=4 * protocol.MOST_WORDS, ssl=tls
         )
     except BaseException:
         await mixer.close()
@@ -255,11 +254,11 @@ class _Malformed(Exception):
 
 @dataclass
 class _OpenRound:
-    """Counts so far, who was counted, and the timer of the deadline (in the loop's time)."""
+    """Counts so far, the timer of the deadline (in the loop's time), and who was counted."""
 
-    high: Counts
+    high_counts: Counts
     timer: asyncio.TimerHandle
-    counted: set[object] = field(default_factory=set)
+    reporters: set[object] = field(default_factory=set)
 
 
 class _Partial:
@@ -267,17 +266,17 @@ class _Partial:
 
     def __init__(self, positions: int) -> None:
         self.high: Flags = np.zeros(positions, dtype=bool)
-        self.seen: Flags = np.zeros(positions, dtype=bool)
+        self.arrived: Flags = np.zeros(positions, dtype=bool)
         self.missing = positions
 
     def add(self, words: Words) -> None:
         """Add a frame's messages. One that is out of range or repeats a position is malformed."""
         position = (words >> 1).astype(np.int64)
-        if (position >= len(self.seen)).any():
+        if (position >= len(self.arrived)).any() or self.arrived[position].any():
             raise _Malformed
-        if self.seen[position].any() or len(np.unique(position)) < len(position):
+        if len(np.unique(position)) < len(position):
             raise _Malformed
-        self.seen[position] = True
+        self.arrived[position] = True
         self.high[position] = words & 1
         self.missing -= len(position)
 
@@ -288,10 +287,9 @@ class _Mixer:
     def __init__(self, config: MixerConfig, stop: asyncio.Event) -> None:
         self.config, self.stop = config, stop
         self._opened = None if config.opened is None else OpenedRounds(config.opened)
-        before = set() if self._opened is None else self._opened.numbers
-        self._rounds: dict[int, _OpenRound | Multisets | Status] = dict.fromkeys(
-            before, Status.FORGOTTEN
-        )
+        self._rounds: dict[int, _OpenRound | Multisets | Status] = {}
+        if self._opened is not None:
+            self._rounds = dict.fromkeys(self._opened.numbers, Status.FORGOTTEN)
         self._delivered: set[int] = set()
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -319,47 +317,34 @@ class _Mixer:
         """Serve one connection. An error on it closes it and affects no other."""
         try:
             async with asyncio.timeout(self.config.idle):
-                hello = await reader.readexactly(HELLO.size)
-            kind, positions, minimum, round = HELLO.unpack(hello)
-            if kind not in (REPORT, COLLECT):
+                hello = await reader.readexactly(protocol.HELLO.size)
+            kind, positions, minimum, round = protocol.HELLO.unpack(hello)
+            if kind not in (protocol.REPORT, protocol.COLLECT):
                 raise _Malformed
-            if not self._may(kind, writer):
+            config = self.config
+            # Members report, the collector collects, and nobody does both: a collector that could
+            # report as well would fill a round up with reports that it knows, and know the one that
+            # is left. In a simulation every connection is a member.
+            peer: object = object() if config.simulated else peer_name(writer)
+            allowed = peer == COLLECTOR if kind == protocol.COLLECT else peer in config.members
+            # The sender relies on at most as many reports as the mixer waits for.
+            known = positions == config.positions and minimum <= config.minimum
+            if not allowed and not config.simulated:
                 writer.write(bytes([Status.FORBIDDEN]))
-            elif not self._knows(positions, minimum, round):
+            elif not known or not 1 <= round <= config.rounds * config.attempts:
                 writer.write(bytes([Status.UNKNOWN]))
-            elif kind == REPORT:
-                await self._take(round, self._member(writer), reader, writer)
+            elif kind == protocol.REPORT:
+                await self._receive(round, peer, reader, writer)
             else:
-                await self._hand_on(round, reader, writer)
-        except (*GONE, _Malformed):
+                await self._deliver(round, reader, writer)
+        except (*protocol.GONE, _Malformed):
             pass
         finally:
             writer.transport.abort()  # an answer of one byte is with the kernel by now
             with suppress(OSError):
                 await writer.wait_closed()
 
-    def _knows(self, positions: int, minimum: int, round: int) -> bool:
-        """Whether it has such a round, and waits for as many reports as the sender relies on."""
-        config = self.config
-        last = config.rounds * config.attempts
-        return positions == config.positions and minimum <= config.minimum and 1 <= round <= last
-
-    def _may(self, kind: bytes, writer: Writer) -> bool:
-        """Whether the peer may do that: members report, the collector collects, nobody does both.
-
-        A collector that could report as well would fill a round up with reports that it knows, and
-        know the one that is left.
-        """
-        if self.config.simulated:
-            return True
-        name = name_of(writer)
-        return name == COLLECTOR if kind == COLLECT else name in self.config.members
-
-    def _member(self, writer: Writer) -> object:
-        """The member that reports. In a simulation every connection is a member."""
-        return object() if self.config.simulated else name_of(writer)
-
-    async def _take(self, round: int, member: object, reader: Reader, writer: Writer) -> None:
+    async def _receive(self, round: int, member: object, reader: Reader, writer: Writer) -> None:
         """Receive one report and count it once it is complete."""
         state = self._admit(round, member)
         if isinstance(state, Status):
@@ -373,14 +358,14 @@ class _Mixer:
                     report.add(await _read_frame(reader))
         writer.write(bytes([self._count(round, member, report.high)]))
 
-    async def _hand_on(self, round: int, reader: Reader, writer: Writer) -> None:
+    async def _deliver(self, round: int, reader: Reader, writer: Writer) -> None:
         """Tell a collector the outcome of a round, or that there is none yet."""
         state = self._rounds.get(round, Status.OPEN)
         if isinstance(state, Multisets):
             counts = np.append(state.reports[0], state.high).astype(">u4")
             writer.write(bytes([Status.OK]) + counts.tobytes())
             async with asyncio.timeout(self.config.idle):
-                await reader.readexactly(len(THANKS))
+                await reader.readexactly(len(protocol.THANKS))
             self._note_delivered(round)
             return
         status = Status.OPEN if isinstance(state, _OpenRound) else state
@@ -392,7 +377,7 @@ class _Mixer:
         """The open round that a report is for, opened if need be, or why there is none."""
         state = self._rounds.get(round)
         if isinstance(state, _OpenRound):
-            return Status.REPEATED if member in state.counted else state
+            return Status.REPEATED if member in state.reporters else state
         if state is not None:
             return Status.FINISHED
         if not self._make_room():
@@ -407,10 +392,10 @@ class _Mixer:
 
     def _make_room(self) -> bool:
         """Whether one more round fits, after forgetting the oldest closed one if it must be."""
-        held = [n for n, state in self._rounds.items() if not isinstance(state, Status)]
-        if len(held) < self.config.held:
+        in_memory = [n for n, state in self._rounds.items() if not isinstance(state, Status)]
+        if len(in_memory) < self.config.rounds_in_memory:
             return True
-        closed = [n for n in held if isinstance(self._rounds[n], Multisets)]
+        closed = [n for n in in_memory if isinstance(self._rounds[n], Multisets)]
         for oldest in closed[:1]:
             self._rounds[oldest] = Status.FORGOTTEN
             self._note_delivered(oldest)
@@ -429,11 +414,11 @@ class _Mixer:
         state = self._rounds[round]
         if not isinstance(state, _OpenRound):
             return Status.FINISHED
-        if member in state.counted:
+        if member in state.reporters:
             return Status.REPEATED
-        state.high += high
-        state.counted.add(member)
-        if len(state.counted) == self.config.expected:
+        state.high_counts += high
+        state.reporters.add(member)
+        if len(state.reporters) == self.config.expected:
             self._finish(round)
         return Status.OK
 
@@ -443,11 +428,11 @@ class _Mixer:
         if not isinstance(state, _OpenRound):
             raise AssertionError(f"round {round} finished twice")
         state.timer.cancel()
-        if len(state.counted) < self.config.minimum:
+        if len(state.reporters) < self.config.minimum:
             self._rounds[round] = Status.TOO_FEW
         else:
-            reports = np.full(len(state.high), len(state.counted), dtype=np.int64)
-            self._rounds[round] = Multisets(state.high, reports)
+            reports = np.full(len(state.high_counts), len(state.reporters), dtype=np.int64)
+            self._rounds[round] = Multisets(state.high_counts, reports)
 
     def _note_delivered(self, round: int) -> None:
         """Note that a round's outcome was delivered or forgotten, and stop after the last."""
@@ -458,7 +443,7 @@ class _Mixer:
 
 async def _read_frame(reader: Reader) -> Words:
     """The words of the next frame. An empty or oversized frame is malformed."""
-    (count,) = COUNT.unpack(await reader.readexactly(COUNT.size))
-    if not 1 <= count <= MOST_WORDS:
+    (count,) = protocol.COUNT.unpack(await reader.readexactly(protocol.COUNT.size))
+    if not 1 <= count <= protocol.MOST_WORDS:
         raise _Malformed
     return np.frombuffer(await reader.readexactly(4 * count), dtype=">u4").astype(np.uint32)

@@ -1,4 +1,10 @@
-"""Messages between clients, mixer and server, as the package docstring lists them."""
+"""How to talk to a mixer: its messages, TLS, and clients that report and collect.
+
+The messages are those that the package docstring lists. Whoever connects verifies the mixer's
+certificate and the name in it. A mixer may ask for certificates in turn: then only those whom an
+authority has signed are heard, and the name in their certificate says whether they may report or
+collect.
+"""
 
 import asyncio
 import math
@@ -30,10 +36,10 @@ Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
 
 
-def number_of(round: int, attempt: int, rounds: int) -> int:
-    """What a mixer of `rounds` rounds calls attempt `attempt` (from 0) at `round` (from 1).
+def round_number(round: int, attempt: int, rounds: int) -> int:
+    """The number by which a mixer of `rounds` rounds knows an attempt (from 0) at a round (from 1).
 
-    >>> number_of(2, 0, 10), number_of(2, 1, 10)
+    >>> round_number(2, 0, 10), round_number(2, 1, 10)
     (2, 12)
     """
     return attempt * rounds + round
@@ -81,7 +87,7 @@ COLLECTOR = "collector"
 """The common name of the certificate that may collect, and not report; all others report."""
 
 
-def listening(
+def server_tls(
     certificate: Path | str, key: Path | str, clients: Path | str | None = None
 ) -> ssl.SSLContext:
     """The TLS context of a mixer, with its certificate and key.
@@ -102,14 +108,14 @@ def listening(
     return context
 
 
-def connecting(
+def client_tls(
     authority: Path | str | None = None,
     certificate: Path | str | None = None,
     key: Path | str | None = None,
 ) -> ssl.SSLContext:
     """The TLS context of a client: the mixer's certificate must be `authority`'s and name its host.
 
-    `certificate` and `key` are one's own, where the mixer asks for them.
+    `certificate` and `key` are the client's own, where the mixer asks for them.
 
     | edge | behaviour |
     |---|---|
@@ -130,7 +136,7 @@ def connecting(
     return context
 
 
-def name_of(writer: asyncio.StreamWriter) -> str:
+def peer_name(writer: asyncio.StreamWriter) -> str:
     """The common name in the peer's certificate, or "" if it has none."""
     subject = (writer.get_extra_info("peercert") or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
@@ -145,7 +151,7 @@ def _read(what: str, path: Path | str, load: Callable[[], None]) -> None:
 
 
 _SLOT = 0.01  # seconds; messages due within one slot leave together at its end
-_PATIENCE = 30.0  # seconds a client waits for a connection or an answer
+_ANSWER_SECONDS = 30.0  # seconds a client waits for a connection or an answer
 
 
 async def send_report(
@@ -165,7 +171,7 @@ async def send_report(
     fewer gets no report. `tls` shows the mixer which member this is.
 
     Latencies are rounded up to slots of 10 ms. They come from the operating system, or from `seed`
-    in a simulation, where every client needs a seed of its own. `tls` (`connecting`)
+    in a simulation, where every client needs a seed of its own. `tls` (`client_tls`)
     refuses any mixer but the one that its certificate names.
 
     | edge | behaviour |
@@ -184,7 +190,7 @@ async def send_report(
             for start in range(0, len(words), MOST_WORDS):
                 frame = words[start : start + MOST_WORDS]
                 writer.write(COUNT.pack(len(frame)) + frame.tobytes())
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_ANSWER_SECONDS):
                 await writer.drain()
         await _expect_ok(reader, round)
 
@@ -209,7 +215,7 @@ async def collect(
     """
     hello = COLLECT, positions, minimum, round
     async with _conversation(host, port, hello, tls) as (reader, writer):
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_ANSWER_SECONDS):
             counts = np.frombuffer(await reader.readexactly(4 + 4 * positions), dtype=">u4")
         high, reports = counts[1:].astype(np.int64), np.full(positions, counts[0], dtype=np.int64)
         made = handed_on(high, reports, minimum)
@@ -229,7 +235,7 @@ async def _conversation(
             "round"
         )
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_ANSWER_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
         try:
             writer.write(HELLO.pack(*hello))
@@ -247,7 +253,7 @@ async def _conversation(
 
 
 async def _expect_ok(reader: Reader, round: int) -> None:
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_ANSWER_SECONDS):
         code = (await reader.readexactly(1))[0]
     if code != Status.OK:
         raise Refused(round, Status(code) if code in MEANING else Status.LOST)
