@@ -1,4 +1,4 @@
-"""`CohortData`: the records of K clients as one padded batch."""
+"""The records of K clients as one padded array, and the batches of their local steps."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,40 +8,49 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.inputs import Inputs, mapped
+from fedveil.base.checks import BATCH, STEPS
+from fedveil.base.errors import BadArgument
+from fedveil.base.identity import Stated
+from fedveil.base.inputs import Inputs, mapped, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Features
+from fedveil.privacy.noise.streams import KeySource, bits, bits_at
+
+Ids = npt.NDArray[np.int64]
 
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, eq=False)
 class CohortData:
-    """Row k holds the records of client `ids[k]`, of which the first `sizes[k]` are real.
+    """The records of K clients: row k holds those of client `ids[k]`, padded to the longest.
 
-    Records are copied when they are first looked at; padding repeats a client's last record. A
-    client's row never holds another client's record, not even as padding: a loss that overflows
-    there would reach this client's gradient through 0 x infinity.
+    Records are copied on first access. Padding repeats a client's last record. A client's row never
+    holds another client's record, not even as padding: a loss that overflows there would reach this
+    client's gradient through 0 x infinity.
 
-    A client that cheats may train on other records: those of client `whose[k]` of `data`, which may
-    hold more clients than take part.
+    Attributes:
+        data: The records of all clients. It may hold more clients than take part.
+        ids: The clients, [K].
+        whose: Client of `data` on whose records each one trains, [K], if not on its own: a
+            malicious client may train on other records.
     """
 
     data: FederatedData
-    ids: npt.NDArray[np.int64]
-    whose: npt.NDArray[np.int64] | None = None
+    ids: Ids
+    whose: Ids | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @cached_property
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> Ids:
         """Records per client, [K]."""
         return self.data.offsets[self.owners + 1] - self._starts
 
     @cached_property
     def x(self) -> Features:
-        """Records, [K, longest, ...]; of named inputs, each by its name."""
+        """Records, [K, longest, ...], or a dictionary of such tensors for named inputs."""
         return mapped(self._rows, self.data.x)
 
     @cached_property
@@ -51,19 +60,25 @@ class CohortData:
 
     @property
     def longest(self) -> int:
-        """Records of the client that has most."""
+        """Number of records of the client that has most."""
         return int(self.sizes.max(initial=1))
 
     def _rows(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return _aligned(_padded(array, self._starts, self.sizes))
+        """[K, longest, ...] of `array`, aligned to a cache line as torch's own tensors are.
+
+        The last bits of a product may depend on the alignment of its factors. This way it is the
+        same for a client's records wherever they were stored.
+        """
+        rows = torch.from_numpy(_padded(array, self._starts, self.sizes))
+        return rows if rows.data_ptr() % _ALIGNMENT == 0 else rows.clone()
 
     @property
-    def owners(self) -> npt.NDArray[np.int64]:
-        """Whose records they are, [K]: the clients' own unless they cheat."""
+    def owners(self) -> Ids:
+        """The client of `data` whose records each row holds, [K]."""
         return self.ids if self.whose is None else self.whose
 
     @cached_property
-    def _starts(self) -> npt.NDArray[np.int64]:
+    def _starts(self) -> Ids:
         return self.data.offsets[self.owners]
 
     @property
@@ -77,18 +92,8 @@ def tensors(inputs: Inputs[Array]) -> Features:
     return mapped(torch.tensor, inputs)
 
 
-def _aligned(array: npt.NDArray[Any]) -> torch.Tensor:
-    """The array as a tensor that begins where torch's own do, on a line of the cache.
-
-    The last bits of a product may depend on where its factors lie; from here on that is the same
-    for a client's records wherever they were found.
-    """
-    found = torch.from_numpy(array)
-    return found if found.data_ptr() % _ALIGNMENT == 0 else found.clone()
-
-
 def _padded(
-    array: npt.NDArray[Any], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    array: npt.NDArray[Any], starts: Ids, sizes: Ids
 ) -> npt.NDArray[Any]:
     """[K, longest, ...] from slices of `array`, each client's copied in one piece."""
     if len(starts) == 1:
@@ -110,3 +115,213 @@ def _padded(
         row, column = np.nonzero(np.arange(longest)[None, :] >= sizes[:, None])
         out[row, column] = out[row, sizes[row] - 1]
     return out
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The source of the dropout keys for the records of one local step of a cohort."""
+
+    streams: KeySource
+    round: int
+    ids: Ids
+    step: int
+
+    def keys(self, index: Ids) -> torch.Tensor:
+        """One key per record, int64 [K, B], for the records `index` [K, B] of each client.
+
+        A key is a pure function of (streams, round, client, step, the record's index in its
+        client). It does not depend on the rest of the batch or cohort.
+        """
+        keys = self.streams.keys("dropout", self.round, self.ids, self.step)
+        return torch.from_numpy(bits_at(keys, index).view(np.int64))
+
+
+class Batch:
+    """The records that K clients use in one local step.
+
+    Attributes:
+        index: Indices [K, B] of the records in their clients. None means all records in order, so
+            that nothing need be copied.
+        mask: [K, B], 0 on padding and for idle clients.
+        draws: The source of dropout keys.
+    """
+
+    index: torch.Tensor | None
+    mask: torch.Tensor
+    draws: Draws | None
+
+    def __init__(
+        self, index: torch.Tensor | None, mask: torch.Tensor, draws: Draws | None = None
+    ) -> None:
+        self.index, self.mask, self.draws = index, mask, draws
+
+    def select(self, values: torch.Tensor) -> torch.Tensor:
+        """The step's part [K, B, ...] of values [K, n, ...], one for each record."""
+        if self.index is None:
+            return values
+        return values[torch.arange(len(values))[:, None], self.index]
+
+    def scatter(self, values: torch.Tensor, records: int) -> torch.Tensor:
+        """The reverse of `select`: [K, records, ...] with zeros for records not in this step."""
+        if self.index is None:
+            return values
+        out = values.new_zeros(len(values), records, *values.shape[2:])
+        rows = torch.arange(len(values))[:, None].expand_as(self.index)
+        return out.index_put_((rows, self.index), values, accumulate=True)
+
+    def client_records(self, cohort: CohortData, k: int) -> tuple[Features, torch.Tensor]:
+        """The records and targets of client k, without padding."""
+        real = self.mask[k] > 0
+        x, y = taken(cohort.x, k), cohort.y[k]
+        if self.index is not None:
+            real = self.index[k][real]
+        elif bool(real.all()):
+            return x, y
+        return taken(x, real), y[real]
+
+    @cached_property
+    def dropout_keys(self) -> torch.Tensor:
+        """The records' keys for dropout, int64 [K, B]."""
+        if self.draws is None:
+            raise AssertionError("the model has dropout and this batch has no source of keys")
+        index = np.broadcast_to(np.arange(self.mask.shape[1]), self.mask.shape)
+        return self.draws.keys(index if self.index is None else self.index.numpy())
+
+    def with_draws(self, draws: Draws) -> "Batch":
+        """The same records with other dropout keys."""
+        other = object.__new__(type(self))  # once per step: `copy` takes five times as long
+        vars(other).update(vars(self), draws=draws)
+        vars(other).pop("dropout_keys", None)
+        return other
+
+    @cached_property
+    def weights(self) -> torch.Tensor:
+        """The weight of each record in its client's mean: [K, B], zeros for idle clients."""
+        return self.mask / self.mask.sum(dim=1, keepdim=True).clamp_min(1)
+
+    def zero_idle_(self, rows: torch.Tensor) -> torch.Tensor:
+        """Set the rows of idle clients to zero: weights of 0 do not, where a loss overflows."""
+        if not self._all_working:
+            rows[~self.working] = 0.0
+        return rows
+
+    @cached_property
+    def _all_working(self) -> bool:
+        return bool(self.working.all())
+
+    @cached_property
+    def working(self) -> torch.Tensor:
+        """Which clients have records in this step: bool [K]."""
+        return self.mask.amax(dim=1) > 0
+
+
+class FullBatch(Batch):
+    """All records of every working client. The mask is made on first access.
+
+    Attributes:
+        sizes: Number of records [K], 0 for an idle client.
+        longest: Width of the padded records.
+    """
+
+    def __init__(self, sizes: Ids, longest: int, draws: Draws | None = None) -> None:
+        self.index, self.draws = None, draws
+        self._sizes, self._longest = sizes, longest
+
+    def client_records(self, cohort: CohortData, k: int) -> tuple[Features, torch.Tensor]:
+        if self._sizes[k] == self._longest:
+            return taken(cohort.x, k), cohort.y[k]
+        return super().client_records(cohort, k)
+
+    @cached_property
+    def mask(self) -> torch.Tensor:
+        real = np.arange(self._longest)[None, :] < self._sizes[:, None]
+        return torch.from_numpy(real.astype(np.float32))
+
+    @cached_property
+    def working(self) -> torch.Tensor:
+        return torch.from_numpy(self._sizes > 0)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """`epochs` passes over each client's records, or exactly `steps` batches, shuffled per pass.
+
+    `size` 0 is the full batch. A client with n records has ceil(n / size) batches per pass, the
+    last one shorter. The order of client c in pass e is a pure function of (seed, round, c, e).
+    """
+
+    size: int
+    epochs: int | None = None
+    steps: int | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("batches", "shuffled"),
+            ("size", self.size),
+            ("epochs", self.epochs),
+            ("steps", self.steps),
+        )
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise BadArgument("set exactly one of {epochs} and {steps}", "epochs", "steps")
+        for name, value in (("epochs", self.epochs), ("steps", self.steps)):
+            if value is not None:
+                STEPS.check(name, value)
+        BATCH.check("size", self.size)
+
+
+class RoundBatches:
+    """The batches of a cohort in one round.
+
+    Attributes:
+        steps: Number of local steps of the client that takes most.
+    """
+
+    def __init__(
+        self, batches: Batches, ids: Ids, sizes: Ids, round: int, streams: KeySource
+    ) -> None:
+        self._ids, self._sizes, self._round, self._streams = ids, sizes, round, streams
+        self._longest = int(sizes.max(initial=1))
+        self._width = min(batches.size or self._longest, self._longest)
+        self._per_pass = -(-sizes // (batches.size or self._longest))
+        passes = batches.epochs
+        self._last = np.full(len(ids), batches.steps) if passes is None else passes * self._per_pass
+        self.steps = int(self._last.max(initial=0))
+        self._orders: dict[int, Ids] = {}
+        self._all: Batch | None = None
+
+    def batch(self, step: int) -> Batch:
+        """The records that each client uses in local step `step`."""
+        draws = Draws(self._streams, self._round, self._ids, step)
+        working = step < self._last
+        if self._width == self._longest:
+            if not working.all():
+                return FullBatch(np.where(working, self._sizes, 0), self._longest, draws)
+            # its mask and weights are computed once for all steps
+            self._all = (self._all or FullBatch(self._sizes, self._longest)).with_draws(draws)
+            return self._all
+        passes, position = np.divmod(step, self._per_pass)
+        index = position[:, None] * self._width + np.arange(self._width)[None, :]
+        real = (index < self._sizes[:, None]) & working[:, None]
+        index = np.minimum(index, self._longest - 1)
+        index = np.take_along_axis(self._order(passes), index, axis=1)
+        return Batch(torch.from_numpy(index), torch.from_numpy(real.astype(np.float32)), draws)
+
+    def _order(self, passes: Ids) -> Ids:
+        """The order of each client's records in its pass `passes` [K]: [K, n], padding last."""
+        wanted = {int(e) for e in np.unique(passes)}
+        self._orders = {e: order for e, order in self._orders.items() if e in wanted}
+        for e in wanted - self._orders.keys():
+            words = bits(self._streams.keys("batches", self._round, self._ids, e), self._longest)
+            padding = np.arange(self._longest)[None, :] >= self._sizes[:, None]
+            self._orders[e] = np.argsort(
+                np.where(padding, np.iinfo(np.uint64).max, words >> np.uint64(1)), axis=1
+            )
+        if len(wanted) == 1:
+            return self._orders[wanted.pop()]
+        orders = np.empty((len(passes), self._longest), dtype=np.int64)
+        for e, order in self._orders.items():
+            orders[passes == e] = order[passes == e]
+        return orders

@@ -1,17 +1,26 @@
-"""The global model on the central test split, in batches, without autograd."""
+"""Metrics of the global model: on the test split, across clients, and per owner of records.
+
+Everything is computed in batches of at most `BATCH` records, with one thread and without autograd.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.base.inputs import taken
-from fedveil.data.federated import FederatedData
-from fedveil.models.metrics import Array, Metric, no_value
+from fedveil.base.inputs import Inputs, taken
+from fedveil.data.federated import Array, FederatedData
+from fedveil.data.provenance import PUBLIC, by_record
+from fedveil.models.metrics import Metric, is_of_numbers, no_value
+from fedveil.models.parts import OVER_CLIENTS
+from fedveil.models.plain import is_plain_function
 from fedveil.models.task import Measurements, Task
+from fedveil.privacy.priced_metrics import LOSS
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 
@@ -19,56 +28,66 @@ BATCH = 1000
 _OUTPUTS = 1 << 24
 
 MOST_KEPT = 1 << 30
-"""Bytes of outputs and targets that metrics may keep of a test split."""
+"""Bytes of outputs and targets of a test split that metrics may keep."""
 
 _FEW = 32
 
+Rows = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
-class Piece:
-    """A number of records, the sum of each mean over them, and what other metrics keep of them."""
+class BatchMetrics:
+    """What the metrics need to know of one batch of the test split.
+
+    Attributes:
+        records: Number of records.
+        sums: Sum over the records of each metric that is a mean over records.
+        statistics: Arrays that each other metric keeps of the records.
+    """
 
     records: int
     sums: dict[str, float]
-    kept: dict[str, tuple[Array, ...]]
+    statistics: dict[str, tuple[npt.NDArray[np.generic], ...]]
 
 
 def evaluate(
     task: Task, params: torch.Tensor, data: FederatedData, batch: int = BATCH
 ) -> dict[str, float]:
-    """Loss and metrics over the test split, means summed in float64; none without one."""
-    check_kept(task, data)
+    """Loss and metrics over the test split, means summed in float64. Empty without a test split."""
+    _check_kept(task, data)
     with one_thread():
-        pieces = [measure(task, params, data, part) for part in batches_of(data, batch)]
-        return joined_metrics(task, pieces)
+        batches = [measure_batch(task, params, data, part) for part in evaluation_batches(data, batch)]
+        return combined_metrics(task, batches)
 
 
-def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
-    """The test split in pieces, smaller ones where a record has many outputs."""
+def evaluation_batches(data: FederatedData, batch: int = BATCH) -> list[slice]:
+    """The test split in slices of `batch` records, fewer where a record has many outputs."""
     batch = max(1, min(batch, _OUTPUTS // math.prod(data.target.outputs)))
     return [slice(a, a + batch) for a in range(0, len(data.test_y), batch)]
 
 
-def measure(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Piece:
-    """One batch of the test split."""
-    measured = _measured(task, params, data, batch)
+def measure_batch(
+    task: Task, params: torch.Tensor, data: FederatedData, batch: slice
+) -> BatchMetrics:
+    """Measure one batch of the test split."""
+    measured = _measure(task, params, data.test_x, data.test_y, batch)
     sums = {name: float(each.double().sum()) for name, each in measured.per_example.items()}
-    return Piece(len(data.test_y[batch]), sums, measured.statistics)
+    return BatchMetrics(len(data.test_y[batch]), sums, measured.statistics)
 
 
-def joined_metrics(task: Task, pieces: Sequence[Piece]) -> dict[str, float]:
-    """The metrics of all records, in the task's order, the pieces in theirs."""
-    records = sum(piece.records for piece in pieces)
-    found: dict[str, float] = {}
-    if not pieces:
-        return found
+def combined_metrics(task: Task, batches: Sequence[BatchMetrics]) -> dict[str, float]:
+    """The metrics over all batches, in the task's order."""
+    metrics: dict[str, float] = {}
+    if not batches:
+        return metrics
+    records = sum(batch.records for batch in batches)
     for name in ("loss", *task.measures):
-        if name in pieces[0].sums:
-            found[name] = sum(piece.sums[name] for piece in pieces) / records
+        if name in batches[0].sums:
+            metrics[name] = sum(batch.sums[name] for batch in batches) / records
         else:
-            kept = zip(*(piece.kept[name] for piece in pieces), strict=True)
-            found[name] = task.value_of(name, [np.concatenate(arrays) for arrays in kept])
-    return found
+            arrays = zip(*(batch.statistics[name] for batch in batches), strict=True)
+            metrics[name] = task.value_of(name, [np.concatenate(parts) for parts in arrays])
+    return metrics
 
 
 def check_measurable(task: Task, data: FederatedData) -> None:
@@ -79,18 +98,22 @@ def check_measurable(task: Task, data: FederatedData) -> None:
         reason = no_value(metric, data.classes, data.test_y)
         if reason:
             raise BadInput(f"metric {name!r} {reason}: leave it out")
-    check_kept(task, data)
+    _check_kept(task, data)
 
 
-def check_kept(task: Task, data: FederatedData) -> None:
-    """Refuse metrics that would keep more of a test split than memory is meant for.
+def _check_kept(task: Task, data: FederatedData) -> None:
+    """Refuse metrics that would keep more of the test split than `MOST_KEPT` bytes.
 
-    How much they keep of a record is found from a few: sums are as long for one as for many.
+    The bytes per record are estimated from a few records, less what a single record takes: sums are
+    as long for one record as for many.
     """
     few = min(_FEW, len(data.test_y))
     if few < 2 or not any(isinstance(metric, Metric) for metric in task.measures.values()):
         return
-    one, many = (_measured(task, task.parameters, data, slice(n)).statistics for n in (1, few))
+    one, many = (
+        _measure(task, task.parameters, data.test_x, data.test_y, slice(n)).statistics
+        for n in (1, few)
+    )
     for name in one:
         more = sum(a.nbytes for a in many[name]) - sum(a.nbytes for a in one[name])
         whole = more // (few - 1) * len(data.test_y)
@@ -102,7 +125,186 @@ def check_kept(task: Task, data: FederatedData) -> None:
             )
 
 
-def _measured(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Measurements:
+def _measure(
+    task: Task, params: torch.Tensor, x: Inputs[Array], y: Array, rows: slice | Rows
+) -> Measurements:
     with torch.inference_mode():
-        x, y = tensors(taken(data.test_x, batch)), torch.tensor(data.test_y[batch])
-        return task.measure(params, x, y)
+        return task.measure(params, tensors(taken(x, rows)), torch.tensor(y[rows]))
+
+
+@dataclass(frozen=True)
+class ClientSums:
+    """Sums of each metric over a slice of the clients' records, for the clients from `first` on."""
+
+    first: int
+    sums: dict[str, npt.NDArray[np.float64]]
+
+
+def over_clients(task: Task, params: torch.Tensor, data: FederatedData) -> dict[str, float]:
+    """Loss and metrics across clients, on their own records: for simulations.
+
+    It is computed from private data in the clear: a diagnostic, not a release. It exists only where
+    the user asked for it and noise is seeded.
+    """
+    with one_thread():
+        slices = record_slices(data)
+        return client_spread(data, (measure_clients(task, params, data, part) for part in slices))
+
+
+def record_slices(data: FederatedData, batch: int = BATCH) -> list[slice]:
+    """The clients' records in slices, regardless of whose they are."""
+    return [slice(a, min(a + batch, data.records)) for a in range(0, data.records, batch)]
+
+
+def measure_clients(
+    task: Task, params: torch.Tensor, data: FederatedData, piece: slice
+) -> ClientSums:
+    """Measure a slice of the clients' records, summed by client."""
+    each = _measure(task, params, data.x, data.y, piece).per_example
+    first, last = np.searchsorted(data.offsets, [piece.start, piece.stop - 1], side="right") - 1
+    begins = np.maximum(data.offsets[first : last + 1] - piece.start, 0)
+    sums = {name: np.add.reduceat(v.double().numpy(), begins) for name, v in each.items()}
+    return ClientSums(int(first), sums)
+
+
+def client_spread(data: FederatedData, pieces: Iterable[ClientSums]) -> dict[str, float]:
+    """Means over clients, each counting once: of all, of the lowest and of the highest tenth.
+
+    Metrics that are no means over records have no value for a client with few.
+    """
+    totals: dict[str, npt.NDArray[np.float64]] = {}
+    for piece in pieces:
+        for name, sums in piece.sums.items():
+            total = totals.setdefault(name, np.zeros(data.clients))
+            total[piece.first : piece.first + len(sums)] += sums
+    metrics = {}
+    tenth = math.ceil(data.clients / 10)
+    for name, total in totals.items():
+        means = np.sort(total / data.sizes)
+        metrics[f"{OVER_CLIENTS}{name}/mean"] = float(means.mean())
+        metrics[f"{OVER_CLIENTS}{name}/lowest_decile"] = float(means[:tenth].mean())
+        metrics[f"{OVER_CLIENTS}{name}/highest_decile"] = float(means[-tenth:].mean())
+    return metrics
+
+
+@dataclass(frozen=True, eq=False)
+class Owners:
+    """Records in the order of their owners.
+
+    Attributes:
+        x, y: Arrays that hold the records, in any order.
+        rows: Indices of the records in `x` and `y`, owner by owner.
+        offsets: Owner k has `rows[offsets[k]:offsets[k + 1]]`.
+        of_clients: The owners are clients of the training. Otherwise nobody trains on the records.
+        single_records: Every record counts as an owner, since it is unknown which belong together.
+    """
+
+    x: Inputs[Array]
+    y: Array
+    rows: Rows
+    offsets: Rows
+    of_clients: bool
+    single_records: bool = False
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def measured_owners(data: FederatedData) -> Owners:
+    """The owners on whose records priced metrics are measured, each with at least one record.
+
+    Held-out owners where there are any. Otherwise the clients: on their own test records if the
+    test records are theirs, else on all of their records.
+
+    | edge | behaviour |
+    |---|---|
+    | held-out owners, and also test records of clients or public ones | held-out owners alone |
+    | all test records are public | BadInput: nothing has to be paid for |
+    | no held-out owners, and clients' records are at their sites | BadInput |
+    """
+    owner = data.owners_of_test
+    if len(owner) and (owner == PUBLIC).all():
+        raise BadInput(
+            "evaluate.epsilon is given and the test records are public: there is nothing to "
+            "protect; leave it out"
+        )
+    held_out = data.held_out > 0
+    if data.elsewhere and not held_out:
+        raise BadInput(
+            "evaluate.epsilon would measure clients whose records are at their sites, which count "
+            "what they release themselves: give the server test records of held-out owners, or "
+            "leave it out"
+        )
+    if len(owner):
+        rows = np.flatnonzero(owner < PUBLIC if held_out else owner >= 0)
+        rows = rows[np.argsort(owner[rows], kind="stable")]
+        begins = np.flatnonzero(np.diff(owner[rows], prepend=PUBLIC))
+        offsets = np.append(begins, len(rows))
+        alone = held_out and by_record(owner)
+        return Owners(data.test_x, data.test_y, rows, offsets, not held_out, single_records=alone)
+    sizes = data.sizes[data.sizes > 0]
+    offsets = np.cumsum([0, *sizes], dtype=np.int64)
+    return Owners(data.x, data.y, np.arange(len(data.y)), offsets, of_clients=True)
+
+
+def priced_names(task: Task) -> tuple[str, ...]:
+    """Names of the metrics measured at a price: the task's, and the loss. Others are refused.
+
+    | edge | behaviour |
+    |---|---|
+    | a metric that is no mean over records of numbers from 0 to 1 | BadInput |
+    | a metric that is a function of the user's | BadInput: it could remember an owner's records |
+    | a model or loss that cannot be captured | BadInput: so could it |
+    """
+    if task.forks:
+        raise BadInput(
+            f"evaluate.epsilon is given and the model or its loss cannot be captured "
+            f"({task.forks}), so it might remember an owner's records: leave it out"
+        )
+    for name, measure in task.measures.items():
+        if not isinstance(measure, Metric) and not is_plain_function(measure):
+            raise BadInput(
+                f"evaluate.epsilon is given and metric {name!r} is a function of your own, which "
+                "might remember an owner's records: leave one of them out"
+            )
+        if isinstance(measure, Metric) or is_of_numbers(measure):
+            raise BadInput(
+                f"evaluate.epsilon pays for means over records of numbers from 0 to 1, and metric "
+                f"{name!r} is none: leave it out (evaluate.metrics)"
+            )
+    return (*task.measures, LOSS)
+
+
+def owner_means(
+    task: Task, params: torch.Tensor, owners: Owners, names: Sequence[str], loss_clip: float
+) -> torch.Tensor:
+    """The mean over each owner's records of each metric, float64 [owners, metrics], in [0, 1].
+
+    Guarantee: a row depends on its owner's records and on nothing else, to the last bit. Each owner
+    is computed alone, whatever a metric does with the records of a batch.
+
+    | edge | behaviour |
+    |---|---|
+    | a loss above `loss_clip`, or no number | 1 |
+    | a loss below 0 | 0 |
+    | another number that is none | 0 |
+    """
+    means = torch.zeros(len(owners), len(names), dtype=torch.float64)
+    with one_thread():
+        for k, (start, stop) in enumerate(pairwise(owners.offsets.tolist())):
+            values = []
+            for a in range(start, stop, BATCH):
+                rows = owners.rows[a : min(a + BATCH, stop)]
+                each = _measure(task, params, owners.x, owners.y, rows).per_example
+                columns = [_clamped(name, each[name], loss_clip) for name in names]
+                values.append(torch.stack(columns, dim=1))
+            means[k] = torch.cat(values).mean(dim=0)
+    return means
+
+
+def _clamped(name: str, values: torch.Tensor, loss_clip: float) -> torch.Tensor:
+    """One number per record, float64 in [0, 1]."""
+    values = values.to(torch.float64)
+    if name == LOSS:
+        return (values / loss_clip).nan_to_num(nan=1.0).clamp(0.0, 1.0)
+    return values.nan_to_num(nan=0.0).clamp(0.0, 1.0)
