@@ -19,7 +19,7 @@ from work import WORK
 
 import fedveil as fv
 from fedveil.privacy.rows import Norm
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 
 ITERATIONS = 120
 LOCAL_STEPS = (1, 2, 3, 4, 6, 12)

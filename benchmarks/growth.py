@@ -20,7 +20,7 @@ import fedveil as fv
 from fedveil.models import zoo
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 
 COHORTS = tuple(10 * 2**k for k in range(11))
 CLIENTS = (10**2, 10**3, 10**4, 10**5, 10**6)

@@ -65,7 +65,7 @@ Step = Callable[[], object]
 def ours(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
     task = Task(module, cross_entropy)
     examples = ClippedExamples(task, x[:2], y[:2])
-    examples.look()
+    examples.prepare()
     flat, row, clip = task.parameters.clone(), torch.zeros(task.size), Clip(CLIP)
     return lambda: examples.add_clipped_(row.zero_(), flat, x, y, clip)
 

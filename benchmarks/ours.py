@@ -36,7 +36,7 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.reports import Rows, accept
 from fedveil.training.work import ClientWork
 

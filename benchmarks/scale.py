@@ -37,7 +37,7 @@ from fedveil.privacy.secure import secured
 from fedveil.runs import checkpoint
 from fedveil.training.cohort import CohortData
 from fedveil.training.exchange import Sent, server_sum
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.reports import Rows
 from fedveil.training.server import ServerState, SgdServer
 from fedveil.training.sums import CohortSum

@@ -15,9 +15,9 @@ from work import WORK
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.rows import add_weighted_, row_norms
-from fedveil.training.batches import Batch
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.choice import Mode, Walk, gradients_of
+from fedveil.training.cohort import Batch, CohortData
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.gradients.trajectories import LocalTrajectory
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +25,11 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def walk_of(item: str, mode: Mode, clients: int) -> tuple[Walk, Batch]:
+def walk_of(item: str, mode: Mode, clients: int) -> tuple[LocalTrajectory, Batch]:
     training = training_of(WORK[item], 1)
     cohort = CohortData(training.data, np.arange(clients))
     gradients = gradients_of(training.task, mode, training.data)
-    walk = gradients.walk(training.task.parameters, cohort, spanned=not WORK[item].batch)
+    walk = gradients.trajectory(training.task.parameters, cohort, spanned=not WORK[item].batch)
     return walk, Batch(None, torch.ones(cohort.y.shape))
 
 

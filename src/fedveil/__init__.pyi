@@ -78,15 +78,13 @@ from fedveil.training.aggregates import CoordinateMedian as CoordinateMedian
 from fedveil.training.aggregates import Flame as Flame
 from fedveil.training.aggregates import Krum as Krum
 from fedveil.training.aggregates import TrimmedMean as TrimmedMean
-from fedveil.training.batches import Batches as Batches
-from fedveil.training.directions import Adam as Adam
-from fedveil.training.dp_sgd import ClientDpSgd as ClientDpSgd
+from fedveil.training.cohort import Batches as Batches
 from fedveil.training.engines.engine import Engine as Engine
 from fedveil.training.engines.engine import Job as Job
 from fedveil.training.engines.on_ray.cluster import RayCluster as RayCluster
 from fedveil.training.exchange import client_report as client_report
 from fedveil.training.exchange import server_sum as server_sum
-from fedveil.training.gradients.choice import Mode as Mode
+from fedveil.training.gradients.modes import Mode as Mode
 from fedveil.training.rates import RateSchedule as RateSchedule
 from fedveil.training.rates import RateShape as RateShape
 from fedveil.training.round import RoundResult as RoundResult
@@ -101,6 +99,8 @@ from fedveil.training.session import Training as Training
 from fedveil.training.session import new_ledger as new_ledger
 from fedveil.training.session import train as train
 from fedveil.training.sums import CohortSum as CohortSum
+from fedveil.training.work import Adam as Adam
+from fedveil.training.work import ClientDpSgd as ClientDpSgd
 from fedveil.training.work import ClientSgd as ClientSgd
 from fedveil.training.work import ClientWork as ClientWork
 from fedveil.training.work import Decay as Decay

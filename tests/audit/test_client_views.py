@@ -11,7 +11,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.training.adversary import ReportAttack
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import new_ledger
 from fedveil.training.work import OneGradient
 

@@ -15,8 +15,8 @@ from fedveil.models.task import Task
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.adversary import ReportAttack
-from fedveil.training.batches import Batches
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.cohort import Batches
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd
 from tests.audit.test_shadow_models import federation, plain, private

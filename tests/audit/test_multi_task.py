@@ -13,7 +13,7 @@ from fedveil.runs.recipe_file import load_recipe
 from fedveil.training.adversary import Chance
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients.choice import gradients_of
+from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.reports import Rows
 from fedveil.training.turn import Turn
 

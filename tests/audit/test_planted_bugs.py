@@ -29,8 +29,8 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.training import exchange, session
-from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.gradients.per_example import ClippedExamples
+from fedveil.training.work import ClientDpSgd
 
 QUICK = Randomiser(draws=20_000)
 SLOW = pytest.param("DP-SGD", marks=pytest.mark.slow)

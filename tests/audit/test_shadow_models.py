@@ -17,11 +17,10 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone, FixedSize
-from fedveil.training.dp_sgd import ClientDpSgd
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import SgdServer
 from fedveil.training.session import Training, train
-from fedveil.training.work import OneGradient
+from fedveil.training.work import ClientDpSgd, OneGradient
 
 CLIENTS, FEATURES = 6, 5
 

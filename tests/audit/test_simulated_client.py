@@ -12,13 +12,10 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.rows import Norm
-from fedveil.training.batches import Batches
-from fedveil.training.cohort import CohortData
-from fedveil.training.directions import Adam
-from fedveil.training.dp_sgd import ClientDpSgd
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.cohort import Batches, CohortData
+from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.turn import Turn
-from fedveil.training.work import ClientSgd, OneGradient
+from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, OneGradient
 
 WHOLE = Batches(0, epochs=4)
 CLIP = Clip(0.05)

@@ -26,10 +26,9 @@ from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.recipe import FORMS, Recipe
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.sections.section import tabled
-from fedveil.training.batches import Batches
-from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.cohort import Batches
 from fedveil.training.server import AdamServer, SgdServer
-from fedveil.training.work import ClientSgd, Decay
+from fedveil.training.work import ClientDpSgd, ClientSgd, Decay
 
 
 def limits_of():

@@ -24,11 +24,9 @@ from fedveil.base.identity import identity, seed_of
 from fedveil.privacy.clip_schedules import Fixed, Poly
 from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.sampling import Poisson
-from fedveil.training.batches import Batches
-from fedveil.training.directions import Adam
-from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.cohort import Batches
 from fedveil.training.rates import RateSchedule, RateShape
-from fedveil.training.work import ClientSgd
+from fedveil.training.work import Adam, ClientDpSgd, ClientSgd
 
 
 def test_every_choice_draws_for_itself():

@@ -38,12 +38,12 @@ class OwnWork:
     def __init__(self, lr, updates=None):
         self.lr, self.own = lr, updates
 
-    def visits(self, records):
+    def records_per_round(self, records):
         return records
 
-    at_once = visits
+    records_per_step = records_per_round
 
-    def whole(self, records):
+    def full_batches(self, records):
         return True
 
     def updates(self, turn):

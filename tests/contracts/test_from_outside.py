@@ -14,7 +14,7 @@ from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.training.cohort import CohortData
 from fedveil.training.evaluate import evaluate
-from fedveil.training.gradients.choice import gradients_of
+from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.turn import Turn
 
 CLIENTS = 20

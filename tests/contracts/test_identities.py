@@ -56,13 +56,11 @@ from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.training.adversary import Adversary, ReportAttack
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
-from fedveil.training.batches import Batches
-from fedveil.training.directions import Adam
-from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.cohort import Batches
 from fedveil.training.rates import RateSchedule, RateShape
 from fedveil.training.server import AdagradServer, AdamServer, SgdServer, Weights, YogiServer
 from fedveil.training.session import Training
-from fedveil.training.work import ClientSgd, Decay, OneGradient
+from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, Decay, OneGradient
 
 CLIENTS = 6
 

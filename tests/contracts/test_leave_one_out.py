@@ -16,7 +16,7 @@ from fedveil.base.inputs import taken
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import planned_for, secured
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from tests.contracts.zoo import (
     MODULES,
     REFUSED,

@@ -154,12 +154,12 @@ class Unclipped:
     def __init__(self, row):
         self.row = row
 
-    def visits(self, records):
+    def records_per_round(self, records):
         return records
 
-    at_once = visits
+    records_per_step = records_per_round
 
-    def whole(self, records):
+    def full_batches(self, records):
         return True
 
     def updates(self, turn):

@@ -21,7 +21,7 @@ from fedveil.privacy.noise.streams import Streams, uniform_
 from fedveil.privacy.releases.priv_unit import PrivUnitG
 from fedveil.privacy.watching import Watched
 from fedveil.training.cohort import CohortData
-from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.work import ClientDpSgd
 from tests.contracts.enemies import CLIENTS, FREE, central
 
 RATES = [1.0, 0.5, 0.05, 1 / 3, 0.01, 0.97, 1e-9, 1e-12]
@@ -43,7 +43,7 @@ def test_a_record_joins_a_step_exactly_at_its_rate(monkeypatch, rate):
     edge = math.floor(Fraction(rate) * 2**53)
     places = [0, edge - 1, min(edge, 2**53 - 1), 2**53 - 1]
     words = np.array([[place << 11 | low for place in places for low in (0, 2**11 - 1)]], np.uint64)
-    monkeypatch.setattr("fedveil.training.dp_sgd.bits", lambda keys, count: words[:, :count])
+    monkeypatch.setattr("fedveil.training.work.bits", lambda keys, count: words[:, :count])
     y = np.zeros(words.shape[1], dtype=np.int64)
     x = np.arange(2 * len(y), dtype=np.float32).reshape(-1, 2)
     data = fv.FederatedData.from_clients([("one", x, y)], test=(x[:1] - 9, y[:1]), classes=2)

@@ -19,7 +19,7 @@ from fedveil.runs.recipe_file import load_recipe
 from fedveil.training.cohort import CohortData
 from fedveil.training.evaluate import evaluate
 from fedveil.training.exchange import client_report
-from fedveil.training.gradients.choice import gradients_of
+from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.turn import Turn
 
 CLIENTS, ROUNDS, SITES = 12, 2, 3

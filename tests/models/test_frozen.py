@@ -9,9 +9,8 @@ import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.models.trial import mixes_records
 from fedveil.privacy.clip import Clip
-from fedveil.training.batches import Whole
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.cohort import CohortData, FullBatch
+from fedveil.training.gradients.modes import Mode, gradients_of
 from tests.training.conftest import federation
 
 
@@ -93,8 +92,8 @@ def test_gradients_are_those_of_the_head_on_fixed_features(mode):
     ):
         gradients = gradients_of(task, mode, records)
         cohort = CohortData(records, np.arange(3))
-        walk = gradients.walk(task.parameters, cohort, spanned=False)
-        whole = Whole(records.sizes, 4)
+        walk = gradients.trajectory(task.parameters, cohort, spanned=False)
+        whole = FullBatch(records.sizes, 4)
         found.append((walk.mean(None, whole), walk.clipped_sum(None, whole, Clip(0.3))))
     for a, b in zip(*found, strict=True):
         assert torch.allclose(a, b, atol=1e-6)

@@ -12,10 +12,9 @@ from torch import nn
 from fedveil.models.memory import common_generators, difference, keeps_nothing, snapshot
 from fedveil.privacy.clip_schedules import Fixed, PerGradient, Poly
 from fedveil.privacy.rows import Norm
-from fedveil.training.batches import Batches
-from fedveil.training.directions import Adam
+from fedveil.training.cohort import Batches
 from fedveil.training.rates import RateSchedule, RateShape
-from fedveil.training.work import ClientSgd, Decay, OneGradient
+from fedveil.training.work import Adam, ClientSgd, Decay, OneGradient
 
 
 class Holder:

@@ -7,7 +7,7 @@ import fedveil as fv
 from fedveil.models.trial import mixes_records
 from fedveil.models.zoo import TextLstm, TextTransformer
 from fedveil.training.gradients.per_example import ClippedExamples
-from fedveil.training.gradients.vmapped import example_gradients
+from fedveil.training.gradients.trajectories import example_gradients
 
 WORDS, LENGTH = 30, 6
 MODELS = ("lstm", "transformer")

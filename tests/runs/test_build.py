@@ -8,13 +8,11 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.build import build, resolved
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.training.batches import Batches
-from fedveil.training.directions import Adam
-from fedveil.training.dp_sgd import ClientDpSgd
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.cohort import Batches
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.rates import RateSchedule, RateShape
 from fedveil.training.server import AdagradServer, AdamServer, SgdServer, Weights, YogiServer
-from fedveil.training.work import ClientSgd
+from fedveil.training.work import Adam, ClientDpSgd, ClientSgd
 
 SMALL = ["data.clients=20", "rounds=2", "engine.workers=1"]
 

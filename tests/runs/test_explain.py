@@ -17,7 +17,7 @@ from fedveil.runs.recipe import FORMS, Recipe
 from fedveil.runs.recipe_file import load_recipe, shipped_recipes
 from fedveil.runs.sections.data_section import ColumnSection
 from fedveil.runs.sections.section import Section, is_key
-from fedveil.training.directions import Adam
+from fedveil.training.work import Adam
 
 FIELDS = {
     **{name: Recipe.model_fields[name] for name in FORMS},

@@ -11,7 +11,7 @@ from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs import checkpoint
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 
 from .endings import metrics_of, model_of, stop_after
 

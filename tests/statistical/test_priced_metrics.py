@@ -11,8 +11,8 @@ from fedveil.data.load import load_records
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
+from fedveil.training.evaluate import measured_owners, owner_means
 from fedveil.training.gate import Gate
-from fedveil.training.owner_means import measured_owners, owner_means
 from fedveil.training.session import train
 
 REAL = os.environ.get("FEDVEIL_DATA")

@@ -8,8 +8,7 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.streams import Streams
-from fedveil.training.batches import Batches, Whole
-from fedveil.training.cohort import CohortData
+from fedveil.training.cohort import Batches, CohortData, FullBatch
 
 IDS, SIZES = np.array([4, 9, 2, 7]), np.array([7, 1, 4, 10])
 
@@ -18,7 +17,7 @@ def records(plan, row):
     """The records of client `row` in each of its steps."""
     steps = []
     for step in range(plan.steps):
-        batch = plan.at(step)
+        batch = plan.batch(step)
         real = batch.mask[row].bool()
         if bool(real.any()):
             index = torch.arange(batch.mask.shape[1]) if batch.index is None else batch.index[row]
@@ -27,7 +26,7 @@ def records(plan, row):
 
 
 def plan_of(batches, ids=IDS, sizes=SIZES, round=3, seed=1):
-    return batches.of(ids, sizes, round, Streams(seed))
+    return batches.for_round(ids, sizes, round, Streams(seed))
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 10, 50])
@@ -80,7 +79,7 @@ def test_first_positions_are_uniform():
     """Chi-square over 10 records, 9 degrees of freedom; above 45 with probability 1e-6."""
     ids = np.arange(20_000)
     plan = plan_of(Batches(1, epochs=1), ids, np.full(len(ids), 10))
-    counts = np.bincount(plan.at(0).index[:, 0].numpy(), minlength=10)
+    counts = np.bincount(plan.batch(0).index[:, 0].numpy(), minlength=10)
     assert ((counts - 2000) ** 2 / 2000).sum() < 45
 
 
@@ -103,13 +102,13 @@ def test_steps_begin_like_epochs():
 def test_a_client_that_is_done_is_idle():
     plan = plan_of(Batches(3, epochs=1))
     assert plan.steps == 4
-    assert plan.at(3).mask.amax(dim=1).tolist() == [0, 0, 0, 1]
+    assert plan.batch(3).mask.amax(dim=1).tolist() == [0, 0, 0, 1]
 
 
 def test_the_full_batch_is_all_records_in_one_step():
     plan = plan_of(Batches(0, epochs=2))
     assert plan.steps == 2
-    assert plan.at(1).mask.sum(dim=1).tolist() == SIZES.tolist()
+    assert plan.batch(1).mask.sum(dim=1).tolist() == SIZES.tolist()
 
 
 @pytest.mark.parametrize("batches", [Batches(0, epochs=2), Batches(4, steps=5)], ids=str)
@@ -118,7 +117,7 @@ def test_a_client_alone_sees_its_real_records_and_no_padding(make_data, batches,
     cohort = CohortData(make_data(tuple(SIZES)), np.array(ids))
     plan = plan_of(batches, cohort.ids, cohort.sizes)
     for step in range(plan.steps):
-        batch = plan.at(step)
+        batch = plan.batch(step)
         for k in range(len(ids)):
             real = batch.mask[k].bool()
             index = torch.arange(cohort.longest) if batch.index is None else batch.index[k]
@@ -128,7 +127,7 @@ def test_a_client_alone_sees_its_real_records_and_no_padding(make_data, batches,
 
 
 def test_a_client_whose_turn_is_over_sees_nothing():
-    done = Whole(np.array([0, 3]), 3)
+    done = FullBatch(np.array([0, 3]), 3)
     assert done.working.tolist() == [False, True]
     assert done.mask.tolist() == [[0, 0, 0], [1, 1, 1]]
 

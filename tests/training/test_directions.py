@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from fedveil.training.batches import Batches
-from fedveil.training.directions import Adam, Directions
-from fedveil.training.work import ClientSgd
+from fedveil.training.cohort import Batches
+from fedveil.training.work import Adam, ClientSgd, Directions
 
 CLIENTS, SIZE, STEPS, RATE = 3, 4, 5, 0.1
 CHOICES = {
@@ -43,7 +42,7 @@ def by_torch(start, gradients, made):
 def walked(start, gradients, made):
     directions, moved = Directions(start, made), None
     for gradient in gradients:
-        step = RATE * directions.of_(gradient.clone(), moved)
+        step = RATE * directions.next_(gradient.clone(), moved)
         moved = -step if moved is None else moved - step
     return moved
 
@@ -66,7 +65,7 @@ def test_a_step_leaves_the_model_and_what_was_moved_alone(kind):
     start, moved = torch.ones(SIZE), torch.full((CLIENTS, SIZE), 2.0)
     directions = Directions(start, work(**CHOICES[kind]))
     for _ in range(2):
-        directions.of_(torch.ones(CLIENTS, SIZE), moved).mul_(0.0)
+        directions.next_(torch.ones(CLIENTS, SIZE), moved).mul_(0.0)
     assert torch.equal(start, torch.ones(SIZE))
     assert torch.equal(moved, torch.full((CLIENTS, SIZE), 2.0))
 

@@ -15,15 +15,12 @@ from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
-from fedveil.training.batches import Batch
-from fedveil.training.cohort import CohortData
-from fedveil.training.directions import Adam
-from fedveil.training.dp_sgd import ClientDpSgd
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.cohort import Batch, CohortData
+from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
 from fedveil.training.turn import Turn
-from fedveil.training.work import OneGradient
+from fedveil.training.work import Adam, ClientDpSgd, OneGradient
 
 STREAMS, ROUND = Streams(5), 2
 FEW = {"fu-cnn": (2, 1), "small-cnn": (3, 1), "vgg": (2, 1)}
@@ -47,7 +44,7 @@ def bounded_by_hand(task, params, x, y, mask, clip):
 
 
 def clipped_sum(task, data, cohort, mode, params, mask, clip):
-    walk = gradients_of(task, mode, data).walk(task.parameters, cohort, spanned=False)
+    walk = gradients_of(task, mode, data).trajectory(task.parameters, cohort, spanned=False)
     return walk.clipped_sum(params - task.parameters, Batch(None, mask), clip)
 
 

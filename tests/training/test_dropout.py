@@ -11,9 +11,8 @@ import fedveil as fv
 from fedveil.models.dropout import Dropout
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
-from fedveil.training.batches import Draws
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.cohort import CohortData, Draws
+from fedveil.training.gradients.modes import Mode, gradients_of
 
 SIZES = (3, 5, 1)
 P = 0.5
@@ -54,10 +53,10 @@ def by_hand(flat, x, y, key):
 def test_gradients_are_those_of_plain_autograd_with_each_record_s_own_mask(mode, size, private):
     made, data, ids, clip = task(), records(), np.arange(3), Clip(0.5)
     cohort = CohortData(data, ids)
-    plan = fv.Batches(size, steps=3).of(ids, cohort.sizes, 7, Streams(1))
-    walk = gradients_of(made, mode, data).walk(made.parameters, cohort, spanned=False)
+    plan = fv.Batches(size, steps=3).for_round(ids, cohort.sizes, 7, Streams(1))
+    walk = gradients_of(made, mode, data).trajectory(made.parameters, cohort, spanned=False)
     for step in (0, 1):
-        batch = plan.at(step)
+        batch = plan.batch(step)
         found = walk.clipped_sum(None, batch, clip) if private else walk.mean(None, batch)
         for k, count in enumerate(SIZES):
             every = np.broadcast_to(np.arange(count), (1, count))
@@ -125,8 +124,8 @@ def test_p_0_trains_as_no_dropout_does():
         made = fv.Task(layers, fv.cross_entropy)
         walk = gradients_of(made, Mode.LOOPED, records())
         cohort = CohortData(records(), np.arange(3))
-        batch = fv.Batches(0, steps=1).of(cohort.ids, cohort.sizes, 1, Streams(0)).at(0)
-        ends.append(walk.walk(made.parameters, cohort, spanned=False).mean(None, batch))
+        batch = fv.Batches(0, steps=1).for_round(cohort.ids, cohort.sizes, 1, Streams(0)).batch(0)
+        ends.append(walk.trajectory(made.parameters, cohort, spanned=False).mean(None, batch))
         assert not made.drops
     assert torch.equal(*ends)
 

@@ -26,15 +26,13 @@ from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.runs import checkpoint
 from fedveil.training.adversary import ReportAttack
-from fedveil.training.batches import Batches
-from fedveil.training.cohort import CohortData
-from fedveil.training.directions import Adam
+from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.server import SgdServer, Weights
 from fedveil.training.session import Training, train
 from fedveil.training.turn import Turn
-from fedveil.training.work import ClientSgd, Decay, OneGradient
+from fedveil.training.work import Adam, ClientSgd, Decay, OneGradient
 from tests.asking import asked
 
 FREE = (Budget(math.inf, 1e-4),)

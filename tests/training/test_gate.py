@@ -18,7 +18,7 @@ from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.secure import planned_for, secured
-from fedveil.training.owner_means import measured_owners, owner_means, priced_names
+from fedveil.training.evaluate import measured_owners, owner_means, priced_names
 from fedveil.training.session import Training, new_ledger, train
 from fedveil.training.work import OneGradient
 
@@ -120,7 +120,7 @@ def test_an_owner_of_many_records_is_computed_in_pieces(make_data, monkeypatch):
     data, task = without_test(make_data((7, 1, 11))), task_of()
     asked = (task, task.parameters, measured_owners(data), ("accuracy", "loss"), 2.0)
     whole = owner_means(*asked)
-    monkeypatch.setattr("fedveil.training.owner_means.BATCH", 3)
+    monkeypatch.setattr("fedveil.training.evaluate.BATCH", 3)
     assert torch.allclose(owner_means(*asked), whole, atol=1e-6)
 
 

@@ -19,12 +19,11 @@ from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.training.batches import Batches
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.choice import Mode, gradients_of
-from fedveil.training.gradients.quadratic import QuadraticWalk
-from fedveil.training.gradients.stacked import DualWalk, StackedWalk
-from fedveil.training.gradients.vmapped import VmappedWalk
+from fedveil.training.cohort import Batches, CohortData
+from fedveil.training.gradients.least_squares import QuadraticTrajectory
+from fedveil.training.gradients.linear_chains import DualTrajectory, StackedTrajectory
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.gradients.trajectories import VmappedTrajectory
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
@@ -56,13 +55,13 @@ class Squashed(nn.Module):
 
 
 WALKS = {
-    StackedWalk: (lambda: Task(nn.Linear(5, 3), cross_entropy), federation(5)),
-    DualWalk: (lambda: Task(nn.Linear(40, 3), cross_entropy), federation(40)),
-    QuadraticWalk: (
+    StackedTrajectory: (lambda: Task(nn.Linear(5, 3), cross_entropy), federation(5)),
+    DualTrajectory: (lambda: Task(nn.Linear(40, 3), cross_entropy), federation(40)),
+    QuadraticTrajectory: (
         lambda: Task(nn.Linear(3, 1), squared_error),
         federation(3, classes=0, records=40),
     ),
-    VmappedWalk: (lambda: Task(Squashed(), cross_entropy), federation(5)),
+    VmappedTrajectory: (lambda: Task(Squashed(), cross_entropy), federation(5)),
 }
 
 
@@ -72,13 +71,13 @@ def test_a_walk_from_several_starts_is_the_walks_from_each(kind):
     torch.manual_seed(2)
     task, ids = make(), np.arange(CLIENTS)
     starts = torch.randn(CLIENTS, task.size)
-    gradients = gradients_of(task, Mode.VECTORISED, data, whole=True)
+    gradients = gradients_of(task, Mode.VECTORISED, data, full_batches=True)
     clip = Clip(0.7)
 
     def steps(start, ids):
         cohort = CohortData(data, ids)
-        batch = Batches(0, steps=1).of(ids, cohort.sizes, 1, Streams(1)).at(0)
-        walk = gradients.walk(start, cohort, spanned=True)
+        batch = Batches(0, steps=1).for_round(ids, cohort.sizes, 1, Streams(1)).batch(0)
+        walk = gradients.trajectory(start, cohort, spanned=True)
         assert type(walk) is kind
         moved = walk.descend_(None, batch, 0.1)
         rows = [walk.rows(moved.clone())]

@@ -12,8 +12,8 @@ from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.sampling import Poisson
 from fedveil.privacy.secure import planned_for, secured
-from fedveil.training.batches import Batches
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.cohort import Batches
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd
 

@@ -12,12 +12,11 @@ from fedveil.attacks.backdoor_attack import BackdoorAttack
 from fedveil.attacks.image_backdoors import PixelTrigger
 from fedveil.base.errors import BadInput
 from fedveil.privacy.clip import Clip
-from fedveil.training.batches import Batch
-from fedveil.training.cohort import CohortData
+from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.engines.timings import timings
 from fedveil.training.evaluate import evaluate
-from fedveil.training.gradients.choice import Mode, gradients_of
-from fedveil.training.gradients.vmapped import VmappedWalk
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.gradients.trajectories import VmappedTrajectory
 from fedveil.training.session import _differing
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -112,8 +111,8 @@ def test_every_example_is_clipped_by_itself(task, data, mode):
     longest = max(SIZES)
     mask = (torch.arange(longest) < torch.tensor(SIZES)[:, None]).float()
     batch = Batch(torch.arange(longest).expand(len(SIZES), -1), mask)
-    walk = gradients_of(task, mode, data).walk(task.parameters, cohort, spanned=False)
-    assert isinstance(walk, VmappedWalk) == (mode is Mode.VECTORISED)
+    walk = gradients_of(task, mode, data).trajectory(task.parameters, cohort, spanned=False)
+    assert isinstance(walk, VmappedTrajectory) == (mode is Mode.VECTORISED)
     found = walk.clipped_sum(None, batch, clip)
     expected = torch.zeros_like(found)
     for k, size in enumerate(SIZES):

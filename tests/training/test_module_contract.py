@@ -11,7 +11,7 @@ import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.turn import Turn
 
 FREE = fv.Budget(math.inf, 1e-3)

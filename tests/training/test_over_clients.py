@@ -11,7 +11,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
-from fedveil.training.over_clients import measure_clients, over_clients, pieces_of, spread
+from fedveil.training.evaluate import client_spread, measure_clients, over_clients, record_slices
 from fedveil.training.session import Training, train
 from fedveil.training.work import OneGradient
 
@@ -37,8 +37,8 @@ def task_of(metrics=("accuracy", "f1", "auroc")):
 @pytest.mark.parametrize("sizes", [(7, 1, 4, 10, 3), (1,) * 25, (30,), (1, 40, 1, 1)])
 def test_every_client_counts_once_however_records_are_cut(make_data, sizes, batch):
     data, task = make_data(sizes), task_of()
-    pieces = (measure_clients(task, task.parameters, data, p) for p in pieces_of(data, batch))
-    found = spread(data, pieces)
+    pieces = (measure_clients(task, task.parameters, data, p) for p in record_slices(data, batch))
+    found = client_spread(data, pieces)
     tenth = math.ceil(len(sizes) / 10)
     for name, means in one_by_one(task, data).items():
         wanted = {

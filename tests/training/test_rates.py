@@ -18,16 +18,13 @@ from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone
-from fedveil.training.batches import Batches
-from fedveil.training.cohort import CohortData
-from fedveil.training.directions import Adam
-from fedveil.training.dp_sgd import ClientDpSgd
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.cohort import Batches, CohortData
+from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.rates import RateSchedule, RateShape, scheduled
 from fedveil.training.server import AdagradServer, AdamServer, SgdServer, YogiServer
 from fedveil.training.session import Training
 from fedveil.training.turn import Turn
-from fedveil.training.work import ClientSgd, Decay
+from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, Decay
 
 COSINE = [1.0, (1 + math.cos(math.pi / 4)) / 2, 0.5, (1 + math.cos(3 * math.pi / 4)) / 2]
 FACTORS = {

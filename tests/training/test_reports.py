@@ -13,7 +13,7 @@ from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.reports import Rows, Spanned, accept
 
 CLIP = Clip(2.0)
@@ -78,7 +78,9 @@ def spanned(make_data):
     data = make_data((3, 2, 4), shape=(20,))
     task = Task(nn.Linear(20, 3), cross_entropy)
     cohort = CohortData(data, np.arange(3))
-    walk = gradients_of(task, Mode.VECTORISED, data).walk(task.parameters, cohort, spanned=True)
+    walk = gradients_of(task, Mode.VECTORISED, data).trajectory(
+        task.parameters, cohort, spanned=True
+    )
     assert walk.spanned
 
     def made(*lengths):

@@ -14,9 +14,9 @@ from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.training.adversary import ReportAttack
-from fedveil.training.batches import Batches
+from fedveil.training.cohort import Batches
 from fedveil.training.evaluate import evaluate
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import SgdServer, Weights
 from fedveil.training.session import Training, train
 from fedveil.training.work import ClientSgd, OneGradient

@@ -9,10 +9,9 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.privacy.clip import Clip
-from fedveil.training.batches import Batch
-from fedveil.training.cohort import CohortData
+from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.engines.timings import timings
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.gradients.modes import Mode, gradients_of
 
 WORDS, LENGTH, FEATURES, LABELS = 7, 5, 6, 4
 SIZES = (4, 1, 6, 2)
@@ -109,7 +108,7 @@ def test_every_example_is_clipped_by_itself(kind, mode):
     longest = max(SIZES)
     mask = (torch.arange(longest) < torch.tensor(SIZES)[:, None]).float()
     batch = Batch(torch.arange(longest).expand(len(SIZES), -1), mask)
-    walk = gradients_of(task, mode, data).walk(task.parameters, cohort, spanned=False)
+    walk = gradients_of(task, mode, data).trajectory(task.parameters, cohort, spanned=False)
     found = walk.clipped_sum(None, batch, clip)
     expected = torch.zeros_like(found)
     for k, size in enumerate(SIZES):

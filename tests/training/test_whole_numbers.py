@@ -8,7 +8,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.training.engines.timings import timings
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 
 WORDS, LENGTH = 5, 3
 SGD = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.5)

@@ -11,14 +11,11 @@ from fedveil.models.zoo import build_task
 from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm
-from fedveil.training.batches import Batch, Batches
-from fedveil.training.cohort import CohortData
-from fedveil.training.directions import Adam
-from fedveil.training.gradients.choice import Mode, gradients_of
-from fedveil.training.gradients.vectorised import Vectorised
+from fedveil.training.cohort import Batch, Batches, CohortData
+from fedveil.training.gradients.modes import Mode, Vectorised, gradients_of
 from fedveil.training.reports import Spanned
 from fedveil.training.turn import Turn
-from fedveil.training.work import ClientSgd, OneGradient
+from fedveil.training.work import Adam, ClientSgd, OneGradient
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
 STREAMS = Streams(5)
@@ -66,7 +63,7 @@ def trained_by_torch(task, data, work, client):
     flat = task.parameters.clone().requires_grad_()
     optimiser = optimiser_of(work, flat)
     for step in range(plan.steps):
-        batch = plan.at(step)
+        batch = plan.batch(step)
         index = torch.arange(batch.mask.shape[1]) if batch.index is None else batch.index[0]
         index = index[batch.mask[0].bool()]
         optimiser.zero_grad()
@@ -133,8 +130,8 @@ def test_adam_begins_anew_in_every_round(task, data):
 class Ordinary(Vectorised):
     """Rows of parameters where coordinates would do."""
 
-    def walk(self, start, cohort, *, spanned):
-        return super().walk(start, cohort, spanned=False)
+    def trajectory(self, start, cohort, *, spanned):
+        return super().trajectory(start, cohort, spanned=False)
 
 
 @pytest.mark.parametrize("clip", [None, Clip(0.3)])
@@ -182,7 +179,7 @@ def test_modes_agree_on_gradients_with_idle_clients(family):
     for way in (None, moved):
         vectorised, looped = (
             gradients_of(task, mode, data)
-            .walk(task.parameters, cohort, spanned=False)
+            .trajectory(task.parameters, cohort, spanned=False)
             .mean(way, Batch(None, mask))
             for mode in Mode
         )
@@ -235,8 +232,8 @@ def test_every_step_is_projected_around_the_rounds_model(task, data, kind):
     clip, seen = Clip(0.2), []
 
     class Spying(Vectorised):
-        def walk(self, start, cohort, *, spanned):
-            walk = super().walk(start, cohort, spanned=spanned)
+        def trajectory(self, start, cohort, *, spanned):
+            walk = super().trajectory(start, cohort, spanned=spanned)
             mean = walk.mean
 
             def watched(moved, batch):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.tuning.recipe_grid import axis
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory, TrialOutcome

@@ -16,7 +16,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import RoundRobin
-from fedveil.training.batches import Batches
+from fedveil.training.cohort import Batches
 from fedveil.training.work import ClientSgd, Decay
 from fedveil.tuning.theory import (
     Constants,

@@ -17,8 +17,8 @@ from fedveil import Budget, FederatedData, Fixed, PerGradient, Task, Training, s
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize
-from fedveil.training.batches import Batches
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.cohort import Batches
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd, Decay
 from fedveil.tuning.theory import Constants, LaplaceNoise, NoNoise, Sizes, constant, error_bound
 from fedveil.tuning.theory_plan import constants_of

@@ -26,13 +26,12 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.training.adversary import ReportAttack
 from fedveil.training.cohort import CohortData
-from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients.choice import gradients_of
+from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.turn import Turn
-from fedveil.training.work import OneGradient
+from fedveil.training.work import ClientDpSgd, OneGradient
 
 CANARIES = 500
 SHARES = (0.05, 0.2, 1.0)
@@ -101,7 +100,7 @@ class OneRunAudit:
         engine = again.engine
         if not isinstance(engine, Serial):
             raise AssertionError("an audit runs in this process")
-        gradients = gradients_of(again.task, engine.mode, canaries, whole=True)
+        gradients = gradients_of(again.task, engine.mode, canaries, full_batches=True)
         found = np.zeros(self.canaries)
         state, ledger = again.start(), new_ledger(again.plan)
         while (round := again.begin(state, ledger)) is not None:

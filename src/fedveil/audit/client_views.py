@@ -25,14 +25,14 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import honest_reports
 from fedveil.privacy.round import Round
 from fedveil.training.cohort import CohortData
-from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
 from fedveil.training.exchange import client_report
-from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import Rows, accept
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.turn import Turn
-from fedveil.training.work import ClientWork
+from fedveil.training.work import ClientDpSgd, ClientWork
 
 Ids = npt.NDArray[np.int64]
 

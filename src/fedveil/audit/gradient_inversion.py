@@ -25,11 +25,9 @@ from fedveil.base.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
-from fedveil.training.batches import Batches
-from fedveil.training.directions import Directions
-from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.cohort import Batches
 from fedveil.training.rates import scheduled
-from fedveil.training.work import ClientSgd, ClientWork, OneGradient
+from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork, Directions, OneGradient
 
 _LEAST = 1e-30
 
@@ -118,7 +116,7 @@ class SimulatedClient:
         moved: torch.Tensor | None = None
         for k, rate in enumerate(rates):
             here = self.start if moved is None else self.start + moved
-            direction = directions.of_(step(k, here).clone(), moved)
+            direction = directions.next_(step(k, here).clone(), moved)
             moved = -rate * direction if moved is None else moved - rate * direction
             moved = _clipped(moved, per_update)
         if moved is None:

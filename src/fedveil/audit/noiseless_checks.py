@@ -26,11 +26,11 @@ from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.training.cohort import CohortData
-from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients.choice import gradients_of
+from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.session import Training
 from fedveil.training.turn import Turn
+from fedveil.training.work import ClientDpSgd
 
 _CLIENTS = 4
 _WILD = (1.0, 30.0, 1000.0)

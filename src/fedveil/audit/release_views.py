@@ -31,12 +31,13 @@ from fedveil.privacy.releases.release import NOBODY
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import CohortData
-from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.exchange import Sent, client_report, server_sum
-from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import Rows
 from fedveil.training.sums import CohortSum
 from fedveil.training.turn import Turn
+from fedveil.training.work import ClientDpSgd
 
 Ids = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
@@ -58,13 +59,13 @@ class Sending:
     rows: torch.Tensor
     short: bool
 
-    def visits(self, records: int) -> int:
+    def records_per_round(self, records: int) -> int:
         return records
 
-    def at_once(self, records: int) -> int:
+    def records_per_step(self, records: int) -> int:
         return records
 
-    def whole(self, records: int) -> bool:
+    def full_batches(self, records: int) -> bool:
         return True
 
     def updates(self, turn: Turn) -> Clipped:

@@ -36,7 +36,7 @@ from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.exchange import Sent
-from fedveil.training.gradients.vmapped import example_gradients
+from fedveil.training.gradients.trajectories import example_gradients
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.sums import CohortSum

@@ -22,10 +22,9 @@ from fedveil.privacy.accounting.events import PureReport, Shuffled, TwoPoint
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
-from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.engine import Engine, Job
 from fedveil.training.session import Training
-from fedveil.training.work import ClientSgd, ClientWork
+from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ def local_steps(work: ClientWork, records: int) -> int:
         case ClientDpSgd():
             return work.noisy.steps
         case ClientSgd():
-            steps_per_epoch = math.ceil(records / work.at_once(records))
+            steps_per_epoch = math.ceil(records / work.records_per_step(records))
             return work.batches.steps or (work.batches.epochs or 1) * steps_per_epoch
     return 1
 

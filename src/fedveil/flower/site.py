@@ -33,7 +33,8 @@ from fedveil.runs.recipe import Recipe
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.exchange import Sent, client_report
-from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import Rows
 from fedveil.training.session import Training
 from fedveil.training.turn import Turn
@@ -191,7 +192,7 @@ class Site:
             training.task,
             Mode.LOOPED,
             self.records,
-            whole=training.work.whole(self.records.records),
+            full_batches=training.work.full_batches(self.records.records),
             mixes=training.mixes,
             private=training.plan.steps is not None,
         )

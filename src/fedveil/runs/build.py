@@ -18,7 +18,7 @@ from fedveil.runs.sections.section import in_keys
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import Weights
 from fedveil.training.session import Training
 

@@ -15,9 +15,8 @@ from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.aggregates import Aggregate
-from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.server import Weights
-from fedveil.training.work import ClientSgd, ClientWork, OneGradient
+from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork, OneGradient
 
 _STEPS_LOOKED_AT = 1 << 16
 _ROUNDING = 1e-9

@@ -8,7 +8,7 @@ from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import Weights
 
 

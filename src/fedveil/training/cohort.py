@@ -92,9 +92,7 @@ def tensors(inputs: Inputs[Array]) -> Features:
     return mapped(torch.tensor, inputs)
 
 
-def _padded(
-    array: npt.NDArray[Any], starts: Ids, sizes: Ids
-) -> npt.NDArray[Any]:
+def _padded(array: npt.NDArray[Any], starts: Ids, sizes: Ids) -> npt.NDArray[Any]:
     """[K, longest, ...] from slices of `array`, each client's copied in one piece."""
     if len(starts) == 1:
         return np.array(array[starts[0] : starts[0] + sizes[0]], order="C")[None]
@@ -146,14 +144,14 @@ class Batch:
         draws: The source of dropout keys.
     """
 
-    index: torch.Tensor | None
-    mask: torch.Tensor
-    draws: Draws | None
-
     def __init__(
         self, index: torch.Tensor | None, mask: torch.Tensor, draws: Draws | None = None
     ) -> None:
-        self.index, self.mask, self.draws = index, mask, draws
+        self.index, self._mask, self.draws = index, mask, draws
+
+    @property
+    def mask(self) -> torch.Tensor:
+        return self._mask
 
     def select(self, values: torch.Tensor) -> torch.Tensor:
         """The step's part [K, B, ...] of values [K, n, ...], one for each record."""
@@ -270,6 +268,10 @@ class Batches:
             if value is not None:
                 STEPS.check(name, value)
         BATCH.check("size", self.size)
+
+    def for_round(self, ids: Ids, sizes: Ids, round: int, streams: KeySource) -> "RoundBatches":
+        """The batches of a cohort with `sizes` [K] records in `round`."""
+        return RoundBatches(self, ids, sizes, round, streams)
 
 
 class RoundBatches:

@@ -16,9 +16,8 @@ from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.data.provenance import PUBLIC, by_record
-from fedveil.models.metrics import Metric, is_of_numbers, no_value
-from fedveil.models.parts import OVER_CLIENTS
-from fedveil.models.plain import is_plain_function
+from fedveil.models.memory import is_plain_function
+from fedveil.models.metrics import OVER_CLIENTS, Metric, is_of_numbers, no_value
 from fedveil.models.task import Measurements, Task
 from fedveil.privacy.priced_metrics import LOSS
 from fedveil.training.cohort import tensors
@@ -54,9 +53,11 @@ def evaluate(
     task: Task, params: torch.Tensor, data: FederatedData, batch: int = BATCH
 ) -> dict[str, float]:
     """Loss and metrics over the test split, means summed in float64. Empty without a test split."""
-    _check_kept(task, data)
+    check_kept(task, data)
     with one_thread():
-        batches = [measure_batch(task, params, data, part) for part in evaluation_batches(data, batch)]
+        batches = [
+            measure_batch(task, params, data, part) for part in evaluation_batches(data, batch)
+        ]
         return combined_metrics(task, batches)
 
 
@@ -98,10 +99,10 @@ def check_measurable(task: Task, data: FederatedData) -> None:
         reason = no_value(metric, data.classes, data.test_y)
         if reason:
             raise BadInput(f"metric {name!r} {reason}: leave it out")
-    _check_kept(task, data)
+    check_kept(task, data)
 
 
-def _check_kept(task: Task, data: FederatedData) -> None:
+def check_kept(task: Task, data: FederatedData) -> None:
     """Refuse metrics that would keep more of the test split than `MOST_KEPT` bytes.
 
     The bytes per record are estimated from a few records, less what a single record takes: sums are

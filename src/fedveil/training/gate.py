@@ -20,7 +20,7 @@ from fedveil.models.task import Task
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.owner_means import Owners, measured_owners, owner_means, priced_names
+from fedveil.training.evaluate import Owners, measured_owners, owner_means, priced_names
 from fedveil.training.round import RoundResult
 from fedveil.training.server import ServerState
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, new_ledger
 

@@ -9,7 +9,7 @@ import torch
 
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, add_weighted_, all_finite, row_norms
-from fedveil.training.gradients.choice import Walk
+from fedveil.training.gradients.trajectories import LocalTrajectory
 
 
 class Reports(Protocol):
@@ -69,18 +69,18 @@ class Rows:
 
 @dataclass(eq=False)
 class Spanned:
-    """Updates that nobody looks at one by one: coordinates [K, width] in the span of a walk.
+    """Updates that nobody looks at one by one: coordinates [K, width] in the span of a trajectory.
 
     `clipped` tells whom a clip met on the way. A report is its coordinates times its scale;
     `lengths` are those of the coordinates' rows, taken from above.
     """
 
-    walk: Walk
+    trajectory: LocalTrajectory
     moved: torch.Tensor
     clipped: torch.Tensor
 
     def __post_init__(self) -> None:
-        self.lengths = self.walk.norms(self.moved, Norm.L2)
+        self.lengths = self.trajectory.norms(self.moved, Norm.L2)
         self.scales = torch.ones_like(self.lengths)
 
     def norms(self, norm: Norm) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Spanned:
         return norms > limit
 
     def add_to_(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        self.walk.add_weighted_(total, self.moved, weights * self.scales)
+        self.trajectory.add_weighted_(total, self.moved, weights * self.scales)
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,9 @@ from fedveil.training.engines.processes import Pool, Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.timings import mode_of, timings
 from fedveil.training.engines.workers import available
-from fedveil.training.evaluate import check_measurable
+from fedveil.training.evaluate import check_measurable, over_clients
 from fedveil.training.gate import Gate
-from fedveil.training.gradients.choice import Mode
-from fedveil.training.over_clients import over_clients
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.rates import check_rounds
 from fedveil.training.round import RoundResult, begin, end
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights

@@ -11,7 +11,7 @@ from fedveil.privacy.noise.streams import KeySource
 from fedveil.privacy.round import Round
 from fedveil.privacy.rows import Norm, all_finite, row_norms
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.choice import Gradients
+from fedveil.training.gradients.trajectories import Gradients
 
 
 @dataclass(frozen=True, eq=False)

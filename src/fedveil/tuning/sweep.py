@@ -24,7 +24,7 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.run_directory import locked, write_atomic
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.tuning.recipe_grid import Axis, Cell, cells
 from fedveil.tuning.repetitions import Cost, Mean, mean_of
 from fedveil.tuning.sweep_page import sweep_page

@@ -24,9 +24,8 @@ from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.gradients.choice import Mode
-from fedveil.training.gradients.quadratic import Quadratics
-from fedveil.training.gradients.vectorised import linear_least_squares
+from fedveil.training.gradients.least_squares import Quadratics, is_least_squares
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd, ClientWork
 from fedveil.tuning.plan_report import (
     PlanReport,
@@ -70,18 +69,18 @@ def constants_of(task: Task, data: FederatedData, seed: int = 0) -> Constants:
     They are computed from the clients' records without any noise: whoever publishes them, or what
     was chosen by them, publishes something about the records.
     """
-    if linear_least_squares(task, data):
-        return _of_quadratics(Quadratics.of(data), data.clients, task.parameters.double())
+    if is_least_squares(task, data):
+        return _of_quadratics(Quadratics.of_data(data), task.parameters.double())
     with one_thread():
         return _sampled(task, data, seed)
 
 
-def _of_quadratics(quadratics: Quadratics, clients: int, start: torch.Tensor) -> Constants:
+def _of_quadratics(quadratics: Quadratics, start: torch.Tensor) -> Constants:
     """From the eigenvalues of H_l and the optima of w'H_l w / 2 - h_l'w.
 
     The gradient of a quadratic function is longest, on the way from start to optimum, at an end.
     """
-    curvature, slope = quadratics.at(np.arange(clients))
+    curvature, slope = quadratics.curvature, quadratics.slope
     values = torch.linalg.eigvalsh(curvature)
     smoothness, convexity = float(values.max()), float(values.min())
     _check_curvatures(convexity, smoothness, _FLAT_EXACTLY)

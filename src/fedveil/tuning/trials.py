@@ -23,7 +23,7 @@ from fedveil.runs.recipe_file import on_this_machine
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, train

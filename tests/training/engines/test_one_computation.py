@@ -6,7 +6,7 @@ import torch
 import fedveil as fv
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import train
 
 SMALL = ("rounds=2", "data.clients=40", "engine.chunk=8", "budget.delta=1e-4")

@@ -24,13 +24,12 @@ from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.training.adversary import ReportAttack
-from fedveil.training.batches import Batches
-from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.cohort import Batches
 from fedveil.training.engines.workers import WorkerLost
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
-from fedveil.training.work import ClientSgd, OneGradient
+from fedveil.training.work import ClientDpSgd, ClientSgd, OneGradient
 
 CLIENTS = 24
 FREE = Budget(float("inf"), 1e-3)

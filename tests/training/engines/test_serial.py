@@ -19,16 +19,14 @@ from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.adversary import ReportAttack
-from fedveil.training.batches import Batches
-from fedveil.training.directions import Adam
-from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.cohort import Batches
 from fedveil.training.engines import chunks
 from fedveil.training.engines.chunks import cut, fitting_chunk, multiplications
 from fedveil.training.engines.engine import Job
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import Weights
-from fedveil.training.work import ClientSgd, OneGradient
+from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, OneGradient
 from tests.asking import asked
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
@@ -197,9 +195,9 @@ def test_the_adversary_sees_round_and_clients(task, data):
 class Remembers(Batches):
     """Batches that keep the sizes of clients they have seen: the next ones could depend on them."""
 
-    def of(self, ids, sizes, round, streams):
+    def for_round(self, ids, sizes, round, streams):
         self.__dict__.setdefault("seen", []).extend(sizes.tolist())
-        return super().of(ids, sizes, round, streams)
+        return super().for_round(ids, sizes, round, streams)
 
 
 def test_a_part_of_the_work_that_keeps_something_of_a_client_is_refused(task, data):

@@ -10,11 +10,11 @@ from torch import nn
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
-from fedveil.training.batches import Batches
+from fedveil.training.cohort import Batches
 from fedveil.training.engines import timings as module
 from fedveil.training.engines.chunks import MEMORY
 from fedveil.training.engines.timings import mode_of, raced, timings
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd
 
 SIZES = [(2, 1), (2, 4), (8, 16), (32, 64)]

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedveil.privacy.noise.streams import Streams
-from fedveil.training.batches import Batch
+from fedveil.training.cohort import Batch
 
 WIDE = 24
 STREAMS, ROUND = Streams(5), 2

@@ -8,8 +8,8 @@ from fedveil.models.metrics import cross_entropy, squared_error
 from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.vectorised import Vectorised
-from fedveil.training.gradients.vmapped import VmappedWalk
+from fedveil.training.gradients.modes import Vectorised
+from fedveil.training.gradients.trajectories import VmappedTrajectory
 from tests.training.gradients.cases import RECORDS, Case, make
 from tests.training.gradients.chains import WIDE, smooth
 from tests.training.gradients.modules import LAYERED, MIXED, WRITTEN_OUT, ZOO
@@ -36,8 +36,8 @@ def make_walks(make_data):
         cohort = CohortData(data, np.arange(data.clients))
         task = Task(module, loss)
         start = 0.3 * torch.randn(task.size)
-        walk = Vectorised(task, data).walk(start, cohort, spanned=spanned)
-        return walk, VmappedWalk(task, start, cohort)
+        walk = Vectorised(task, data).trajectory(start, cohort, spanned=spanned)
+        return walk, VmappedTrajectory(task, start, cohort)
 
     return make
 

@@ -58,7 +58,9 @@ class Made:
     @property
     def way(self):
         if not self.clips._by_layers:
-            return "looped" if self.clips._written_out.func.__name__ == "_one_by_one" else "vmap"
+            return (
+                "looped" if self.clips._example_gradients.func.__name__ == "_one_by_one" else "vmap"
+            )
         if not self.clips._shapes:
             return "copies"
         return "mixed" if self.clips._free else "formula"

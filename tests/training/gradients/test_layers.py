@@ -8,8 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedveil.training.gradients.forms import Full, Looked, Outer
-from fedveil.training.gradients.layers import gradient_of, known
+from fedveil.training.gradients.layer_gradients import (
+    EmbeddingGradients,
+    FullGradients,
+    OuterProducts,
+    has_formula,
+    layer_gradient,
+)
 
 BATCH = 4
 
@@ -90,7 +95,7 @@ class Use:
 
     @property
     def gradient(self):
-        return gradient_of(self.layer, self.inputs, self.errors)
+        return layer_gradient(self.layer, self.inputs, self.errors)
 
     def places(self, value=0.0):
         return {name: torch.full_like(p, value) for name, p in self.layer.named_parameters()}
@@ -125,7 +130,7 @@ def test_sums_are_those_of_autograd_on_single_examples(use):
 def test_what_counts_is_the_values_and_not_how_they_lie(use):
     other = [a.transpose(0, -1).contiguous().transpose(0, -1) for a in use.inputs]
     back = [e.transpose(0, -1).contiguous().transpose(0, -1) for e in use.errors]
-    gradient = gradient_of(use.layer, other, back)
+    gradient = layer_gradient(use.layer, other, back)
     assert gradient.squares.tolist() == pytest.approx(use.norms.tolist(), rel=1e-4)
     use.assert_sum(gradient, torch.ones(BATCH))
 
@@ -139,7 +144,7 @@ def test_an_example_that_is_left_out_disturbs_nobody(use, value):
                 values[1] = value
     spoilt = use.gradient
     assert not bool(torch.isfinite(spoilt.squares[1]))
-    gradient = spoilt.without(bad)
+    gradient = spoilt.zeroed(bad)
     kept = gradient.squares[~bad]
     assert gradient.squares[1] == 0
     assert kept.tolist() == pytest.approx(use.norms[~bad].tolist(), rel=1e-4)
@@ -152,15 +157,15 @@ def test_an_example_that_is_left_out_disturbs_nobody(use, value):
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("linear", Outer),
-        ("linear-one-step", Outer),
-        ("linear-pairs", Outer),
-        ("linear-twice-pairs", Outer),
-        ("linear-steps", Full),
-        ("linear-twice", Full),
-        ("conv-3", Full),
-        ("conv-8-3", Full),
-        ("embedding", Looked),
+        ("linear", OuterProducts),
+        ("linear-one-step", OuterProducts),
+        ("linear-pairs", OuterProducts),
+        ("linear-twice-pairs", OuterProducts),
+        ("linear-steps", FullGradients),
+        ("linear-twice", FullGradients),
+        ("conv-3", FullGradients),
+        ("conv-8-3", FullGradients),
+        ("embedding", EmbeddingGradients),
     ],
 )
 def test_the_form_is_the_one_with_less_work(name, form):
@@ -174,7 +179,7 @@ def test_steps_that_cancel_are_summed_before_they_are_measured(offset):
     layer = nn.Linear(24, 20)
     a, e = torch.randn(BATCH, 1, 24).expand(-1, 2, -1).clone(), torch.randn(BATCH, 1, 20)
     a[1] += offset
-    gradient = gradient_of(layer, [a], [torch.cat([e, -e], dim=1)])
+    gradient = layer_gradient(layer, [a], [torch.cat([e, -e], dim=1)])
     places = {name: torch.zeros_like(p) for name, p in layer.named_parameters()}
     gradient.add_scaled_(places, torch.tensor([0.0, 1.0, 0.0, 0.0]))
     length = sum(float(p.double().square().sum()) for p in places.values())
@@ -183,7 +188,9 @@ def test_steps_that_cancel_are_summed_before_they_are_measured(offset):
 
 def test_errors_too_small_for_float32_are_not_rounded_up():
     """Half of the smallest number there is, times the largest, is not nothing."""
-    gradient = gradient_of(nn.Linear(2, 3), [torch.full((1, 2), 1e38)], [torch.full((1, 3), 1e-30)])
+    gradient = layer_gradient(
+        nn.Linear(2, 3), [torch.full((1, 2), 1e38)], [torch.full((1, 3), 1e-30)]
+    )
     places = {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}
     gradient.add_scaled_(places, torch.tensor([1e-15]))
     assert float(places["weight"].norm()) <= 1e-15 * float(gradient.squares.sqrt())
@@ -192,10 +199,10 @@ def test_errors_too_small_for_float32_are_not_rounded_up():
 def test_errors_that_cancel_are_summed_before_they_are_measured():
     layer = nn.Embedding(5, 2)
     tokens, errors = torch.tensor([[3, 3], [3, 4]]), torch.tensor([[[1e12], [-1e12]], [[1.0], [2]]])
-    gradient = gradient_of(layer, [tokens], [errors.expand(-1, -1, 2)])
+    gradient = layer_gradient(layer, [tokens], [errors.expand(-1, -1, 2)])
     places = {"weight": torch.zeros(5, 2)}
     gradient.add_scaled_(places, torch.ones(2))
-    assert type(gradient) is Full
+    assert type(gradient) is FullGradients
     assert gradient.squares.tolist() == pytest.approx([0.0, 10.0], rel=1e-12)
     assert places["weight"].tolist() == [[0, 0]] * 3 + [[1, 1], [2, 2]]
 
@@ -248,14 +255,14 @@ def test_tokens_looked_up_often_add_before_they_are_measured():
     """Twice the same row with the same error: four times the square, not twice."""
     layer = nn.Embedding(5, 2)
     error = torch.ones(1, 2, 2)
-    same = gradient_of(layer, [torch.tensor([[3, 3]])], [error])
-    apart = gradient_of(layer, [torch.tensor([[3, 4]])], [error])
+    same = layer_gradient(layer, [torch.tensor([[3, 3]])], [error])
+    apart = layer_gradient(layer, [torch.tensor([[3, 4]])], [error])
     assert (float(same.squares), float(apart.squares)) == (8.0, 4.0)
 
 
 def test_padding_has_no_gradient():
     layer = nn.Embedding(5, 2, padding_idx=3)
-    gradient = gradient_of(layer, [torch.tensor([[3, 3]])], [torch.ones(1, 2, 2)])
+    gradient = layer_gradient(layer, [torch.tensor([[3, 3]])], [torch.ones(1, 2, 2)])
     places = {"weight": torch.zeros(5, 2)}
     gradient.add_scaled_(places, torch.ones(1))
     assert float(gradient.squares) == 0
@@ -266,7 +273,7 @@ def test_padding_has_no_gradient():
 def test_squares_have_room_for_all_that_float32_holds(name):
     layer, shapes = CASES[name]
     use = used(layer(), shapes)
-    large = gradient_of(use.layer, use.inputs, [e * 1e30 for e in use.errors])
+    large = layer_gradient(use.layer, use.inputs, [e * 1e30 for e in use.errors])
     assert large.squares.tolist() == pytest.approx((use.norms * 1e60).tolist(), rel=1e-4)
 
 
@@ -298,7 +305,7 @@ def replaced():
 
 
 def test_layers_with_a_formula_are_known():
-    assert [name for name, (layer, _) in CASES.items() if not known(layer())] == []
+    assert [name for name, (layer, _) in CASES.items() if not has_formula(layer())] == []
 
 
 def test_other_layers_are_not_known():
@@ -322,9 +329,9 @@ def test_other_layers_are_not_known():
         nn.ReLU(),
         nn.Sequential(nn.Linear(3, 2)),
     ]
-    assert [layer for layer in layers if known(layer)] == []
+    assert [layer for layer in layers if has_formula(layer)] == []
 
 
 def test_a_layer_without_a_formula_is_not_guessed_at():
     with pytest.raises(AssertionError, match="no formula for ReLU"):
-        gradient_of(nn.ReLU(), [], [])
+        layer_gradient(nn.ReLU(), [], [])

@@ -7,9 +7,8 @@ from torch import nn
 from fedveil.models.metrics import cross_entropy, squared_error
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
-from fedveil.training.batches import Batches
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.cohort import Batches, CohortData
+from fedveil.training.gradients.modes import Mode, gradients_of
 
 
 def images():
@@ -27,8 +26,8 @@ def test_means_of_many_records_are_means(make_data, case):
     module, loss, shape, classes, sizes = CASES[case]
     data, task = make_data(sizes, shape, classes), Task(module, loss)
     cohort = CohortData(data, torch.arange(len(sizes)).numpy())
-    walk = gradients_of(task, Mode.LOOPED, data).walk(task.parameters, cohort, spanned=False)
-    batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, 1, None).at(0)
+    walk = gradients_of(task, Mode.LOOPED, data).trajectory(task.parameters, cohort, spanned=False)
+    batch = Batches(size=0, steps=1).for_round(cohort.ids, cohort.sizes, 1, None).batch(0)
     found = walk.mean(None, batch)
     moved = walk.descend_(None, batch, 0.5)
     for k in range(len(sizes)):
@@ -55,8 +54,8 @@ class Bypass(nn.Module):
 def test_a_kernel_that_is_not_used_does_not_move(make_data):
     data, task = make_data((5, 3), (2, 3, 3), 3), Task(Bypass(), cross_entropy)
     cohort = CohortData(data, torch.arange(2).numpy())
-    walk = gradients_of(task, Mode.LOOPED, data).walk(task.parameters, cohort, spanned=False)
-    batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, 1, None).at(0)
+    walk = gradients_of(task, Mode.LOOPED, data).trajectory(task.parameters, cohort, spanned=False)
+    batch = Batches(size=0, steps=1).for_round(cohort.ids, cohort.sizes, 1, None).batch(0)
     for row in walk.descend_(None, batch, 0.5):
         moved = task.named(row)
         assert not moved["unused.weight"].any()
@@ -69,8 +68,8 @@ def test_frozen_weights_cost_no_memory_per_client(make_data, mode):
     frozen = module[0].requires_grad_(False)
     data, task = make_data((5, 3, 4), (6,), 0), Task(module, squared_error)
     cohort = CohortData(data, torch.arange(3).numpy())
-    walk = gradients_of(task, mode, data).walk(task.parameters, cohort, spanned=False)
-    batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, 1, None).at(0)
+    walk = gradients_of(task, mode, data).trajectory(task.parameters, cohort, spanned=False)
+    batch = Batches(size=0, steps=1).for_round(cohort.ids, cohort.sizes, 1, None).batch(0)
     assert walk.mean(None, batch).shape == (3, 501)
     assert walk.clipped_sum(None, batch, Clip(1.0)).shape == (3, 501)
     assert task.layers["0"].weight.data_ptr() == frozen.weight.data_ptr()

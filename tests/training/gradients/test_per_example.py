@@ -11,10 +11,9 @@ from fedveil.models.metrics import squared_error
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
-from fedveil.training.batches import Batch
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.layers import gradient_of
-from fedveil.training.gradients.looped import Looped
+from fedveil.training.cohort import Batch, CohortData
+from fedveil.training.gradients.layer_gradients import layer_gradient
+from fedveil.training.gradients.modes import Looped
 from fedveil.training.gradients.per_example import ClippedExamples
 from tests.training.gradients.cases import RECORDS, SLOW_UNDER_VMAP, Case, make, relative
 from tests.training.gradients.modules import LAYERED, MIXED, WRITTEN_OUT, ZOO, Free, in_place
@@ -120,7 +119,7 @@ def test_the_layout_is_one_that_the_module_takes(case):
     classes = 0 if y.dtype.kind == "f" else int(y.max()) + 1
     data = FederatedData(x, y, np.array([0, RECORDS]), x[:1], y[:1], classes)
     cohort = CohortData(data, np.arange(1))
-    walk = looped.walk(case.flat, cohort, spanned=False)
+    walk = looped.trajectory(case.flat, cohort, spanned=False)
     found = walk.mean(None, Batch(None, torch.ones(1, RECORDS)))[0]
     assert relative(found, sum(case.gradient(k) for k in range(RECORDS)) / RECORDS) < 1e-5
 
@@ -176,9 +175,9 @@ def test_a_formula_that_is_wrong_is_not_used(monkeypatch):
     case = make(in_place, (6,))
 
     def halved(layer, inputs, errors):
-        return gradient_of(layer, inputs, [e / 2 for e in errors])
+        return layer_gradient(layer, inputs, [e / 2 for e in errors])
 
-    monkeypatch.setattr("fedveil.training.gradients.per_example.gradient_of", halved)
+    monkeypatch.setattr("fedveil.training.gradients.per_example.layer_gradient", halved)
     assert not case.clips._by_layers
     clip = Clip(case.middle())
     assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
@@ -187,7 +186,7 @@ def test_a_formula_that_is_wrong_is_not_used(monkeypatch):
 def test_a_length_that_is_wrong_is_not_used(monkeypatch):
     case = make(in_place, (6,))
     wrong = property(lambda gradient: gradient.errors.double().square().sum((1, 2)))
-    monkeypatch.setattr("fedveil.training.gradients.layers.Outer.squares", wrong)
+    monkeypatch.setattr("fedveil.training.gradients.layer_gradients.OuterProducts.squares", wrong)
     assert not case.clips._by_layers
     clip = Clip(case.middle())
     assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5

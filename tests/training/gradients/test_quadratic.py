@@ -16,12 +16,10 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import RoundRobin
-from fedveil.training.batches import Batch, Batches, Whole
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.choice import Mode
-from fedveil.training.gradients.quadratic import QuadraticWalk
-from fedveil.training.gradients.vectorised import Vectorised, quadratic
-from fedveil.training.gradients.vmapped import VmappedWalk
+from fedveil.training.cohort import Batch, Batches, CohortData, FullBatch
+from fedveil.training.gradients.least_squares import QuadraticTrajectory, uses_quadratics
+from fedveil.training.gradients.modes import Mode, Vectorised
+from fedveil.training.gradients.trajectories import VmappedTrajectory
 from fedveil.training.session import Training, train
 from fedveil.training.turn import Turn
 from fedveil.training.work import ClientSgd, OneGradient
@@ -51,8 +49,8 @@ def task():
 
 def general(task, data):
     class General(Vectorised):
-        def walk(self, start, cohort, *, spanned):
-            return VmappedWalk(self._task, start, cohort)
+        def trajectory(self, start, cohort, *, spanned):
+            return VmappedTrajectory(self._task, start, cohort)
 
     return General(task, data)
 
@@ -64,15 +62,15 @@ def general(task, data):
 def test_rows_are_those_of_the_records(task, data, work, clip):
     cohort = CohortData(data, np.array([5, 0, 4, 2]))
     start = 0.3 * torch.randn(task.size)
-    ways = Vectorised(task, data, whole=True), general(task, data)
-    assert type(ways[0].walk(start, cohort, spanned=True)) is QuadraticWalk
+    ways = Vectorised(task, data, full_batches=True), general(task, data)
+    assert type(ways[0].trajectory(start, cohort, spanned=True)) is QuadraticTrajectory
     found, wanted = (work.updates(Turn(1, start, cohort, clip, way, Streams(1))) for way in ways)
     assert torch.allclose(found.rows, wanted.rows, rtol=1e-5, atol=1e-6)
     assert torch.equal(found.clipped, wanted.clipped)
 
 
 def test_records_are_not_read(task, data, monkeypatch):
-    gradients = Vectorised(task, data, whole=True)
+    gradients = Vectorised(task, data, full_batches=True)
     monkeypatch.setattr(CohortData, "x", property(lambda _: pytest.fail("records were read")))
     cohort = CohortData(data, np.arange(6))
     done = ClientSgd(Batches(0, steps=3), 0.01).updates(
@@ -85,17 +83,21 @@ def test_a_step_on_some_records_is_taken_from_the_records(task, data):
     cohort = CohortData(data, np.arange(3))
     index = torch.tensor([[0, 3], [2, 1], [5, 5]])
     batch = Batch(index, torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]))
-    walk = Vectorised(task, data, whole=True).walk(task.parameters, cohort, spanned=True)
-    wanted = VmappedWalk(task, task.parameters, cohort).mean(None, batch)
+    walk = Vectorised(task, data, full_batches=True).trajectory(
+        task.parameters, cohort, spanned=True
+    )
+    wanted = VmappedTrajectory(task, task.parameters, cohort).mean(None, batch)
     assert torch.allclose(walk.mean(None, batch), wanted, rtol=1e-5, atol=1e-6)
     assert not walk.mean(None, batch)[2].any()
 
 
 def test_idle_clients_have_a_gradient_of_zero(task, data):
     cohort = CohortData(data, np.arange(3))
-    walk = Vectorised(task, data, whole=True).walk(task.parameters, cohort, spanned=True)
+    walk = Vectorised(task, data, full_batches=True).trajectory(
+        task.parameters, cohort, spanned=True
+    )
     for moved in (None, torch.ones(3, task.size)):
-        found = walk.mean(moved, Whole(np.array([40, 0, 25]), 40))
+        found = walk.mean(moved, FullBatch(np.array([40, 0, 25]), 40))
         assert found.any(dim=1).tolist() == [True, False, True]
 
 
@@ -103,8 +105,8 @@ def test_idle_clients_have_a_gradient_of_zero(task, data):
 def test_values_far_beyond_one_another_do_not_reach_other_clients(task, data, where):
     array = getattr(data, where).copy()
     array[:40] *= 1e15
-    gradients = Vectorised(task, replace(data, **{where: array}), whole=True)
-    plain = Vectorised(task, data, whole=True)
+    gradients = Vectorised(task, replace(data, **{where: array}), full_batches=True)
+    plain = Vectorised(task, data, full_batches=True)
     cohort = CohortData(data, np.arange(1, 6))
     found, wanted = (
         OneGradient().updates(Turn(1, task.parameters, cohort, None, g, Streams(1)))
@@ -135,7 +137,7 @@ class Wrapped(nn.Module):
     ],
 )
 def test_they_are_kept_for_least_squares_with_many_records(module, loss, sizes, kept):
-    assert quadratic(Task(module, loss), ragged(sizes)) is kept
+    assert uses_quadratics(Task(module, loss), ragged(sizes)) is kept
 
 
 def test_workers_and_modes_agree(task):

@@ -11,8 +11,8 @@ from torch import nn
 from fedveil.models.metrics import cross_entropy, squared_error
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, row_norms
-from fedveil.training.batches import Batch
-from fedveil.training.gradients.stacked import DualWalk, StackedWalk
+from fedveil.training.cohort import Batch
+from fedveil.training.gradients.linear_chains import DualTrajectory, StackedTrajectory
 from tests.training.gradients.chains import (
     ACTIVATIONS,
     BATCHES,
@@ -28,7 +28,7 @@ from tests.training.gradients.chains import (
 
 def on_its_way(walk, general, spanned):
     """None, and somewhere else: as the walk says it and as parameters."""
-    assert type(walk) is (DualWalk if spanned else StackedWalk)
+    assert type(walk) is (DualTrajectory if spanned else StackedTrajectory)
     moved = away(walk, 0.05)
     return [(None, None), (moved, walk.rows(moved))]
 

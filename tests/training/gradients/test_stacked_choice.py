@@ -13,11 +13,10 @@ from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
-from fedveil.training.batches import Batches
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.stacked import DualWalk, StackedWalk
-from fedveil.training.gradients.vectorised import Vectorised
-from fedveil.training.gradients.vmapped import VmappedWalk
+from fedveil.training.cohort import Batches, CohortData
+from fedveil.training.gradients.linear_chains import DualTrajectory, StackedTrajectory
+from fedveil.training.gradients.modes import Vectorised
+from fedveil.training.gradients.trajectories import VmappedTrajectory
 from fedveil.training.turn import Turn
 from fedveil.training.work import ClientSgd, OneGradient
 from tests.training.gradients.chains import ROUND, STREAMS, WIDE, assert_close, away, chain, whole
@@ -88,32 +87,32 @@ CHANGES = {
 
 
 PICKED = {
-    **{name: (lambda c=c: doubled(c), VmappedWalk) for name, c in CHANGES.items()},
-    "tied-weights": (lambda: tied("weight"), VmappedWalk),
-    "tied-biases": (lambda: tied("bias"), VmappedWalk),
-    "linear": (lambda: nn.Linear(WIDE, 3), StackedWalk),
-    "chain": (chain, StackedWalk),
-    "flatten": (lambda: nn.Sequential(nn.Flatten(), *chain()), StackedWalk),
+    **{name: (lambda c=c: doubled(c), VmappedTrajectory) for name, c in CHANGES.items()},
+    "tied-weights": (lambda: tied("weight"), VmappedTrajectory),
+    "tied-biases": (lambda: tied("bias"), VmappedTrajectory),
+    "linear": (lambda: nn.Linear(WIDE, 3), StackedTrajectory),
+    "chain": (chain, StackedTrajectory),
+    "flatten": (lambda: nn.Sequential(nn.Flatten(), *chain()), StackedTrajectory),
     "nested": (
         lambda: nn.Sequential(
             nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(WIDE, 5))),
             nn.Sequential(nn.ReLU(), nn.Linear(5, 3)),
         ),
-        StackedWalk,
+        StackedTrajectory,
     ),
-    "custom": (Custom, VmappedWalk),
-    "custom-inside": (lambda: nn.Sequential(Custom(), nn.Linear(3, 3)), VmappedWalk),
-    "subclass": (lambda: nn.Sequential(Halved(WIDE, 3)), VmappedWalk),
-    "shared": (shared, VmappedWalk),
-    "hook": (lambda: hooked("register_forward_hook", 0), VmappedWalk),
-    "hook-on-function": (lambda: hooked("register_forward_hook", 1), VmappedWalk),
-    "pre-hook": (lambda: hooked("register_forward_pre_hook", 0), VmappedWalk),
-    "hook-on-sequence": (watched, VmappedWalk),
-    "function-first": (lambda: nn.Sequential(nn.ReLU(), nn.Linear(WIDE, 3)), VmappedWalk),
-    "flatten-late": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.Flatten()), VmappedWalk),
-    "softmax": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.Softmax(1)), VmappedWalk),
-    "parameters": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.PReLU()), VmappedWalk),
-    "norm": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.LayerNorm(3)), VmappedWalk),
+    "custom": (Custom, VmappedTrajectory),
+    "custom-inside": (lambda: nn.Sequential(Custom(), nn.Linear(3, 3)), VmappedTrajectory),
+    "subclass": (lambda: nn.Sequential(Halved(WIDE, 3)), VmappedTrajectory),
+    "shared": (shared, VmappedTrajectory),
+    "hook": (lambda: hooked("register_forward_hook", 0), VmappedTrajectory),
+    "hook-on-function": (lambda: hooked("register_forward_hook", 1), VmappedTrajectory),
+    "pre-hook": (lambda: hooked("register_forward_pre_hook", 0), VmappedTrajectory),
+    "hook-on-sequence": (watched, VmappedTrajectory),
+    "function-first": (lambda: nn.Sequential(nn.ReLU(), nn.Linear(WIDE, 3)), VmappedTrajectory),
+    "flatten-late": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.Flatten()), VmappedTrajectory),
+    "softmax": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.Softmax(1)), VmappedTrajectory),
+    "parameters": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.PReLU()), VmappedTrajectory),
+    "norm": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.LayerNorm(3)), VmappedTrajectory),
 }
 
 
@@ -135,11 +134,11 @@ def test_a_hook_that_changes_gradients_is_not_forgotten(make_walks, name):
 @pytest.mark.parametrize(
     ("module", "shape", "kind"),
     [
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), (2, 3, 4), StackedWalk),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), (24,), StackedWalk),
-        (lambda: nn.Linear(4, 3), (6, 4), VmappedWalk),
-        (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(4, 3)), (6, 2, 2), VmappedWalk),
-        (lambda: nn.Sequential(nn.Flatten(1, 2), nn.Linear(4, 3)), (2, 3, 4), VmappedWalk),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), (2, 3, 4), StackedTrajectory),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), (24,), StackedTrajectory),
+        (lambda: nn.Linear(4, 3), (6, 4), VmappedTrajectory),
+        (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(4, 3)), (6, 2, 2), VmappedTrajectory),
+        (lambda: nn.Sequential(nn.Flatten(1, 2), nn.Linear(4, 3)), (2, 3, 4), VmappedTrajectory),
     ],
 )
 def test_records_with_axes_are_flattened_or_not_taken(make_walks, module, shape, kind):
@@ -157,17 +156,17 @@ def test_records_of_integers_are_not_taken(make_data):
     task = Task(chain(), cross_entropy)
     whole_numbers = replace(data, x=data.x.astype(np.int64), test_x=data.test_x.astype(np.int64))
     cohort = CohortData(whole_numbers, np.arange(data.clients))
-    found = Vectorised(task, whole_numbers).walk(task.parameters, cohort, spanned=True)
-    assert type(found) is VmappedWalk
+    found = Vectorised(task, whole_numbers).trajectory(task.parameters, cohort, spanned=True)
+    assert type(found) is VmappedTrajectory
 
 
 @pytest.mark.parametrize(
     ("spanned", "inputs", "kind"),
     [
-        (True, 24, DualWalk),
-        (True, 20, DualWalk),
-        (True, 19, StackedWalk),
-        (False, 24, StackedWalk),
+        (True, 24, DualTrajectory),
+        (True, 20, DualTrajectory),
+        (True, 19, StackedTrajectory),
+        (False, 24, StackedTrajectory),
     ],
 )
 def test_few_wide_records_are_walked_in_their_span(make_walks, spanned, inputs, kind):
@@ -179,11 +178,11 @@ def test_few_wide_records_are_walked_in_their_span(make_walks, spanned, inputs, 
 @pytest.mark.parametrize(
     ("work", "clip", "kind"),
     [
-        (ClientSgd(Batches(0, epochs=1), lr=0.1), None, DualWalk),
-        (ClientSgd(Batches(0, epochs=1), lr=0.1), Clip(1.0), DualWalk),
-        (ClientSgd(Batches(0, epochs=1), lr=0.1, weight_decay=0.1), None, StackedWalk),
-        (ClientSgd(Batches(0, epochs=1), lr=0.1), Clip(1.0, Norm.L1), StackedWalk),
-        (OneGradient(), None, StackedWalk),
+        (ClientSgd(Batches(0, epochs=1), lr=0.1), None, DualTrajectory),
+        (ClientSgd(Batches(0, epochs=1), lr=0.1), Clip(1.0), DualTrajectory),
+        (ClientSgd(Batches(0, epochs=1), lr=0.1, weight_decay=0.1), None, StackedTrajectory),
+        (ClientSgd(Batches(0, epochs=1), lr=0.1), Clip(1.0, Norm.L1), StackedTrajectory),
+        (OneGradient(), None, StackedTrajectory),
     ],
 )
 def test_the_span_is_asked_for_where_it_holds_every_step(make_data, work, clip, kind):
@@ -191,8 +190,8 @@ def test_the_span_is_asked_for_where_it_holds_every_step(make_data, work, clip, 
     task, seen = Task(chain(), cross_entropy), []
 
     class Spying(Vectorised):
-        def walk(self, start, cohort, *, spanned):
-            seen.append(super().walk(start, cohort, spanned=spanned))
+        def trajectory(self, start, cohort, *, spanned):
+            seen.append(super().trajectory(start, cohort, spanned=spanned))
             return seen[-1]
 
     cohort = CohortData(data, np.arange(data.clients))

@@ -10,11 +10,10 @@ from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, row_norms
-from fedveil.training.batches import Batches
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.stacked import DualWalk
-from fedveil.training.gradients.vectorised import Vectorised
-from fedveil.training.gradients.vmapped import VmappedWalk
+from fedveil.training.cohort import Batches, CohortData
+from fedveil.training.gradients.linear_chains import DualTrajectory
+from fedveil.training.gradients.modes import Vectorised
+from fedveil.training.gradients.trajectories import VmappedTrajectory
 from fedveil.training.reports import Spanned, accept
 from fedveil.training.turn import Turn
 from fedveil.training.work import ClientSgd
@@ -87,7 +86,9 @@ def test_updates_left_in_the_span_are_bounded(make_walks, apart, size):
     walk, _ = make_walks(chain(), spanned=True)
     x = walk._cohort.x
     x.copy_(size * (x[:, :1] + apart * x))
-    walk = Vectorised(walk._task, walk._cohort.data).walk(walk._start, walk._cohort, spanned=True)
+    walk = Vectorised(walk._task, walk._cohort.data).trajectory(
+        walk._start, walk._cohort, spanned=True
+    )
     moved, clip = away(walk, 100.0), Clip(0.01)
     moved[:, walk._span :] = 0
     coordinates = walk._coordinates(moved)
@@ -118,13 +119,13 @@ def test_a_client_that_diverged_in_the_span_is_left_out(make_walks):
 
 
 class Ordinary(Vectorised):
-    def walk(self, start, cohort, *, spanned):
-        return super().walk(start, cohort, spanned=False)
+    def trajectory(self, start, cohort, *, spanned):
+        return super().trajectory(start, cohort, spanned=False)
 
 
 class General(Vectorised):
-    def walk(self, start, cohort, *, spanned):
-        return VmappedWalk(self._task, start, cohort)
+    def trajectory(self, start, cohort, *, spanned):
+        return VmappedTrajectory(self._task, start, cohort)
 
 
 @pytest.mark.parametrize("hidden", [(), (5,)])
@@ -153,7 +154,7 @@ def test_local_sgd_ends_where_it_ends_in_any_form(make_data, batches, momentum, 
         work.updates(Turn(ROUND, start, cohort, clip, way(task, data), STREAMS))
         for way in (Vectorised, Ordinary, General)
     )
-    assert type(Vectorised(task, data).walk(start, cohort, spanned=True)) is DualWalk
+    assert type(Vectorised(task, data).trajectory(start, cohort, spanned=True)) is DualTrajectory
     for other in (ordinary, general):
         assert_close(dual.rows, other.rows)
         assert torch.equal(dual.clipped, other.clipped)
@@ -167,7 +168,7 @@ def test_a_clients_row_depends_on_its_own_records_only(make_walks, spanned):
     walk, _ = make_walks(chain(), spanned=spanned)
     before = walk.rows(walk.mean(None, whole(walk)))
     walk._cohort.x[0] += 1.0
-    again = Vectorised(walk._task, walk._cohort.data).walk(
+    again = Vectorised(walk._task, walk._cohort.data).trajectory(
         walk._start, walk._cohort, spanned=spanned
     )
     after = again.rows(again.mean(None, whole(again)))

@@ -12,9 +12,8 @@ from torch.utils._pytree import tree_leaves
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
-from fedveil.training.batches import Batches
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.vmapped import VmappedWalk, example_gradients
+from fedveil.training.cohort import Batches, CohortData
+from fedveil.training.gradients.trajectories import VmappedTrajectory, example_gradients
 
 SIZES = (4, 1, 3)
 
@@ -45,11 +44,11 @@ class Walk:
     def __init__(self, task, data, cohort):
         self.task, self.data, self.cohort = task, data, cohort
         self.moved = 0.1 * torch.randn(len(SIZES), task.size)
-        self.batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, 1, None).at(0)
+        self.batch = Batches(size=0, steps=1).for_round(cohort.ids, cohort.sizes, 1, None).batch(0)
 
     def start(self, rows=False):
         start = self.task.parameters.expand(len(SIZES), -1) if rows else self.task.parameters
-        return VmappedWalk(self.task, start, self.cohort)
+        return VmappedTrajectory(self.task, start, self.cohort)
 
     def gradients(self, k, flat):
         """Autograd's, of client k's records one by one."""

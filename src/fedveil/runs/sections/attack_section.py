@@ -89,7 +89,7 @@ class _Attack(Section):
 
     def _work(self, recipe: "Recipe") -> "ClientWork | None":
         """The attackers' own work; None where they train as honest clients do."""
-        from fedveil.training.batches import Batches
+        from fedveil.training.cohort import Batches
         from fedveil.training.work import ClientSgd
 
         client = recipe.client

@@ -30,8 +30,7 @@ from fedveil.runs.sections.section import (
 if TYPE_CHECKING:
     from fedveil.privacy.noisy_steps import NoisySteps
     from fedveil.privacy.sampling import Sampler
-    from fedveil.training.directions import Adam
-    from fedveil.training.work import ClientWork
+    from fedveil.training.work import Adam, ClientWork
 
 _MOMENTUM = "Momentum of the local steps; every round starts without any. For optimizer 'sgd'."
 _WEIGHT_DECAY = (
@@ -175,7 +174,7 @@ class SgdSection(Section):
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
         """The local work of a run of so many rounds."""
-        from fedveil.training.batches import Batches
+        from fedveil.training.cohort import Batches
         from fedveil.training.work import ClientSgd, Decay
 
         with in_keys("client", size="client.batch"):
@@ -235,7 +234,7 @@ class DpSgdSection(Section):
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
         """The local work of a run of so many rounds, from the steps whose noise its plan has."""
-        from fedveil.training.dp_sgd import ClientDpSgd
+        from fedveil.training.work import ClientDpSgd
 
         if steps is None:
             raise AssertionError("DP-SGD is made from its plan")
@@ -256,7 +255,7 @@ ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(dis
 
 def _adam(section: SgdSection | DpSgdSection) -> "Adam | None":
     """Adam at the clients, with what is left out as its own default; None for 'sgd'."""
-    from fedveil.training.directions import Adam
+    from fedveil.training.work import Adam
 
     given = section.given("beta1", "beta2", "floor")
     if section.optimizer == "adam":

@@ -176,7 +176,7 @@ class EvaluateSection(Section):
         """What `epsilon` pays for, over all planned rounds; None if it is left out."""
         from fedveil.privacy.accounting.claims import Relation, Unit
         from fedveil.privacy.priced_metrics import measured_rounds, priced_metrics
-        from fedveil.training.owner_means import measured_owners, priced_names
+        from fedveil.training.evaluate import measured_owners, priced_names
 
         if self.epsilon is None:
             for key in self.given("delta", "loss_clip"):
@@ -205,7 +205,7 @@ class EvaluateSection(Section):
                 loss_clip=loss_clip,
                 of_clients=owners.of_clients,
                 relation=sampler.relation if owners.of_clients else Relation.ZERO_OUT,
-                unit=Unit.RECORD if owners.records else Unit.CLIENT,
+                unit=Unit.RECORD if owners.single_records else Unit.CLIENT,
             )
 
 

@@ -11,11 +11,10 @@ from fedveil.base.inputs import values_of
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.training.cohort import tensors
-from fedveil.training.dp_sgd import ClientDpSgd
-from fedveil.training.gradients.choice import Mode
-from fedveil.training.gradients.linear_chain import chain_of
-from fedveil.training.gradients.vectorised import quadratic
-from fedveil.training.work import ClientSgd, ClientWork
+from fedveil.training.gradients.least_squares import uses_quadratics
+from fedveil.training.gradients.linear_chains import linear_chain
+from fedveil.training.gradients.modes import Mode
+from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork
 
 MEMORY = 512
 """MiB for the clients that are computed together, per worker."""
@@ -57,14 +56,14 @@ def fitting_chunk(
     """
     longest = int(data.sizes.max())
     if mode is Mode.LOOPED:
-        light = _WORK // (task.size * (3 * work.visits(longest) + 16))
+        light = _WORK // (task.size * (3 * work.records_per_round(longest) + 16))
         return int(max(1, min(max(light, min(8, task.size // _WIDE)), _MOST, cohort // 4)))
     width = sum(map(math.prod, values_of(data.record_shape)))
     adam = isinstance(work, ClientSgd | ClientDpSgd) and work.adam is not None
     numbers = (8 if adam else 6) * task.size + 3 * longest * width
-    effort = 3 * multiplications(task, data) * work.visits(longest) + 16 * task.size
-    if work.whole(longest) and quadratic(task, data):
-        effort = task.size * (task.size * work.visits(longest) // longest + 16)
+    effort = 3 * multiplications(task, data) * work.records_per_round(longest) + 16 * task.size
+    if work.full_batches(longest) and uses_quadratics(task, data):
+        effort = task.size * (task.size * work.records_per_round(longest) // longest + 16)
     return max(1, min(_MOST, memory * 2**20 // (4 * numbers), max(_LEAST, _WORK // effort)))
 
 
@@ -74,7 +73,7 @@ def multiplications(task: Task, data: FederatedData) -> int:
     A chain of linear layers takes every weight once. Anything else is counted, for which PyTorch
     loads its compiler: about a second.
     """
-    flatten, layers = chain_of(task)
+    flatten, layers = linear_chain(task)
     shape = data.record_shape
     if layers and not isinstance(shape, dict) and (flatten or len(shape) == 1):
         return task.size

@@ -21,7 +21,7 @@ from fedveil.training.adversary import Adversary
 from fedveil.training.cohort import CohortData
 from fedveil.training.server import Weights
 from fedveil.training.sums import CohortSum
-from fedveil.training.work import ClientWork, is_own_work
+from fedveil.training.work import ClientWork, is_builtin_work
 
 Ids = npt.NDArray[np.int64]
 
@@ -106,7 +106,7 @@ def one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: str =
             "noise.source 'secure': computed side by side, clients' updates depend on each other "
             "in their last digits"
         )
-    if is_own_work(work):
+    if is_builtin_work(work):
         return ""
     return f"the work {type(work).__name__} may let clients see each other"
 

@@ -12,8 +12,16 @@ from fedveil.training.engines.engine import Ids
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.tree import Branch
 from fedveil.training.engines.workers import Workers
-from fedveil.training.evaluate import Piece, batches_of, joined_metrics, measure
-from fedveil.training.over_clients import ClientSums, measure_clients, pieces_of, spread
+from fedveil.training.evaluate import (
+    BatchMetrics,
+    ClientSums,
+    client_spread,
+    combined_metrics,
+    evaluation_batches,
+    measure_batch,
+    measure_clients,
+    record_slices,
+)
 
 
 class Pool(Protocol):
@@ -23,7 +31,7 @@ class Pool(Protocol):
         """The chunks' sums, in chunk order; each is valid until the next is asked for."""
         ...
 
-    def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Piece]:
+    def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[BatchMetrics]:
         """What each batch of the test split comes to, in order."""
         ...
 
@@ -49,7 +57,7 @@ def forked(engine: Serial, workers: int) -> Workers:
     return Workers(
         workers,
         add_chunk_=engine.add_chunk_,
-        measure=lambda params, batch: measure(job.task, params, job.data, batch),
+        measure=lambda params, batch: measure_batch(job.task, params, job.data, batch),
         measure_clients=lambda params, piece: measure_clients(job.task, params, job.data, piece),
         size=job.task.size,
         moving=len(job.plan.start(job.task.parameters)),
@@ -81,18 +89,18 @@ class Processes(Serial):
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics over the test split, on the workers once there are any."""
-        batches = batches_of(self.job.data)
+        batches = evaluation_batches(self.job.data)
         if len(batches) < 2 or not self._started:
             return super().evaluate(params)
-        return joined_metrics(self.job.task, list(self._pool.measures(batches, params)))
+        return combined_metrics(self.job.task, list(self._pool.measures(batches, params)))
 
     def evaluate_clients(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics across clients, on the workers once there are any."""
         data = self.job.data
-        pieces = pieces_of(data)
+        pieces = record_slices(data)
         if len(pieces) < 2 or not self._started:
             return super().evaluate_clients(params)
-        return spread(data, self._pool.client_measures(pieces, params))
+        return client_spread(data, self._pool.client_measures(pieces, params))
 
     def close(self) -> None:
         """End the workers."""

@@ -18,15 +18,20 @@ from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.engine import Ids, Job
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.tree import Branch, SumTree
-from fedveil.training.evaluate import batches_of, joined_metrics, measure
+from fedveil.training.evaluate import (
+    combined_metrics,
+    evaluation_batches,
+    measure_batch,
+    over_clients,
+)
 from fedveil.training.exchange import client_report, server_sum
-from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
-from fedveil.training.over_clients import over_clients
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import Rows
 from fedveil.training.server import Weights
 from fedveil.training.sums import CohortSum
 from fedveil.training.turn import Turn
-from fedveil.training.work import is_own_work
+from fedveil.training.work import is_builtin_work
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +111,10 @@ class Serial:
         """Loss and metrics over the test split."""
         task, data = self.job.task, self.job.data
         with one_thread():
-            pieces = [measure(task, params, data, batch) for batch in batches_of(data)]
-            return joined_metrics(task, pieces)
+            pieces = [
+                measure_batch(task, params, data, batch) for batch in evaluation_batches(data)
+            ]
+            return combined_metrics(task, pieces)
 
     def evaluate_clients(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics across clients, on their own records."""
@@ -123,17 +130,17 @@ class Serial:
     @cached_property
     def _gradients(self) -> Gradients:
         job = self.job
-        whole = job.work.whole(int(job.data.sizes.max()))
+        whole = job.work.full_batches(int(job.data.sizes.max()))
         private = job.plan.steps is not None
         return gradients_of(
-            job.task, self.mode, job.records, whole=whole, mixes=job.mixes, private=private
+            job.task, self.mode, job.records, full_batches=whole, mixes=job.mixes, private=private
         )
 
     @property
     def _summed(self) -> bool:
         """Whether nobody sees an honest client's own row: not the server, which only sums."""
         seen = self.job.plan.release.counted or self.job.rows
-        return not seen and is_own_work(self.job.work)
+        return not seen and is_builtin_work(self.job.work)
 
     def add_chunk_(self, total: CohortSum, round: Round, ids: Ids) -> None:
         """Add the chunk `ids` of a round: at once when vectorised, client by client when looped.

@@ -13,14 +13,12 @@ from fedveil.models.task import Task
 from fedveil.models.trial import goes_together
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
-from fedveil.training.batches import Batch, Draws, Whole
-from fedveil.training.cohort import CohortData, tensors
-from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.cohort import Batch, CohortData, Draws, FullBatch, tensors
 from fedveil.training.engines.chunks import fitting_chunk, multiplications
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.gradients.choice import Mode, gradients_of
-from fedveil.training.gradients.linear_chain import chain_of
-from fedveil.training.work import ClientWork
+from fedveil.training.gradients.linear_chains import linear_chain
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.work import ClientDpSgd, ClientWork
 
 Trial = Callable[[int, int], float]
 """(clients, records of each) -> seconds per client and record of one local step."""
@@ -53,8 +51,10 @@ def mode_of(task: Task, data: FederatedData, work: ClientWork, memory: int) -> M
     layers = task.module.modules()
     if any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in layers):
         return Mode.LOOPED
-    chain = not isinstance(data.x, dict) and data.x.dtype.kind == "f" and bool(chain_of(task)[1])
-    usual = work.at_once(int(np.median(data.sizes)))
+    chain = (
+        not isinstance(data.x, dict) and data.x.dtype.kind == "f" and bool(linear_chain(task)[1])
+    )
+    usual = work.records_per_step(int(np.median(data.sizes)))
     short = task.size <= _WIDE if chain else multiplications(task, data) * usual <= _LITTLE
     if not short or fitting_chunk(task, data, work, Mode.VECTORISED, memory) < _WORTHWHILE:
         return Mode.LOOPED
@@ -73,7 +73,7 @@ def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> d
     The records are made up or tested on: how long a step takes is written down with the run, so
     nothing about the clients but their usual number of records goes into it.
     """
-    usual = work.at_once(int(np.median(data.sizes)))
+    usual = work.records_per_step(int(np.median(data.sizes)))
     chunk = fitting_chunk(task, data, work, Mode.VECTORISED, memory)
     most = min(_CLIENTS, data.clients), min(_RECORDS, usual)
     modes = [Mode.VECTORISED] if chunk >= _WORTHWHILE else []
@@ -126,8 +126,8 @@ def raced(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode,
 def _trial(task: Task, made_up: FederatedData, work: ClientWork, mode: Mode) -> Trial:
     longest = int(made_up.sizes[0])
     private = isinstance(work, ClientDpSgd)
-    whole = work.whole(longest)
-    gradients = gradients_of(task, mode, made_up, whole=whole, private=private)
+    whole = work.full_batches(longest)
+    gradients = gradients_of(task, mode, made_up, full_batches=whole, private=private)
     loaded = False
 
     def seconds(clients: int, records: int) -> float:
@@ -136,12 +136,12 @@ def _trial(task: Task, made_up: FederatedData, work: ClientWork, mode: Mode) -> 
             loaded = True
             seconds(clients, records)
         cohort = CohortData(made_up, np.arange(clients))
-        walk = gradients.walk(task.parameters, cohort, spanned=not private)
+        walk = gradients.trajectory(task.parameters, cohort, spanned=not private)
         moved, best, began = torch.zeros(clients, walk.width), float("inf"), time.perf_counter()
         batch = Batch(torch.arange(records).expand(clients, -1), torch.ones(clients, records))
         if records == longest:
-            batch = Whole(cohort.sizes, longest)
-        batch = batch.drawing(Draws(Streams(0), 0, cohort.ids, 0))
+            batch = FullBatch(cohort.sizes, longest)
+        batch = batch.with_draws(Draws(Streams(0), 0, cohort.ids, 0))
         for _ in range(3):
             before = time.perf_counter()
             if private:

@@ -31,8 +31,7 @@ from fedveil.base.interrupts import held
 from fedveil.privacy.round import Round
 from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
 from fedveil.training.engines.tree import Branch
-from fedveil.training.evaluate import Piece
-from fedveil.training.over_clients import ClientSums
+from fedveil.training.evaluate import BatchMetrics, ClientSums
 from fedveil.training.sums import CohortSum
 
 TRIES = 3
@@ -42,7 +41,7 @@ _SPARE_BYTES = 1 << 25
 
 Ids = npt.NDArray[np.int64]
 AddChunk = Callable[[CohortSum, Round, Ids], None]
-Measure = Callable[[torch.Tensor, slice], Piece]
+Measure = Callable[[torch.Tensor, slice], BatchMetrics]
 MeasureClients = Callable[[torch.Tensor, slice], ClientSums]
 
 
@@ -133,7 +132,7 @@ class Workers:
             total = CohortSum.over(self._slots[slot], self._size, self._noisy)
             yield Branch(total.with_rest(rest), lent=True)
 
-    def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Piece]:
+    def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[BatchMetrics]:
         """What each batch of the test split comes to, in order."""
         self._params.copy_(params)
         for _, measured in self._ordered([_Batch(batch) for batch in batches]):

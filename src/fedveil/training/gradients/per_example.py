@@ -1,8 +1,8 @@
 """Single-example gradients, clipped and summed, without one full gradient per example.
 
-A layer that multiplies (linear, convolution, embedding, and recurrent cells written out in them)
-has a single-example gradient that follows from what the layer saw and what came back to it. Its
-length comes first, from these; then every example is scaled and all are summed in one product.
+The single-example gradient of a layer that multiplies (linear, convolution, embedding, and
+recurrent cells written out in them) follows from its inputs and from the errors at its outputs. Its
+length comes first, from these. Then every example is scaled and all are summed in one product.
 The module sees every example alone, under vmap: no module can make one depend on another.
 """
 
@@ -20,9 +20,16 @@ from fedveil.models.task import Features, Named, Task
 from fedveil.models.vmap_layers import Product
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, row_norms
-from fedveil.training.gradients.forms import Full, Gradient, without_subnormals
-from fedveil.training.gradients.layers import constant_inside, gradient_of, known, names_of
-from fedveil.training.gradients.vmapped import Keys, clipped_or_zero_, example_gradients
+from fedveil.training.gradients.layer_gradients import (
+    FullGradients,
+    Gradient,
+    detached_parameters,
+    has_formula,
+    layer_gradient,
+    parameter_names,
+    without_subnormals,
+)
+from fedveil.training.gradients.trajectories import Keys, clip_or_zero_, example_gradients
 
 _PIECE = 256
 _IMAGES = 64
@@ -34,9 +41,9 @@ _AWAY = 0.03
 class ClippedExamples:
     """Clipped sums of single-example gradients of `task`, one client at a time.
 
-    Guarantee: a record adds at most the clip to the sum; one whose gradient is not finite adds
-    zero. A parameter that is no known layer's alone gets one gradient per example. Before the
-    layers' formulas are used they are compared, on the sample records x, y, with autograd on
+    Guarantee: a record adds at most the clip to the sum. One whose gradient is not finite adds
+    zero. A parameter that belongs to no single layer with a formula gets one gradient per example.
+    Before the formulas are used they are compared, on the sample records x, y, with autograd on
     single examples: at the task's parameters and away from them, where a layer that begins with
     zeros hides nothing. In a module that they do not fit, or that vmap cannot see through, all
     parameters get one gradient per example.
@@ -47,13 +54,13 @@ class ClippedExamples:
         task.ready(x, y)
         self._sample = (x, y, torch.arange(len(y))) if task.drops else (x, y)
 
-    def look(self) -> None:
-        """Find out now how the module's gradients come about, not when they are first asked for."""
-        _ = self._piece if self._by_layers else self._written_out
+    def prepare(self) -> None:
+        """Choose and check the method now, not when gradients are first computed."""
+        _ = self._piece if self._by_layers else self._example_gradients
 
     @cached_property
     def layout(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Channels last if the module can take them: one that asks for a `view` cannot."""
+        """Channels last if the module can take them: one that calls `view` cannot."""
         flat = self._task.parameters.clone()
         named = {n: channels_last(v) for n, v in self._task.named(flat).items()}
         try:
@@ -74,7 +81,7 @@ class ClippedExamples:
     ) -> None:
         """Add the clipped gradients of the records x, y at the parameters `flat` to `row` [P].
 
-        `keys` [B] say what is dropped of each record, where the module drops.
+        `keys` [B] are the records' dropout keys, if the module has dropout.
         """
         given = (x, y) if keys is None else (x, y, keys)
         if clip.norm is Norm.L2 and self._by_layers:
@@ -82,13 +89,15 @@ class ClippedExamples:
             pieces = max(1, -(-len(y) // self._piece))
             step = max(1, -(-len(y) // pieces))
             for a in range(0, len(y), step):
-                piece = (taken(part, slice(a, a + step)) for part in given)
-                self._add_piece_(row, self._gradients(named, *piece), clip)
+                piece: list[Any] = [taken(part, slice(a, a + step)) for part in given]
+                gradients = self._forms(self._pass(named, *piece))
+                self._add_piece_(row, gradients, clip)
             return
         step = max(1, _MATERIALISED // len(flat))
         for a in range(0, len(y), step):
-            rows = self._written_out(flat, *(taken(part, slice(a, a + step)) for part in given))
-            row += clipped_or_zero_(rows, clip).sum(dim=0)
+            parts = (taken(part, slice(a, a + step)) for part in given)
+            rows = self._example_gradients(flat, *parts)
+            row += clip_or_zero_(rows, clip).sum(dim=0)
 
     def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], clip: Clip) -> None:
         norms = torch.stack([g.squares for g in gradients.values()]).sum(dim=0).sqrt()
@@ -96,39 +105,33 @@ class ClippedExamples:
         finite = torch.isfinite(norms)
         if not bool(finite.all()):
             scale = torch.where(finite, scale, 0.0)
-            gradients = {name: g.without(~finite) for name, g in gradients.items()}
+            gradients = {name: g.zeroed(~finite) for name, g in gradients.items()}
         self._add_scaled_(row, gradients, without_subnormals(scale.to(torch.float32)))
 
     def _add_scaled_(
         self, row: torch.Tensor, gradients: dict[str, Gradient], scale: torch.Tensor
     ) -> None:
+        """row += sum over examples of scale [B] x gradient."""
         places = self._task.named(row)
         for name, gradient in gradients.items():
-            known_one = name in self._layers
-            own = self._own(name, places) if known_one else {"weight": places[name]}
+            layer = self._layers.get(name)
+            if layer is None:
+                own = {"weight": places[name]}
+            else:
+                own = {p: places[given] for p, given in parameter_names(name, layer).items()}
+                if isinstance(layer, Product):
+                    own = {p: layer.part(p, value) for p, value in own.items()}
             gradient.add_scaled_(own, scale)
 
-    def _own(self, name: str, values: Named) -> Named:
-        """What belongs to the parameters of a known layer, under the layer's own names for them."""
-        layer = self._layers[name]
-        found = {p: values[given] for p, given in names_of(name, layer).items()}
-        if isinstance(layer, Product):
-            return {p: layer.part(p, value) for p, value in found.items()}
-        return found
-
     def _laid(self, flat: torch.Tensor) -> Named:
-        """The parameters as the module's layers like them best."""
+        """The parameters by name, in the memory layout that is fastest for the module."""
         return {name: self.layout(value) for name, value in self._task.named(flat).items()}
 
-    def _gradients(self, named: Named, *given: Any) -> dict[str, Gradient]:
-        """The single-example gradients of every layer that was used, in the layer's own form."""
-        return self._forms(self._pass(named, *given))
-
     def _pass(self, named: Named, x: Features, y: torch.Tensor, *keys: Keys) -> "_Pass":
-        """Every example alone through the module, with what each layer sees written down.
+        """Run every example alone through the module and record each layer's inputs.
 
-        Zeros are added to what each layer gives: their gradients are what comes back to it. Every
-        example has a copy of the parameters that belong to no layer, which takes no memory.
+        Zeros are added to each layer's outputs: their gradients are the errors there. Every example
+        has a copy of the parameters that belong to no layer, which takes no memory.
         """
         shared = {n: v for n, v in named.items() if n not in self._free}
         copies = {
@@ -147,8 +150,8 @@ class ClippedExamples:
             y: torch.Tensor,
             *key: torch.Tensor,
         ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
-            seen = {name: _Seen(iter(z)) for name, z in zeros.items()}
-            outputs = self._watched(shared | copies, taken(x, None), seen, *key)
+            seen = {name: _LayerRecorder(iter(z)) for name, z in zeros.items()}
+            outputs = self._recorded(shared | copies, taken(x, None), seen, *key)
             return self._task.each_loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
 
         with torch.enable_grad():
@@ -156,21 +159,25 @@ class ClippedExamples:
         return _Pass(losses, copies, zeros, inputs)
 
     def _forms(self, passed: "_Pass", *, keep: bool = False) -> dict[str, Gradient]:
-        """What comes back to each layer, in its own form; `keep` the graph for more."""
+        """The single-example gradients of every layer, in its own form, and of `copies`.
+
+        `keep` the graph for more.
+        """
         every = [*(z for given in passed.zeros.values() for z in given), *passed.copies.values()]
         loss = passed.losses.sum()
         errors = iter(torch.autograd.grad(loss, every, retain_graph=keep, materialize_grads=True))
         found: dict[str, Gradient] = {
-            name: gradient_of(
+            name: layer_gradient(
                 self._layers[name], [a.detach() for a in seen], [next(errors) for _ in seen]
             )
             for name, seen in passed.inputs.items()
         }
-        return found | {name: Full(next(errors), None) for name in passed.copies}
+        return found | {name: FullGradients(next(errors), None) for name in passed.copies}
 
-    def _watched(
-        self, named: Named, x: Features, seen: "dict[str, _Seen]", *key: torch.Tensor
+    def _recorded(
+        self, named: Named, x: Features, seen: "dict[str, _LayerRecorder]", *key: torch.Tensor
     ) -> torch.Tensor:
+        """The module's outputs, while the recorders `seen` are attached to their layers."""
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
             return self._task.outputs(named, x, *key)
@@ -179,21 +186,19 @@ class ClippedExamples:
                 handle.remove()
 
     @cached_property
-    def _candidates(self) -> dict[str, nn.Module]:
-        """Known layers all of whose parameters learn, under a name that is theirs alone."""
-        layers, learning = self._task.layers, self._task.places.keys()
-        known_ones = {name: layer for name, layer in layers.items() if known(layer)}
-        names = {name: set(names_of(name, layer).values()) for name, layer in known_ones.items()}
-        return {name: known_ones[name] for name, own in names.items() if own and own <= learning}
-
-    @cached_property
     def _layers(self) -> dict[str, nn.Module]:
-        """Those whose parameters are used nowhere else.
+        """Layers with a formula, all of whose parameters learn and are used nowhere else.
 
-        Inside of its layer a parameter is a constant here: a loss that depends on it all the same
-        got to it on another way. Whether there is one does not depend on the records: what
-        branches on them is no matter of vmap.
+        Inside of its layer a parameter is a constant here. A loss that depends on it nevertheless
+        uses it in another place. This does not depend on the records: vmap refuses what branches
+        on them.
         """
+        learning = self._task.places.keys()
+        candidates, names = {}, {}
+        for name, layer in self._task.layers.items():
+            own = set(parameter_names(name, layer).values()) if has_formula(layer) else set()
+            if own and own <= learning:
+                candidates[name], names[name] = layer, own
         leaves = self._task.named(self._task.parameters.clone())
         leaves = {name: value.requires_grad_() for name, value in leaves.items()}
 
@@ -201,56 +206,53 @@ class ClippedExamples:
             return self._task.losses(leaves, taken(x, None), y[None])[0]
 
         x, y = self._sample[:2]
-        with torch.enable_grad(), constant_inside(self._candidates):
+        with torch.enable_grad(), detached_parameters(candidates):
             loss = vmap(one)(taken(x, slice(1)), y[:1]).sum()
         elsewhere: set[str] = set()
         if loss.requires_grad:
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             elsewhere = {name for name, g in zip(leaves, found, strict=True) if g is not None}
-        return {
-            name: layer
-            for name, layer in self._candidates.items()
-            if elsewhere.isdisjoint(names_of(name, layer).values())
-        }
+        return {n: layer for n, layer in candidates.items() if elsewhere.isdisjoint(names[n])}
 
     @cached_property
     def _free(self) -> list[str]:
         """The parameters that belong to no such layer."""
-        names = [names_of(name, layer).values() for name, layer in self._layers.items()]
-        owned = {given for own in names for given in own}
+        owned: set[str] = set()
+        for name, layer in self._layers.items():
+            owned.update(parameter_names(name, layer).values())
         return [name for name in self._task.places if name not in owned]
 
     @cached_property
     def _shapes(self) -> dict[str, list[torch.Size]]:
-        """What each layer gives for one example, once per use; under vmap, as it is used."""
-        seen = {name: _Seen(None) for name in self._layers}
+        """The shapes of each layer's outputs for one example, one per use, under vmap."""
+        seen = {name: _LayerRecorder(None) for name in self._layers}
         named = self._task.named(self._task.parameters.clone())
         with torch.no_grad():
             one = taken(self._sample[0], slice(1))
-            vmap(lambda x: self._watched(named, taken(x, None), seen))(one)
+            vmap(lambda x: self._recorded(named, taken(x, None), seen))(one)
         return {name: s.shapes for name, s in seen.items() if s.shapes}
 
     @cached_property
     def _piece(self) -> int:
-        """How many examples at a time: images that stay in the cache, and what memory holds."""
-        first = (taken(values, slice(1)) for values in self._sample)
-        gradients = self._gradients(self._laid(self._task.parameters.clone()), *first)
-        held = sum(g.held for g in gradients.values())
+        """How many examples at a time: images that fit the cache, and what fits into memory."""
+        first: list[Any] = [taken(values, slice(1)) for values in self._sample]
+        named = self._laid(self._task.parameters.clone())
+        numbers = sum(g.numbers for g in self._forms(self._pass(named, *first)).values())
         images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self._layers.values())
-        return max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // max(1, held)))
+        return max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // max(1, numbers)))
 
     @cached_property
     def _by_layers(self) -> bool:
-        """Whether the layers' formulas give the gradients that autograd gives, on the sample."""
+        """Whether the layers' formulas agree with autograd on the sample."""
         flat = self._task.parameters.clone()
         away = torch.randn(len(flat), generator=torch.Generator().manual_seed(0))
         return all(map(self._agrees, (flat, flat + _AWAY * away)))
 
     def _agrees(self, flat: torch.Tensor) -> bool:
-        """Example by example and parameter by parameter, so that no large one hides a small one.
+        """Compare example by example and parameter by parameter: no large one hides a small one.
 
-        Formulas are held to what autograd says of the same pass, and the pass roughly to autograd
-        on single examples: deep modules make more of rounding.
+        Formulas must agree with autograd through the same pass, and the pass roughly with autograd
+        on single examples: deep modules amplify rounding.
         """
         named = {n: v.detach().requires_grad_() for n, v in self._laid(flat).items()}
         try:
@@ -276,7 +278,7 @@ class ClippedExamples:
         return True
 
     def _by_autograd(self, passed: "_Pass", named: Named, k: int) -> Named:
-        """The gradient of example k, from the pass that the formulas were fed with."""
+        """The gradient of example k, by autograd through the pass that the formulas use."""
         shared = [name for name in named if name not in passed.copies]
         leaves = [named[name] for name in shared] + list(passed.copies.values())
         found = torch.autograd.grad(
@@ -286,8 +288,8 @@ class ClippedExamples:
         return {name: right[name][k] if name in passed.copies else right[name] for name in named}
 
     @cached_property
-    def _written_out(self) -> Callable[..., torch.Tensor]:
-        """One gradient per example: by vmap, or by autograd where a layer has no rule for vmap."""
+    def _example_gradients(self) -> Callable[..., torch.Tensor]:
+        """One gradient per example: by vmap, or one by one where a layer has no rule for vmap."""
         try:
             example_gradients(self._task, self._task.parameters.clone(), *self._sample)
         except RuntimeError:
@@ -297,7 +299,14 @@ class ClippedExamples:
 
 @dataclass(frozen=True)
 class _Pass:
-    """What is left of B examples' way through a module: losses [B], and what leads back to it."""
+    """B examples' pass through a module.
+
+    Attributes:
+        losses: [B].
+        copies: Each example's parameters that belong to no layer.
+        zeros: Tensors added to the outputs of each layer, one per use.
+        inputs: Inputs of each layer, one per use.
+    """
 
     losses: torch.Tensor
     copies: Named
@@ -306,8 +315,8 @@ class _Pass:
 
 
 @dataclass
-class _Seen:
-    """A forward hook that keeps what one layer saw, and adds `zeros` to what it gives, per use."""
+class _LayerRecorder:
+    """A forward hook that records one layer's inputs, and adds `zeros` to its outputs, per use."""
 
     zeros: Iterator[torch.Tensor] | None
     inputs: list[torch.Tensor] = field(default_factory=list)

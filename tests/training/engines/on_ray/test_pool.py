@@ -31,7 +31,7 @@ from fedveil.training.engines.on_ray.pool import RayPool
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import WorkerLost
-from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import Training, train
 from fedveil.training.work import OneGradient
 from tests.asking import asked

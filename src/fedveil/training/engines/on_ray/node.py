@@ -15,8 +15,7 @@ from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
 from fedveil.training.engines.on_ray.parcel import Parcel
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.tree import Branch, SumTree
-from fedveil.training.evaluate import Piece, measure
-from fedveil.training.over_clients import ClientSums, measure_clients
+from fedveil.training.evaluate import BatchMetrics, ClientSums, measure_batch, measure_clients
 from fedveil.training.sums import CohortSum
 
 Numbers = npt.NDArray[Any]
@@ -109,9 +108,9 @@ def received(sent: Sent, size: int, noisy: bool) -> CohortSum:
     return CohortSum.over(numbers, size, noisy).with_rest(sent[1])
 
 
-def batch_measure(engine: Serial, params: Numbers, batch: slice) -> Piece:
+def batch_measure(engine: Serial, params: Numbers, batch: slice) -> BatchMetrics:
     """What a batch of the test split comes to."""
-    return measure(engine.job.task, torch.tensor(params), engine.job.data, batch)
+    return measure_batch(engine.job.task, torch.tensor(params), engine.job.data, batch)
 
 
 def clients_measure(engine: Serial, params: Numbers, piece: slice) -> ClientSums:

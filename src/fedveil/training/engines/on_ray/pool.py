@@ -24,8 +24,7 @@ from fedveil.training.engines.on_ray.parcel import packed
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.tree import FAN_IN, Branch
 from fedveil.training.engines.workers import TRIES, WorkerLost
-from fedveil.training.evaluate import Piece
-from fedveil.training.over_clients import ClientSums
+from fedveil.training.evaluate import BatchMetrics, ClientSums
 
 Ids = npt.NDArray[np.int64]
 
@@ -248,7 +247,7 @@ class RayPool:
         for sent in self._tasks.ordered(node.chunks_sum, calls, join):
             yield Branch(node.received(sent, self._size, self._noisy), inside + level, lent=True)
 
-    def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Piece]:
+    def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[BatchMetrics]:
         """What each batch of the test split comes to, in order."""
         there = self._tasks.put(params.numpy())
         return self._tasks.ordered(node.batch_measure, [(there, batch) for batch in batches])

@@ -1,13 +1,17 @@
-"""Chains of linear layers as batched algebra: the vectorised walk of regressions and MLPs.
+"""Chains of linear layers as batched algebra: the vectorised trajectories of regressions and MLPs.
 
 The clients' weights lie side by side and each layer is one batched product. Where a client has
 few records, the first layer's weights are not copied per client at all: every step it takes is
 a combination of its own records, so its coordinates in their span are enough (the dual form).
 """
 
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from torch import nn
 from torch.func import grad, vmap
 
 from fedveil.base.inputs import single
@@ -15,23 +19,101 @@ from fedveil.models.metrics import cross_entropy, squared_error
 from fedveil.models.task import Task
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
-from fedveil.training.batches import Batch
-from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.forms import without_subnormals
-from fedveil.training.gradients.linear_chain import Layer
-from fedveil.training.gradients.vmapped import VmappedWalk
+from fedveil.training.cohort import Batch, CohortData
+from fedveil.training.gradients.layer_gradients import is_unmodified, without_subnormals
+from fedveil.training.gradients.trajectories import LocalTrajectory, VmappedTrajectory
 
+_POINTWISE = (
+    nn.Identity,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+)
 _SMALL = 4096
 
 
-class StackedWalk:
-    """Parameters of all clients side by side, [K, P]; one batched product per layer."""
+@dataclass(frozen=True)
+class LinearLayer:
+    """One linear layer of a chain.
+
+    Attributes:
+        inputs: Number of inputs.
+        outputs: Number of outputs.
+        weight: Position of its weights in the parameter vector.
+        bias: Position of its biases, None without.
+        after: The pointwise function that follows, if any.
+    """
+
+    inputs: int
+    outputs: int
+    weight: int
+    bias: int | None
+    after: Callable[[torch.Tensor], torch.Tensor] | None
+
+    @property
+    def weights(self) -> int:
+        """Number of weights."""
+        return self.inputs * self.outputs
+
+
+def linear_chain(task: Task) -> tuple[bool, tuple[LinearLayer, ...]]:
+    """Whether records are flattened first, and the linear layers. None if it is no such chain."""
+    if task.module_captured:
+        return False, ()
+    modules = list(_in_order(task.module))
+    names = {module: name for name, module in task.module.named_modules()}
+    if not all(map(is_unmodified, modules)):
+        return False, ()
+    first = modules[0] if modules else None
+    flatten = type(first) is nn.Flatten and (first.start_dim, first.end_dim) == (1, -1)
+    layers: list[LinearLayer] = []
+    after: list[list[nn.Module]] = []
+    covered: set[str] = set()
+    for module in modules[flatten:]:
+        if type(module) is nn.Linear:
+            prefix = f"{names[module]}." if names[module] else ""
+            own = [f"{prefix}{name}" for name, _ in module.named_parameters()]
+            if not covered.isdisjoint(own) or not task.places.keys() >= set(own):
+                return False, ()  # used twice, or one layer's parameter is also another's
+            covered.update(own)
+            weight, bias = task.places[f"{prefix}weight"], task.places.get(f"{prefix}bias")
+            layers.append(LinearLayer(module.in_features, module.out_features, weight, bias, None))
+            after.append([])
+        elif type(module) in _POINTWISE and layers:
+            module = copy.copy(module)
+            if hasattr(module, "inplace"):
+                setattr(module, "inplace", False)  # noqa: B010
+            after[-1].append(module)
+        else:
+            return False, ()
+    if covered != set(task.places):
+        return False, ()
+    functions = [nn.Sequential(*modules) if modules else None for modules in after]
+    return flatten, tuple(replace(a, after=b) for a, b in zip(layers, functions, strict=True))
+
+
+def _in_order(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of nested `nn.Sequential`s, one after the other."""
+    if type(module) is nn.Sequential and is_unmodified(module):
+        for child in module:
+            yield from _in_order(child)
+    else:
+        yield module
+
+
+class StackedTrajectory(LocalTrajectory):
+    """Parameters of all clients side by side, [K, P], with one batched product per layer."""
 
     def __init__(
-        self, task: Task, layers: tuple[Layer, ...], start: torch.Tensor, cohort: CohortData
+        self, task: Task, layers: tuple[LinearLayer, ...], start: torch.Tensor, cohort: CohortData
     ) -> None:
-        self._task, self._layers, self._start, self._cohort = task, layers, start, cohort
-        self.width, self.spanned = task.size, False
+        super().__init__(task, start, cohort)
+        self._layers = layers
 
     @cached_property
     def _x(self) -> torch.Tensor:
@@ -39,17 +121,13 @@ class StackedWalk:
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The chain rule, written out layer by layer."""
-        rows = self._combine(*self._chain_rule(moved, batch, batch.weights), batch)
-        return batch.without_idle_(rows)
-
-    def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
-        gradient = self.mean(moved, batch)
-        return gradient.mul_(-rate) if moved is None else moved.add_(gradient, alpha=-rate)
+        inputs, errors = self._chain_rule(moved, batch, batch.weights)
+        return batch.zero_idle_(self._combine(inputs, errors, batch))
 
     def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
         """An example's gradient is an outer product per layer, whose length needs no product."""
         if clip.norm is not Norm.L2:
-            general = VmappedWalk(self._task, self._start, self._cohort)
+            general = VmappedTrajectory(self._task, self._start, self._cohort)
             return general.clipped_sum(moved, batch, clip)
         inputs, errors = self._chain_rule(moved, batch, batch.mask)
         square = torch.zeros(batch.mask.shape, dtype=torch.float64)
@@ -65,17 +143,6 @@ class StackedWalk:
             scale = torch.where(finite, scale, 0.0)
         return self._combine(inputs, [without_subnormals(e * scale) for e in errors], batch)
 
-    def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
-        return row_norms(moved, norm)
-
-    def rows(self, moved: torch.Tensor) -> torch.Tensor:
-        return moved
-
-    def add_weighted_(
-        self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
-    ) -> None:
-        add_weighted_(total, moved, weights)
-
     def _chain_rule(
         self, moved: torch.Tensor | None, batch: Batch, weights: torch.Tensor
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -89,7 +156,7 @@ class StackedWalk:
                 before.append(z.detach().requires_grad_())
                 after.append(before[i] if layer.after is None else layer.after(before[i]))
                 inputs.append(after[i].detach())
-        error = _loss_gradient(self._task, inputs.pop(), batch.chosen(self._cohort.y), weights)
+        error = _loss_gradient(self._task, inputs.pop(), batch.select(self._cohort.y), weights)
         errors = []
         for i in reversed(range(len(self._layers))):
             if after[i] is not before[i]:
@@ -102,17 +169,17 @@ class StackedWalk:
     def _combine(
         self, inputs: list[torch.Tensor], errors: list[torch.Tensor], batch: Batch
     ) -> torch.Tensor:
-        """The gradients behind each layer's inputs and errors, as rows."""
+        """The gradients that follow from each layer's inputs and errors, as rows."""
         out = torch.empty(len(self._cohort), self.width)
         for i, layer in enumerate(self._layers):
             self._put_weight_gradient(i, inputs[i], errors[i], batch, out)
             if layer.bias is not None:
-                at = self._at(layer.bias)
+                at = self._column(layer.bias)
                 out[:, at : at + layer.outputs] = errors[i].sum(dim=1)
         return out
 
     def _first_input(self, batch: Batch) -> torch.Tensor:
-        return batch.chosen(self._x)
+        return batch.select(self._x)
 
     def _product(
         self, i: int, h: torch.Tensor, moved: torch.Tensor | None, batch: Batch
@@ -126,46 +193,51 @@ class StackedWalk:
     def _put_weight_gradient(
         self, i: int, h: torch.Tensor, error: torch.Tensor, batch: Batch, out: torch.Tensor
     ) -> None:
-        layer, at = self._layers[i], self._at(self._layers[i].weight)
-        place = out[:, at : at + layer.inputs * layer.outputs]
-        place = place.view(len(out), layer.outputs, layer.inputs)
-        if layer.inputs * layer.outputs < _SMALL:
+        layer, at = self._layers[i], self._column(self._layers[i].weight)
+        place = out[:, at : at + layer.weights].view(len(out), layer.outputs, layer.inputs)
+        if layer.weights < _SMALL:
             place.copy_(torch.bmm(error.mT, h))  # many small products are slow into strided rows
         else:
             torch.bmm(error.mT, h, out=place)
 
     def _weight(self, i: int, moved: torch.Tensor | None) -> torch.Tensor:
-        """[o, i] where all are at one start, [K, o, i] otherwise."""
+        """[o, i] if all clients are at one start, [K, o, i] otherwise."""
         layer = self._layers[i]
-        w = self._part(layer.weight, layer.inputs * layer.outputs, moved)
+        w = self._part(layer.weight, layer.weights, moved)
         return w.view(*w.shape[:-1], layer.outputs, layer.inputs)
 
     def _part(self, place: int, size: int, moved: torch.Tensor | None) -> torch.Tensor:
-        """Parameters place : place + size, [size] where all are at one start, or [K, size]."""
+        """Parameters place : place + size, [size] if all clients are at one start, or [K, size]."""
         part = self._start[..., place : place + size]
-        return part if moved is None else part + moved[:, self._at(place) : self._at(place) + size]
+        if moved is None:
+            return part
+        at = self._column(place)
+        return part + moved[:, at : at + size]
 
-    def _at(self, place: int) -> int:
-        """Where a parameter of the vector lies in a row."""
+    def _column(self, place: int) -> int:
+        """Position in a row of the parameter at `place` of the vector."""
         return place
 
 
-class DualWalk(StackedWalk):
+class DualTrajectory(StackedTrajectory):
     """The first layer's weights as W0 + A' X: coordinates A [K, n, o] instead of [K, o, i].
 
     A row is A, then all other parameters in their order. Lengths follow from the Gram matrix of
-    a client's records: |A' X|^2 = <A, (X X') A>, in float64; where its terms cancel each other,
+    a client's records: |A' X|^2 = <A, (X X') A>, in float64. Where its terms cancel each other,
     they are bounds from above.
     """
 
+    spanned = True
+
     def __init__(
-        self, task: Task, layers: tuple[Layer, ...], start: torch.Tensor, cohort: CohortData
+        self, task: Task, layers: tuple[LinearLayer, ...], start: torch.Tensor, cohort: CohortData
     ) -> None:
         super().__init__(task, layers, start, cohort)
         first = layers[0]
+        self._begin, self._end = first.weight, first.weight + first.weights
         self._span = self._x.shape[1] * first.outputs
         self._first = torch.matmul(self._x, self._weight(0, None).mT)
-        self.width, self.spanned = self._span + task.size - first.inputs * first.outputs, True
+        self.width = self._span + task.size - first.weights
 
     @cached_property
     def _wide(self) -> torch.Tensor:
@@ -181,7 +253,7 @@ class DualWalk(StackedWalk):
 
     def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
         if norm is not Norm.L2:
-            raise AssertionError("a walk in the span knows L2 lengths only")
+            raise AssertionError("lengths of coordinates are known in L2 only")
         a = self._coordinates(moved).double()
         inside = (a * torch.bmm(self._wide_gram, a)).sum(dim=(1, 2)).clamp_min_(0)
         largest = a.square().sum(dim=(1, 2)) * self._wide_gram.diagonal(dim1=1, dim2=2).sum(dim=1)
@@ -190,34 +262,31 @@ class DualWalk(StackedWalk):
 
     def rows(self, moved: torch.Tensor) -> torch.Tensor:
         first = self._layers[0]
-        end = first.weight + first.inputs * first.outputs
         out = torch.empty(len(moved), self._task.size)
-        weight = out[:, first.weight : end].view(len(out), first.outputs, first.inputs)
+        weight = out[:, self._begin : self._end].view(len(out), first.outputs, first.inputs)
         torch.bmm(self._coordinates(moved).mT, self._x, out=weight)
-        out[:, : first.weight] = moved[:, self._span : self._span + first.weight]
-        out[:, end:] = moved[:, self._span + first.weight :]
+        out[:, : self._begin] = moved[:, self._span : self._span + self._begin]
+        out[:, self._end :] = moved[:, self._span + self._begin :]
         return out
 
     def add_weighted_(
         self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
     ) -> None:
-        """One product over all records of all clients; no client's weights are written out."""
-        first = self._layers[0]
-        end = first.weight + first.inputs * first.outputs
+        """One product over all records of all clients: no client's weights are written out."""
         a = self._coordinates(moved).double() * weights[:, None, None]
         product = torch.mm(a.flatten(0, 1).T, self._wide.flatten(0, 1))
-        total[first.weight : end] += product.flatten()
-        rest = torch.zeros(len(total) - len(product.flatten()), dtype=torch.float64)
+        total[self._begin : self._end] += product.flatten()
+        rest = torch.zeros(len(total) - product.numel(), dtype=torch.float64)
         add_weighted_(rest, moved[:, self._span :], weights)
-        total[: first.weight] += rest[: first.weight]
-        total[end:] += rest[first.weight :]
+        total[: self._begin] += rest[: self._begin]
+        total[self._end :] += rest[self._begin :]
 
     def _coordinates(self, moved: torch.Tensor) -> torch.Tensor:
         a = moved[:, : self._span]
         return a.view(len(moved), self._x.shape[1], self._layers[0].outputs)
 
     def _first_input(self, batch: Batch) -> torch.Tensor:
-        return self._x  # never looked at: the first layer works on coordinates
+        return self._x  # not used: the first layer works on coordinates
 
     def _product(
         self, i: int, h: torch.Tensor, moved: torch.Tensor | None, batch: Batch
@@ -225,8 +294,8 @@ class DualWalk(StackedWalk):
         if i > 0:
             return super()._product(i, h, moved, batch)
         if moved is None:
-            return batch.chosen(self._first)
-        return batch.chosen(torch.baddbmm(self._first, self._gram, self._coordinates(moved)))
+            return batch.select(self._first)
+        return batch.select(torch.baddbmm(self._first, self._gram, self._coordinates(moved)))
 
     def _put_weight_gradient(
         self, i: int, h: torch.Tensor, error: torch.Tensor, batch: Batch, out: torch.Tensor
@@ -234,18 +303,16 @@ class DualWalk(StackedWalk):
         if i > 0:
             super()._put_weight_gradient(i, h, error, batch, out)
         else:
-            self._coordinates(out).copy_(batch.scattered(error, self._x.shape[1]))
+            self._coordinates(out).copy_(batch.scatter(error, self._x.shape[1]))
 
-    def _at(self, place: int) -> int:
-        first = self._layers[0]
-        removed = first.inputs * first.outputs if place > first.weight else 0
-        return self._span + place - removed
+    def _column(self, place: int) -> int:
+        return self._span + place - (self._layers[0].weights if place > self._begin else 0)
 
 
 def _loss_gradient(
     task: Task, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """The weighted losses' gradient at the outputs [K, B, o], written out where it is known."""
+    """The weighted losses' gradient at the outputs [K, B, o], by a formula for common losses."""
     if task.loss is squared_error and targets.ndim == 2:
         return ((outputs.squeeze(-1) - targets) * (2 * weights))[..., None]
     if task.loss is cross_entropy and targets.ndim == 2:

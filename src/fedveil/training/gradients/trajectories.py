@@ -1,0 +1,160 @@
+"""Local trajectories of K clients: the interface, and the general implementation by vmap."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.func import grad, vmap
+
+from fedveil.base.inputs import mapped, taken
+from fedveil.models.task import Features, Named, Task
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.rows import Norm, add_weighted_, row_norms
+from fedveil.training.cohort import Batch, CohortData
+
+Keys = torch.Tensor
+"""One dropout key per record, [B]. Passed only if the module has dropout."""
+
+_EXAMPLES = 1 << 26
+
+
+class LocalTrajectory(ABC):
+    """K clients on their way from the round's model, each with its own records.
+
+    `moved` [K, width] is each client's distance from the start, None if all are still there. Rows
+    are parameters, or coordinates in the span of the clients' gradients. Both are linear, so that
+    steps, momentum and scaling are the same arithmetic. Implementations agree up to rounding.
+
+    Attributes:
+        width: Length of a row.
+        spanned: Whether rows are coordinates. If not, they are parameters, [K, P].
+    """
+
+    spanned = False
+
+    def __init__(self, task: Task, start: torch.Tensor, cohort: CohortData) -> None:
+        """`start` is one model [P], or [K, P] if the implementation computes side by side."""
+        self._task, self._start, self._cohort = task, start, cohort
+        self.width = task.size
+
+    @abstractmethod
+    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """The gradient of each client's mean loss, [K, width]. Zero for an idle client."""
+
+    def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
+        """moved - rate x mean gradient, in place unless `moved` is None."""
+        gradient = self.mean(moved, batch)
+        return gradient.mul_(-rate) if moved is None else moved.add_(gradient, alpha=-rate)
+
+    @abstractmethod
+    def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
+        """The sum of each client's single-example gradients, every one clipped, [K, P].
+
+        Guarantee: adding or removing one record moves a row by at most the clip. A record whose
+        gradient is not finite counts as zero. Not for coordinates.
+        """
+
+    def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """The lengths of rows as parameters, float64 [K], not finite where a row is not."""
+        return row_norms(moved, norm)
+
+    def rows(self, moved: torch.Tensor) -> torch.Tensor:
+        """The rows as parameters, [K, P]. May be `moved` itself."""
+        return moved
+
+    def add_weighted_(
+        self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        """total += weights @ rows, in float64 throughout."""
+        add_weighted_(total, moved, weights)
+
+
+class Gradients(Protocol):
+    """Makes the trajectories of one execution mode.
+
+    Attributes:
+        forks: The model's own code has to run, so that each client is computed in a fork.
+    """
+
+    @property
+    def forks(self) -> bool: ...
+
+    def trajectory(
+        self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
+    ) -> LocalTrajectory:
+        """A trajectory from `start`, [P] or, vectorised, [K, P].
+
+        `spanned` allows coordinates: only L2 norms and sums of gradients will be used.
+        """
+        ...
+
+
+class VmappedTrajectory(LocalTrajectory):
+    """Parameters of all clients side by side, [K, P], for any module that vmap can compute."""
+
+    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        def loss(
+            named: Named, x: Features, y: torch.Tensor, weights: torch.Tensor, *keys: Keys
+        ) -> torch.Tensor:
+            return (self._task.losses(named, x, y, *keys) * weights).sum()
+
+        here = self._start if moved is None else self._start + moved
+        x, y, *keys = self._records(batch)
+        given = x, y, batch.weights, *keys
+        each: Callable[..., Named] = vmap(
+            grad(loss), in_dims=(None if here.ndim == 1 else 0, *(0 for _ in given))
+        )
+        return batch.zero_idle_(self._task.flattened(each(self._task.named(here), *given)))
+
+    def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
+        """Every example's gradient is materialised, a few clients at a time."""
+        given = self._records(batch)
+        clients, records = batch.mask.shape
+        params = (self._start if moved is None else self._start + moved).expand(clients, -1)
+        out = torch.zeros(clients, self.width)
+        examples = vmap(_example_gradients(self._task))
+        step = max(1, _EXAMPLES // (self.width * max(1, records)))
+        for a in range(0, clients, step):
+            here = slice(a, a + step)
+            found = examples(self._task.named(params[here]), *(taken(part, here) for part in given))
+            rows = self._task.flattened(found)
+            clipped = clip_or_zero_(rows.flatten(0, 1), clip).view_as(rows)
+            out[here] = torch.einsum("kbp,kb->kp", clipped, batch.mask[here])
+        return out
+
+    def _records(self, batch: Batch) -> tuple[Features, torch.Tensor, *tuple[torch.Tensor, ...]]:
+        """Records and targets [K, B, ...] of a step, and dropout keys if the module needs them."""
+        x, y = mapped(batch.select, self._cohort.x), batch.select(self._cohort.y)
+        self._task.ready(taken(x, 0), y[0])
+        return (x, y, batch.dropout_keys) if self._task.drops else (x, y)
+
+
+def example_gradients(
+    task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, *keys: Keys
+) -> torch.Tensor:
+    """The gradient of each example at the parameters `flat` [P]: rows [B, P]."""
+    return task.flattened(_example_gradients(task)(task.named(flat), x, y, *keys))
+
+
+def _example_gradients(task: Task) -> Callable[..., Named]:
+    """(parameters, x, y, keys of B examples) -> the gradient of each, [B, *shape] by name."""
+
+    def loss(named: Named, x: Features, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
+        return task.each_loss(task.outputs(named, taken(x, None), *key), y[None])[0]
+
+    def examples(named: Named, *given: Features) -> Named:
+        every: Callable[..., Named] = vmap(grad(loss), in_dims=(None, *(0 for _ in given)))
+        return every(named, *given)
+
+    return examples
+
+
+def clip_or_zero_(rows: torch.Tensor, clip: Clip) -> torch.Tensor:
+    """Clip the rows [B, P] in place. One that is not finite becomes zero."""
+    norms = row_norms(rows, clip.norm)
+    finite = torch.isfinite(norms)
+    if not bool(finite.all()):
+        rows[~finite] = 0.0
+        norms = torch.where(finite, norms, 0.0)
+    return clip.apply_(rows, norms).rows
