@@ -121,7 +121,7 @@ def test_a_client_alone_sees_its_real_records_and_no_padding(make_data, batches,
         for k in range(len(ids)):
             real = batch.mask[k].bool()
             index = torch.arange(cohort.longest) if batch.index is None else batch.index[k]
-            x, y = batch.real(cohort, k)
+            x, y = batch.client_records(cohort, k)
             assert torch.equal(x, cohort.x[k][index[real]])
             assert torch.equal(y, cohort.y[k][index[real]])
 
@@ -135,8 +135,8 @@ def test_a_client_whose_turn_is_over_sees_nothing():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"size": 0}, "give epochs or steps"),
-        ({"size": 0, "epochs": 1, "steps": 1}, "not both"),
+        ({"size": 0}, "set exactly one of epochs and steps"),
+        ({"size": 0, "epochs": 1, "steps": 1}, "exactly one"),
         ({"size": 0, "epochs": 0}, "epochs is 0"),
         ({"size": 0, "steps": -1}, "steps is -1"),
         ({"size": -1, "epochs": 1}, "size is -1"),

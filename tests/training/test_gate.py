@@ -285,8 +285,8 @@ def test_nothing_is_measured_in_the_clear_beside_a_price(held_out, monkeypatch):
         raise AssertionError("measured in the clear")
 
     training = training_of(held_out, every=1)
-    monkeypatch.setattr("fedveil.training.engines.serial.measure", forbidden)
-    monkeypatch.setattr("fedveil.training.evaluate.measure", forbidden)
+    monkeypatch.setattr("fedveil.training.engines.serial.measure_batch", forbidden)
+    monkeypatch.setattr("fedveil.training.evaluate.measure_batch", forbidden)
     monkeypatch.setattr("fedveil.training.engines.serial.over_clients", forbidden)
     results = list(train(training))
     gate = training.gate

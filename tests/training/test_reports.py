@@ -114,7 +114,7 @@ def test_updates_in_the_span_are_scaled_to_the_bound(spanned):
 def test_updates_in_the_span_that_are_not_finite_count_as_zero(spanned, clip):
     reports, _ = spanned(1.0, 1.0, 1.0)
     reports.moved[1, 0] = math.inf
-    reports = Spanned(reports.walk, reports.moved, reports.clipped)
+    reports = Spanned(reports.trajectory, reports.moved, reports.clipped)
     assert accept(reports, clip).refused.tolist() == [False, True, False]
     assert not summed(reports, [0.0, 1.0, 0.0]).any()
     assert torch.isfinite(summed(reports, [1.0, 1.0, 1.0])).all()

@@ -58,7 +58,7 @@ def trained_by_torch(task, data, work, client):
     The proximal term is part of the loss, as FedProx has it.
     """
     size = int(data.sizes[client])
-    plan = work.batches.of(np.array([client]), np.array([size]), ROUND, STREAMS)
+    plan = work.batches.for_round(np.array([client]), np.array([size]), ROUND, STREAMS)
     x, y = records_of(data, client)
     flat = task.parameters.clone().requires_grad_()
     optimiser = optimiser_of(work, flat)
@@ -146,7 +146,7 @@ def test_a_proximal_term_is_the_same_in_the_span_of_the_records(make_data, momen
         for way in (Vectorised, Ordinary)
     )
     assert isinstance(spanned, Spanned)
-    rows = spanned.walk.rows(spanned.moved)
+    rows = spanned.trajectory.rows(spanned.moved)
     assert_close(rows, written_out.rows)
     without = replace(work, proximal=0.0)
     other = without.updates(Turn(ROUND, start, cohort, clip, Ordinary(task, data), STREAMS))
