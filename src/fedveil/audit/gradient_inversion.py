@@ -8,7 +8,7 @@ changes the guess until the simulated update matches the observed one.
 - The cosine method matches directions, which a clip does not change, and prefers images of little
   total variation (Geiping et al. 2020).
 
-A simulated client takes the same steps as `training.work` and `training.dp_sgd`, without noise.
+A simulated client takes the same steps as `training.work`, without noise.
 What the attacker does not know is left out: the order of records in a pass, and which records
 joined a Poisson batch.
 """
