@@ -20,7 +20,7 @@ from fedveil.runs.opened_run import StoredModel
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.run_directory import request_stop
-from fedveil.watch.run_status import FollowedRun
+from fedveil.watch.followed_runs import FollowedRun
 from tests.statistical.test_ending import EXACT, losses, printed_by, worst
 
 NOISE, RATE, DELTA, ROUNDS, LAST = 2.0643147, 0.5, 1e-5, 40, 3

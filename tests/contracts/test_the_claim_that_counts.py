@@ -38,8 +38,8 @@ from fedveil.runs.report import report_of
 from fedveil.runs.run import Run, _budget
 from fedveil.tuning.sweep import claim_column
 from fedveil.tuning.trials import PreparedCell
-from fedveil.watch.cards import card, row
-from fedveil.watch.run_status import FollowedRun
+from fedveil.watch.followed_runs import FollowedRun
+from fedveil.watch.live_pages import card, row
 from tests.runs.conftest import BASE
 
 LIMIT = 40.0

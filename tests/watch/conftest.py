@@ -11,10 +11,8 @@ from starlette.testclient import TestClient
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.run_directory import locked
-from fedveil.watch.access import PageAddress
-from fedveil.watch.app import make_app
-from fedveil.watch.runs_folder import RunsFolder
-from fedveil.watch.stream import Watcher
+from fedveil.watch.followed_runs import RunsFolder
+from fedveil.watch.watch_server import PageAddress, Watcher, make_app
 
 from ..runs.conftest import BASE
 

@@ -4,10 +4,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from fedveil.runs.run_directory import stop_requested
-from fedveil.watch.access import PageAddress
-from fedveil.watch.app import make_app
-from fedveil.watch.runs_folder import RunsFolder
-from fedveil.watch.stream import Watcher
+from fedveil.watch.followed_runs import RunsFolder
+from fedveil.watch.watch_server import PageAddress, Watcher, make_app
 
 from .conftest import ADDRESS, OWN, id_of
 

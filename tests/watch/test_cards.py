@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from fedveil.watch.cards import card, row
-from fedveil.watch.pages import MOST_CARDS, all_page, all_view, run_page, run_view
-from fedveil.watch.runs_folder import RunsFolder
+from fedveil.watch.followed_runs import RunsFolder
+from fedveil.watch.live_pages import MAX_CARDS, all_page, all_view, card, row, run_page, run_view
 
 from ..contracts.test_no_bare_epsilon import MEANT, bare
 from ..runs.test_report import many
@@ -192,10 +191,10 @@ def test_long_runs_are_small_and_keep_their_extremes(root, copied, rounds):
 
 def test_the_page_of_all_has_charts_for_some_and_rows_for_the_rest(root, copied):
     copied("ended")
-    for k in range(MOST_CARDS + 1):
+    for k in range(MAX_CARDS + 1):
         copied("open", f"open-{k}")
     found = all_view(RunsFolder(root).statuses())
-    assert len(found.cards) == MOST_CARDS + 1
+    assert len(found.cards) == MAX_CARDS + 1
     assert found.cards[-1] == ("others", ["others-table"])
     text = words(found.parts["others-table"].text)
     assert "ended" in text

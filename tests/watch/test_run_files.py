@@ -6,8 +6,8 @@ import os
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.watch import run_files
-from fedveil.watch.run_files import Tail, check_plain, content_of
+from fedveil.watch import followed_runs as module
+from fedveil.watch.followed_runs import MetricsTail, check_plain, content_of
 
 
 def line(round, **more):
@@ -26,7 +26,7 @@ def rounds(tail):
 
 
 def test_what_is_new_is_read_and_half_a_line_waits(metrics):
-    tail = Tail(metrics)
+    tail = MetricsTail(metrics)
     assert rounds(tail) == []
     metrics.write_text(line(0) + line(1)[:20])
     assert rounds(tail) == [0]
@@ -38,7 +38,7 @@ def test_what_is_new_is_read_and_half_a_line_waits(metrics):
 
 
 def test_a_file_that_was_replaced_or_cut_is_read_from_its_start(metrics, tmp_path):
-    tail = Tail(metrics)
+    tail = MetricsTail(metrics)
     metrics.write_text("".join(map(line, range(5))))
     assert rounds(tail) == [0, 1, 2, 3, 4]
     new = tmp_path / "new"
@@ -59,7 +59,7 @@ def test_a_file_that_was_replaced_or_cut_is_read_from_its_start(metrics, tmp_pat
 )  # fmt: skip
 def test_after_a_damaged_line_nothing_more_is_believed(metrics, bad):
     metrics.write_bytes((line(0) + line(1) + bad + "\n" + line(4)).encode("latin-1"))
-    tail = Tail(metrics)
+    tail = MetricsTail(metrics)
     assert rounds(tail) == [0, 1]
     assert tail.trouble == ["metrics.jsonl was damaged after 2 lines: the rest is left out"]
 
@@ -80,7 +80,7 @@ def test_links_pipes_folders_and_huge_files_are_refused_without_waiting(tmp_path
     with pytest.raises(BadInput, match=r"is not a file|cannot be read"):
         content_of(path)
     path.rmdir()
-    monkeypatch.setitem(run_files.MOST, "recipe.toml", 10)
+    monkeypatch.setitem(module._MAX_BYTES, "recipe.toml", 10)
     path.write_text("x" * 11)
     with pytest.raises(BadInput, match="more than a run leaves"):
         content_of(path)

@@ -14,8 +14,7 @@ from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.run_directory import request_stop
-from fedveil.watch.run_status import FollowedRun, State
-from fedveil.watch.runs_folder import RunsFolder
+from fedveil.watch.followed_runs import FollowedRun, RunsFolder, State
 
 from ..runs.conftest import BASE
 
@@ -27,7 +26,7 @@ def look(folder):
 def test_a_run_that_has_ended(copied):
     found = look(copied("ended"))
     assert (found.state, found.planned, found.contents.last_round) == (State.ENDED, 4, 4)
-    assert (found.contents.result["stopped"], found.asked, found.contents.trouble) == (
+    assert (found.contents.result["stopped"], found.stop_requested, found.contents.trouble) == (
         "rounds",
         False,
         [],
@@ -54,11 +53,11 @@ def test_running_until_its_process_has_gone(copied):
     followed = FollowedRun(folder, "open")
     with locked(folder):
         first = followed.status()
-        assert (first.state, first.asked) == (State.RUNNING, False)
+        assert (first.state, first.stop_requested) == (State.RUNNING, False)
         assert followed.status() is first
         request_stop(folder)
-        assert followed.status().asked
-    assert (followed.status().state, followed.status().asked) == (State.GONE, False)
+        assert followed.status().stop_requested
+    assert (followed.status().state, followed.status().stop_requested) == (State.GONE, False)
 
 
 def test_an_older_result_does_not_speak_for_a_run_that_was_resumed(copied, made, holding):
@@ -158,7 +157,7 @@ HOSTILE = {
 )
 @pytest.mark.parametrize("which", ["ended", "open"])
 def test_whatever_is_in_a_file_the_run_is_looked_at(copied, holding, which, name, content):
-    from fedveil.watch.pages import all_view, run_view
+    from fedveil.watch.live_pages import all_view, run_view
 
     folder = copied(which)
     copied("budget")
@@ -187,7 +186,7 @@ def test_a_result_that_was_changed_is_not_believed(copied):
 
 def test_a_ledger_that_cannot_be_read_for_a_moment_is_as_it_was(copied, holding, monkeypatch):
     from fedveil.base.errors import BadInput
-    from fedveil.watch import run_status as module
+    from fedveil.watch import followed_runs as module
 
     folder = copied("open")
     holding(folder)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from fedveil.watch import runs_folder as module
-from fedveil.watch.run_status import State
-from fedveil.watch.runs_folder import RunsFolder
+from fedveil.watch import followed_runs as module
+from fedveil.watch.followed_runs import RunsFolder, State
 
 
 def names(found):
@@ -62,7 +61,7 @@ def test_a_run_that_was_removed_is_not_found_any_more(root, copied):
     assert folder.statuses() == []
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MOST_RUNS", 2), ("MOST_FOLDERS", 3)])
+@pytest.mark.parametrize(("limit", "value"), [("_MAX_RUNS", 2), ("_MAX_FOLDERS", 3)])
 def test_there_is_an_end_to_it(root, made, monkeypatch, limit, value):
     for name in "abcdef":
         (root / name).mkdir()

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.watch.serve import Served
+from fedveil.watch.watch_server import Served
 
 from .server import served
 

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from fedveil.watch import stream
-from fedveil.watch.pages import all_view
-from fedveil.watch.runs_folder import RunsFolder
-from fedveil.watch.stream import Watcher
+from fedveil.watch import watch_server
+from fedveil.watch.followed_runs import RunsFolder
+from fedveil.watch.live_pages import all_view
+from fedveil.watch.watch_server import Watcher
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
-    monkeypatch.setattr(stream, "EVERY", 0.02)
+    monkeypatch.setattr(watch_server, "_INTERVAL", 0.02)
 
 
 def told(event):
@@ -65,7 +65,7 @@ def test_new_runs_join(root, copied):
 
 
 def test_where_nothing_happens_there_is_a_sign_of_life(root, copied, monkeypatch):
-    monkeypatch.setattr(stream, "_ALIVE", 0.06)
+    monkeypatch.setattr(watch_server, "_KEEP_ALIVE", 0.06)
     copied("ended")
 
     async def watched():
@@ -87,7 +87,7 @@ def test_after_a_look_that_took_long_the_runs_have_the_machine(root, copied, mon
         watcher = Watcher(folder)
         await watcher.draw(all_view)
         first = len(began)
-        watcher._at -= 0.1
+        watcher._read_at -= 0.1
         await watcher.draw(all_view)
         return first, len(began), watcher._pause
 
@@ -97,7 +97,7 @@ def test_after_a_look_that_took_long_the_runs_have_the_machine(root, copied, mon
 
 
 def test_many_who_watch_look_once(root, copied, monkeypatch):
-    monkeypatch.setattr(stream, "EVERY", 0.5)
+    monkeypatch.setattr(watch_server, "_INTERVAL", 0.5)
     copied("ended")
     folder, looked = RunsFolder(root), []
     statuses = folder.statuses

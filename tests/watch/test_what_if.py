@@ -13,8 +13,15 @@ from fedveil.privacy.accounting.calibration import solve
 from fedveil.privacy.accounting.claims import Accountant
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.watch.what_if import KNOBS, Settings, quick, recipe_text, refined
-from fedveil.watch.what_if_page import answer_parts, what_if_page
+from fedveil.watch.what_if import (
+    KNOBS,
+    Settings,
+    answer_parts,
+    quick,
+    recipe_text,
+    refined,
+    what_if_page,
+)
 
 from ..contracts.test_no_bare_epsilon import MEANT, bare
 from .conftest import words
@@ -63,13 +70,13 @@ def test_noise_and_rounds_that_meet_the_budget():
 
 def test_splits_have_the_same_client_rounds():
     found = refined(ask())
-    for split in found.splits:
-        assert split.settings.client_rounds == pytest.approx(3000, rel=0.1)
-        assert split.settings.rate <= 1
-    costs = [split.claim.epsilon for split in found.splits]
+    for split, _ in found.splits:
+        assert split.client_rounds == pytest.approx(3000, rel=0.1)
+        assert split.rate <= 1
+    costs = [claim.epsilon for _, claim in found.splits]
     assert costs == sorted(costs, reverse=True)
     assert len(costs) == 6
-    assert refined(ask(rate=1, rounds=1)).splits[0].settings.rounds == 1
+    assert refined(ask(rate=1, rounds=1)).splits[0][0].rounds == 1
 
 
 def test_it_is_kept():
@@ -146,6 +153,6 @@ def test_the_numbers_beside_the_claim_are_by_the_accountant_that_counts():
     assert f"{pld.left_of(40)} would be left" in shown
     assert rdp.left_of(40) not in shown
     assert f"epsilon {pld.full_terms}" in shown
-    for split in found.splits:
-        assert split.claim.accountant is Accountant.PLD
-        assert split.claim.value in shown
+    for _, claim in found.splits:
+        assert claim.accountant is Accountant.PLD
+        assert claim.value in shown

@@ -38,7 +38,7 @@ def watch(
     if folder != DEFAULT and not folder.is_dir():
         raise BadInput(f"{folder} is no directory: name one that runs are in, or will be")
     with loading(quiet=False):
-        from fedveil.watch.serve import Served, serve
+        from fedveil.watch.watch_server import Served, serve
 
         served = Served(folder, host, port, outside)
     listen()

@@ -6,17 +6,23 @@ permits, and what the same client-rounds cost when they are spread over other ro
 cached, so that a slider that is moved back is answered at once.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from fedveil.base.errors import BadInput
+from fedveil.pages.charts import Chart, Line, figure
+from fedveil.pages.claim_sections import claim_box
+from fedveil.pages.html import Content, Markup, number_text, section, table, tag, tiles
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import central_line, least_noise
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.composition import FINE, rounds_within
+from fedveil.privacy.accounting.meaning import Meaning
 from fedveil.runs.recipe_file import load_recipe, to_toml
+from fedveil.watch.live_pages import served_page
 
 _COARSE = 10 * FINE
 _SPREAD = (1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16)
@@ -121,14 +127,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The same client-rounds over another number of rounds, and what they cost."""
-
-    settings: Settings
-    claim: PrivacyClaim
-
-
-@dataclass(frozen=True)
 class Refined:
     """The claims of a run, and what the budget permits.
 
@@ -136,13 +134,13 @@ class Refined:
         claims: One per accountant, PLD first.
         permitted: The number of rounds within the budget.
         needed: The noise multiplier with which all rounds fit, or None if none is enough.
-        splits: What the same client-rounds cost over other numbers of rounds.
+        splits: The same client-rounds over other numbers of rounds, and what they cost.
     """
 
     claims: tuple[PrivacyClaim, ...]
     permitted: int
     needed: float | None
-    splits: tuple[Spread, ...]
+    splits: tuple[tuple[Settings, PrivacyClaim], ...]
 
 
 @lru_cache(_CACHED)
@@ -164,24 +162,19 @@ def refined(settings: Settings) -> Refined:
         )
     except BadInput:
         needed = None
-    return Refined(
-        claims=line.claims(settings.rounds),
-        permitted=rounds_within(line.event, budget.epsilon, budget.delta, line.relation),
-        needed=needed,
-        splits=_splits(settings),
-    )
-
-
-def _splits(settings: Settings) -> tuple[Spread, ...]:
-    spreads = []
+    splits = []
     for times in _SPREAD:
         rounds = round(settings.rounds * times)
         rate = settings.rate * settings.rounds / max(rounds, 1)
         if rounds >= 1 and rate <= 1:
             other = Settings(**{**vars(settings), "rounds": rounds, "rate": rate})
-            claim = other.line.claims(rounds, interval=_COARSE)[0]
-            spreads.append(Spread(other, claim))
-    return tuple(spreads)
+            splits.append((other, other.line.claims(rounds, interval=_COARSE)[0]))
+    return Refined(
+        claims=line.claims(settings.rounds),
+        permitted=rounds_within(line.event, budget.epsilon, budget.delta, line.relation),
+        needed=needed,
+        splits=tuple(splits),
+    )
 
 
 def recipe_text(settings: Settings) -> str:
@@ -202,4 +195,156 @@ def recipe_text(settings: Settings) -> str:
         "# written by fedveil watch, what if; data, model and clip are placeholders for yours\n"
         '# a simulation: for a release, noise.source is "secure"\n'
         f"{to_toml(recipe.model_dump())}"
+    )
+
+
+_ABOUT = (
+    "Central DP with Gaussian noise: each client joins a round with the probability that is set, "
+    "its update is clipped, and a trusted server adds the noise. Nothing is trained and no data "
+    "are read: this is accounting alone."
+)
+_SOON = "A quick upper bound; the exact account follows."
+_SNR = (
+    "Signal to noise is shown at its best: every update as long as the clip norm, all of them in "
+    "one direction. A run does worse; below 1 the noise of a round is longer than what is learnt."
+)
+_SPLITS = (
+    "The same expected client-rounds, over fewer or more rounds with the same noise multiplier. "
+    "More rounds of fewer clients cost less epsilon, and every round has more noise."
+)
+
+
+def what_if_page() -> bytes:
+    """The page, with every slider where it begins."""
+    button = {"type": "button", "id": "fit", "class_": "quiet"}
+    return served_page(
+        "What if",
+        "./what-if",
+        tag("h1", "What if"),
+        tag("p", _ABOUT, class_="sub"),
+        tag("div", *map(_knob, KNOBS), class_="knobs", id="knobs"),
+        tag(
+            "p",
+            tag("a", "The recipe of these settings", id="recipe", href="./recipe"),
+            ", for fedveil run what-if.toml. ",
+            tag("button", "Take the noise that fits the budget", **button, disabled=True),
+        ),
+        tag("p", "", id="trouble", role="status", class_="warn"),
+        tag(
+            "div",
+            *(tag("div", id=f"answer-{name}") for name in ("claim", "numbers", "budget", "splits")),
+            id="answer",
+        ),
+        script="what_if.js",
+    )
+
+
+def answer_parts(settings: Settings, *, fine: bool) -> str:
+    """The parts of the page as JSON: the quick ones, or with `fine` those that take longer."""
+    parts: dict[str, Markup] = {}
+    needed: float | None = None
+    if fine:
+        answer = refined(settings)
+        needed = answer.needed
+        others = f"By other accountants: {'; '.join(map(str, answer.claims[1:]))}"
+        box = claim_box(Meaning.from_claims(answer.claims))
+        parts["answer-claim"] = tag("div", box, tag("p", others, class_="note"))
+        parts["answer-budget"] = _budget(settings, answer)
+        parts["answer-splits"] = _splits(settings, answer)
+    else:
+        meaning = Meaning.from_claims(quick(settings))
+        parts["answer-claim"] = tag("div", claim_box(meaning), tag("p", _SOON, class_="note"))
+        parts["answer-numbers"] = _numbers(settings)
+    texts = {name: part.text for name, part in parts.items()}
+    return json.dumps({"parts": texts, "needed": needed})
+
+
+def _knob(knob: Knob) -> Markup:
+    values = knob.values
+    at = min(range(len(values)), key=lambda k: abs(values[k] - knob.start))
+    texts = [number_text(value) for value in values]
+    return tag(
+        "div",
+        tag("label", knob.label, tag("output", texts[at], for_=knob.name), for_=knob.name),
+        tag(
+            "input",
+            type="range",
+            id=knob.name,
+            min=0,
+            max=len(values) - 1,
+            step=1,
+            value=at,
+            aria_valuetext=texts[at],
+            aria_describedby=f"{knob.name}-note",
+            data_values=" ".join(map(repr, values)),
+            data_texts=" ".join(texts),
+        ),
+        tag("p", knob.note, class_="note", id=f"{knob.name}-note"),
+        class_="knob",
+    )
+
+
+def _numbers(settings: Settings) -> Markup:
+    numbers = (
+        (settings.noise_of_mean, "clip norms: std of the noise on a coordinate of the mean update"),
+        (settings.signal_to_noise, "signal to noise of a round, at most"),
+        (settings.cohort, "clients in a round, as expected"),
+        (settings.client_rounds, "client-rounds in all, as expected"),
+    )
+    warning = None
+    if settings.delta >= 1 / settings.clients:
+        warning = tag(
+            "p",
+            f"A delta of {settings.delta:g} permits publishing one of {settings.clients:,} clients "
+            "outright: fedveil run refuses it.",
+            class_="warn",
+        )
+    return tag("div", warning, tiles(numbers), tag("p", _SNR, class_="note"))
+
+
+def _budget(settings: Settings, answer: Refined) -> Markup:
+    claim, limit = answer.claims[0], settings.epsilon
+    if claim.epsilon <= limit:
+        said = f"All {settings.rounds:,} rounds fit: {claim.left_of(limit)} would be left."
+    elif answer.permitted:
+        said = f"The budget ends the run after {answer.permitted:,} of {settings.rounds:,} rounds."
+    else:
+        said = "Not even one round fits the budget: fedveil run refuses this."
+    words = tag("p", said, class_=None if claim.epsilon <= limit else "warn")
+    noise = "No noise multiplier meets the budget over all rounds."
+    if answer.needed is not None:
+        noise = f"A noise multiplier of {answer.needed:.4g} meets it over all {settings.rounds:,}."
+    rounds = f"With this noise it permits {answer.permitted:,} rounds."
+    return section("The budget", words, tag("p", noise, " ", rounds))
+
+
+def _splits(settings: Settings, answer: Refined) -> Markup:
+    terms = answer.claims[0].full_terms
+    rows: list[dict[str, Content]] = [
+        {
+            "rounds": split.rounds,
+            "clients in a round": split.cohort,
+            f"epsilon {terms}": claim.value,
+            "noise on a coordinate, in clip norms": split.noise_of_mean,
+            "signal to noise, at most": split.signal_to_noise,
+        }
+        for split, claim in answer.splits
+    ]
+    points = [(float(split.rounds), claim.epsilon) for split, claim in answer.splits]
+    chart = Chart(
+        id="split",
+        title=f"Epsilon of the same client-rounds {terms}",
+        x_label="rounds that they are spread over",
+        y_label="epsilon spent",
+        lines=[Line("epsilon spent", points)],
+        levels=[("the budget", settings.epsilon)],
+        log_x=len(points) > 1,
+        from_zero=True,
+    )
+    numbers = table(rows, f"{number_text(settings.client_rounds)} client-rounds", wide=True)
+    return section(
+        "What these client-rounds cost",
+        tag("p", _SPLITS),
+        numbers,
+        tag("div", figure(chart), class_="pair"),
     )

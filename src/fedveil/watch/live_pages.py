@@ -1,0 +1,299 @@
+"""The live pages: of all runs under a folder, and of one. Their parts come as events."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from fedveil.pages.charts import figure, gauge
+from fedveil.pages.html import (
+    Content,
+    Markup,
+    file_text,
+    folded,
+    joined,
+    listed,
+    number_text,
+    page,
+    sentence,
+    table,
+    tag,
+    tiles,
+    value_text,
+)
+from fedveil.pages.run_report import clip_charts_of, metric_charts, spending_chart
+from fedveil.privacy.accounting.events import event_text, from_dict
+from fedveil.watch.followed_runs import RunStatus, State
+
+MAX_CARDS = 6
+"""Runs that are drawn with charts on the page of all runs. The others have a row."""
+
+_FEW, _CHARGES, _RECENT = 50, 8, 20
+"""Stretches of a chart among others, charges that are listed, rounds that give the pace."""
+
+_OUTSIDE = (
+    "Clip shares, signal to noise and cohort sizes come from private data and are outside every "
+    "claim. They are shown because this is a simulation, or because the recipe asks for them."
+)
+_SECURE = (
+    "With secure noise nothing that clients' data tell is shown: no share of clipped updates, no "
+    "signal to noise, no cohort sizes, no times."
+)
+_UNKNOWN = "What it has spent is not known: no ledger of it could be read."
+_GONE = "It was killed, or its machine stopped. What was charged stays charged; this continues it:"
+_NONE = "There is no run here yet. It appears when it begins: fedveil run --out DIR."
+_ENDING = (
+    "The round under way is finished and stays charged; then the run ends, with its claim and its "
+    "report. fedveil run --resume continues it."
+)
+
+Parts = dict[str, Markup]
+"""Parts of a page by their ids, each of which is drawn again when it changes."""
+
+
+@dataclass(frozen=True)
+class LiveView:
+    """The parts of a live page in their order.
+
+    Attributes:
+        cards: The id of each card with the ids of its parts.
+        parts: All parts by id.
+    """
+
+    cards: list[tuple[str, list[str]]]
+    parts: Parts
+
+
+def all_page(root: Path) -> bytes:
+    """The page of all runs under a folder."""
+    return _live("Runs", tag("p", f"All runs under {root}", class_="sub"), "./events")
+
+
+def run_page(id: str, name: str) -> bytes:
+    """The page of one run, all of it."""
+    return _live(name, None, f"./events?id={id}")
+
+
+def all_view(statuses: Sequence[RunStatus]) -> LiveView:
+    """Draw running and killed runs as cards, and runs that have ended as rows."""
+    shown = [status for status in statuses if status.state is not State.ENDED][:MAX_CARDS]
+    if not shown and statuses:
+        shown = list(statuses[:1])
+    cards = {f"r-{status.id}": card(status, full=False) for status in shown}
+    rows = [row(status) for status in statuses if status not in shown]
+    if rows:
+        others = table(rows, "What they came to", wide=True)
+        cards["others"] = {"others-table": tag("div", tag("h2", "Other runs"), others)}
+    if not statuses:
+        cards["none"] = {"none-yet": tag("p", _NONE)}
+    return _view(cards)
+
+
+def run_view(id: str, statuses: Sequence[RunStatus]) -> LiveView:
+    """Draw one run, or a sentence if its directory is gone."""
+    for status in statuses:
+        if status.id == id:
+            return _view({f"r-{id}": card(status, full=True)})
+    return _view({"none": {"none-any-more": tag("p", "This run is not there any more.")}})
+
+
+def _view(cards: dict[str, Parts]) -> LiveView:
+    order = [(id, list(parts)) for id, parts in cards.items()]
+    return LiveView(order, {id: part for parts in cards.values() for id, part in parts.items()})
+
+
+def served_page(title: str, current: str, *content: Content, script: str) -> bytes:
+    """A page of this server with links to the others, of which `current` is this one."""
+    folder = Path(__file__).parent
+    links = [
+        tag("a", name, href=place, aria_current="page" if place == current else None)
+        for name, place in (("Runs", "./"), ("What if", "./what-if"))
+    ]
+    return page(
+        f"{title}: fedveil watch",
+        tag("nav", *links, aria_label="Pages"),
+        *content,
+        style=file_text(folder / "watch.css"),
+        script=file_text(folder / script),
+        served=True,
+    )
+
+
+def _live(title: str, below: Markup | None, events: str) -> bytes:
+    button = {"type": "button", "id": "stop-no", "class_": "quiet"}
+    dialog = tag(
+        "dialog",
+        tag("h2", "End ", tag("span", id="stop-name"), " after its round?", id="stop-title"),
+        tag("p", _ENDING),
+        tag(
+            "p",
+            tag("button", "End it", type="button", id="stop-yes"),
+            " ",
+            tag("button", "Let it train", **button, autofocus=True),
+        ),
+        id="stop",
+        aria_labelledby="stop-title",
+    )
+    return served_page(
+        title,
+        "./" if title == "Runs" else "",
+        tag("h1", title),
+        below,
+        tag("p", "Looking ...", id="connection", role="status", class_="sub"),
+        tag("div", id="cards", data_events=events),
+        dialog,
+        tag("noscript", "This page is drawn by its own script, which is switched off."),
+        script="live.js",
+    )
+
+
+@lru_cache(maxsize=32)
+def card(status: RunStatus, *, full: bool) -> Parts:
+    """Draw a run, `full` on a page of its own. A run that cannot be drawn says so."""
+    contents, id = status.contents, f"r-{status.id}"
+    try:
+        state = tag("div", _gauge(status), tag("div", *_progress(status)), class_="state")
+        parts = {"head": _head(status, full=full), "state": state, "end": _ending(status)}
+        charts = [*metric_charts(contents)[: None if full else 1], *spending_chart(contents)]
+        for chart in [*charts, *clip_charts_of(contents)] if full else charts:
+            own = replace(chart, id=f"{id}-{chart.id}")
+            parts[chart.id] = figure(own if full else replace(own, max_stretches=_FEW, note=""))
+        parts["more"] = _more(status, full=full)
+    except Exception as e:  # numbers that no run writes; the other runs are drawn all the same
+        badge = tag("span", status.state.value, class_="badge gone")
+        warning = tag("p", f"It cannot be drawn: {type(e).__name__}.", class_="warn")
+        parts = {"head": tag("h2", status.name, " ", badge), "state": warning}
+    return {f"{id}-{name}": part for name, part in parts.items()}
+
+
+@lru_cache(maxsize=512)
+def row(status: RunStatus) -> dict[str, Content]:
+    """A run that has ended, in a line."""
+    contents, claim = status.contents, "nothing is claimed"
+    link = tag("a", status.name, href=f"./run?id={status.id}")
+    try:
+        if status.claim is not None:
+            claim = str(status.claim)
+        metrics = [f"{name} {text}" for name, (text, _) in contents.metric_texts().items()]
+        return {
+            "run": link,
+            "rounds": contents.last_round,
+            "stopped by": value_text(contents.result.get("stopped", "nobody: it was killed")),
+            "on the test split": ", ".join(metrics) or "-",
+            "claim": claim if status.known else _UNKNOWN,
+        }
+    except Exception as e:
+        return {"run": link, "rounds": f"it cannot be drawn: {type(e).__name__}"}
+
+
+def _head(status: RunStatus, *, full: bool) -> Markup:
+    words = status.state.value
+    if status.state is State.ENDED:
+        words = f"ended by: {value_text(status.contents.result.get('stopped'))}"
+    name: Content = status.name if full else tag("a", status.name, href=f"./run?id={status.id}")
+    return tag("h2", name, " ", tag("span", words, class_=f"badge {status.state.name.lower()}"))
+
+
+def _progress(status: RunStatus) -> list[Markup]:
+    """The rounds that are done as a bar and in words, and the metrics."""
+    done, planned = status.contents.last_round, status.planned
+    total = "" if planned is None else f" of {planned:,}"
+    bar = tag(
+        "progress",
+        value=min(done, planned or done or 1),
+        max=planned or done or 1,
+        aria_label=f"Rounds of {status.name}",
+    )
+    words = tag("p", f"round {done:,}{total}", _pace(status), class_="sub")
+    return [bar, words, tiles(status.contents.metric_texts().values())]
+
+
+def _pace(status: RunStatus) -> str:
+    """The time left at the pace of the last rounds, "" where times are secret."""
+    contents, planned = status.contents, status.planned
+    if status.state is not State.RUNNING or contents.secure or planned is None:
+        return ""
+    times = [line.get("seconds") for line in contents.history[-_RECENT:]]
+    known = [float(time) for time in times if isinstance(time, int | float)]
+    if not known:
+        return ""
+    each = sum(known) / len(known)
+    left = each * (planned - contents.last_round)
+    return f", {_duration(each)} each, about {_duration(left)} to go"
+
+
+def _duration(seconds: float) -> str:
+    if not 0 <= seconds < 1e9:
+        return "unknown"
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _gauge(status: RunStatus) -> Markup:
+    """What is left of the budget of the line that counts, with all that the number needs."""
+    spent, limit = status.spent, status.contents.budget_epsilon
+    if not status.known:
+        return tag("p", _UNKNOWN, class_="gauge warn")
+    if spent is None:
+        return tag("p", "Nothing is claimed, so nothing is spent.", class_="gauge sub")
+    words = f"spent: {spent}"
+    if status.claim is not None and spent.condition:
+        words += f". If it ends now, the claim that counts is {status.claim}"
+    if limit is None:
+        return tag("p", f"{sentence(words)}. No limit was set.", class_="gauge")
+    left = spent.left_of(limit)
+    return gauge(
+        f"r-{status.id}-left",
+        "Epsilon left",
+        f"Left: {left}. {sentence(words)}.",
+        (limit - spent.epsilon) / limit,
+        spent.remainder(limit),
+        tag("span", f"left of {left.partition(' of ')[2]}"),
+        tag("span", words, class_="sub"),
+    )
+
+
+def _ending(status: RunStatus) -> Markup:
+    """How the run ended, or the button to end it.
+
+    It is a part of its own, so that the button is not redrawn under a click.
+    """
+    if status.state is State.GONE:
+        how = tag("code", f"fedveil run --resume {status.contents.folder}")
+        return tag("p", _GONE, " ", how, class_="warn")
+    if status.state is State.ENDED:
+        report = tag("a", "Its report", href=f"./report?id={status.id}")
+        why = status.contents.result.get("why")
+        return tag("p", report, f": {value_text(why)}." if why else ".")
+    if status.stop_requested:
+        return tag("p", "It was asked to end, and does so after this round.", role="status")
+    return tag(
+        "button", "End after this round", type="button", data_stop=status.id, data_name=status.name
+    )
+
+
+def _more(status: RunStatus, *, full: bool) -> Markup:
+    """Problems, notes, the last charges, and what the claim does not cover."""
+    contents = status.contents
+    parts: list[Content] = [tag("p", trouble, class_="warn") for trouble in contents.trouble]
+    if contents.notes:
+        parts.append(listed(contents.notes))
+    charges = [] if contents.statement is None else contents.statement.charges
+    if charges:
+        rows: list[dict[str, Content]] = []
+        for charge in sorted(charges, key=lambda c: (c.round, c.attempt))[: -_CHARGES - 1 : -1]:
+            row: dict[str, Content] = {
+                "round": charge.round,
+                "attempt": charge.attempt + 1,
+                "for": charge.covers,
+                "each": event_text(from_dict(charge.event)),
+            }
+            rows.append(row if contents.secure else {**row, "charged at": charge.charged_at})
+        total = f"The last of {number_text(len(charges))} charges"
+        parts.append(folded(total, table(rows, "Last charges, the latest first", wide=True)))
+    if full and contents.diagnosed and contents.claims:
+        parts.append(tag("p", _OUTSIDE, class_="note"))
+    elif full and contents.secure:
+        parts.append(tag("p", _SECURE, class_="note"))
+    return joined(parts)
