@@ -7,7 +7,7 @@ import pytest
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.runs import checkpoint
 from fedveil.runs import run as runs
-from fedveil.runs.run import Done, Run
+from fedveil.runs.run import FinishedRounds, Run
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gate import Gate
 from fedveil.training.round import RoundResult
@@ -37,8 +37,8 @@ PLACES = {  # whose call is interrupted, which one, and the rounds that the run 
     "stepping": (SgdServer, "step", 3, True, 2),
     "before the line": (RoundResult, "numbers", 3, False, 2),
     "after the line": (RoundResult, "numbers", 3, True, 2),
-    "before the round is kept": (Done, "add", 3, False, 2),
-    "after the round is kept": (Done, "add", 3, True, 3),
+    "before the round is kept": (FinishedRounds, "add", 3, False, 2),
+    "after the round is kept": (FinishedRounds, "add", 3, True, 3),
     "writing metrics": (runs, "json_text", 4, True, 3),
     "saving": (checkpoint, "save", 3, False, 3),
     "saved": (checkpoint, "save", 3, True, 3),
@@ -98,7 +98,7 @@ def test_a_round_that_was_added_and_not_reached_is_not_done(start):
     """The one moment between two steps that cannot be hooked."""
     run = start("central")
     state = run.training.start()
-    done = Done(state, [])
+    done = FinishedRounds(state, [])
     done.rounds.append(runs.FinishedRound({"round": 1}, 5, []))
     assert done.settled == []
 

@@ -31,7 +31,7 @@ class Ending:
         ledger: Its ledger, still open.
         file: The file of that ledger.
         resume: The command that continues it.
-        asked: Whether somebody asked it to end (`stop_request`).
+        requested: Whether somebody asked it to end (`request_stop`).
     """
 
     plan: PrivacyPlan
@@ -40,7 +40,7 @@ class Ending:
     ledger: Ledger
     file: Path
     resume: str
-    asked: bool = False
+    requested: bool = False
 
     @property
     def stopped(self) -> Stopped:
@@ -49,7 +49,7 @@ class Ending:
             return "rounds"
         if self.ledger.refusal is not None:
             return "budget"
-        return "request" if self.asked else "interrupted"
+        return "request" if self.requested else "interrupted"
 
     def __str__(self) -> str:
         return f"{self._what_counts()}; {self._stop()}; {self._what_is_left()}"

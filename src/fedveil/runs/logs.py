@@ -170,8 +170,10 @@ class Logs:
     and the training goes on.
     """
 
-    def __init__(self, trackers: Mapping[str, Tracker], resumed: int, *, live: bool) -> None:
-        self.remarks: list[str] = []
+    def __init__(
+        self, trackers: Mapping[str, Tracker], resumed: int, *, live: bool, remarks: list[str]
+    ) -> None:
+        self.remarks = remarks
         self._trackers, self._resumed, self._live = dict(trackers), resumed, live
         self._waiting: list[Line] = []
         self._texts: dict[str, str] = {}
@@ -246,6 +248,7 @@ def open_logs(
     history: Iterable[Line] = (),
     *,
     live: bool = False,
+    remarks: list[str] | None = None,
 ) -> Logs:
     """Open the logs of a run.
 
@@ -257,6 +260,7 @@ def open_logs(
             a server, so they must hold nothing secret.
         history: Lines of earlier rounds, which are logged first.
         live: Whether lines are logged at once, which shows how long rounds take.
+        remarks: Where a line about each log that fails is added.
     """
     kinds, history = tuple(dict.fromkeys(kinds)), list(history)
     check_logs(kinds)
@@ -269,7 +273,7 @@ def open_logs(
                     trackers[kind].open(resumed)
                     opened.callback(trackers[kind].close)
         opened.pop_all()
-    logs = Logs(trackers, resumed, live=live)
+    logs = Logs(trackers, resumed, live=live, remarks=[] if remarks is None else remarks)
     for line in history:
         logs.write(line)
     return logs

@@ -5,8 +5,8 @@ import platform
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +32,7 @@ from fedveil.runs.evidence import (
     saved_head,
 )
 from fedveil.runs.ledgers import Shared, open_ledger
-from fedveil.runs.logs import Logs, open_logs
+from fedveil.runs.logs import open_logs
 from fedveil.runs.modules import Model
 from fedveil.runs.opened_run import StoredModel
 from fedveil.runs.recipe import Recipe
@@ -55,6 +55,11 @@ from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.server import ServerState
 from fedveil.training.session import Training
 
+OnRound = Callable[[dict[str, Any]], None]
+"""Called with each round's line of metrics."""
+
+_PACKAGES = ("fedveil", "torch", "numpy", "dp-accounting")
+
 
 @dataclass(frozen=True)
 class FinishedRound:
@@ -66,7 +71,7 @@ class FinishedRound:
 
 
 @dataclass
-class Done:
+class FinishedRounds:
     """The server's state, the metrics from before the start, and the rounds since.
 
     A round is added before the state changes, so an interruption in between leaves it undone.
@@ -87,12 +92,6 @@ class Done:
         return [round for round in self.rounds if round.line["round"] <= self.state.round]
 
 
-OnRound = Callable[[dict[str, Any]], None]
-Lines = Generator[dict[str, Any], None, None]
-
-_PACKAGES = ("fedveil", "torch", "numpy", "dp-accounting")
-
-
 @dataclass
 class Run:
     """One run and its directory. Create it with `start` or `resume`, then call `execute`."""
@@ -103,10 +102,10 @@ class Run:
     fresh: bool
     remarks: list[str] = field(default_factory=list)
     shared: Shared | None = None
-    beforehand: list[str] = field(default_factory=list)
+    first_remarks: list[str] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     logs: tuple[str, ...] = ()
-    asked: bool = False
+    stop_requested: bool = False
 
     @classmethod
     def start(
@@ -197,14 +196,16 @@ class Run:
         text = f"{text}, {plan.describe()}" + ("" if plan.private else ", no privacy claim")
         remarks = [training.remark] if training.remark else []
         priced = [] if plan.metrics is None else [plan.metrics.described()]
-        return "; ".join([text, *remarks, *priced, *self.beforehand])
+        return "; ".join([text, *remarks, *priced, *self.first_remarks])
 
     def execute(
-        self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
+        self,
+        on_round: OnRound = lambda line: None,
+        on_start: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Train to the end and return the result.
 
-        The end is that of the plan or the budget, Ctrl-C, or a request to stop (`stop_request`). A
+        The end is that of the plan or the budget, Ctrl-C, or a request to stop (`request_stop`). A
         disk that is full or read-only raises `BadInput`: a round whose charge is not on disk does
         not begin, and files are whole. An error in `on_round` ends the run as Ctrl-C does, and is
         raised.
@@ -219,30 +220,54 @@ class Run:
             lines.close()
         return self.result
 
-    def lines(self, on_start: Callable[[], None] = lambda: None) -> Lines:
-        """Train like `execute`, yielding each round's line of metrics. Closing it ends the run."""
-        with (
-            self._refusing_disk_errors(),
-            locked(self.folder),
-            without_stop_request(self.folder),
-            closing(self._open_ledger()) as ledger,
-        ):
-            done = self._restore(ledger)
-            on_start()
-            self.training.plan.spent(0)  # computed once, before the first round is timed
-            began = time.perf_counter()
-            try:
-                yield from self._rounds(done, ledger)
-                self.result = self._finish(done, ledger, time.perf_counter() - began)
-            except (KeyboardInterrupt, GeneratorExit):
-                # One that comes while the files are written finishes them again, from the start.
-                self.result = self._finish(done, ledger, time.perf_counter() - began)
+    def lines(
+        self, on_start: Callable[[], None] = lambda: None
+    ) -> Generator[dict[str, Any], None, None]:
+        """Train like `execute`, yielding each round's line of metrics. Closing it ends the run.
 
-    @contextmanager
-    def _refusing_disk_errors(self) -> Iterator[None]:
-        """Context manager: raise errors of disk and ledger as `BadInput` with the way to resume."""
+        A line is yielded once it is on disk and in the logs.
+        """
         try:
-            yield
+            with (
+                locked(self.folder),
+                without_stop_request(self.folder),
+                closing(self._open_ledger()) as ledger,
+            ):
+                done = self._begin(ledger)
+                on_start()
+                self.training.plan.spent(0)  # computed once, before the first round is timed
+                began = time.perf_counter()
+                try:
+                    with (
+                        open_logs(
+                            self.logs,
+                            self.folder,
+                            name=self.folder.name,
+                            about={"recipe": self.recipe.name},
+                            history=done.before,
+                            live=self.training.gate.diagnostics,
+                            remarks=self.remarks,
+                        ) as logs,
+                        (self.folder / "metrics.jsonl").open("a") as metrics,
+                    ):
+                        for result in self.training.rounds(done.state, ledger):
+                            line, refused = result.numbers(), self.training.gate.names(result)
+                            done.add(
+                                FinishedRound(line, result.clients or 0, refused), result.state
+                            )
+                            metrics.write(json_text(line))
+                            metrics.flush()
+                            if result.round % self.recipe.engine.checkpoint == 0:
+                                checkpoint.save(self._checkpoints, result.state, ledger.head())
+                            logs.write(line)
+                            yield line
+                            if stop_requested(self.folder):
+                                self.stop_requested = True
+                                break
+                    self.result = self._finish(done, ledger, time.perf_counter() - began)
+                except (KeyboardInterrupt, GeneratorExit):
+                    # One that comes while the files are written finishes them again.
+                    self.result = self._finish(done, ledger, time.perf_counter() - began)
         except BrokenPipeError:
             raise  # the terminal's, not the disk's
         except (OSError, sqlite3.Error) as e:
@@ -254,52 +279,94 @@ class Run:
 
     def _open_ledger(self) -> Ledger:
         """Write the recipe of a new run, or compare that of an old one, and open the ledger."""
+        file, training = self.folder / "recipe.toml", self.training
         if self.fresh:
             if self.shared is not None:
                 self.shared.point(self.folder)
-            write_atomic(self.folder / "recipe.toml", self._recipe_text().encode())
+            text = f"{_resolved_by()}\n{to_toml(self.recipe.model_dump())}"
+            write_atomic(file, text.encode())
         else:
-            self._compare_versions()
-        return open_ledger(self.folder, self._about(), self.training, self.shared)
-
-    def _rounds(self, done: Done, ledger: Ledger) -> Lines:
-        """Train round by round. A line is yielded once it is on disk and in the logs."""
-        with (
-            self._open_logs(done.before) as logs,
-            (self.folder / "metrics.jsonl").open("a") as file,
-        ):
-            for result in self.training.rounds(done.state, ledger):
-                line, names = result.numbers(), self.training.gate.names(result)
-                done.add(FinishedRound(line, result.clients or 0, names), result.state)
-                file.write(json_text(line))
-                file.flush()
-                if result.round % self.recipe.engine.checkpoint == 0:
-                    checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
-                logs.write(line)
-                yield line
-                if stop_requested(self.folder):
-                    self.asked = True
-                    return
-
-    @contextmanager
-    def _open_logs(self, history: list[dict[str, Any]]) -> Iterator[Logs]:
-        """Context manager: the logs of this execution. Those that failed become remarks."""
-        logs = open_logs(
-            self.logs,
-            self.folder,
-            name=self.folder.name,
-            about={"recipe": self.recipe.name},
-            history=history,
-            live=self.training.gate.diagnostics,
-        )
-        try:
-            yield logs
-        finally:
-            logs.close()
-            self.remarks += logs.remarks
+            try:
+                with file.open() as f:
+                    before = f.readline().strip()
+            except (OSError, ValueError) as e:
+                raise BadInput(f"{file} cannot be read: {e}") from e
+            if before != _resolved_by():
+                self.remarks.append(
+                    f"the run was {before.lstrip('# ')} and was resumed by "
+                    f"{_resolved_by().removeprefix('# resolved by ')}: it repeats to about 1e-5, "
+                    "not to the last bit"
+                )
+        about = {
+            "recipe": recipe_digest(self.recipe),
+            "data": training.data.fingerprint,
+            "noise": "secure" if training.plan.secure else "seeded",
+            "seed": "" if training.plan.secure else str(training.seed),
+            "identity": training.digest,
+        }
+        return open_ledger(self.folder, about, training, self.shared)
 
     @one_thread()
-    def _finish(self, done: Done, ledger: Ledger, seconds: float) -> dict[str, Any]:
+    def _begin(self, ledger: Ledger) -> FinishedRounds:
+        """Load the state to go on from, and the metrics up to it.
+
+        A ledger that lacks charges for it, or whose chain is broken, is refused. The ledger notes
+        that the run is open again before any file changes.
+        """
+        plan, gate, first = self.training.plan, self.training.gate, self.training.start()
+        saved, damage = checkpoint.load_latest(self._checkpoints, first)
+        state = first if saved is None else saved.state
+        metrics = self.folder / "metrics.jsonl"
+        history, damaged_metrics = read_metrics(metrics)
+        measured, digest_at_end = last_round(history), ledger.closing_files().get(metrics.name)
+        self.remarks += damage + damaged_metrics
+        compared = not damaged_metrics and digest_at_end is not None and metrics.exists()
+        if compared and digest(metrics.read_bytes()) != digest_at_end:
+            self.remarks.append("metrics.jsonl was changed after the run had ended")
+        if not self.fresh:
+            self._check_ledger(ledger, saved, measured)
+            self.first_remarks.append(f"resuming after round {state.round}")
+        if damage or (saved is None and max(ledger.charged(), measured)):
+            self.remarks.append(f"the run was resumed from round {state.round}")
+        if measured < state.round:
+            self.remarks.append(f"metrics.jsonl lacks rounds {measured + 1} to {state.round}")
+        history = [line for line in history if line["round"] <= state.round]
+        if not history or history[0]["round"] > 0:
+            promise = plan.promise
+            spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
+            history.insert(0, {"round": 0, **spent, **gate.first(first.params)})
+        too_few = room(ledger, plan.permitted, file_of(self.folder))
+        self.first_remarks += [] if too_few is None else [too_few]
+        if plan.metrics is not None and plan.metrics.warning is not None:
+            self.remarks.append(plan.metrics.warning)
+            self.first_remarks.append(plan.metrics.warning)
+        ledger.note_resumed()
+        self._write_metrics(history)
+        return FinishedRounds(state, history)
+
+    def _check_ledger(
+        self, ledger: Ledger, saved: checkpoint.Checkpoint | None, measured: int
+    ) -> None:
+        """Refuse a ledger with fewer rounds than the run directory, or with another history."""
+        reached, file = 0 if saved is None else saved.state.round, file_of(self.folder)
+        for what, rounds in (("checkpoint", reached), ("metrics", measured)):
+            if self.training.plan.private and ledger.charged() < rounds:
+                raise BadInput(
+                    f"{file} has {ledger.charged()} charged rounds and the {what} "
+                    f"{rounds}: charges are missing (was ledger.db-wal left behind?); restore "
+                    "the whole ledger or start over"
+                )
+        heads = [] if saved is None else [saved.head]
+        for read in (head_of_result, saved_head):
+            try:
+                head = read(self.folder)
+                heads += [] if head is None else [head]
+            except BadInput as e:
+                self.remarks.append(f"{e}; it is written again")
+        verify(file, *heads)
+
+    @one_thread()
+    def _finish(self, done: FinishedRounds, ledger: Ledger, seconds: float) -> dict[str, Any]:
         """Write metrics, checkpoint, model and result of the same rounds, then close the run.
 
         A crash before the ledger has the closing entry leaves the run open: `--verify` says so,
@@ -311,7 +378,7 @@ class Run:
         history = done.before + [round.line for round in rounds]
         self.remarks += changes_in_place(self.training.data, self.recipe)
         self._write_metrics(history)
-        checkpoint.save(self.folder / "checkpoint", state, ledger.head())
+        checkpoint.save(self._checkpoints, state, ledger.head())
         measured = gate.last(history, state.params)
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.extra_attempts)
@@ -320,12 +387,13 @@ class Run:
             done=state.round,
             claims=claims,
             ledger=ledger,
-            file=self._ledger_path,
+            file=file_of(self.folder),
             resume=self.how_to_resume,
-            asked=self.asked,
+            requested=self.stop_requested,
         )
         updates = sum(round.clients for round in rounds)
         refused = Counter(name for round in rounds for name in round.refused)
+        adversary = self.training.adversary
         result = {
             "run_dir": str(self.folder),
             "recipe": self.recipe.name,
@@ -333,7 +401,7 @@ class Run:
             "stopped": ending.stopped,
             "why": str(ending),
             **measured,
-            **self._attack(claims),
+            **({} if adversary is None else {"attack": adversary.told(claims)}),
             **gate.last_over_clients(history, state.params),
             "claims": [claim.to_dict() for claim in claims],
             "ledger": ledger.head().to_dict(),
@@ -350,98 +418,11 @@ class Run:
         write_report(self.folder)
         return result
 
-    def _attack(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
-        """The result's entry about the attack, if there is one."""
-        adversary = self.training.adversary
-        return {} if adversary is None else {"attack": adversary.told(claims)}
-
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
         """Write `history` to the metrics file, unless it is there."""
         path, content = self.folder / "metrics.jsonl", "".join(map(json_text, history)).encode()
         if not path.exists() or path.read_bytes() != content:
             write_atomic(path, content)
-
-    @one_thread()
-    def _restore(self, ledger: Ledger) -> Done:
-        """Load the state to go on from, and the metrics up to it.
-
-        A ledger that lacks charges for it, or whose chain is broken, is refused. The ledger notes
-        that the run is open again before any file changes.
-        """
-        saved, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
-        self.remarks += remarks
-        state = self.training.start() if saved is None else saved.state
-        history, remarks_on_metrics = read_metrics(self.folder / "metrics.jsonl")
-        self.remarks += remarks_on_metrics or self._changed_metrics(ledger)
-        if not self.fresh:
-            self._check_ledger(ledger, saved, last_round(history))
-        if remarks or (saved is None and max(ledger.charged(), last_round(history))):
-            self.remarks.append(f"the run was resumed from round {state.round}")
-        if last_round(history) < state.round:
-            lost = f"rounds {last_round(history) + 1} to {state.round}"
-            self.remarks.append(f"metrics.jsonl lacks {lost}")
-        history = [line for line in history if line["round"] <= state.round]
-        if not history or history[0]["round"] > 0:
-            first = self.training.gate.first(self.training.start().params)
-            promise = self.training.plan.promise
-            spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
-            history.insert(0, {"round": 0, **spent, **first})
-        if not self.fresh:
-            self.beforehand.append(f"resuming after round {state.round}")
-        short = room(ledger, self.training.plan.permitted, self._ledger_path)
-        self.beforehand += [] if short is None else [short]
-        self._warn_of_metrics()
-        ledger.note_resumed()
-        self._write_metrics(history)
-        return Done(state, history)
-
-    def _warn_of_metrics(self) -> None:
-        """Warn before the first round if priced metrics will be too noisy to be useful."""
-        priced = self.training.plan.metrics
-        if priced is not None and priced.warning is not None:
-            self.remarks.append(priced.warning)
-            self.beforehand.append(priced.warning)
-
-    def _changed_metrics(self, ledger: Ledger) -> list[str]:
-        path, noted = self.folder / "metrics.jsonl", ledger.closing_files().get("metrics.jsonl")
-        if noted is None or not path.exists() or digest(path.read_bytes()) == noted:
-            return []
-        return ["metrics.jsonl was changed after the run had ended"]
-
-    def _check_ledger(
-        self, ledger: Ledger, saved: checkpoint.Checkpoint | None, measured: int
-    ) -> None:
-        """Refuse a ledger with fewer rounds than the run directory, or with another history."""
-        reached = 0 if saved is None else saved.state.round
-        for what, rounds in (("checkpoint", reached), ("metrics", measured)):
-            if self.training.plan.private and ledger.charged() < rounds:
-                raise BadInput(
-                    f"{self._ledger_path} has {ledger.charged()} charged rounds and the {what} "
-                    f"{rounds}: charges are missing (was ledger.db-wal left behind?); restore "
-                    "the whole ledger or start over"
-                )
-        heads = [] if saved is None else [saved.head]
-        for read in (head_of_result, saved_head):
-            try:
-                head = read(self.folder)
-                heads += [] if head is None else [head]
-            except BadInput as e:
-                self.remarks.append(f"{e}; it is written again")
-        verify(self._ledger_path, *heads)
-
-    def _compare_versions(self) -> None:
-        """Remark if the run resumes under other versions or on another kind of machine."""
-        try:
-            with (self.folder / "recipe.toml").open() as f:
-                before = f.readline().strip()
-        except (OSError, ValueError) as e:
-            raise BadInput(f"{self.folder / 'recipe.toml'} cannot be read: {e}") from e
-        if before != _resolved_by():
-            self.remarks.append(
-                f"the run was {before.lstrip('# ')} and was resumed by "
-                f"{_resolved_by().removeprefix('# resolved by ')}: it repeats to about 1e-5, not "
-                "to the last bit"
-            )
 
     @property
     def how_to_resume(self) -> str:
@@ -456,21 +437,8 @@ class Run:
         return f"fedveil.resume({', '.join([repr(str(self.folder)), *own])})"
 
     @property
-    def _ledger_path(self) -> Path:
-        return file_of(self.folder)
-
-    def _about(self) -> dict[str, str]:
-        """What the ledger notes about the run beside its name."""
-        return {
-            "recipe": recipe_digest(self.recipe),
-            "data": self.training.data.fingerprint,
-            "noise": "secure" if self.training.plan.secure else "seeded",
-            "seed": "" if self.training.plan.secure else str(self.training.seed),
-            "identity": self.training.digest,
-        }
-
-    def _recipe_text(self) -> str:
-        return f"{_resolved_by()}\n" + to_toml(self.recipe.model_dump())
+    def _checkpoints(self) -> Path:
+        return self.folder / "checkpoint"
 
 
 @lru_cache(maxsize=1)
