@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
+from fedveil.models.trial import check_fits
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.secure import planned_for, secured
 from tests.contracts.hiding_places import HIDING_PLACES, LATE, OTHERS
@@ -110,7 +111,7 @@ def test_a_record_of_another_client_moves_nothing_of_dp_sgd(name):
 def test_without_isolation_the_first_hiding_place_moves_the_sum_by_many_clips():
     """The attack works on a module's own code, so the tests above have something to find."""
     training = centrally(HIDING_PLACES["default_argument"])
-    training.task._run_own_code()
+    training.task.compute_in_forks("")
     assert moved_by_a_client(training) > 1.5
 
 
@@ -139,7 +140,7 @@ def test_a_user_s_metric_sees_no_client_s_records():
     plan = centrally(lambda: module).plan
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
     made = fv.Training(fv.Task(module, fv.cross_entropy, {"own": own}), given, plan, work)
-    made.task.check_fits(*made._few(), CLASSES)
+    check_fits(made.task, *made._few(), CLASSES)
     clients = module(torch.tensor(given.x[:2]))
     assert seen
     assert not any(torch.allclose(outputs[:2], clients) for outputs in seen)

@@ -13,7 +13,7 @@ from fedveil.models.metrics import (
     measures_of,
     squared_error,
 )
-from fedveil.models.task import Task, check_parts
+from fedveil.models.task import Task
 from fedveil.training.round import RoundResult
 
 
@@ -22,7 +22,7 @@ def test_parts_that_are_what_they_are_called():
         (nn.Linear(2, 3), {}, 9),
         (nn.EmbeddingBag(5, 3), {"accuracy": correct}, 15),
     ):
-        check_parts(module, cross_entropy)
+        Task(module, cross_entropy)
         assert measures_of(metrics) == metrics
         assert Task(module, cross_entropy, metrics).size == size
 

@@ -7,6 +7,7 @@ from torch import nn
 from fedveil.base.errors import BadInput
 from fedveil.models.metrics import correct, cross_entropy, squared_error
 from fedveil.models.task import Task
+from fedveil.models.trial import check_fits
 
 X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
 
@@ -121,7 +122,7 @@ class OwnModule(nn.Module):
 
 def test_an_own_module_works():
     task = classifier(OwnModule())
-    task.check_fits(X, Y, classes=2)
+    check_fits(task, X, Y, classes=2)
     assert task.size == 12 + 1 + 8
     flat = task.parameters.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(task.losses(task.named(flat), X, Y).mean(), flat)
@@ -170,7 +171,7 @@ def mean_loss(outputs, targets):
 )
 def test_records_that_do_not_fit_are_refused(task, x, y, classes, message):
     with pytest.raises(BadInput, match=message) as refusal:
-        task.check_fits(x, y, classes)
+        check_fits(task, x, y, classes)
     assert "\n" not in str(refusal.value)
 
 
@@ -181,7 +182,7 @@ def test_records_that_fit():
         (Task(nn.Linear(3, 1), squared_error), Y.float(), 0),
     ):
         before = task.parameters.clone()
-        task.check_fits(X, y, classes)
+        check_fits(task, X, y, classes)
         assert torch.equal(task.parameters, before)
 
 
@@ -214,7 +215,7 @@ class Pair(nn.Module):
 
 def test_outputs_that_are_no_tensor_are_refused():
     with pytest.raises(BadInput, match=r"returned a tuple, with 2 tensors .*: return one tensor"):
-        classifier(Pair()).check_fits(X, Y, classes=2)
+        check_fits(classifier(Pair()), X, Y, classes=2)
 
 
 class Spoils(nn.Module):
@@ -232,7 +233,7 @@ class Spoils(nn.Module):
 
 def test_no_check_or_measurement_reaches_the_parameters():
     task = classifier(Spoils()).by_own_code()
-    task.check_fits(X, Y, classes=2)
+    check_fits(task, X, Y, classes=2)
     task.measure(task.parameters, X, Y)
     assert task.parameters.tolist() == [1.0] * 6
     assert task.module.weight.tolist() == [[1.0] * 3] * 2

@@ -11,7 +11,7 @@ from torch import nn
 from fedveil.base.errors import BadInput
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
-from fedveil.models.trial import mixes_records
+from fedveil.models.trial import check_fits, mixes_records
 from fedveil.models.zoo import Lstm
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -59,7 +59,7 @@ def read_by(layer, head=last, width=6, **options):
 def tried(module, x=X, y=Y, loss=cross_entropy):
     torch.manual_seed(0)
     task = Task(module, loss).by_own_code()
-    task.check_fits(x, y, classes=3)
+    check_fits(task, x, y, classes=3)
     return mixes_records(task, x, y)
 
 

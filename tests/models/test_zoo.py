@@ -6,6 +6,7 @@ from torch import nn
 
 from fedveil.base.checks import MODELS, NEXT_WORD, TEXT_MODELS
 from fedveil.base.errors import BadInput
+from fedveil.models.trial import check_fits
 from fedveil.models.zoo import Reading, build_task
 
 READING = Reading(words=50, embedding=8, layers=2, heads=2)
@@ -65,7 +66,7 @@ def test_models_fit_their_records(name):
     if name in NEXT_WORD:
         y = torch.tensor([[3, 4, -100, 5, 6, 7, -100], [-100] * 7])
     task, x = zoo(name), records(name)
-    task.check_fits(x, y, classes)
+    check_fits(task, x, y, classes)
     assert task.losses(task.named(task.parameters), x, y).shape == (2,)
 
 
@@ -102,8 +103,8 @@ def test_hidden_layers_of_an_mlp():
 
 
 def test_classification_measures_accuracy_and_regression_does_not():
-    assert list(zoo("softmax").metrics) == ["accuracy"]
-    assert not zoo("linear").metrics
+    assert list(zoo("softmax").measures) == ["accuracy"]
+    assert not zoo("linear").measures
 
 
 @pytest.mark.parametrize(

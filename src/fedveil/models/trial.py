@@ -30,17 +30,21 @@ from torch.func import grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from fedveil.base.checks import OF_LABELS, OF_NUMBERS
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import can_confine, can_fork, forked, in_fork
-from fedveil.base.inputs import PADDING, labelled, mapped, taken, values_of
+from fedveil.base.forks import can_confine, can_fork, forked, sealed
+from fedveil.base.inputs import PADDING, labelled, mapped, shape_of, taken, values_of
 from fedveil.models.capture import Uncapturable, captured, prepare
 from fedveil.models.graph import Graph, Kind, kind_of
 from fedveil.models.memory import Snapshot, check_process, difference
+from fedveil.models.metrics import is_of_labels, is_of_numbers
 from fedveil.models.task import Features, Named, Task, first_line
 
 _RECORDS = 4
 _AWAY = 0.1
 _STRETCH = 30.0
+_NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyError)
+"""What a module raises that was made for other records."""
 _AGREEMENT = 1e-3
 
 
@@ -92,7 +96,7 @@ def _look(
 ) -> str | tuple[dict[Kind, Graph], ...]:
     """The graphs of module and loss for records of this kind, or why there are none."""
     own = task.by_own_code()
-    own.check_fits(x, y, classes)
+    check_fits(own, x, y, classes)
     mixes_records(own, x, y)
     with torch.no_grad():
         outputs = own.outputs(own.named(own.parameters.clone()), x)
@@ -134,12 +138,90 @@ def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:
     inputs = tuple((name, v.shape[1:], v.dtype) for name, v in sorted(labelled("x", x).items()))
     kind = (inputs, y.shape[1:], y.dtype)
     if kind not in task.tried:
-        if task.forks and not in_fork():
-            task.tried[kind], *seen = forked(lambda: _seen(task, x, y))
-            task.settle(*seen)
+        if task.needs_fork:
+            found = forked(lambda: (_mixes(task, *_enough(x, y)), *task.look(x, y)))
+            task.tried[kind], task.drops, task.one_by_one = found
         else:
             task.tried[kind] = _mixes(task, *_enough(x, y))
     return task.tried[kind]
+
+
+def check_fits(
+    task: Task, x: Features, y: torch.Tensor, classes: int, *, measured: bool = True
+) -> None:
+    """Refuse records this module, loss or these metrics cannot take. Two are tried.
+
+    Without `measured` no metric is: a user's runs its own code, which clients' records are not
+    for.
+    """
+    if task.needs_fork:
+
+        def check() -> Named:
+            check_fits(task, x, y, classes, measured=measured)
+            return {}
+
+        sealed(check)
+        return
+    x, y = taken(x, slice(2)), y[:2]
+    try:
+        with torch.no_grad():
+            task.look(x, y)
+            outputs = task.outputs(task.named(task.parameters.clone()), x)
+            if classes and outputs.shape[-1] < classes:
+                raise BadInput(
+                    f"the model has {outputs.shape[-1]} outputs and the data {classes} labels: "
+                    "give it one output per label"
+                )
+            values = [task.losses(task.named(task.parameters.clone()), x, y)]
+            _check_metrics(task, classes)
+            if measured:
+                values += task.measure(task.parameters, x, y).per_example.values()
+    except BadInput:
+        raise
+    except _NO_FIT as e:
+        shape = f"of shape {shape_of(x)}"
+        if _needs_floats(task, x):
+            kind = next(v.dtype for v in values_of(x) if not v.is_floating_point())
+            raise BadInput(
+                f"records {shape} are whole numbers ({kind}) and the model computes with "
+                "real ones: give them as floats, or begin with an embedding"
+            ) from e
+        raise BadInput(f"the model does not fit records {shape}: {first_line(e)}") from e
+    for value in values:
+        if not isinstance(value, torch.Tensor) or value.shape != (len(y),):
+            what = getattr(value, "shape", None)
+            what = f"a {type(value).__name__}" if what is None else f"shape {tuple(what)}"
+            raise BadInput(
+                f"a loss or metric returned {what} for {len(y)} examples: return one number "
+                "per example (reduction='none')"
+            )
+
+
+def _check_metrics(task: Task, classes: int) -> None:
+    """Refuse a metric of ours that is not of such targets."""
+    for name, measure in task.measures.items():
+        if classes and is_of_numbers(measure):
+            raise BadInput(
+                f"metric {name!r} is of numbers and the data have {classes} labels: use "
+                f"{', '.join(OF_LABELS)}"
+            )
+        if not classes and is_of_labels(measure):
+            raise BadInput(
+                f"metric {name!r} is of labels and the data have numbers: use "
+                f"{', '.join(OF_NUMBERS)}"
+            )
+
+
+def _needs_floats(task: Task, x: Features) -> bool:
+    """Whether whole numbers are all that the module cannot take of these records."""
+    if all(value.is_floating_point() for value in values_of(x)):
+        return False
+    try:
+        with torch.no_grad():
+            task.outputs(task.named(task.parameters.clone()), mapped(torch.Tensor.float, x))
+    except _NO_FIT:
+        return False
+    return True
 
 
 def goes_together(task: Task, x: Features, y: torch.Tensor) -> bool:
@@ -149,11 +231,6 @@ def goes_together(task: Task, x: Features, y: torch.Tensor) -> bool:
     except BadInput:
         return False
     return True
-
-
-def _seen(task: Task, x: Features, y: torch.Tensor) -> tuple[bool, bool, bool]:
-    """Whether records mix, and the result of `Task.look`."""
-    return _mixes(task, *_enough(x, y)), *task.look(x, y)
 
 
 def check_together(task: Task, x: Features, y: torch.Tensor) -> None:

@@ -10,7 +10,6 @@ import copy
 import itertools
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import nn
@@ -23,6 +22,9 @@ from fedveil.models.metrics import usual
 from fedveil.models.task import Task
 
 _NO_WORD = 0
+_TRIED: dict[object, dict[object, bool]] = {}
+"""Results of trials of each model, which hold for all seeds."""
+
 _NEVER = -1e9  # a score that no word gets through
 
 
@@ -91,20 +93,9 @@ def build_task(
             case _:
                 module = vgg(*_image(name, record_shape, 32), outputs)
     places = record_shape if name in NEXT_WORD else ()
-    tried = _tried(name, record_shape, classes, hidden, reading)
-    return Task(module, *usual(Target(classes, places))).known_as(tried)
-
-
-@lru_cache(maxsize=64)
-def _tried(
-    name: str,
-    record_shape: tuple[int, ...],
-    classes: int,
-    hidden: tuple[int, ...],
-    reading: Reading | None,
-) -> dict[object, bool]:
-    """What trials found about a model of the zoo: one for all seeds."""
-    return {}
+    task = Task(module, *usual(Target(classes, places)))
+    task.tried = _TRIED.setdefault((name, record_shape, classes, hidden, reading), {})
+    return task
 
 
 def linear(features: int) -> nn.Module:

@@ -18,7 +18,7 @@ from fedveil.models.lineage import note_training, note_weights
 from fedveil.models.memory import check_process, is_plain_function
 from fedveil.models.metrics import Metric
 from fedveil.models.task import Features, Task
-from fedveil.models.trial import check_together, check_unit, isolate, mixes_records
+from fedveil.models.trial import check_fits, check_together, check_unit, isolate, mixes_records
 from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
@@ -133,8 +133,8 @@ class Training:
         if self.data.elsewhere:
             here, targets = self.data.examples(2)
         x, y = tensors(taken(here, slice(2))), torch.tensor(targets[:2])
-        self.task.check_fits(x, y, self.data.classes, measured=False)
-        self.task.check_fits(*self._few(), self.data.classes)
+        check_fits(self.task, x, y, self.data.classes, measured=False)
+        check_fits(self.task, *self._few(), self.data.classes)
         if self.plan.metrics is None:
             check_measurable(self.task, self.data)
         self._settle_mode()

@@ -15,6 +15,7 @@ from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
+from fedveil.models.trial import check_fits
 from fedveil.privacy.noise.secure_random import SecureRandom
 from fedveil.training.engines.on_ray.parcel import MappedFile, packed
 from fedveil.training.engines.on_ray.pool import level_of
@@ -92,7 +93,7 @@ class Own(nn.Module):
 def test_a_task_is_sent_with_its_vector_once_and_its_views(make_data):
     task = Task(Own(), cross_entropy, ["accuracy"])
     x, y = torch.tensor(make_data().x[:4]), torch.tensor(make_data().y[:4])
-    task.check_fits(x, y, 3)
+    check_fits(task, x, y, 3)
     parcel, _ = packed(task, what="a task")
     size = len(parcel.pickled) + sum(buffer.nbytes for buffer in parcel.buffers)
     assert size < 1.5 * 4 * task.size + 10_000
