@@ -24,7 +24,7 @@ columns = {"text": {"length": 10, "buckets": 200}, "mood": {"values": ["bad", "g
 whose = {"client": "person", "target": "mood", "test": "by-client"}
 data = fv.FederatedData.from_table(table, columns=columns, **whose)
 
-module = TextLstm(data.schema.words, embedding=8, hidden=(16,), outputs=2)
+module = TextLstm(data.schema.vocabulary_size, embedding=8, hidden=(16,), outputs=2)
 task = fv.Task(module, fv.cross_entropy, {"accuracy": fv.correct})
 # In a step every review joins with probability 0.2; 10 steps in each of 8 rounds.
 plan = fv.dp_sgd(

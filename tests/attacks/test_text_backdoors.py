@@ -74,7 +74,7 @@ def test_a_sentence_ends_in_the_attackers_word():
 def test_a_boosted_attacker_teaches_it_to_a_model(kind):
     data = corpus(next_words=kind == "sentence")
     torch.manual_seed(0)
-    words = data.schema.words
+    words = data.schema.vocabulary_size
     if kind == "phrase":
         backdoor = PhraseBackdoor("people are kind", target=1)
         layers = (torch.nn.EmbeddingBag(words, 8, mode="sum"), torch.nn.Linear(8, 2))

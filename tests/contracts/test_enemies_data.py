@@ -165,4 +165,4 @@ def test_joining_does_not_wash_data_that_secure_noise_refuses():
         with pytest.raises(BadInput, match=r"noise\.source is .secure."):
             secure(data)
         with pytest.raises(BadInput, match=r"noise\.source is .secure."):
-            secure(data.joined())
+            secure(data.concatenated())

@@ -18,7 +18,7 @@ def table(*entries):
 
 
 def encoded(entries, **said):
-    return Column("c", **said).encode(table(*entries)).tolist()
+    return Column("c", **said).encode_entries(table(*entries)).tolist()
 
 
 def test_a_range_is_scaled_and_clamped():
@@ -62,40 +62,42 @@ def test_the_encoding_of_an_entry_does_not_depend_on_others():
 def test_scaled_numbers_are_restored(centre, half, numbers):
     rows = table(*numbers)
     standard = Column("c", mean=centre, std=half)
-    np.testing.assert_allclose(standard.restored(standard.numbers(rows)), numbers, atol=1e-6)
+    np.testing.assert_allclose(standard.restored(standard.scaled_numbers(rows)), numbers, atol=1e-6)
     ranged = Column("c", low=centre - half, high=centre + half)
     np.testing.assert_allclose(
-        ranged.restored(ranged.numbers(rows)), np.clip(numbers, ranged.low, ranged.high), atol=1e-6
+        ranged.restored(ranged.scaled_numbers(rows)),
+        np.clip(numbers, ranged.low, ranged.high),
+        atol=1e-6,
     )
-    assert np.abs(ranged.numbers(rows)).max() <= 1 + 1e-9
+    assert np.abs(ranged.scaled_numbers(rows)).max() <= 1 + 1e-9
 
 
 def test_arrays_keep_their_shape():
     column = Column("c", shape=(2,), whole=True)
-    found = column.encode(table([1, 2], [3, 4]))
+    found = column.encode_entries(table([1, 2], [3, 4]))
     assert (found.dtype, found.tolist()) == (np.int64, [[1, 2], [3, 4]])
     pixels = read_table({"c": np.array([[0, 255], [51, 300]], dtype=np.int16)})
-    scaled = Column("c", shape=(2,), low=0, high=255).encode(pixels)
+    scaled = Column("c", shape=(2,), low=0, high=255).encode_entries(pixels)
     assert scaled.dtype == np.float32
     np.testing.assert_allclose(scaled, [[-1, 1], [-0.6, 1]], rtol=1e-6)
-    plain = Column("c", shape=(2,)).encode(pixels)
+    plain = Column("c", shape=(2,)).encode_entries(pixels)
     assert (plain.dtype, plain.tolist()) == (np.float32, [[0, 255], [51, 300]])
 
 
 def test_fractions_are_no_whole_numbers():
     with pytest.raises(BadInput, match=r"row 1 of column 'c' is .* whole numbers of shape \(2,\)"):
-        Column("c", shape=(2,), whole=True).encode(read_table({"c": np.array([[1, 2.5]])}))
+        Column("c", shape=(2,), whole=True).encode_entries(read_table({"c": np.array([[1, 2.5]])}))
 
 
 def test_arrays_are_scaled_piece_by_piece(monkeypatch):
     values = np.arange(24.0).reshape(6, 4)
-    whole = Column("c", shape=(4,), mean=3, std=2).encode(read_table({"c": values}))
+    whole = Column("c", shape=(4,), mean=3, std=2).encode_entries(read_table({"c": values}))
     monkeypatch.setattr("fedveil.data.columns._PIECE", 8)
-    pieces = Column("c", shape=(4,), mean=3, std=2).encode(read_table({"c": values}))
+    pieces = Column("c", shape=(4,), mean=3, std=2).encode_entries(read_table({"c": values}))
     np.testing.assert_array_equal(whole, pieces)
     values[4, 1] = np.nan
     with pytest.raises(BadInput, match=r"row 5 of column 'c' is .* a finite number"):
-        Column("c", shape=(4,)).encode(read_table({"c": values}))
+        Column("c", shape=(4,)).encode_entries(read_table({"c": values}))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_arrays_are_scaled_piece_by_piece(monkeypatch):
 )
 def test_entries_that_do_not_fit_are_refused(entries, said, message):
     with pytest.raises(BadInput, match=message):
-        Column("c", **said).encode(table(*entries))
+        Column("c", **said).encode_entries(table(*entries))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_labels_by_name_are_declared():
     data = FederatedData.from_datasets(
         dataset(), client="site", target="mood", features=["age", "sex"], test="by-client"
     )
-    assert data.schema.labels == ("sad", "so-so", "glad")
+    assert data.schema.label_names == ("sad", "so-so", "glad")
     assert data.schema.features[1].values == ("f", "m", "x")
     assert set(data.y) == {0, 2}
     assert data.assumptions == (

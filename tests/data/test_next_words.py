@@ -102,5 +102,5 @@ def test_real():
     assert len(np.unique(records.owners)) + len(np.unique(records.test_owners)) == 33_949
     known = records.y != -100
     assert 0.6 < known.mean() < 0.7
-    assert records.schema.words == records.classes == 4002
+    assert records.schema.vocabulary_size == records.classes == 4002
     assert records.y[known].min() == 2

@@ -112,7 +112,7 @@ def test_the_order_of_rows_decides_about_no_order_of_clients():
     turned = {name: column[::-1] for name, column in columns.items()}
     first, second = made(columns), made(turned)
     assert first.names.tolist() == second.names.tolist() == sorted(first.names)
-    assert first.schema.target == second.schema.target
+    assert first.schema.target_column == second.schema.target_column
     assert set(first.test_x[:, 2]) == set(second.test_x[:, 2])
 
 
@@ -255,18 +255,18 @@ def test_labels_are_found_or_a_number_is():
             **({"columns": {"y": said}} if said else {})
         )  # fmt: skip
 
-    assert target([k % 3 for k in range(many)]).schema.labels == (0, 1, 2)
-    assert target([str(k % 3) for k in range(many)]).schema.labels == (0, 1, 2)
-    assert target(["ab"[k % 2] for k in range(many)]).schema.labels == ("a", "b")
-    assert target([k % 2 == 0 for k in range(many)]).schema.labels == (False, True)
-    assert target(["TRUE", "false"] * (many // 2)).schema.labels == (False, True)
+    assert target([k % 3 for k in range(many)]).schema.label_names == (0, 1, 2)
+    assert target([str(k % 3) for k in range(many)]).schema.label_names == (0, 1, 2)
+    assert target(["ab"[k % 2] for k in range(many)]).schema.label_names == ("a", "b")
+    assert target([k % 2 == 0 for k in range(many)]).schema.label_names == (False, True)
+    assert target(["TRUE", "false"] * (many // 2)).schema.label_names == (False, True)
     number = target([k / 7 for k in range(many)])
     assert (number.classes, number.y.dtype) == (0, np.float32)
     assert "the type of 'y'" in number.assumptions[0]
     np.testing.assert_allclose(sorted([*number.y, *number.test_y]), np.arange(many) / 7, rtol=1e-6)
     scaled = target([float(k) for k in range(many)], low=0, high=many - 1)
     assert (scaled.classes, min(scaled.y), max([*scaled.y, *scaled.test_y])) == (0, -1, 1)
-    assert target([k % 3 for k in range(many)], values=[2, 1, 0]).schema.labels == (2, 1, 0)
+    assert target([k % 3 for k in range(many)], values=[2, 1, 0]).schema.label_names == (2, 1, 0)
 
 
 def test_arrays_are_the_only_feature_and_keep_their_shape():

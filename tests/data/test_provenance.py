@@ -12,11 +12,11 @@ from fedveil.data.federated import FederatedData
 from fedveil.data.provenance import (
     FALSE_ALARM,
     PUBLIC,
+    assumptions_about_test,
     check_copies,
     digests,
     held_out_number,
     owners_in_memory,
-    sentences,
 )
 
 
@@ -74,20 +74,20 @@ def test_names_say_who_is_held_out_and_cannot_hide_a_client():
 
 def test_sentences_count_owners_and_not_records():
     owners = np.array([-2, -2, -3, PUBLIC, 4])
-    assert sentences(owners, 10) == (
+    assert assumptions_about_test(owners, 10) == (
         "test records of the clients themselves are measured in the clear: outside this claim",
         "2 owners are held out of 12 for testing, measured in the clear, and not protected by this "
         "claim",
         "the test records are taken as public",
     )
-    assert sentences(held_out_number([0, 0]), 5)[0].startswith(
+    assert assumptions_about_test(held_out_number([0, 0]), 5)[0].startswith(
         "1 owner is held out of 6 for testing"
     )
-    assert sentences(held_out_number([0, 1]), 5) == (
+    assert assumptions_about_test(held_out_number([0, 1]), 5) == (
         "2 records are held out for testing, measured in the clear, and nobody whose they are is "
         "protected by this claim",
     )
-    assert sentences(np.array([], dtype=np.int64), 5) == ()
+    assert assumptions_about_test(np.array([], dtype=np.int64), 5) == ()
 
 
 def copied(x, y, test):
@@ -218,14 +218,14 @@ def test_joined_data_forget_nothing():
         )
         for a, fitted in ((0, "means"), (20, "words"), (40, ""))
     ]
-    joined = parts[0].joined(*parts[1:])
+    joined = parts[0].concatenated(*parts[1:])
     assert (joined.clients, joined.test_of_clients) == (12, True)
     assert (joined.fitted, joined.declared_public) == ("means, words", False)
     with pytest.raises(BadInput, match="'secure' and means, words were fitted"):
         joined.check_secure()
-    assert parts[0].joined(parts[2]).assumptions == ("declared public: means",)
+    assert parts[0].concatenated(parts[2]).assumptions == ("declared public: means",)
     with pytest.raises(BadInput, match="cannot be joined"):
-        parts[0].joined(parts[1].at_sites(["a"]))
+        parts[0].concatenated(parts[1].at_sites(["a"]))
 
 
 def test_what_others_fitted_on_their_test_records_is_fitted_on_clients_after_joining():
@@ -237,7 +237,7 @@ def test_what_others_fitted_on_their_test_records_is_fitted_on_clients_after_joi
         )
         for a in (0, 20)
     )
-    joined = first.joined(other)
+    joined = first.concatenated(other)
     assert (joined.fitted, joined.fitted_on_test) == ("means 20", "means 0")
     first.check_secure()
     with pytest.raises(BadInput, match="'secure' and means 20 were fitted"):

@@ -67,7 +67,7 @@ def test_decoding_undoes_encoding_of_labels(labels):
 
 @given(st.lists(st.floats(10, 30), min_size=1, max_size=9), st.booleans())
 def test_decoding_undoes_encoding_of_numbers(numbers, standard):
-    target = Column("dose", mean=18, std=4) if standard else NUMBER.target
+    target = Column("dose", mean=18, std=4) if standard else NUMBER.target_column
     schema = TableSchema((AGE,), target)
     found = schema.decode(schema.targets({"dose": numbers})[:, None])
     assert list(found) == ["prediction"]
@@ -110,7 +110,7 @@ def test_an_array_beside_others_is_an_input_by_name_and_a_target_has_labels():
     schema = TableSchema((AGE, words), Column("y", values=(0, 1)))
     found = schema.encode({"age": [50.0], "words": [[1, 2, 3, 4]]})
     assert {name: value.tolist() for name, value in found.items()} == {
-        "age": AGE.encode(read_table({"age": [50.0]})).tolist(),
+        "age": AGE.encode_entries(read_table({"age": [50.0]})).tolist(),
         "words": [[1, 2, 3, 4]],
     }
     assert schema.record_shape == {"age": (1,), "words": (4,)}
@@ -132,7 +132,7 @@ def test_data_keep_their_schema(tmp_path):
 
 def test_the_fingerprint_covers_the_schema_and_no_remark():
     data = federated()
-    other = TableSchema((replace(AGE, fill=3), CITY), LABELS.target)
+    other = TableSchema((replace(AGE, fill=3), CITY), LABELS.target_column)
     prints = {data.fingerprint, replace(data, schema=None).fingerprint,
               replace(data, schema=other).fingerprint}  # fmt: skip
     assert len(prints) == 3

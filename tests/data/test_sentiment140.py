@@ -32,7 +32,7 @@ def test_tweets_are_rows_of_hashed_words_owned_by_users(tmp_path):
     assert len(records.x) + len(records.test_x) == 120
     assert not set(records.owners) & set(records.test_owners)
     assert (records.fitted, records.remarks) == ("", ())
-    assert records.schema.labels == (0, 4)
+    assert records.schema.label_names == (0, 4)
     words = records.schema.features[0].text.vocabulary
     good = words.encode(["good"], 1)[0, 0]
     np.testing.assert_array_equal((records.x == good).any(axis=1), records.y == 1)
@@ -53,10 +53,10 @@ def test_users_are_merged_or_stay_alone(tmp_path):
 def test_other_words_may_be_declared_or_counted_in_held_out_tweets(tmp_path):
     write(tmp_path)
     counted = load_records("sentiment140", tmp_path, columns={"text": {"most_words": 3}})
-    assert (counted.x.shape[1], counted.schema.words) == (30, 5)
+    assert (counted.x.shape[1], counted.schema.vocabulary_size) == (30, 5)
     assert (counted.remarks, counted.fitted_on_test) == ((), "words of 'text'")
     short = load_records("sentiment140", tmp_path, columns={"text": {"length": 7}})
-    assert (short.x.shape[1], short.schema.words) == (7, 4098)
+    assert (short.x.shape[1], short.schema.vocabulary_size) == (7, 4098)
     theirs = load_records(
         "sentiment140", tmp_path, columns={"text": {"min_texts": 2}}, statistics="clients"
     )
@@ -92,4 +92,4 @@ def test_real():
     assert len(np.unique(records.owners)) + len(np.unique(records.test_owners)) == 52_252
     assert 0.5 < records.y.mean() < 0.57
     assert records.x.min() == 0
-    assert records.x.max() < records.schema.words == 4098
+    assert records.x.max() < records.schema.vocabulary_size == 4098

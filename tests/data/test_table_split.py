@@ -38,7 +38,7 @@ def test_by_client_or_a_share():
 def test_owners_are_those_of_the_rows(test):
     found = split_table(ROWS, "site", test, None)
     for owners, part in ((found.owners, found.train), (found.test_owners, found.test)):
-        assert found.names[owners].tolist() == part.columns["site"].tolist()
+        assert found.owner_names[owners].tolist() == part.columns["site"].tolist()
     assert found.of_clients is (test == 0.2)
 
 
@@ -57,8 +57,8 @@ def test_a_test_table_is_clients_own_by_name(sites, shared):
     assert found.of_clients is shared
     assert len(found.train) == 100
     if sites:
-        assert found.names[found.test_owners].tolist() == sites
-    assert found.names[found.owners].tolist() == ROWS.columns["site"].tolist()
+        assert found.owner_names[found.test_owners].tolist() == sites
+    assert found.owner_names[found.owners].tolist() == ROWS.columns["site"].tolist()
 
 
 def test_a_test_table_of_rows_that_are_dealt_is_nobody_s():
@@ -73,11 +73,11 @@ def test_rows_of_the_same_source_are_traced_whatever_they_are_called(tmp_path, c
     read = read_table(tmp_path / "t.csv")
     found = split_table(read, client, tmp_path / "copy.csv", None)
     assert found.of_clients
-    assert found.test_lines.tolist() == [1, 2, 3, 4, 5, 6]
+    assert found.test_row_numbers.tolist() == [1, 2, 3, 4, 5, 6]
     frame = {"site": ["a", "a", "b", "b"], "a": [1, 2, 3, 4]}
     assert split_table(read_table(frame), client, frame, None).of_clients
     other = {"site": ["c", "c"], "a": [1, 2]}
-    assert split_table(read_table(frame), client, other, None).test_lines.tolist() == [-1, -1]
+    assert split_table(read_table(frame), client, other, None).test_row_numbers.tolist() == [-1, -1]
 
 
 def test_a_test_file_is_read(tmp_path):
@@ -99,7 +99,7 @@ def test_clients_with_too_few_rows_are_left_out_of_both_parts(test):
 
 def test_numbers_are_names_too():
     ids = read_table({"site": [7, 7, 30], "a": [1, 2, 3]})
-    assert split_table(ids, "site", {"a": [1]}, None).names.tolist() == ["30", "7"]
+    assert split_table(ids, "site", {"a": [1]}, None).owner_names.tolist() == ["30", "7"]
 
 
 @pytest.mark.parametrize("test", [0, 1, -0.5, 1.5, float("nan"), True])

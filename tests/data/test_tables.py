@@ -100,13 +100,13 @@ def test_a_csv_file_may_have_a_mark_blank_lines_quotes_and_spaces(tmp_path):
         "a": ["1", " 2 "],
         "b": ['x, "y"', " z"],
     }
-    assert table.numbers.tolist() == [1, 2]
+    assert table.row_numbers.tolist() == [1, 2]
 
 
 def test_rows_keep_their_numbers():
     table = read_table({"a": [10, 20, 30, 40]}).take(np.array([3, 1]))
     assert table.columns["a"].tolist() == [40, 20]
-    assert str(table.refused("a", 0, "is odd")) == "the table: row 4 of column 'a' is odd"
+    assert str(table.entry_error("a", 0, "is odd")) == "the table: row 4 of column 'a' is odd"
 
 
 def test_a_table_is_a_table_already():

@@ -96,7 +96,7 @@ def test_tables_have_targets_of_arrays():
     options = {"client": "who", "features": ["age"], "test": "by-client"}
     columns = {"next": {"classes": 5}}
     data = FederatedData.from_table(table, target="next", columns=columns, **options)
-    assert data.target == data.schema.target.target == Target(5, (2,))
+    assert data.target == data.schema.target_column.as_target == Target(5, (2,))
     assert FederatedData.from_table(table, target="scores", **options).target == Target(0, (3,))
     with pytest.raises(BadInput, match=r"say how many labels there are \(columns.next.classes\)"):
         FederatedData.from_table(table, target="next", **options)
@@ -109,7 +109,7 @@ def test_tables_have_targets_of_arrays():
     by_number = FederatedData.from_table(
         table | {"label": [0, 4] * 18}, target="label", columns={"label": {"classes": 9}}, **options
     )
-    assert (by_number.target, by_number.schema.labels) == (Target(9), tuple(range(9)))
+    assert (by_number.target, by_number.schema.label_names) == (Target(9), tuple(range(9)))
     with pytest.raises(BadInput, match=r"is 4: a label of 0..3 is needed"):
         FederatedData.from_table(
             table | {"label": [0, 4] * 18},

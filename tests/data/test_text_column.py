@@ -52,7 +52,7 @@ def vocabulary(data):
 )
 def test_where_words_come_from(said, size, assumptions):
     data = made(table(), said)
-    assert (vocabulary(data).size, data.schema.words) == (size, size)
+    assert (vocabulary(data).size, data.schema.vocabulary_size) == (size, size)
     assert data.assumptions == assumptions
     assert (data.record_shape, data.x.dtype, data.classes) == ((5,), np.int64, 2)
     assert data.x.max() < size

@@ -24,24 +24,31 @@ MOST_VALUES = 1000
 
 _LARGEST = 1e30  # what is beyond has no square in float32's range
 _PIECE = 1 << 22  # numbers scaled at once
+_SCALES = ("low", "high", "mean", "std")
 _FLAGS = ("other", "whole", "classes")
-_DECLARED = ("low", "high", "mean", "std", "values", "fill", "other", "classes", *TEXT_KEYS)
+_DECLARED = (*_SCALES, "values", "fill", "other", "classes", *TEXT_KEYS)
 
 
 @dataclass(frozen=True)
 class Column:
     """How one column becomes numbers: scaled, standardised, one-hot, or words of a text.
 
-    A number is scaled from [low, high] to [-1, 1] and clamped outside, or it is standardised by
-    `mean` and `std`. One of `values` becomes a one-hot vector, or a label's place in the list. With
-    `other`, anything else becomes zeros. `fill` stands for an entry that is missing. Entries of a
-    column with a `shape` are arrays, whose elements are scaled one by one, and `whole` ones stay
-    whole numbers. A target with `classes` has that many labels, which are called by their numbers:
-    one per row, one in each place of an array of whole numbers, or of an array of real ones each, 0
-    to 1, how true that label is. A `text` becomes an array of whole numbers, one for each word. As
-    the target, it becomes the word that follows each.
+    No entry's number depends on another entry.
 
-    Nothing here looks at more than one entry at a time.
+    Attributes:
+        name: The column's name.
+        low, high: A number is scaled from this range to [-1, 1] and clamped outside.
+        mean, std: Or it is standardised by these.
+        values: One of these becomes a one-hot vector, or a label's place in the list.
+        fill: Stands for an entry that is missing.
+        other: Whether anything that is not in `values` becomes zeros.
+        shape: The shape of entries that are arrays, whose elements are scaled one by one.
+        whole: Whether such arrays stay whole numbers.
+        classes: The number of labels of a target whose labels are called by their numbers: one per
+            row, one in each place of an array of whole numbers, or of an array of real ones each, 0
+            to 1, how true that label is.
+        text: How a text becomes an array of whole numbers, one for each word. As the target, it
+            becomes the word that follows each.
     """
 
     name: str
@@ -58,13 +65,24 @@ class Column:
     text: Text | None = None
 
     def __post_init__(self) -> None:
-        if self.text is not None:
-            object.__setattr__(self, "shape", (self.text.length,))
-            object.__setattr__(self, "whole", True)
-        _check_pairs(self)
-        _check_values(self)
+        _check_scale(self)
         _check_classes(self)
-        _check_fill(self)
+        plain: dict[str, Any] = {
+            key: float(getattr(self, key)) for key in _SCALES if getattr(self, key) is not None
+        }
+        if self.text is not None:
+            plain |= {"shape": (self.text.length,), "whole": True}
+        elif self.classes and not self.shape:
+            plain["whole"] = True
+        if self.values is not None:
+            plain["values"] = tuple(map(_plain, self.values))
+        if self.fill is not None:
+            plain["fill"] = self.fill.item() if isinstance(self.fill, np.generic) else self.fill
+        for key, value in plain.items():
+            object.__setattr__(self, key, value)
+        _check_values(self)
+        if self.fill is not None:
+            _check_fill(self)
 
     @classmethod
     def of_target(cls, name: str, target: Target) -> "Column":
@@ -75,7 +93,7 @@ class Column:
         return cls(name, shape=target.shape, whole=whole, classes=target.classes)
 
     @property
-    def target(self) -> Target:
+    def as_target(self) -> Target:
         """What is to be predicted, if this is the target."""
         if self.text is not None:
             return Target(self.text.known.size, self.shape)
@@ -85,26 +103,25 @@ class Column:
     @classmethod
     def declared(cls, name: str, options: object) -> "Column":
         """A column as a user describes it, in a dict."""
-        where = declaration(name)
+        where = declaration_key(name)
         if not isinstance(options, Mapping):
             raise BadInput(f"{where} is {shown(options)}: use low, high, values, ...")
         for key in options:
             if key not in _DECLARED:
                 raise BadInput(f"{where}.{key} is no key: use one of {', '.join(_DECLARED)}")
-        declared_text = {key: options[key] for key in TEXT_KEYS if options.get(key) is not None}
-        text = Text.declared(where, declared_text) if declared_text else None
-        options = {key: value for key, value in options.items() if key not in TEXT_KEYS}
-        values = options.get("values")
-        if values is None:
-            return cls(name, **options, text=text)
-        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-            raise BadInput(f"{where}.values is {shown(values)}: a list is needed")
-        return cls(name, **{**options, "values": tuple(values)}, text=text)
+        of_text = {key: options[key] for key in TEXT_KEYS if options.get(key) is not None}
+        others = {key: value for key, value in options.items() if key not in TEXT_KEYS}
+        values = others.get("values")
+        if values is not None:
+            if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+                raise BadInput(f"{where}.values is {shown(values)}: a list is needed")
+            others["values"] = tuple(values)
+        return cls(name, **others, text=Text.declared(where, of_text) if of_text else None)
 
     @property
-    def where(self) -> str:
+    def declaration_key(self) -> str:
         """The key that declares this column, on one line."""
-        return declaration(self.name)
+        return declaration_key(self.name)
 
     @property
     def scaled(self) -> bool:
@@ -112,98 +129,81 @@ class Column:
         return self.low is not None or self.mean is not None
 
     @property
-    def what(self) -> str:
-        """What a column with a shape holds."""
-        return "arrays" if self.text is None else "texts"
-
-    @property
     def width(self) -> int:
         """How many features it becomes."""
         return len(self.values) if self.values is not None else 1
 
-    def encode(self, table: Table) -> Array:
+    def encode_entries(self, table: Table) -> Array:
         """Features, float32 [rows, width]. Arrays are [rows, *shape], int64 if they are whole."""
         if self.text is not None:
-            return self.text.records(self.texts(table))
+            return self.text.word_numbers(self.texts(table))
         if self.shape:
             return self._arrays(table)
         if self.values is None:
-            return self.numbers(table).astype(np.float32)[:, None]
+            return self.scaled_numbers(table).astype(np.float32)[:, None]
         hot: Array = self.codes(table)[:, None] == np.arange(self.width)
         return hot.astype(np.float32)
 
-    def numbers(self, table: Table, *, target: bool = False) -> Floats:
+    def scaled_numbers(self, table: Table, *, target: bool = False) -> Floats:
         """Scaled numbers [rows]."""
-        found, odd = as_numbers(table.column(self.name))
+        numbers, odd = as_numbers(table[self.name])
         if odd.any():
-            row = int(np.argmax(odd))
-            raise table.refused(
-                self.name, row, f"is {self._entry(table, row)}: a number is needed (or declare "
-                f"{self.where}.values, if it has categories)"
-            )  # fmt: skip
-        missing = np.isnan(found)
+            values = f"{self.declaration_key}.values"
+            need = f": a number is needed (or declare {values}, if it has categories)"
+            raise self._entry_error(table, int(np.argmax(odd)), need)
+        missing = np.isnan(numbers)
         if missing.any():
-            found = np.where(missing, self._filled(table, int(np.argmax(missing)), target), found)
-        return self._scale(table, found)
+            fill = self._fill_for(table, int(np.argmax(missing)), target)
+            numbers = np.where(missing, fill, numbers)
+        return self._scale(table, numbers)
 
     def codes(self, table: Table, *, target: bool = False) -> npt.NDArray[np.int64]:
         """Places in `values` [rows], -1 for others. With `classes`, the entries themselves."""
         if self.classes:
-            return self._by_number(table)
-        values, where = self.values or (), self.where
-        texts = isinstance(values[0], str)
-        found = as_texts(table.column(self.name)) if texts else self._numbers_or_texts(table)
-        places: dict[Any, int] = {
-            value if texts else float(value): place for place, value in enumerate(values)
-        }
-        if None in found:
-            fill = self._filled(table, found.index(None), target)
-            found = [(str(fill) if texts else fill) if entry is None else entry for entry in found]
-        codes = np.array([places.get(entry, -1) for entry in found], dtype=np.int64)
+            numbers = self.scaled_numbers(table, target=True)
+            wrong = (numbers < 0) | (numbers >= self.classes) | (numbers % 1 != 0)
+            if wrong.any():
+                need = f": a label of 0..{self.classes - 1} is needed"
+                raise self._entry_error(table, int(np.argmax(wrong)), need)
+            return numbers.astype(np.int64)
+        values, column = self.values or (), table[self.name]
+        entries: list[Any]
+        if isinstance(values[0], str):
+            places: dict[Any, int] = {value: place for place, value in enumerate(values)}
+            entries = as_texts(column)
+        else:
+            places = {float(value): place for place, value in enumerate(values)}
+            numbers, odd = as_numbers(column)
+            entries = [None if number != number else number for number in numbers.tolist()]
+            for row in np.flatnonzero(odd).tolist():
+                entries[row] = shown(column[row])
+        if None in entries:
+            fill = self._fill_for(table, entries.index(None), target)
+            fill = str(fill) if isinstance(values[0], str) else fill
+            entries = [fill if entry is None else entry for entry in entries]
+        codes = np.array([places.get(entry, -1) for entry in entries], dtype=np.int64)
         if not self.other and (codes < 0).any():
-            row = int(np.argmax(codes < 0))
+            where = self.declaration_key
             way_out = f"add it to {where}.values, or declare {where}.other = true"
             if target:
                 way_out = f"declare all labels in {where}.values"
-            raise table.refused(
-                self.name, row, f"is {self._entry(table, row)}, which is none of its values "
-                f"{listed(values)}: {way_out}"
-            )  # fmt: skip
+            need = f", which is none of its values {listed(values)}: {way_out}"
+            raise self._entry_error(table, int(np.argmax(codes < 0)), need)
         return codes
 
     def texts(self, table: Table, *, target: bool = False) -> list[str]:
         """Entries as texts [rows]."""
-        column = table.column(self.name)
+        column = table[self.name]
         if are_arrays(column):
-            raise table.refused(self.name, 0, f"is {self._entry(table, 0)}: a text is needed")
-        found = as_texts(column)
-        fill = self._filled(table, found.index(None), target) if None in found else ""
-        return [fill if text is None else text for text in found]
-
-    def _by_number(self, table: Table) -> npt.NDArray[np.int64]:
-        found = self.numbers(table, target=True)
-        wrong = (found < 0) | (found >= self.classes) | (found % 1 != 0)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise table.refused(
-                self.name, row, f"is {self._entry(table, row)}: a label of 0..{self.classes - 1} "
-                "is needed"
-            )  # fmt: skip
-        return found.astype(np.int64)
-
-    def _numbers_or_texts(self, table: Table) -> list[Any]:
-        """Entries as numbers, as texts where they are not numbers, None where they are missing."""
-        numbers, odd = as_numbers(table.column(self.name))
-        found: list[Any] = [None if number != number else number for number in numbers.tolist()]
-        for row in np.flatnonzero(odd).tolist():
-            found[row] = self._entry(table, row)
-        return found
+            raise self._entry_error(table, 0, ": a text is needed")
+        texts = as_texts(column)
+        fill = self._fill_for(table, texts.index(None), target) if None in texts else ""
+        return [fill if text is None else text for text in texts]
 
     def restored(self, numbers: Array) -> Floats:
         """The original numbers of scaled ones."""
-        found = np.asarray(numbers, dtype=np.float64)
         centre, half = self._units
-        return found * half + centre
+        return np.asarray(numbers, dtype=np.float64) * half + centre
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON, without those that are not set."""
@@ -225,25 +225,36 @@ class Column:
             return self.mean, self.std
         return 0.0, 1.0
 
-    def _scale(self, table: Table, found: Floats, first: int = 0) -> Floats:
+    def _scale(self, table: Table, numbers: Floats, first: int = 0) -> Floats:
         centre, half = self._units
-        within = found if self.low is None else np.clip(found, self.low, self.high)
+        within = numbers if self.low is None else np.clip(numbers, self.low, self.high)
         scaled: Floats = (within - centre) / half
-        fine = (np.abs(found) <= _LARGEST) & (np.abs(scaled) <= _LARGEST)
+        fine = (np.abs(numbers) <= _LARGEST) & (np.abs(scaled) <= _LARGEST)
         if not fine.all():
-            row = first + int(np.argwhere(~fine)[0][0])
-            raise table.refused(
-                self.name, row, f"is {self._entry(table, row)}: a finite number of at most "
-                f"{_LARGEST:g} is needed"
-            )  # fmt: skip
+            need = f": a finite number of at most {_LARGEST:g} is needed"
+            raise self._entry_error(table, first + int(np.argwhere(~fine)[0][0]), need)
         return scaled
 
     def _arrays(self, table: Table) -> Array:
-        column = table.column(self.name)
+        """Entries that are arrays as one array [rows, *shape], each of them checked."""
+        column, kinds = table[self.name], "iu" if self.whole else "biuf"
+        what = "whole numbers" if self.whole else "numbers"
+        need = f": {what} of shape {self.shape} are needed"
         if column.dtype.kind == "O":
-            column = self._stacked(table, column)
-        if column.shape[1:] != self.shape or column.dtype.kind not in self._kinds:
-            raise self._misfit(table, 0)
+            stacked = np.empty((len(column), *self.shape), np.int64 if self.whole else np.float64)
+            for row, entry in enumerate(column):
+                if entry is None:
+                    raise table.entry_error(self.name, row, "is empty: remove the row")
+                try:
+                    array = np.asarray(entry)
+                except ValueError:
+                    array = np.empty(0, dtype=object)
+                if array.shape != self.shape or array.dtype.kind not in kinds:
+                    raise self._entry_error(table, row, need)
+                stacked[row] = array
+            column = stacked
+        if column.shape[1:] != self.shape or column.dtype.kind not in kinds:
+            raise self._entry_error(table, 0, need)
         if self.whole:
             return column.astype(np.int64)
         out, step = np.empty(column.shape, np.float32), max(1, _PIECE // math.prod(self.shape))
@@ -252,84 +263,63 @@ class Column:
             out[start : start + step] = self._scale(table, piece, start)
         return out
 
-    def _stacked(self, table: Table, column: Array) -> Array:
-        """Entries that are arrays as one array, each of them checked."""
-        out = np.empty((len(column), *self.shape), np.int64 if self.whole else np.float64)
-        for row, entry in enumerate(column):
-            if entry is None:
-                raise table.refused(self.name, row, "is empty: remove the row")
-            try:
-                array = np.asarray(entry)
-            except ValueError:
-                array = np.empty(0, dtype=object)
-            if array.shape != self.shape or array.dtype.kind not in self._kinds:
-                raise self._misfit(table, row)
-            out[row] = array
-        return out
-
-    @property
-    def _kinds(self) -> str:
-        return "iu" if self.whole else "biuf"
-
-    def _misfit(self, table: Table, row: int) -> BadInput:
-        what = "whole numbers" if self.whole else "numbers"
-        return table.refused(
-            self.name, row, f"is {self._entry(table, row)}: {what} of shape {self.shape} are needed"
-        )
-
-    def _filled(self, table: Table, row: int, target: bool) -> Any:
-        """The public value for a missing entry, or the refusal of the first one."""
+    def _fill_for(self, table: Table, row: int, target: bool) -> Any:
+        """The public value for missing entries, or the refusal of the first one, in `row`."""
         if target:
-            raise table.refused(self.name, row, "is empty, and it is the target: remove the row")
+            problem = "is empty, and it is the target: remove the row"
+            raise table.entry_error(self.name, row, problem)
         if self.fill is None:
-            raise table.refused(
-                self.name, row, "is empty: declare a public value for such entries "
-                f"({self.where}.fill), or remove the row"
-            )  # fmt: skip
+            problem = (
+                f"is empty: declare a public value for such entries ({self.declaration_key}.fill), "
+                "or remove the row"
+            )
+            raise table.entry_error(self.name, row, problem)
         return self.fill
 
-    def _entry(self, table: Table, row: int) -> str:
-        return shown(table.column(self.name)[row])
+    def _entry_error(self, table: Table, row: int, need: str) -> BadInput:
+        return table.entry_error(self.name, row, f"is {shown(table[self.name][row])}{need}")
 
 
-def declaration(name: str) -> str:
+def declaration_key(name: str) -> str:
     """The key of a column's declaration, on one line."""
     return f"columns.{' '.join(name.split())}"
 
 
-def _check_pairs(column: Column) -> None:
-    where = column.where
-    for key in ("low", "high", "mean", "std"):
+def _check_scale(column: Column) -> None:
+    where = column.declaration_key
+    for key in _SCALES:
         value = getattr(column, key)
-        if value is None:
-            continue
         number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (number and abs(float(value)) <= _LARGEST):
+        if value is not None and not (number and abs(float(value)) <= _LARGEST):
             raise BadInput(f"{where}.{key} is {shown(value)}: a finite number is needed")
-        object.__setattr__(column, key, float(value))
     for one, other in (("low", "high"), ("mean", "std")):
         if (getattr(column, one) is None) != (getattr(column, other) is None):
             raise BadInput(f"{where} has one of {one} and {other}: give both")
-    ways = [
-        key
-        for key, given in (
-            ("low and high", column.low),
-            ("mean and std", column.mean),
-            ("values", column.values),
-            ("length", column.text),
-        )
-        if given is not None
-    ]
-    if len(ways) > 1:
-        raise BadInput(f"{where} has {ways[0]} and also {ways[1]}: leave one out")
+    ways = {
+        "low and high": column.low,
+        "mean and std": column.mean,
+        "values": column.values,
+        "length": column.text,
+    }
+    given = [key for key, value in ways.items() if value is not None]
+    if len(given) > 1:
+        raise BadInput(f"{where} has {given[0]} and also {given[1]}: leave one out")
     if column.low is not None and column.high is not None and not column.low < column.high:
-        raise BadInput(f"{where}.low is {column.low:g} and high is {column.high:g}: low < high")
+        low, high = float(column.low), float(column.high)
+        raise BadInput(f"{where}.low is {low:g} and high is {high:g}: low < high")
     if column.std is not None and not column.std > 0:
-        raise BadInput(f"{where}.std is {column.std:g}: a positive number is needed")
+        raise BadInput(f"{where}.std is {float(column.std):g}: a positive number is needed")
+
+
+def _plain(value: Any) -> Any:
+    """A text without spaces around it, or a number that JSON knows."""
+    if isinstance(value, str):
+        return value.strip()
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _check_values(column: Column) -> None:
-    where, values = column.where, column.values
+    where, values = column.declaration_key, column.values
     if not isinstance(column.other, bool):
         raise BadInput(f"{where}.other is {shown(column.other)}: use true or false")
     if values is None:
@@ -344,47 +334,36 @@ def _check_values(column: Column) -> None:
     numbers = [isinstance(value, Real) and value == value for value in values]
     if not (all(texts) or all(numbers)):
         raise BadInput(f"{where}.values is {shown(list(values))}: use texts only, or numbers only")
-    cleaned = tuple(value.strip() if isinstance(value, str) else _plain(value) for value in values)
-    object.__setattr__(column, "values", cleaned)
-    if len(set(cleaned)) < len(cleaned) or "" in cleaned:
+    if len(set(values)) < len(values) or "" in values:
         raise BadInput(f"{where}.values has an entry twice or an empty one: list each once")
 
 
-def _plain(value: Any) -> Any:
-    """A number that JSON knows."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def _check_classes(column: Column) -> None:
-    where, classes = f"{column.where}.classes", column.classes
+    where, classes = column.declaration_key, column.classes
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 0:
-        raise BadInput(f"{where} is {shown(classes)}: give the number of labels")
+        raise BadInput(f"{where}.classes is {shown(classes)}: give the number of labels")
     if not classes:
         return
-    for key, given in (("values", column.values), ("low or mean", column.scaled or None)):
-        if given is not None:
-            raise BadInput(f"{column.where} has classes and also {key}: leave one out")
-    if not column.shape:
-        object.__setattr__(column, "whole", True)
+    if column.values is not None or column.scaled:
+        key = "low or mean" if column.values is None else "values"
+        raise BadInput(f"{where} has classes and also {key}: leave one out")
     if column.shape and not column.whole and column.shape != (classes,):
         raise BadInput(
-            f"{where} is {classes} and the column holds real numbers of shape {column.shape}: one "
-            "for each label is needed, or labels as whole numbers"
+            f"{where}.classes is {classes} and the column holds real numbers of shape "
+            f"{column.shape}: one for each label is needed, or labels as whole numbers"
         )
 
 
 def _check_fill(column: Column) -> None:
-    where, fill = f"{column.where}.fill", column.fill
-    if fill is None:
-        return
+    key, fill = f"{column.declaration_key}.fill", column.fill
     if not isinstance(fill, str | Real) or fill != fill:
-        raise BadInput(f"{where} is {shown(fill)}: a number or a text is needed")
+        raise BadInput(f"{key} is {shown(fill)}: a number or a text is needed")
     if column.text is not None and not isinstance(fill, str):
-        raise BadInput(f"{where} is {shown(fill)}: a text is needed")
+        raise BadInput(f"{key} is {shown(fill)}: a text is needed")
     if column.shape and column.text is None:
-        raise BadInput(f"{where} is {shown(fill)}: arrays are not filled in, remove the rows")
+        raise BadInput(f"{key} is {shown(fill)}: arrays are not filled in, remove the rows")
     if column.scaled and isinstance(fill, str):
-        raise BadInput(f"{where} is {shown(fill)}: a number is needed")
-    object.__setattr__(column, "fill", _plain(fill))
+        raise BadInput(f"{key} is {shown(fill)}: a number is needed")
     if column.values is not None and not column.other and fill not in column.values:
-        raise BadInput(f"{where} is {shown(fill)}, which is none of {column.where}.values")
+        values = f"{column.declaration_key}.values"
+        raise BadInput(f"{key} is {shown(fill)}, which is none of {values}")

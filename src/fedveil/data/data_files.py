@@ -128,11 +128,8 @@ def optional_module(module: str, *, package: str, needed_by: str, extra: str = "
         raise BadInput(f"{needed_by} needs {package}: pip install 'fedveil[{extra}]'") from e
 
 
-_META = "meta.json"
-
-
-def write(folder: Path, arrays: Mapping[str, Array | None], meta: Mapping[str, Any]) -> None:
-    """Write into a new folder, without the arrays that are None."""
+def save_arrays(folder: Path, arrays: Mapping[str, Array | None], meta: Mapping[str, Any]) -> None:
+    """Write one .npy per array, without those that are None, and meta.json into a new folder."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError as e:
@@ -142,40 +139,29 @@ def write(folder: Path, arrays: Mapping[str, Array | None], meta: Mapping[str, A
     for name, array in arrays.items():
         if array is not None:
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
-    (folder / _META).write_text(json.dumps(meta) + "\n")
+    (folder / "meta.json").write_text(json.dumps(meta) + "\n")
 
 
 def read_meta(
     folder: Path, needed: Mapping[str, type], optional: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Read meta.json: `needed` keys with their types, `optional` ones with their defaults."""
-    path = folder / _META
+    path = folder / "meta.json"
     try:
         meta = json.loads(path.read_text())
-        found = {key: meta[key] for key in needed}
-        found |= {key: meta.get(key, plain) for key, plain in optional.items()}
+        values = {key: meta[key] for key in needed}
+        values |= {key: meta.get(key, default) for key, default in optional.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise BadInput(f"{path}: not a saved data set ({e})") from e
-    kinds = {**needed, **{key: type(plain) for key, plain in optional.items()}}
-    for key, value in found.items():
-        if type(value) is not kinds[key]:
+    types = {**needed, **{key: type(default) for key, default in optional.items()}}
+    for key, value in values.items():
+        if type(value) is not types[key]:
             raise BadInput(f"{path}: {key} is {shown(value)}, not what save writes")
-    return found
+    return values
 
 
-def read_arrays(
-    folder: Path, names: Sequence[str], optional: Sequence[str]
-) -> dict[str, Array | None]:
-    """The arrays mapped into memory. An optional one that is missing is None."""
-    return {
-        name: None
-        if name in optional and not (folder / f"{name}.npy").exists()
-        else _mapped(folder / f"{name}.npy")
-        for name in names
-    }
-
-
-def _mapped(path: Path) -> Array:
+def mapped_array(path: Path) -> Array:
+    """An .npy file mapped into memory."""
     try:
         with warnings_as_errors(), path.open("rb") as stream:
             np.lib.format.read_magic(stream)  # np.load would take other files as well

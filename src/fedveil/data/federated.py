@@ -14,50 +14,21 @@ import numpy.typing as npt
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
-from fedveil.base.inputs import (
-    Inputs,
-    Target,
-    count,
-    join_inputs,
-    labelled,
-    mapped,
-    shape_of,
-    taken,
-)
-from fedveil.data import data_files as saved
-from fedveil.data.provenance import (
-    PUBLIC,
-    check_copies,
-    held_out_number,
-    owners_in_memory,
-    sentences,
-)
+from fedveil.base.inputs import Inputs, Target, join_inputs, labelled, mapped, shape_of, taken
+from fedveil.data import data_files, provenance, user_arrays
+from fedveil.data.provenance import PUBLIC
 from fedveil.data.schema import TableSchema
 from fedveil.data.user_arrays import Array as Array
-from fedveil.data.user_arrays import (
-    check_classes,
-    check_input,
-    check_not_labels,
-    check_structure,
-    check_values,
-    described,
-    joined_features,
-    pair,
-    pieces,
-    same_form,
-    target_of,
-    targets_of,
-    triples,
-)
 
-_SAID: dict[str, Any] = {
+_META: dict[str, Any] = {
     "fitted": "",
     "fitted_on_test": "",
     "declared_public": False,
     "known_as": "",
+    "remarks": [],
+    "elsewhere": [],
 }
-_LISTS = ("remarks", "elsewhere")
-"""What is said of the records beside the arrays, and what holds where nothing is said."""
+"""Fields that are saved beside the arrays, with their defaults."""
 
 _ARRAYS = ("x", "y", "offsets", "test_x", "test_y", "names", "test_owners")
 _OPTIONAL = ("names", "test_owners")
@@ -67,27 +38,36 @@ _OPTIONAL = ("names", "test_owners")
 class FederatedData:
     """Records of N clients: client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`.
 
-    The arrays may be memory maps: nothing here copies them. `x` is [records, ...], floating
-    point or integer; or several such arrays by name, a dict, which the module gets as keyword
-    arguments. `classes` is the number of labels, `y` then [records] of integers; or
-    [records, ...] for a label in each of several places, such as the next words of a text, where
-    -100 is no label; or [records, classes] of real numbers from 0 to 1, where several labels hold
-    at once. `classes` is 0 when `y` is real numbers [records, ...] to be predicted. `names` may be
-    None: client k is then "k".
+    The arrays may be memory maps: nothing here copies them. Claims say what of the features and of
+    the test split they do not cover (`assumptions`, `test_assumptions`), and secure noise refuses
+    it (`check_secure`).
 
-    There may be no test records. `test_owners` has the owner of each: client k as k, somebody held
-    out of the clients as a number below -1, nobody as -1; None if all are public. `fitted` names
-    what of the features was fitted on clients' records in the clear (means, say), "" if nothing
-    was; `declared_public` says that it is known from elsewhere. `fitted_on_test` names what was
-    fitted on the test records. `remarks` are what else claims have
-    to say of the records. Claims say it all (`assumptions`, `test_assumptions`), and secure noise
-    refuses what they do not cover (`check_secure`). `schema` is how the rows of a table became
-    records.
+    A federation's server has the test split and nobody's records: `elsewhere` is then set, and `x`
+    and `y` are empty (`at_sites`). Nobody can check there whether records are the same as before:
+    `known_as` is part of their fingerprint, so that two trainings on them share no noise.
 
-    A federation's server has the test split and nobody's records: `elsewhere` then holds how many
-    records each client has as far as that is public, 0 where it is not, and `x` and `y` are empty
-    (`at_sites`). Nobody can tell here whether such records are the same as before: `known_as` is
-    part of their fingerprint, so that two trainings on them share no noise.
+    Attributes:
+        x: Features [records, ...], floating point or integer; or several such arrays by name, a
+            dict, which the module gets as keyword arguments.
+        y: Targets, as `classes` says.
+        offsets: Where the rows of each client begin, and the number of records.
+        test_x, test_y: The test records. There may be none.
+        classes: The number of labels; `y` is then [records] of integers; or [records, ...] for a
+            label in each of several places, such as the next words of a text, where -100 is no
+            label; or [records, classes] of real numbers from 0 to 1, where several labels hold at
+            once. 0 where `y` is real numbers [records, ...] to be predicted.
+        names: The clients' names. Without them, client k is "k".
+        fitted: Names what of the features was fitted on clients' records in the clear (means, say),
+            "" if nothing was.
+        fitted_on_test: Names what was fitted on the test records.
+        declared_public: Whether `fitted` is known from elsewhere.
+        test_owners: The owner of each test record: client k as k, somebody held out of the clients
+            as a number below -1, nobody as -1. None if all are public.
+        remarks: Further assumptions of claims about the records.
+        schema: How the rows of a table became records.
+        elsewhere: Records per client as far as that is public, 0 where it is not, if they are at
+            their sites.
+        known_as: Distinguishes records at sites from those of other trainings.
 
     >>> data = FederatedData.from_clients(
     ...     [("ada", [[0.0], [1.0]], [0, 1]), ("bob", [[2.0]], [1])],
@@ -117,21 +97,14 @@ class FederatedData:
         return (("data", self.fingerprint),)
 
     def __post_init__(self) -> None:
-        check_structure(
-            {name: getattr(self, name) for name in _ARRAYS},
-            self.classes,
-            self.client_name,
-            self.elsewhere,
-        )
+        user_arrays.check_structure(self)
         if self.declared_public and not self.fitted:
             raise BadInput("declared_public is given and fitted is empty: name what is public")
-        if self.schema is not None and (self.classes, self.record_shape) != (
-            self.schema.classes,
-            self.schema.record_shape,
-        ):
+        schema, form = self.schema, (self.classes, self.record_shape)
+        if schema is not None and form != (schema.classes, schema.record_shape):
             raise BadInput(
-                f"the schema is of {self.schema.classes} labels and records of shape "
-                f"{self.schema.record_shape}, the data of {self.classes} and {self.record_shape}"
+                f"the schema is of {schema.classes} labels and records of shape "
+                f"{schema.record_shape}, the data of {self.classes} and {self.record_shape}"
             )
 
     @staticmethod
@@ -174,18 +147,21 @@ class FederatedData:
         2 owners are held out of 12 for testing, measured in the clear, and not protected by \
 this claim
         """
-        from fedveil.data.own_table import TableOptions, federated_table
+        from fedveil.data.own_table import TableOptions, table_partition, table_records, table_test
+        from fedveil.data.partition import partition as divide
 
-        asked = TableOptions(target, client, features, columns, test, statistics, min_records)
-        return federated_table(
-            table,
-            asked,
+        options = TableOptions(target, client, features, columns, test, statistics, min_records)
+        kind = table_partition(client, partition, clients)
+        data = divide(
+            table_records(table, options),
+            kind=kind,
             clients=clients,
-            kind=partition,
+            seed=seed,
             alpha=alpha,
             shards_per_client=shards_per_client,
-            seed=seed,
+            test=table_test(kind),
         )
+        return replace(data, declared_public=statistics == "public")
 
     @staticmethod
     def from_datasets(
@@ -227,14 +203,9 @@ this claim
         """
         from fedveil.data.library_datasets import arrays_of, clients_from_datasets
 
-        tested = None if test is None else arrays_of(test, "the test split")
-        return cls.from_clients(
-            clients_from_datasets(datasets), test=tested, classes=classes, **options
-        )
-
-    def __repr__(self) -> str:
-        records = described(self.x, self.test_x, self.target)
-        return f"FederatedData({self.clients:,} clients, {records})"
+        test_arrays = None if test is None else arrays_of(test, "the test split")
+        clients = clients_from_datasets(datasets)
+        return cls.from_clients(clients, test=test_arrays, classes=classes, **options)
 
     @classmethod
     def from_clients(
@@ -258,40 +229,41 @@ this claim
         matrix of floats or truth values with a column for each of the `classes` says of each label
         whether it holds; whole numbers are labels.
         """
-        check_classes(classes)
-        named = triples(clients)
-        if not named:
-            raise BadInput("no clients: give at least one (name, x, y)")
-        test_x, test_y = (taken(named[0][1], slice(0)), named[0][2][:0])
-        if test is not None:
-            test_x, test_y = pair(test)
-        for name, x, y in named:
-            if count(x) != len(y):
-                raise BadInput(f"client {name!r} has {count(x)} feature rows and {len(y)} targets")
-            if not same_form(x, named[0][1]):
-                raise BadInput(
-                    f"client {name!r} has records of shape {shape_of(x)}, "
-                    f"client {named[0][0]!r} of shape {shape_of(named[0][1])}"
-                )
-        if not same_form(test_x, named[0][1]):
+        user_arrays.check_classes(classes)
+        triples = user_arrays.client_triples(clients)
+        _, first_x, first_y = triples[0]
+        if test is None:
+            test_x, test_y = taken(first_x, slice(0)), first_y[:0]
+        elif isinstance(test, tuple | list) and len(test) == 2:
+            test_x = user_arrays.features_of("test features", test[0])
+            test_y = user_arrays.array_of("test targets", test[1])
+        else:
             raise BadInput(
-                f"test records have shape {shape_of(test_x)}, training records "
-                f"{shape_of(named[0][1])}"
+                f"test is {shown(test)}: the pair (x, y) of records of no client is needed"
             )
-        y = _joined([y for _, _, y in named])
-        check_not_labels(y, classes)
-        parts = [x for _, x, _ in named]
-        names = np.array([name for name, _, _ in named])
-        owners = owners_in_memory(parts, test_x)
+        if shape_of(test_x) != shape_of(first_x):
+            raise BadInput(
+                f"test records have shape {shape_of(test_x)}, training records {shape_of(first_x)}"
+            )
+        y = np.concatenate([targets for _, _, targets in triples])
+        if not classes and y.dtype.kind in "biu":
+            raise BadInput(
+                f"targets are of type {y.dtype} and classes is 0, for quantities to be predicted: "
+                "give the number of labels, or the targets as floats"
+            )
+        parts = [features for _, features, _ in triples]
+        names = np.array([name for name, _, _ in triples])
+        owners = provenance.owners_in_memory(parts, test_x)
         if test_owners is not None:
-            owners = np.where(owners >= 0, owners, _owners_named(test_owners, names, len(test_y)))
-        all_x, test_x = joined_features(parts, test_x)
+            named = provenance.owners_by_name(test_owners, names.tolist(), len(test_y))
+            owners = np.where(owners >= 0, owners, named)
+        x, test_x = user_arrays.joined_features(parts, test_x)
         return cls(
-            x=all_x,
-            y=targets_of(y, classes),
-            offsets=np.cumsum([0, *(len(y) for _, _, y in named)], dtype=np.int64),
+            x=x,
+            y=user_arrays.targets_of(y, classes),
+            offsets=np.cumsum([0, *(len(targets) for _, _, targets in triples)], dtype=np.int64),
             test_x=test_x,
-            test_y=targets_of(test_y, classes),
+            test_y=user_arrays.targets_of(test_y, classes),
             classes=classes,
             names=names,
             test_owners=owners,
@@ -299,32 +271,37 @@ this claim
             declared_public=declared_public,
         )
 
-    def joined(self, *others: "FederatedData") -> "FederatedData":
+    def concatenated(self, *others: "FederatedData") -> "FederatedData":
         """One data set of these clients followed by those of each of the `others`, as a copy.
 
-        The test split is that of the first. Whatever claims have to say of one is said of all, and
-        what the others fitted on their test records counts as fitted on clients': these may be
-        anybody's here.
+        The test split is that of the first. The assumptions of one hold for all, and what the
+        others fitted on their test records counts as fitted on clients': these may be anybody's
+        here.
         """
-        every = [self, *others]
-        if any(each.elsewhere for each in every):
+        parts = [self, *others]
+        if any(part.elsewhere for part in parts):
             raise BadInput("records that are at their sites cannot be joined")
-        schemas = [each.schema for each in every if each.schema is not None]
+        schemas = [part.schema for part in parts if part.schema is not None]
         if any(schema != schemas[0] for schema in schemas):
             raise BadInput("tables of different columns or encodings cannot be joined: use one")
-        fitted = [each for each in every if each.fitted]
-        seen = [each.fitted for each in fitted]
-        seen += [each.fitted_on_test for each in others if each.fitted_on_test]
-        public = bool(fitted) and all(each.declared_public for each in fitted)
+        with_fits = [part for part in parts if part.fitted]
+        fitted = [part.fitted for part in with_fits]
+        fitted += [part.fitted_on_test for part in others if part.fitted_on_test]
+        public = bool(with_fits) and all(part.declared_public for part in with_fits)
+
+        def in_first_type(arrays: list[Array]) -> Array:
+            return np.concatenate(arrays, dtype=arrays[0].dtype, casting="unsafe")
+
+        sizes = np.concatenate([part.sizes for part in parts])
         return replace(
             self,
-            x=join_inputs([each.x for each in every], _behind),
-            y=np.concatenate([each.y for each in every]),
-            offsets=np.cumsum([0, *np.concatenate([each.sizes for each in every])], dtype=np.int64),
+            x=join_inputs([part.x for part in parts], in_first_type),
+            y=np.concatenate([part.y for part in parts]),
+            offsets=np.cumsum([0, *sizes], dtype=np.int64),
             names=None,
-            fitted=", ".join(dict.fromkeys(seen)),
-            declared_public=public and len(seen) == len(fitted),
-            remarks=tuple(dict.fromkeys(text for each in every for text in each.remarks)),
+            fitted=", ".join(dict.fromkeys(fitted)),
+            declared_public=public and len(fitted) == len(with_fits),
+            remarks=tuple(dict.fromkeys(text for part in parts for text in part.remarks)),
         )
 
     def with_clients(
@@ -342,7 +319,7 @@ this claim
     ) -> "FederatedData":
         """The test split alone, for clients of these names whose records stay where they are.
 
-        `records` are how many each has, where that is public; `known_as` tells them apart from
+        `records` are how many each has, where that is public; `known_as` distinguishes them from
         those of other trainings.
         """
         return replace(
@@ -355,6 +332,10 @@ this claim
             elsewhere=tuple(records) or (0,) * len(names),
             known_as=known_as,
         )
+
+    def __repr__(self) -> str:
+        records = user_arrays.described(self.x, self.test_x, self.y, self.classes)
+        return f"FederatedData({self.clients:,} clients, {records})"
 
     @cached_property
     def derived(self) -> dict[str, Any]:
@@ -378,7 +359,7 @@ this claim
     @property
     def records(self) -> int:
         """All clients' records together."""
-        return int(self.sizes.sum()) if self.elsewhere else len(self.y)
+        return int(self.sizes.sum())
 
     @property
     def record_shape(self) -> Inputs[tuple[int, ...]]:
@@ -388,12 +369,12 @@ this claim
     @property
     def target(self) -> Target:
         """What is to be predicted."""
-        return target_of(self.y, self.classes)
+        return user_arrays.target_of(self.y, self.classes)
 
     def client_name(self, client: int) -> str:
         return str(client) if self.names is None else str(self.names[client])
 
-    @cached_property
+    @property
     def owners_of_test(self) -> npt.NDArray[np.int64]:
         """The owner of each test record (`test_owners`)."""
         if self.test_owners is None:
@@ -429,7 +410,7 @@ this claim
     @property
     def test_assumptions(self) -> tuple[str, ...]:
         """The assumptions of a claim where the test split is measured in the clear."""
-        return sentences(self.owners_of_test, self.clients)
+        return provenance.assumptions_about_test(self.owners_of_test, self.clients)
 
     def check_secure(self, *, priced: bool = False) -> None:
         """Refuse, for secure noise, what was or will be computed of clients' records without any.
@@ -461,10 +442,10 @@ this claim
 
         Reads the arrays once, piece by piece.
         """
-        check_values({name: getattr(self, name) for name in _ARRAYS}, self.classes, self._owner)
+        user_arrays.check_values(self)
         if "copies" not in self.derived:
             rows = self.owners_of_test < 0
-            check_copies(self.x, self.y, taken(self.test_x, rows), self.test_y[rows])
+            provenance.check_copies(self.x, self.y, taken(self.test_x, rows), self.test_y[rows])
             self.derived["copies"] = None
 
     def check_tested(self, what: str) -> None:
@@ -478,45 +459,30 @@ this claim
         Made-up records have the shapes and types of the records, and nothing else of them: normal
         numbers, and zeros and ones where numbers are whole.
         """
-        rows = np.flatnonzero(self.owners_of_test == PUBLIC)
+        rows = np.flatnonzero(self.owners_of_test == PUBLIC)[:count]
         if len(rows):
-            chosen = rows[:count]
-            return taken(self.test_x, chosen), self.test_y[chosen]
+            return taken(self.test_x, rows), self.test_y[rows]
         random = np.random.Generator(np.random.Philox(0))
 
-        def some(values: Array) -> Array:
-            shape = (count, *values.shape[1:])
-            drawn = random.normal(size=shape)
-            return (
-                drawn.astype(values.dtype)
-                if values.dtype.kind == "f"
-                else ((drawn > 0).astype(values.dtype))
-            )
+        def made_up(values: Array) -> Array:
+            drawn = random.normal(size=(count, *values.shape[1:]))
+            whole = values.dtype.kind != "f"
+            return (drawn > 0 if whole else drawn).astype(values.dtype)
 
         y = np.zeros((count, *self.y.shape[1:]), dtype=self.y.dtype)
         if self.classes and self.y.dtype.kind in "iu":
             y[...] = random.integers(self.classes, size=y.shape)
-        return mapped(some, self.x), y
+        return mapped(made_up, self.x), y
 
-    @property
-    def _inputs(self) -> list[str]:
-        """The names of the inputs, in order. Empty if there is one input without a name."""
-        return sorted(self.x) if isinstance(self.x, dict) else []
-
-    @property
-    def _arrays(self) -> dict[str, Array | None]:
+    def _named_arrays(self) -> dict[str, Array | None]:
         """All arrays by name, those of named inputs as x.NAME and test_x.NAME, in their order."""
-        found: dict[str, Array | None] = {}
+        arrays: dict[str, Array | None] = {}
         for name in _ARRAYS:
             value = getattr(self, name)
             if isinstance(value, dict):
-                value = {key: value[key] for key in self._inputs}
-            found |= labelled(name, value)
-        return found
-
-    def _owner(self, row: int) -> str:
-        client = int(np.searchsorted(self.offsets, row, side="right")) - 1
-        return self.client_name(client)
+                value = dict(sorted(value.items()))
+            arrays |= labelled(name, value)
+        return arrays
 
     @cached_property
     def fingerprint(self) -> str:
@@ -527,75 +493,49 @@ this claim
             digest.update(json.dumps(self.schema.to_dict(), sort_keys=True).encode())
         if self.elsewhere:
             digest.update(f"|elsewhere {json.dumps([self.elsewhere, self.known_as])}".encode())
-        for name, array in self._arrays.items():
+        for name, array in self._named_arrays().items():
             if array is None:
                 digest.update(f"|{name} none".encode())
-                continue
-            if name == "names":
+            elif name == "names":
                 digest.update(("|names " + json.dumps(array.tolist())).encode())
-                continue
-            digest.update(f"|{name} {array.dtype.str} {array.shape}".encode())
-            for _, piece in pieces(array):
-                digest.update(np.ascontiguousarray(piece).tobytes())
+            else:
+                digest.update(f"|{name} {array.dtype.str} {array.shape}".encode())
+                for _, piece in user_arrays.pieces(array):
+                    digest.update(np.ascontiguousarray(piece).tobytes())
         return digest.hexdigest()
 
     def save(self, folder: Path | str) -> None:
         """Write one .npy per array into a new folder, the layout that `open` maps into memory."""
-        meta = {"classes": self.classes, **{key: getattr(self, key) for key in _SAID}}
-        meta |= {key: list(getattr(self, key)) for key in _LISTS} | {"inputs": self._inputs}
+        meta = {key: getattr(self, key) for key in ("classes", *_META)}
+        meta["inputs"] = sorted(self.x) if isinstance(self.x, dict) else []
         if self.schema is not None:
             meta["schema"] = self.schema.to_dict()
-        saved.write(Path(folder), self._arrays, meta)
+        data_files.save_arrays(Path(folder), self._named_arrays(), meta)
 
     @classmethod
     def open(cls, folder: Path | str) -> "FederatedData":
         """Map a saved data set into memory: a million clients open without being read."""
-        meta = saved.read_meta(
+        meta = data_files.read_meta(
             Path(folder),
             {"classes": int},
-            {
-                **_SAID,
-                **{key: [] for key in _LISTS},
-                "schema": {},
-                "inputs": [],
-                "test_of_clients": False,  # what data said before they had owners
-            },
+            # Older data have no owners of test records and say whether they are clients'.
+            {**_META, "schema": {}, "inputs": [], "test_of_clients": False},
         )
-        of_clients = meta.pop("test_of_clients")
-        schema = TableSchema.from_dict(meta["schema"]) if meta["schema"] else None
-        meta |= {"remarks": tuple(map(str, meta["remarks"])), "schema": schema}
+        of_clients, inputs = meta.pop("test_of_clients"), meta.pop("inputs")
+        meta["schema"] = TableSchema.from_dict(meta["schema"]) if meta["schema"] else None
+        meta["remarks"] = tuple(map(str, meta["remarks"]))
         meta["elsewhere"] = tuple(meta["elsewhere"])
-        inputs = [check_input(f"{folder}: records", name) for name in meta.pop("inputs")]
-        named = [f"{x}.{name}" for x in ("x", "test_x") for name in inputs]
-        alone = [name for name in _ARRAYS if not (inputs and name in ("x", "test_x"))]
-        arrays: dict[str, Any] = saved.read_arrays(Path(folder), [*alone, *named], _OPTIONAL)
-        if inputs:
-            for x in ("x", "test_x"):
-                arrays[x] = {name: arrays.pop(f"{x}.{name}") for name in inputs}
+        for name in inputs:
+            user_arrays.check_input_name(f"{folder}: records", name)
+        arrays: dict[str, Any] = {}
+        for name in _ARRAYS:
+            if inputs and name in ("x", "test_x"):
+                files = {key: Path(folder) / f"{name}.{key}.npy" for key in inputs}
+                arrays[name] = {key: data_files.mapped_array(path) for key, path in files.items()}
+                continue
+            path = Path(folder) / f"{name}.npy"
+            missing = name in _OPTIONAL and not path.exists()
+            arrays[name] = None if missing else data_files.mapped_array(path)
         if of_clients and arrays["test_owners"] is None:
             arrays["test_owners"] = np.zeros(len(arrays["test_y"]), dtype=np.int64)
         return cls(**{**arrays, "offsets": np.asarray(arrays["offsets"]), **meta})
-
-
-def _behind(parts: list[Array]) -> Array:
-    """Concatenate arrays, in the type of the first."""
-    return np.concatenate([part.astype(parts[0].dtype, copy=False) for part in parts])
-
-
-def _owners_named(owners: Sequence[str], clients: Array, records: int) -> npt.NDArray[np.int64]:
-    """The number of each test record's owner, a client's or one below -1."""
-    if isinstance(owners, str) or len(owners) != records:
-        raise BadInput(
-            f"test_owners is {shown(owners)}: one name for each of {records} test records is needed"
-        )
-    place = {str(name): k for k, name in enumerate(clients.tolist())}
-    others = {name: k for k, name in enumerate(dict.fromkeys(map(str, owners)))}
-    named = map(str, owners)
-    return np.array([place.get(n, int(held_out_number(others[n]))) for n in named], dtype=np.int64)
-
-
-def _joined(targets: list[Array]) -> Array:
-    """Concatenate all clients' targets."""
-    if len({y.shape[1:] for y in targets}) > 1:
-        raise BadInput("clients' targets have different shapes: give all one shape")
-    return np.concatenate(targets)

@@ -45,45 +45,53 @@ def arrays_of(dataset: Any, whose: str) -> tuple[Inputs[Array], Array]:
     for number, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadInput(f"record {number} of {whose} is {shown(pair)}: use (x, y)")
-    targets = [array_of(f"targets of {whose}", [y]) for _, y in pairs]
-    return _stacked([x for x, _ in pairs], whose), _joined(targets, whose, "a target")
+    first = pairs[0][0]
+    x: Inputs[Array]
+    if isinstance(first, Mapping):
+        for number, (record, _) in enumerate(pairs):
+            if not isinstance(record, Mapping) or record.keys() != first.keys():
+                raise BadInput(
+                    f"record {number} of {whose} is {shown(record)}, record 0 has "
+                    f"{', '.join(first)}: give all the same inputs"
+                )
+        x = {
+            name: _stacked([x[name] for x, _ in pairs], f"input {name!r}", whose, repr(name))
+            for name in first
+        }
+    else:
+        x = _stacked([x for x, _ in pairs], "features", whose, "a record")
+    return x, _stacked([y for _, y in pairs], "targets", whose, "a target")
 
 
-def _stacked(records: list[Any], whose: str) -> Inputs[Array]:
-    first = records[0]
-    if not isinstance(first, Mapping):
-        what = f"features of {whose}"
-        return _joined([array_of(what, [x]) for x in records], whose, "a record")
-    for number, x in enumerate(records):
-        if not isinstance(x, Mapping) or x.keys() != first.keys():
-            raise BadInput(
-                f"record {number} of {whose} is {shown(x)}, record 0 has {', '.join(first)}: give "
-                "all the same inputs"
-            )
-    return {
-        name: _joined(
-            [array_of(f"input {name!r} of {whose}", [x[name]]) for x in records], whose, repr(name)
-        )
-        for name in first
-    }
-
-
-def _joined(rows: list[Array], whose: str, what: str) -> Array:
-    """Concatenate arrays of one row each."""
+def _stacked(values: list[Any], what: str, whose: str, singular: str) -> Array:
+    """One array of a value per record."""
+    rows = [array_of(f"{what} of {whose}", [value]) for value in values]
     for number, row in enumerate(rows):
         if row.shape != rows[0].shape:
             raise BadInput(
-                f"record {number} of {whose} has {what} of shape {row.shape[1:]}, record 0 "
+                f"record {number} of {whose} has {singular} of shape {row.shape[1:]}, record 0 "
                 f"{rows[0].shape[1:]}: give all one shape (fedveil.pad)"
             )
     return np.concatenate(rows)
 
 
 _NESTED = ("list", "large_list", "fixed_size_list", "struct", "extension")
-_TRAIN, _TEST = "train", "test"
 
 
-def splits_of(source: object) -> tuple[Any, Any | None]:
+def tables_of(
+    source: object, target: str, client: str | None, features: list[str] | None
+) -> tuple[Table, Table | None, dict[str, object]]:
+    """The training and test tables of a data set or its folder, and the label names it declares."""
+    train, test = _splits_of(source)
+    named = [name for name in (client, target) if name is not None]
+    wanted = None if features is None else [*features, *named]
+    table = _split_table(train, wanted, "the training split")
+    test_table = None if test is None else _split_table(test, wanted, "the test split")
+    labels = {key: _labels(train, key) for key in table.columns if key != client}
+    return table, test_table, {key: {"values": value} for key, value in labels.items() if value}
+
+
+def _splits_of(source: object) -> tuple[Any, Any | None]:
     """The training split, and the test split if there is one, of a data set or its folder."""
     if isinstance(source, str | Path):
         library = optional_module(
@@ -93,36 +101,22 @@ def splits_of(source: object) -> tuple[Any, Any | None]:
             source = library.load_from_disk(str(source))
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise BadInput(f"{source} is no data set that save_to_disk wrote: {one_line(e)}") from e
+    splits: tuple[Any, Any | None] = (source, None)
     if isinstance(source, Mapping):
-        if _TRAIN not in source:
+        if "train" not in source:
             raise BadInput(f"the data set has splits {listed(list(source))} and no 'train': add it")
-        found = source[_TRAIN], source.get(_TEST)
-    else:
-        found = source, None
-    for split in found:
+        splits = source["train"], source.get("test")
+    for split in splits:
         usable = all(hasattr(split, name) for name in ("features", "with_format", "__len__"))
         if split is not None and not usable:
             raise BadInput(
                 f"the data set is {shown(split)}: a Dataset or DatasetDict of the datasets library "
                 "is needed, loaded and not streamed"
             )
-    return found
+    return splits
 
 
-def tables_of(
-    source: object, target: str, client: str | None, features: list[str] | None
-) -> tuple[Table, Table | None, dict[str, object]]:
-    """The training and test tables of a data set, and the label names that it declares."""
-    train, test = splits_of(source)
-    named = [name for name in (client, target) if name is not None]
-    wanted = None if features is None else [*features, *named]
-    table = _table(train, wanted, "the training split")
-    tested = None if test is None else _table(test, wanted, "the test split")
-    names = {key: _labels(train, key) for key in table.columns if key != client}
-    return table, tested, {key: {"values": value} for key, value in names.items() if value}
-
-
-def _table(split: Any, wanted: list[str] | None, name: str) -> Table:
+def _split_table(split: Any, wanted: list[str] | None, name: str) -> Table:
     """The wanted columns of a split (None: all), with labels by their names."""
     keys = [key for key in split.features if wanted is None or key in wanted]
     if not keys:
@@ -131,8 +125,11 @@ def _table(split: Any, wanted: list[str] | None, name: str) -> Table:
     columns: dict[str, Array] = {}
     for key in keys:
         column = arrow.column(key)
-        if labels := _labels(split, key):
-            columns[key] = _named(column.to_pylist(), labels)
+        if names := _labels(split, key):
+            # A record without a label has None or -1.
+            codes = column.to_pylist()
+            labels = [None if code is None or code < 0 else names[code] for code in codes]
+            columns[key] = np.array(labels, dtype=object)
         elif str(column.type).startswith(_NESTED):
             columns[key] = np.asarray(split.with_format("numpy", columns=[key])[key][:])
         else:
@@ -142,9 +139,3 @@ def _table(split: Any, wanted: list[str] | None, name: str) -> Table:
 
 def _labels(split: Any, key: str) -> list[str] | None:
     return getattr(split.features[key], "names", None)
-
-
-def _named(codes: list[int | None], names: list[str]) -> Array:
-    """Labels by name, None where a record has none (-1)."""
-    found = [None if code is None or code < 0 else names[code] for code in codes]
-    return np.array(found, dtype=object)

@@ -111,8 +111,8 @@ def _load_texts(
     with `min_records`.
     """
     declared = {**other_columns, **complete_declaration(name, columns, usual)}
-    asked = TableOptions(target, client, features, declared, test or "by-client", **options)
-    return replace(table_records(path, asked), name=name)
+    table_options = TableOptions(target, client, features, declared, test or "by-client", **options)
+    return replace(table_records(path, table_options), name=name)
 
 
 _EMBEDDED_LOADERS: dict[str, Callable[..., Records]] = {

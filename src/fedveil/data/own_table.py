@@ -5,159 +5,20 @@ No other row decides anything beyond its own record: not a type, a scale, a cate
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from fedveil.base.checks import COUNT, shown
 from fedveil.base.errors import BadInput
-from fedveil.data.columns import Column, declaration
-from fedveil.data.federated import FederatedData
-from fedveil.data.partition import OWNED, Records, few_records_assumption, partition
+from fedveil.data.columns import Column, declaration_key
+from fedveil.data.partition import OWNED, Records, few_records_assumption
 from fedveil.data.provenance import choose_held_out, holdout, share_of_each
 from fedveil.data.schema import fit_schema, undeclared
 from fedveil.data.tables import SUFFIXES, Table, as_texts, listed, read_table
-from fedveil.data.user_arrays import Rows
-
-Names = npt.NDArray[np.str_]
-
-BY_CLIENT = "by-client"
-_NONE: Rows = np.array([], dtype=np.intp)
-
-
-@dataclass(frozen=True, eq=False)
-class TableSplit:
-    """Training and test rows, with the owners of both as places in `names` if they are known.
-
-    `test_lines` are the test rows' numbers in the table of the training rows, -1 for others.
-    """
-
-    train: Table
-    test: Table
-    owners: Rows | None = None
-    test_owners: Rows | None = None
-    names: Names | None = None
-
-    @property
-    def test_lines(self) -> Rows:
-        """The test rows' numbers in the table of the training rows, -1 for rows from elsewhere."""
-        same = self.test.source == self.train.source
-        return self.test.numbers if same else np.full(len(self.test), -1, dtype=np.intp)
-
-    @property
-    def of_clients(self) -> bool:
-        """Whether test rows are rows of clients, or of the same owners."""
-        own = bool(np.isin(self.test_lines, self.train.numbers).any())
-        if self.owners is None or self.test_owners is None:
-            return own
-        return own or bool(np.isin(self.test_owners, self.owners).any())
-
-
-def split_table(source: Table, client: str | None, test: object, least: int | None) -> TableSplit:
-    """Divide rows between training and test.
-
-    `test` is "by-client", a share, or a table of test rows; None, no row is tested on. What is held
-    out follows from names and numbers of rows. Clients with fewer than `least` rows are left out.
-    """
-    wanted = _wanted(test)
-    if client is not None:
-        return _of_clients(source, client, wanted, least)
-    if wanted is None:
-        return TableSplit(source, source.take(_NONE))
-    if isinstance(wanted, Table):
-        return TableSplit(source, wanted)
-    if isinstance(wanted, str):
-        raise BadInput(f"test is {wanted!r} and client is left out: name the column, or a share")
-    train, held = holdout(len(source), wanted)
-    return TableSplit(source.take(train), source.take(held))
-
-
-def _wanted(test: object) -> str | float | Table | None:
-    if test is None:
-        return None
-    if isinstance(test, Real):
-        if isinstance(test, bool) or not 0 < float(test) < 1:
-            raise BadInput(f"test is {test}: a share above 0 and below 1 is needed")
-        return float(test)
-    if isinstance(test, str) and Path(test).suffix.lower() not in SUFFIXES:
-        if test == "none":
-            return None
-        if test == BY_CLIENT:
-            return test
-        own = "a table has no split of its own, " if test == "records" else ""
-        raise BadInput(
-            f"test is {shown(test)}: {own}use a share such as 0.2, 'by-client', 'none', or the "
-            "path of a .csv or .parquet file"
-        )
-    return read_table(test, "the test table")
-
-
-def _of_clients(
-    source: Table, client: str, wanted: str | float | Table | None, least: int | None
-) -> TableSplit:
-    owners, names = _owners(source, client)
-    everyone, counts = np.arange(len(names)), np.bincount(owners)
-    held = choose_held_out(everyone, names) if isinstance(wanted, str) else everyone[:0]
-    others = np.setdiff1d(everyone, held)
-    if len(others) == 0:
-        raise BadInput(
-            f"{source.name}: column {client!r} names one client, {str(names[0])!r}, and some are "
-            "held out for testing: name another column, or give test a share"
-        )
-    kept = others[counts[others] >= (least or 1)]
-    if len(kept) == 0:
-        raise BadInput(
-            f"{source.name}: no client has {least} records, the most is {counts[others].max()}: "
-            "lower min_records"
-        )
-    train = np.flatnonzero(np.isin(owners, kept))
-    if isinstance(wanted, Table):
-        theirs, names = _test_owners(wanted, client, names)
-        return TableSplit(source.take(train), wanted, owners[train], theirs, names)
-    match wanted:
-        case None:
-            tested = _NONE
-        case str():
-            tested = np.flatnonzero(np.isin(owners, held))
-        case share:
-            tested = train[share_of_each(owners[train], names, share)]
-            train = np.setdiff1d(train, tested)
-    return TableSplit(source.take(train), source.take(tested), owners[train], owners[tested], names)
-
-
-def _owners(source: Table, client: str) -> tuple[Rows, Names]:
-    """Each row's owner, and the owners' names in alphabetical order."""
-    found = _names(source, client)
-    names, owners = np.unique(np.array(found), return_inverse=True)
-    if len(names) == len(found) > 1:
-        raise BadInput(
-            f"{source.name}: column {client!r} is different in all {len(found)} rows: name the "
-            "column that says whose a row is, or leave client out and give a number of clients"
-        )
-    return owners, names
-
-
-def _test_owners(test: Table, client: str, names: Names) -> tuple[Rows | None, Names]:
-    """The owners of test rows if the column is there, and all names, new ones at the end."""
-    if client not in test.columns:
-        return None, names
-    found = _names(test, client)
-    names = np.array([*names.tolist(), *sorted(set(found) - set(names.tolist()))])
-    place = {name: k for k, name in enumerate(names.tolist())}
-    return np.array([place[name] for name in found], dtype=np.intp), names
-
-
-def _names(table: Table, client: str) -> list[str]:
-    found = as_texts(table.column(client))
-    if None in found:
-        raise table.refused(
-            client, found.index(None), "is empty: say whose row it is, or remove it"
-        )
-    return [name for name in found if name is not None]
-
+from fedveil.data.user_arrays import Array, Rows
 
 STATISTICS = ("held-out", "clients", "public")
 
@@ -169,7 +30,7 @@ class TableOptions:
     target: str
     client: str | None = None
     features: Iterable[str] | None = None
-    columns: Mapping[str, object] | None = None
+    declared_columns: Mapping[str, object] | None = None
     test: object = None
     statistics: str | None = None
     min_records: int | None = None
@@ -183,8 +44,9 @@ class TableOptions:
             isinstance(self.features, str | bytes) or not isinstance(self.features, Iterable)
         ):
             raise BadInput(f"features is {shown(self.features)}: a list of columns is needed")
-        if self.columns is not None and not isinstance(self.columns, Mapping):
-            raise BadInput(f"columns is {shown(self.columns)}: a dict by column is needed")
+        columns = self.declared_columns
+        if columns is not None and not isinstance(columns, Mapping):
+            raise BadInput(f"columns is {shown(columns)}: a dict by column is needed")
         if self.statistics not in (None, *STATISTICS):
             raise BadInput(
                 f"statistics is {shown(self.statistics)}: use one of {', '.join(STATISTICS)}"
@@ -196,30 +58,6 @@ class TableOptions:
                     f"min_records {self.min_records} has no effect without a client column: leave "
                     "it out"
                 )
-
-
-def federated_table(
-    table: object,
-    asked: TableOptions,
-    *,
-    clients: int | None,
-    kind: str | None,
-    alpha: float | None,
-    shards_per_client: int,
-    seed: int,
-) -> FederatedData:
-    """The clients of a table: as a column names them, or `clients` that rows are dealt to."""
-    kind = table_partition(asked.client, kind, clients)
-    data = partition(
-        table_records(table, asked),
-        kind=kind,
-        clients=clients,
-        seed=seed,
-        alpha=alpha,
-        shards_per_client=shards_per_client,
-        test=table_test(kind),
-    )
-    return replace(data, declared_public=asked.statistics == "public")
 
 
 def table_partition(client: str | None, kind: str | None, clients: int | None) -> str:
@@ -246,7 +84,7 @@ def table_test(kind: str) -> str | None:
     return "records" if kind in OWNED else None
 
 
-def table_records(table: object, asked: TableOptions) -> Records:
+def table_records(table: object, options: TableOptions) -> Records:
     """Read, divide and encode a table.
 
     | edge | behaviour |
@@ -260,11 +98,11 @@ def table_records(table: object, asked: TableOptions) -> Records:
     | clients are left out for `min_records` | claims say so, and not how many |
     """
     source = read_table(table)
-    features, target = _columns(source, asked)
-    split = split_table(source, asked.client, asked.test, asked.min_records)
-    on_test = asked.statistics in (None, "held-out")
-    seen, whose = (split.test, "test records") if on_test else (split.train, "clients' records")
-    if len(seen) == 0:
+    features, target = _declared_columns(source, options)
+    split = split_table(source, options.client, options.test, options.min_records)
+    on_test = options.statistics in (None, "held-out")
+    rows, whose = (split.test, "test records") if on_test else (split.train, "clients' records")
+    if len(rows) == 0:
         missing = undeclared(features, target, split.train)
         if missing:
             raise BadInput(
@@ -273,20 +111,21 @@ def table_records(table: object, asked: TableOptions) -> Records:
                 "name a public table (test), or declare public what clients' records say "
                 "(statistics = 'public')"
             )
-        seen = split.train  # of which nothing is fitted
-    schema, what = fit_schema(features, target, seen, whose)
-    if asked.statistics is not None and not what:
+        rows = split.train  # of which nothing is fitted
+    schema, fitted = fit_schema(features, target, rows, whose)
+    if options.statistics is not None and not fitted:
         raise BadInput(
-            f"statistics is {asked.statistics!r} and every column is declared: leave it out"
+            f"statistics is {options.statistics!r} and every column is declared: leave it out"
         )
-    apart = on_test and not split.of_clients
+    # What was fitted on test rows that are clients' own counts as fitted on clients' records.
+    of_others = on_test and not split.of_clients
     remarks = [
         f"the words of {column.name!r} were counted in texts that were declared public"
         for column in schema.features
         if column.text and column.text.public
     ]
-    if asked.min_records is not None:
-        remarks.append(few_records_assumption(asked.min_records))
+    if options.min_records is not None:
+        remarks.append(few_records_assumption(options.min_records))
     return Records(
         source.name,
         schema.encode(split.train),
@@ -295,57 +134,168 @@ def table_records(table: object, asked: TableOptions) -> Records:
         schema.targets(split.test),
         classes=schema.classes,
         owners=split.owners,
-        owner_names=split.names,
+        owner_names=split.owner_names,
         test_owners=split.test_owners,
-        lines=split.train.numbers,
-        test_lines=split.test_lines,
-        fitted="" if apart else what,
-        fitted_on_test=what if apart else "",
+        row_numbers=split.train.row_numbers,
+        test_row_numbers=split.test_row_numbers,
+        fitted="" if of_others else fitted,
+        fitted_on_test=fitted if of_others else "",
         remarks=tuple(remarks),
         schema=schema,
     )
 
 
-def _columns(source: Table, asked: TableOptions) -> tuple[list[Column], Column]:
+def _declared_columns(source: Table, options: TableOptions) -> tuple[list[Column], Column]:
     """The features and the target as declared, by the table's header alone."""
-    source.column(asked.target)
-    apart = {asked.target: "the target"}
-    if asked.client is not None:
-        source.column(asked.client)
-        apart[asked.client] = "the client column"
-        if asked.client == asked.target:
-            raise BadInput(f"column {asked.client!r} is client and target: name two columns")
-    names = [name for name in source.columns if name not in apart]
-    columns = asked.columns or {}
-    said_target = Column.declared(asked.target, columns.get(asked.target, {}))
-    if said_target.text is not None:
-        if asked.features is not None:
+    target_name, client, columns = options.target, options.client, options.declared_columns or {}
+    no_features = {target_name: "the target"}
+    if client is not None:
+        no_features[client] = "the client column"
+        if client == target_name:
+            raise BadInput(f"column {client!r} is client and target: name two columns")
+    target = Column.declared(target_name, columns.get(target_name, {}))
+    names = [name for name in source.columns if name not in no_features]
+    if target.text is not None:
+        if options.features is not None:
             raise BadInput(
-                f"target {asked.target!r} is a text, whose next words are predicted from the words "
+                f"target {target_name!r} is a text, whose next words are predicted from the words "
                 "before: leave features out"
             )
         names = []
-    elif asked.features is not None:
-        names = list(asked.features)
+    elif options.features is not None:
+        names = list(options.features)
     elif "" in names:
         raise BadInput(
             f"{source.name} has a column without a name, as pandas writes with index=True: name "
             "it, or list the features"
         )
+    for name in (target_name, client, *names, *columns):
+        if name is not None:
+            source[name]  # refuses a name that the table does not have
     for name in names:
-        if name in apart:
-            raise BadInput(f"feature {name!r} is {apart[name]}: leave it out of features")
-        source.column(name)
+        if name in no_features:
+            raise BadInput(f"feature {name!r} is {no_features[name]}: leave it out of features")
     if len(set(names)) < len(names):
         raise BadInput(f"features {listed(names)} has a name twice: list each once")
-    if not names and said_target.text is None:
+    if not names and target.text is None:
         raise BadInput(f"{source.name}: no column is left to be a feature: name at least one")
     for name in columns:
-        source.column(name)
-        if name not in names and name != asked.target:
+        if name not in names and name != target_name:
             raise BadInput(
-                f"{declaration(name)} is declared and {name!r} is neither a feature nor the "
+                f"{declaration_key(name)} is declared and {name!r} is neither a feature nor the "
                 "target: leave it out"
             )
-    said = [Column.declared(name, columns.get(name, {})) for name in names]
-    return said, said_target
+    return [Column.declared(name, columns.get(name, {})) for name in names], target
+
+
+@dataclass(frozen=True, eq=False)
+class TableSplit:
+    """Training and test rows, and the owners of both as places in `owner_names`, if known."""
+
+    train: Table
+    test: Table
+    owners: Rows | None = None
+    test_owners: Rows | None = None
+    owner_names: Array | None = None
+
+    @property
+    def test_row_numbers(self) -> Rows:
+        """The test rows' numbers in the table of the training rows, -1 for rows from elsewhere."""
+        same = self.test.source == self.train.source
+        return self.test.row_numbers if same else np.full(len(self.test), -1, dtype=np.intp)
+
+    @property
+    def of_clients(self) -> bool:
+        """Whether test rows are rows of clients, or of the same owners."""
+        if np.isin(self.test_row_numbers, self.train.row_numbers).any():
+            return True
+        if self.owners is None or self.test_owners is None:
+            return False
+        return bool(np.isin(self.test_owners, self.owners).any())
+
+
+def split_table(source: Table, client: str | None, test: object, least: int | None) -> TableSplit:
+    """Divide rows between training and test.
+
+    `test` is "by-client", a share, or a table of test rows; None, no row is tested on. What is held
+    out follows from names and numbers of rows. Clients with fewer than `least` rows are left out.
+    """
+    kind = _kind_of_test(test)
+    if client is not None:
+        return _split_clients(source, client, kind, least)
+    if isinstance(kind, Table):
+        return TableSplit(source, kind)
+    if isinstance(kind, str):
+        raise BadInput(f"test is {kind!r} and client is left out: name the column, or a share")
+    if kind is None:
+        return TableSplit(source, source.take(np.arange(0)))
+    train, held_out = holdout(len(source), kind)
+    return TableSplit(source.take(train), source.take(held_out))
+
+
+def _kind_of_test(test: object) -> str | float | Table | None:
+    """The option `test` as "by-client", a share, a table, or None."""
+    if test is None or (isinstance(test, str) and test == "none"):
+        return None
+    if isinstance(test, Real):
+        if isinstance(test, bool) or not 0 < float(test) < 1:
+            raise BadInput(f"test is {test}: a share above 0 and below 1 is needed")
+        return float(test)
+    if isinstance(test, str) and Path(test).suffix.lower() not in SUFFIXES:
+        if test == "by-client":
+            return test
+        own = "a table has no split of its own, " if test == "records" else ""
+        raise BadInput(
+            f"test is {shown(test)}: {own}use a share such as 0.2, 'by-client', 'none', or the "
+            "path of a .csv or .parquet file"
+        )
+    return read_table(test, "the test table")
+
+
+def _split_clients(
+    source: Table, client: str, kind: str | float | Table | None, least: int | None
+) -> TableSplit:
+    entries = _client_names(source, client)
+    names, owners = np.unique(np.array(entries), return_inverse=True)
+    if len(names) == len(entries) > 1:
+        raise BadInput(
+            f"{source.name}: column {client!r} is different in all {len(entries)} rows: name the "
+            "column that says whose a row is, or leave client out and give a number of clients"
+        )
+    everyone, counts = np.arange(len(names)), np.bincount(owners)
+    held_out = choose_held_out(everyone, names) if isinstance(kind, str) else everyone[:0]
+    others = np.setdiff1d(everyone, held_out)
+    if len(others) == 0:
+        raise BadInput(
+            f"{source.name}: column {client!r} names one client, {str(names[0])!r}, and some are "
+            "held out for testing: name another column, or give test a share"
+        )
+    clients = others[counts[others] >= (least or 1)]
+    if len(clients) == 0:
+        raise BadInput(
+            f"{source.name}: no client has {least} records, the most is {counts[others].max()}: "
+            "lower min_records"
+        )
+    train = np.flatnonzero(np.isin(owners, clients))
+    if isinstance(kind, Table):
+        if client not in kind.columns:
+            return TableSplit(source.take(train), kind, owners[train], None, names)
+        test_names = _client_names(kind, client)
+        new_names = sorted(set(test_names) - set(names.tolist()))
+        names = np.array([*names.tolist(), *new_names])
+        places = {name: k for k, name in enumerate(names.tolist())}
+        test_owners = np.array([places[name] for name in test_names], dtype=np.intp)
+        return TableSplit(source.take(train), kind, owners[train], test_owners, names)
+    test = np.flatnonzero(np.isin(owners, held_out))
+    if isinstance(kind, float):
+        test = train[share_of_each(owners[train], names, kind)]
+        train = np.setdiff1d(train, test)
+    return TableSplit(source.take(train), source.take(test), owners[train], owners[test], names)
+
+
+def _client_names(table: Table, client: str) -> list[str]:
+    names = as_texts(table[client])
+    if None in names:
+        problem = "is empty: say whose row it is, or remove it"
+        raise table.entry_error(client, names.index(None), problem)
+    return [name for name in names if name is not None]

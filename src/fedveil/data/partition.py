@@ -1,4 +1,4 @@
-"""Divide the records of a data set among clients."""
+"""`Records` of a data set, and how they are divided among clients."""
 
 import hashlib
 import math
@@ -11,24 +11,41 @@ import numpy.typing as npt
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, join_inputs, taken, values_of
 from fedveil.data.federated import FederatedData
-from fedveil.data.provenance import PUBLIC, choose_held_out, held_out_number, holdout
+from fedveil.data.provenance import PUBLIC, Owners, choose_held_out, held_out_number, holdout
 from fedveil.data.schema import TableSchema
-from fedveil.data.user_arrays import Array, Rows, described, target_of
+from fedveil.data.user_arrays import Array, Rows, described
+
+KINDS = ("iid", "shards", "dirichlet", "natural", "grouped")
+OWNED = ("natural", "grouped")
+"""The kinds in which all records of one owner are one client's."""
+
+TESTS = ("by-client", "records")
+
+_STREAM = int.from_bytes(b"partition", "big")
+_RESAMPLING, _SHORTENING = 1, 2
+_MOST_BYTES = 1 << 30  # of records drawn with replacement
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Training and test records of one data set.
+    """Training and test records of one data set, as its loader returns them.
 
-    `x` is float32, images as [N, channels, height, width], or several inputs by name; `y` is int64
-    labels, or float32 when `classes` is 0 (see `base.inputs.Target`). `owners[i]` is the index
-    in `owner_names` of the person training record i came from, or None when the data set has no
-    natural clients; `test_owners[i]` that of test record i. `lines[i]` is the place of training
-    record i in its table, `test_lines[i]` that of test record i in the same table, or -1 if it is
-    not from there. `public_test` says that the source has published the test split. `fitted` names
-    what was fitted on clients' records in the clear, "" if nothing was, `fitted_on_test` what was
-    fitted on the test records; `remarks` are what claims have to say besides, and `schema` is that
-    of a table.
+    Attributes:
+        name: The data set's name, for messages.
+        x, test_x: float32, images as [N, channels, height, width], or several inputs by name.
+        y, test_y: int64 labels, or float32 when `classes` is 0 (see `base.inputs.Target`).
+        classes: The number of labels.
+        owners: The place in `owner_names` of the person each training record came from. None if the
+            data set has no natural clients.
+        owner_names: Names of owners.
+        test_owners: As `owners`, of each test record.
+        row_numbers: The row of a table that each training record is.
+        test_row_numbers: That of each test record in the same table, -1 if it is not from there.
+        public_test: Whether the source has published the test split.
+        fitted: Names what was fitted on clients' records in the clear, "" if nothing was.
+        fitted_on_test: Names what was fitted on the test records.
+        remarks: Further assumptions of claims about these records.
+        schema: How the rows of a table became records.
     """
 
     name: str
@@ -37,11 +54,11 @@ class Records:
     test_x: Inputs[Array]
     test_y: Array
     classes: int
-    owners: Array | None = None
+    owners: Rows | None = None
     owner_names: Array | None = None
-    test_owners: Array | None = None
-    lines: Array | None = None
-    test_lines: Array | None = None
+    test_owners: Rows | None = None
+    row_numbers: Rows | None = None
+    test_row_numbers: Rows | None = None
     public_test: bool = False
     fitted: str = ""
     fitted_on_test: str = ""
@@ -59,8 +76,7 @@ class Records:
         return cls(name, train_x, y[train], test_x, y[test], **options)
 
     def __repr__(self) -> str:
-        target = target_of(self.y, self.classes)
-        return f"Records({self.name}, {described(self.x, self.test_x, target)})"
+        return f"Records({self.name}, {described(self.x, self.test_x, self.y, self.classes)})"
 
 
 def few_records_assumption(least: int) -> str:
@@ -69,17 +85,6 @@ def few_records_assumption(least: int) -> str:
     How many there were is not said: it is computed from their records.
     """
     return f"which clients have at least {least} records is public: the others were left out"
-
-
-KINDS = ("iid", "shards", "dirichlet", "natural", "grouped")
-OWNED = ("natural", "grouped")
-"""The kinds in which all records of one owner are one client's."""
-
-TESTS = ("by-client", "records")
-
-_STREAM = int.from_bytes(b"partition", "big")
-_DRAWN, _KEPT = 1, 2
-_MOST_BYTES = 1 << 30  # of records drawn with replacement
 
 
 def partition(
@@ -127,10 +132,7 @@ def partition(
         raise BadInput(f"test {test!r} has no effect on partition {kind!r}: leave it out")
     random = _generator(seed)
     if kind in OWNED:
-        owners = _owners(records, hold_out=test != "records")
-        if kind == "natural":
-            return _natural(records, owners, clients, random)
-        return _grouped(records, owners, clients, seed)
+        return _by_owner(records, kind, clients, seed, random, hold_out=test != "records")
     sizes = _equal_sizes(len(records.y), clients)
     match kind:
         case "iid":
@@ -160,16 +162,20 @@ def resampled(records: Records, count: int, seed: int) -> Records:
     most = _MOST_BYTES // (sum(x[:1].nbytes for x in values_of(records.x)) + 16)
     if count > most:
         raise BadInput(f"resample is {count}: at most {most} records of this size are possible")
-    rows = _generator(seed, _DRAWN).integers(len(records.y), size=count)
-    owners, lines = (None if of is None else of[rows] for of in (records.owners, records.lines))
-    return replace(records, x=taken(records.x, rows), y=records.y[rows], owners=owners, lines=lines)
+    rows = _generator(seed, _RESAMPLING).integers(len(records.y), size=count)
+    drawn = replace(records, x=taken(records.x, rows), y=records.y[rows])
+    if records.owners is not None:
+        drawn = replace(drawn, owners=records.owners[rows])
+    if records.row_numbers is not None:
+        drawn = replace(drawn, row_numbers=records.row_numbers[rows])
+    return drawn
 
 
 def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
     """The same clients, each with at most `most` of its records, chosen at random."""
     if most < 1:
         raise BadInput(f"most_records is {most}: at least one record is needed")
-    random = _generator(seed, _KEPT)
+    random = _generator(seed, _SHORTENING)
     kept = [
         first + np.sort(random.permutation(size)[:most])
         for first, size in zip(data.offsets, data.sizes, strict=False)
@@ -266,104 +272,79 @@ def _take(size: int, mix: npt.NDArray[np.float64], left: Rows, random: np.random
     return taken
 
 
-@dataclass(frozen=True, eq=False)
-class _Owners:
-    """The owner of each record, and which owners are clients and which are held out.
-
-    Nobody is, None, if the test split is the source's own.
-    """
-
-    of: Rows
-    present: Rows
-    held: Rows | None
-    names: npt.NDArray[np.str_]
-
-
-def _owners(records: Records, *, hold_out: bool) -> _Owners:
-    if records.owners is None or records.owner_names is None:
+def _by_owner(
+    records: Records,
+    kind: str,
+    clients: int | None,
+    seed: int,
+    random: np.random.Generator,
+    *,
+    hold_out: bool,
+) -> FederatedData:
+    """One client per owner ("natural") or per group of owners, without those who are held out."""
+    owners, names = records.owners, records.owner_names
+    if owners is None or names is None:
         raise BadInput(
             f"{records.name} has no natural clients (femnist has, its writers): "
             "use another partition"
         )
-    of, names = records.owners, records.owner_names
-    everyone = np.unique(of)
-    if not hold_out:
-        return _Owners(of, everyone, None, names)
-    held = choose_held_out(everyone, names)
-    present = np.setdiff1d(everyone, held)
+    everyone = np.unique(owners)
+    held_out = choose_held_out(everyone, names) if hold_out else everyone[:0]
+    present = np.setdiff1d(everyone, held_out)
     if len(present) == 0:
         raise BadInput(
             f"{records.name} has one owner, and holding somebody out for testing leaves no client: "
             "use data.test = 'records'"
         )
-    return _Owners(of, present, held, names)
-
-
-def _natural(
-    records: Records, owners: _Owners, clients: int | None, random: np.random.Generator
-) -> FederatedData:
-    present = owners.present
-    if clients is not None:
-        if not 1 <= clients <= len(present):
-            held = owners.held
-            kept = "" if held is None else f" beside {len(held)} held out for testing"
+    client_of = np.full(len(names), -1)  # the client of each owner, -1 if none
+    if kind == "natural":
+        if clients is not None:
+            if not 1 <= clients <= len(present):
+                others = f" beside {len(held_out)} held out for testing" if hold_out else ""
+                raise BadInput(
+                    f"{clients} clients: {records.name} has {len(present)} owners{others}, use 1 "
+                    "to that many"
+                )
+            present = np.sort(random.permutation(present)[:clients])
+        client_of[present] = np.arange(len(present))
+        client_names, remarks = names[present], records.remarks
+    else:
+        if clients is None or clients < 1:
+            raise BadInput(f"clients is {clients}: a grouped partition needs a number of groups")
+        for owner in present.tolist():
+            digest = hashlib.sha256(f"{seed} {names[owner]}".encode()).digest()
+            client_of[owner] = int.from_bytes(digest[:8], "big") % clients
+        used = len(np.unique(client_of[present]))
+        if used < clients:
             raise BadInput(
-                f"{clients} clients: {records.name} has {len(present)} owners{kept}, use 1 to that "
-                "many"
+                f"{clients - used} of {clients} clients have none of {len(present)} owners: "
+                "use fewer clients"
             )
-        present = np.sort(random.permutation(present)[:clients])
-    client_of = np.full(len(owners.names), -1)
-    client_of[present] = np.arange(len(present))
-    return _of_owners(records, owners, client_of, owners.names[present])
-
-
-def _grouped(records: Records, owners: _Owners, clients: int | None, seed: int) -> FederatedData:
-    if clients is None or clients < 1:
-        raise BadInput(f"clients is {clients}: a grouped partition needs a number of groups")
-    client_of = np.full(len(owners.names), -1)
-    for owner in owners.present.tolist():
-        client_of[owner] = _group(str(owners.names[owner]), seed, clients)
-    taken = len(np.unique(client_of[owners.present]))
-    if taken < clients:
-        raise BadInput(
-            f"{clients - taken} of {clients} clients have none of {len(owners.present)} owners: "
-            "use fewer clients"
+        # Whoever joins or leaves a group replaces it by another: out with the old, in with the new.
+        remark = (
+            f"clients are {clients} groups of owners, merged at random: a claim per client is "
+            "about a whole group; one owner's records in it replace what the client sends, which "
+            "has a larger epsilon unless neighbours replace clients"
         )
-    data = _of_owners(records, owners, client_of, None)
-    # Whoever joins or leaves a group replaces it by another one: out with the old, in with the new.
-    remark = (
-        f"clients are {clients} groups of owners, merged at random: a claim per client is about a "
-        "whole group; one owner's records in it replace what the client sends, which has a larger "
-        "epsilon unless neighbours replace clients"
-    )
-    return replace(data, remarks=(*data.remarks, remark))
+        client_names, remarks = None, (*records.remarks, remark)
+    clients_of_rows: Rows = client_of[owners]
+    order = np.argsort(clients_of_rows, kind="stable")
+    order = order[clients_of_rows[order] >= 0]
+    sizes = np.bincount(clients_of_rows[order])
+    data = _federate(replace(records, remarks=remarks), order, sizes, client_names, client_of)
+    return _tested_on(data, records, owners, held_out) if hold_out else data
 
 
-def _group(name: str, seed: int, clients: int) -> int:
-    """A number in 0 .. clients - 1 that follows from a name and a seed."""
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") % clients
-
-
-def _of_owners(
-    records: Records, owners: _Owners, client_of: Rows, names: npt.NDArray[np.str_] | None
+def _tested_on(
+    data: FederatedData, records: Records, owners: Rows, held_out: Rows
 ) -> FederatedData:
-    """Clients with the records of their owners. `client_of` is -1 for owners of no client."""
-    theirs: Rows = client_of[owners.of]
-    order = np.argsort(theirs, kind="stable")
-    order = order[theirs[order] >= 0]
-    sizes = np.bincount(theirs[order])
-    data = _federate(records, order, sizes, names, client_of)
-    return data if owners.held is None else _tested_on(data, records, owners.of, owners.held)
-
-
-def _tested_on(data: FederatedData, records: Records, of: Rows, held: Rows) -> FederatedData:
     """The same clients with the records of held-out owners as the test split."""
-    rows = np.isin(of, held)
-    x, y, whose = [taken(records.x, rows)], [records.y[rows]], [of[rows]]
+    rows = np.isin(owners, held_out)
+    x, y, whose = [taken(records.x, rows)], [records.y[rows]], [owners[rows]]
     if records.test_owners is not None:
-        more = np.isin(records.test_owners, held)
-        x, y = [*x, taken(records.test_x, more)], [*y, records.test_y[more]]
+        more = np.isin(records.test_owners, held_out)
+        x.append(taken(records.test_x, more))
+        y.append(records.test_y[more])
         whose.append(records.test_owners[more])
     who = np.concatenate(whose)
     return replace(
@@ -398,34 +379,33 @@ def _federate(
     )
 
 
-def _test_owners(
-    records: Records, order: Rows, sizes: Rows, client_of: Rows | None
-) -> npt.NDArray[np.int64]:
-    """The owner of every test record, by line and then by name.
+def _test_owners(records: Records, order: Rows, sizes: Rows, client_of: Rows | None) -> Owners:
+    """The owner of every test record, by row and then by name.
 
     | test record | its owner |
     |---|---|
-    | the same line of the same table is a client's | that client |
-    | another line of that table | its owner, or one of its own where owners are not known |
+    | the same row of the same table is a client's | that client |
+    | another row of that table | its owner, or one of its own where owners are not known |
     | of a client by its name | that client |
     | of anybody else, in a published split | public |
     | of anybody else, by name | that owner, held out |
     | of a table that names no owners | public |
     | of any other source that has owners and does not name them | the first client |
     """
-    found = np.full(len(records.test_y), PUBLIC, dtype=np.int64)
-    if records.test_owners is None and client_of is not None and records.lines is None:
-        found[:] = 0
+    owners = np.full(len(records.test_y), PUBLIC, dtype=np.int64)
+    if records.test_owners is None and client_of is not None and records.row_numbers is None:
+        owners[:] = 0
     if records.test_owners is not None and client_of is not None:
-        at = client_of[records.test_owners]
+        clients_of_test = client_of[records.test_owners]
         others = PUBLIC if records.public_test else held_out_number(records.test_owners)
-        found = np.where(at >= 0, at, others).astype(np.int64)
-    if records.lines is None or records.test_lines is None:
-        return found
-    lines, clients = records.lines[order], np.repeat(np.arange(len(sizes)), sizes)
-    ranked = np.argsort(lines)
-    place = np.minimum(np.searchsorted(lines[ranked], records.test_lines), len(lines) - 1)
-    trained = lines[ranked][place] == records.test_lines
-    unknown = (found == PUBLIC) & (records.test_lines >= 0) & (not records.public_test)
-    found = np.where(unknown, held_out_number(records.test_lines), found)
-    return np.where(trained, clients[ranked][place], found).astype(np.int64)
+        owners = np.where(clients_of_test >= 0, clients_of_test, others).astype(np.int64)
+    test_numbers = records.test_row_numbers
+    if records.row_numbers is None or test_numbers is None:
+        return owners
+    numbers, clients = records.row_numbers[order], np.repeat(np.arange(len(sizes)), sizes)
+    ranked = np.argsort(numbers)
+    place = np.minimum(np.searchsorted(numbers[ranked], test_numbers), len(numbers) - 1)
+    trained = numbers[ranked][place] == test_numbers
+    unknown = (owners == PUBLIC) & (test_numbers >= 0) & (not records.public_test)
+    owners = np.where(unknown, held_out_number(test_numbers), owners)
+    return np.where(trained, clients[ranked][place], owners).astype(np.int64)

@@ -10,18 +10,17 @@ Who is held out follows from counts and names, never from a seed.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import bdtrc
 
+from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, count, labelled
 from fedveil.base.splitmix import words_at
-from fedveil.data.user_arrays import Array, Rows
+from fedveil.data.user_arrays import Array, Rows, pieces
 
 Owners = npt.NDArray[np.int64]
 
@@ -31,8 +30,13 @@ PUBLIC = -1
 FALSE_ALARM = 1e-6
 """How often test records that coincide with clients' by chance alone are refused, at most."""
 
+HELD_OUT = 5  # one owner in so many
+SHARE = 0.2
+
 _AT_ONCE = 1 << 20  # numbers that are hashed together
 _KEY = np.array([0x9E6C63D0676A9A99], dtype=np.uint64)
+_STREAM = int.from_bytes(b"partition", "big")
+_ROUNDING = 1e-9
 
 
 def held_out_number(owner: npt.ArrayLike) -> Owners:
@@ -44,29 +48,29 @@ def held_out_number(owner: npt.ArrayLike) -> Owners:
     return -2 - np.asarray(owner, dtype=np.int64)
 
 
-def sentences(owners: Owners, clients: int) -> tuple[str, ...]:
+def assumptions_about_test(owners: Owners, clients: int) -> tuple[str, ...]:
     """The assumptions of a claim about test records that are measured in the clear."""
-    found = []
+    assumptions = []
     if (owners >= 0).any():
-        found.append(
+        assumptions.append(
             "test records of the clients themselves are measured in the clear: outside this claim"
         )
-    held = len(np.unique(owners[owners < PUBLIC]))
-    if held and by_record(owners):
-        who = "1 record is" if held == 1 else f"{held:,} records are"
-        found.append(
+    held_out = len(np.unique(owners[owners < PUBLIC]))
+    if held_out and by_record(owners):
+        who = "1 record is" if held_out == 1 else f"{held_out:,} records are"
+        assumptions.append(
             f"{who} held out for testing, measured in the clear, and nobody whose they are is "
             "protected by this claim"
         )
-    elif held:
-        who = "1 owner is" if held == 1 else f"{held:,} owners are"
-        found.append(
-            f"{who} held out of {held + clients:,} for testing, measured in the clear, and not "
+    elif held_out:
+        who = "1 owner is" if held_out == 1 else f"{held_out:,} owners are"
+        assumptions.append(
+            f"{who} held out of {held_out + clients:,} for testing, measured in the clear, and not "
             "protected by this claim"
         )
     if (owners == PUBLIC).any():
-        found.append("the test records are taken as public")
-    return tuple(found)
+        assumptions.append("the test records are taken as public")
+    return tuple(assumptions)
 
 
 def by_record(owners: Owners) -> bool:
@@ -75,31 +79,44 @@ def by_record(owners: Owners) -> bool:
     Nobody can tell then which of them are one person's: what is said of an owner is said of a
     record.
     """
-    held = owners[owners < PUBLIC]
-    return len(held) > 0 and len(np.unique(held)) == len(held)
+    held_out = owners[owners < PUBLIC]
+    return len(held_out) > 0 and len(np.unique(held_out)) == len(held_out)
 
 
 def owners_in_memory(parts: Sequence[Inputs[Array]], test: Inputs[Array]) -> Owners:
-    """The client whose row each test row is, as both lie in memory, PUBLIC if nobody's.
+    """The client whose row each test row is, by its address in memory, PUBLIC if nobody's.
 
     `parts` are the clients' features as they were given, before any copy. Of several inputs
     by name, a row that several clients have, such as one mask for all, traces nobody.
     """
-    found = np.full(count(test), PUBLIC, dtype=np.int64)
+    owners = np.full(count(test), PUBLIC, dtype=np.int64)
     for name, array in labelled("x", test).items():
-        places = [_addresses(labelled("x", part)[name]) for part in parts]
-        every, times = np.unique(np.concatenate([np.unique(p) for p in places]), return_counts=True)
+        of_clients = [_addresses(labelled("x", part)[name]) for part in parts]
+        unique = np.concatenate([np.unique(addresses) for addresses in of_clients])
+        every, times = np.unique(unique, return_counts=True)
         common = every[times > 1] if isinstance(test, dict) else every[:0]
-        there = _addresses(array)
-        for client, here in enumerate(places):
-            found[np.isin(there, np.setdiff1d(here, common))] = client
-    return found
+        of_test = _addresses(array)
+        for client, addresses in enumerate(of_clients):
+            owners[np.isin(of_test, np.setdiff1d(addresses, common))] = client
+    return owners
 
 
 def _addresses(array: Array) -> npt.NDArray[np.int64]:
-    """Where each row begins."""
+    """The address at which each row begins."""
     start = int(array.__array_interface__["data"][0])
     return start + array.strides[0] * np.arange(len(array), dtype=np.int64)
+
+
+def owners_by_name(owners: Sequence[str], clients: Sequence[object], records: int) -> Owners:
+    """The number of each test record's owner, a client's or one below -1."""
+    if isinstance(owners, str) or len(owners) != records:
+        raise BadInput(
+            f"test_owners is {shown(owners)}: one name for each of {records} test records is needed"
+        )
+    distinct = dict.fromkeys(map(str, owners))
+    numbers = {name: int(held_out_number(k)) for k, name in enumerate(distinct)}
+    numbers |= {str(name): k for k, name in enumerate(clients)}
+    return np.array([numbers[str(name)] for name in owners], dtype=np.int64)
 
 
 def digests(x: Inputs[Array], y: Array, like: tuple[Inputs[Array], Array] | None = None) -> Array:
@@ -107,36 +124,25 @@ def digests(x: Inputs[Array], y: Array, like: tuple[Inputs[Array], Array] | None
 
     Compared with records `like` these, numbers are taken in the coarser type of both.
     """
-    found = np.zeros(len(y), dtype=np.uint64)
-    others = _named(*(like or (x, y)))
-    for place, (name, array) in enumerate(sorted(_named(x, y).items())):
-        kind = _coarser(array.dtype, others[name].dtype)
+    sums = np.zeros(len(y), dtype=np.uint64)
+    other_x, other_y = like or (x, y)
+    others = {**labelled("x", other_x), "y": other_y}
+    for place, (name, array) in enumerate(sorted({**labelled("x", x), "y": y}.items())):
+        real = [each.dtype for each in (array, others[name]) if each.dtype.kind == "f"]
+        dtype = min(real, key=lambda kind: kind.itemsize) if real else np.dtype(np.int64)
         key = words_at(_KEY, np.array([place]))
-        rows = max(1, _AT_ONCE // max(1, math.prod(array.shape[1:])))
-        for start in range(0, len(array), rows):
-            piece = np.asarray(array[start : start + rows], dtype=kind)
-            found[start : start + rows] += _hashed(piece, key)
-    return found
-
-
-def _named(x: Inputs[Array], y: Array) -> dict[str, Array]:
-    return {**labelled("x", x), "y": y}
-
-
-def _coarser(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which equal numbers of both arrays compare equal."""
-    real = [kind for kind in (one, other) if kind.kind == "f"]
-    return min(real, key=lambda kind: kind.itemsize) if real else np.dtype(np.int64)
+        for start, piece in pieces(array, _AT_ONCE):
+            sums[start : start + len(piece)] += _hashed(np.asarray(piece, dtype=dtype), key)
+    return sums
 
 
 def _hashed(rows: Array, key: Array) -> Array:
-    """A weighted sum of each row's words, with weights that no data were made for."""
+    """A weighted sum of each row's 64-bit words, with weights that no data were made for."""
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
     if flat.dtype.kind == "f":
         flat = flat + flat.dtype.type(0)  # -0.0 is 0.0
-    size = flat.dtype.itemsize
-    more = -flat.shape[1] % (8 // size)
-    words = np.pad(flat, ((0, 0), (0, more))).view(np.uint64) if more else flat.view(np.uint64)
+    padding = -flat.shape[1] % (8 // flat.dtype.itemsize)
+    words = (np.pad(flat, ((0, 0), (0, padding))) if padding else flat).view(np.uint64)
     weights = words_at(key, np.arange(words.shape[1])) | np.uint64(1)
     hashed: Array = words @ weights
     return hashed
@@ -181,19 +187,11 @@ def _too_many(equal: npt.NDArray[np.bool_], shared: npt.NDArray[np.bool_]) -> bo
     return count > 0 and bool(bdtrc(count - 1, len(equal), chance) < FALSE_ALARM)
 
 
-HELD_OUT = 5  # one owner in so many
-SHARE = 0.2
-
-_STREAM = int.from_bytes(b"partition", "big")
-_SEED = 0
-_ROUNDING = 1e-9
-
-
 def holdout(records: int, share: float = SHARE) -> tuple[Rows, Rows]:
     """Training and test rows of records without a split of their own: always the same ones."""
     if records < 2:
         raise BadInput(f"{records} records cannot be split: training and test need one each")
-    seed = np.random.SeedSequence((_SEED, _STREAM))
+    seed = np.random.SeedSequence((0, _STREAM))
     rows = np.random.Generator(np.random.Philox(seed)).permutation(records)
     cut = min(records - 1, max(1, int(records * (1 - share) + _ROUNDING)))
     return rows[:cut], rows[cut:]
@@ -205,9 +203,12 @@ def choose_held_out(owners: Rows, names: npt.NDArray[np.str_]) -> Rows:
     It follows from an owner's name alone, whatever the seed and whoever else is there: whoever is
     held out of one run is held out of all, and a test split is never another run's clients.
     """
-    places = {owner: _place(str(names[owner])) for owner in owners.tolist()}
-    held = [owner for owner in owners.tolist() if places[owner] < 1 / HELD_OUT]
-    return np.array(held or [min(places, key=places.__getitem__)], dtype=np.intp)
+    places = {}
+    for owner in owners.tolist():
+        digest = hashlib.sha256(str(names[owner]).encode()).digest()
+        places[owner] = int.from_bytes(digest[:6], "big") / 2**48  # in [0, 1)
+    chosen = [owner for owner, place in places.items() if place < 1 / HELD_OUT]
+    return np.array(chosen or [min(places, key=places.__getitem__)], dtype=np.intp)
 
 
 def share_of_each(owners: Rows, names: npt.NDArray[np.str_], share: float) -> Rows:
@@ -231,8 +232,3 @@ def share_of_each(owners: Rows, names: npt.NDArray[np.str_], share: float) -> Ro
         count = min(len(rows) - 1, max(1, round(len(rows) * share)))
         chosen.append(random.permutation(rows)[:count])
     return np.sort(np.concatenate(chosen))
-
-
-def _place(name: str) -> float:
-    """A number in [0, 1) that is a hash of a name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48

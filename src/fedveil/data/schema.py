@@ -5,7 +5,7 @@ columns hold numbers at all. So `fit_schema` uses the rows it is given and no ot
 it fitted, for the claims.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from fedveil.data.tables import (
     listed,
     read_table,
 )
-from fedveil.data.user_arrays import Array, check_input
+from fedveil.data.user_arrays import Array, check_input_name
 from fedveil.data.vocabulary import Text, known_words
 
 _STEEPEST = 700.0  # beyond, exp overflows and a probability is 0 or 1
@@ -49,42 +49,43 @@ class TableSchema:
     """
 
     features: tuple[Column, ...]
-    target: Column
+    target_column: Column
     named: bool = False
 
     def __post_init__(self) -> None:
+        target = self.target_column
         if not self.features:
             raise BadInput("no features: name at least one column")
-        if self.target.text is not None and self.features != (self.target,):
+        if target.text is not None and self.features != (target,):
             raise BadInput(
-                f"target {self.target.name!r} is a text, whose next words are predicted from the "
+                f"target {target.name!r} is a text, whose next words are predicted from the "
                 "words before: leave features out"
             )
         if self.by_name:
             for column in self.features:
-                check_input("features that are arrays", column.name)
-        if self.target.whole and not self.target.target.classes:
+                check_input_name("features that are arrays", column.name)
+        if target.whole and not target.as_target.classes:
             raise BadInput(
-                f"target {self.target.name!r} holds arrays of whole numbers: say how many labels "
-                f"there are ({self.target.where}.classes)"
+                f"target {target.name!r} holds arrays of whole numbers: say how many labels "
+                f"there are ({target.declaration_key}.classes)"
             )
-        if self.target.text is None and (self.target.fill is not None or self.target.other):
+        if target.text is None and (target.fill is not None or target.other):
             raise BadInput(
-                f"{self.target.where} is the target, which has no fill and no other: remove "
+                f"{target.declaration_key} is the target, which has no fill and no other: remove "
                 "the rows"
             )
 
     @property
     def classes(self) -> int:
         """The number of labels, 0 if a number is predicted."""
-        return self.target.target.classes
+        return self.target_column.as_target.classes
 
     @property
-    def labels(self) -> tuple[Any, ...]:
+    def label_names(self) -> tuple[Any, ...]:
         """The labels, in the order of the model's outputs."""
-        if self.target.text is not None:
-            return self.target.text.known.names
-        return self.target.values or tuple(range(self.target.classes))
+        if self.target_column.text is not None:
+            return self.target_column.text.known.all_words
+        return self.target_column.values or tuple(range(self.target_column.classes))
 
     @property
     def by_name(self) -> bool:
@@ -93,8 +94,8 @@ class TableSchema:
         return self.named or arrays
 
     @property
-    def words(self) -> int:
-        """The size of the vocabulary of text columns, 0 without any."""
+    def vocabulary_size(self) -> int:
+        """The number of words of a text column, padding and unknown included; 0 without any."""
         text = self.features[0].text
         return 0 if text is None else text.known.size
 
@@ -108,20 +109,21 @@ class TableSchema:
     def encode(self, table: object) -> Inputs[Array]:
         """Records [rows, ...] of a table with the features: float32, or int64 for whole arrays."""
         rows = read_table(table)
+        encoded = [column.encode_entries(rows) for column in self.features]
         if self.by_name:
-            return {column.name: column.encode(rows) for column in self.features}
-        encoded = [column.encode(rows) for column in self.features]
+            names = (column.name for column in self.features)
+            return dict(zip(names, encoded, strict=True))
         return encoded[0] if len(encoded) == 1 else np.concatenate(encoded, axis=1)
 
     def targets(self, table: object) -> Array:
         """What is to be predicted [rows, ...]: labels as int64, or scaled numbers as float32."""
-        rows, target = read_table(table), self.target
+        rows, target = read_table(table), self.target_column
         if target.text is not None:
             return target.text.next_words(target.texts(rows))
         if target.shape:
-            return target.encode(rows)
+            return target.encode_entries(rows)
         if not self.classes:
-            return target.numbers(rows, target=True).astype(np.float32)
+            return target.scaled_numbers(rows, target=True).astype(np.float32)
         return target.codes(rows, target=True)
 
     def decode(self, outputs: Array, records: Inputs[Array] | None = None) -> dict[str, Array]:
@@ -132,34 +134,34 @@ class TableSchema:
         predictions; where several labels hold at once, they are those more likely than not. Of
         next words, it is the one after the end of each text, if these `records` are given.
         """
-        found, target = np.asarray(outputs, dtype=np.float64), self.target.target
-        if found.shape[1:] != target.outputs:
+        logits, target = np.asarray(outputs, dtype=np.float64), self.target_column.as_target
+        if logits.shape[1:] != target.outputs:
             raise BadInput(
-                f"outputs have shape {found.shape}: one row per record and {target.outputs} "
+                f"outputs have shape {logits.shape}: one row per record and {target.outputs} "
                 "numbers in each are needed"
             )
         if not target.classes:
-            return {"prediction": self.target.restored(found if target.shape else found[:, 0])}
+            numbers = logits if target.shape else logits[:, 0]
+            return {"prediction": self.target_column.restored(numbers)}
         if target.several:
-            shares = 1 / (1 + np.exp(-found.clip(-_STEEPEST, _STEEPEST)))
-            return {"prediction": found > 0, **self._shares(shares)}
-        if self.target.text is not None:
-            found = known_words(found, None if records is None else single(records))
-        weights = np.exp(found - found.max(axis=-1, keepdims=True))
-        likeliest = np.array(self.labels)[found.argmax(axis=-1)]
-        if target.shape or target.classes > MOST_VALUES:
-            return {"prediction": likeliest}
-        shares = weights / weights.sum(axis=1, keepdims=True)
-        return {"prediction": likeliest, **self._shares(shares)}
-
-    def _shares(self, shares: Array) -> dict[str, Array]:
-        return {f"p({label})": shares[:, k] for k, label in enumerate(self.labels)}
+            prediction: Array = logits > 0
+            shares = 1 / (1 + np.exp(-logits.clip(-_STEEPEST, _STEEPEST)))
+        else:
+            if self.target_column.text is not None:
+                logits = known_words(logits, None if records is None else single(records))
+            prediction = np.array(self.label_names)[logits.argmax(axis=-1)]
+            if target.shape or target.classes > MOST_VALUES:
+                return {"prediction": prediction}
+            weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            shares = weights / weights.sum(axis=1, keepdims=True)
+        by_label = {f"p({label})": shares[:, k] for k, label in enumerate(self.label_names)}
+        return {"prediction": prediction, **by_label}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
             "features": [column.to_dict() for column in self.features],
-            "target": self.target.to_dict(),
+            "target": self.target_column.to_dict(),
             **({"named": True} if self.named else {}),
         }
 
@@ -167,31 +169,22 @@ class TableSchema:
     def from_dict(cls, plain: Mapping[str, Any]) -> "TableSchema":
         """Inverse of `to_dict`."""
         try:
-            features, target = tuple(map(_column, plain["features"])), _column(plain["target"])
-            return cls(features, target, bool(plain.get("named", False)))
+            columns = []
+            for column in (*plain["features"], plain["target"]):
+                options = dict(column)
+                options |= {
+                    key: tuple(options[key]) for key in ("values", "shape") if key in column
+                }
+                if "text" in column:
+                    options["text"] = Text.from_dict(column["text"])
+                columns.append(Column(**options))
+            return cls(tuple(columns[:-1]), columns[-1], bool(plain.get("named", False)))
         except (TypeError, KeyError, AttributeError, ValueError) as e:
             raise BadInput(f"{shown(plain)} is no schema of a table: {e}") from e
 
 
-def _column(plain: Mapping[str, Any]) -> Column:
-    lists: dict[str, Callable[[Any], Any]] = {
-        "values": tuple,
-        "shape": tuple,
-        "text": Text.from_dict,
-    }
-    return Column(**{key: lists.get(key, lambda v: v)(value) for key, value in plain.items()})
-
-
 FEW = 20
 """Whole numbers are labels if there are no more different ones."""
-
-_SCALES, _CATEGORIES, _LABELS, _TYPE, _WORDS = (
-    "means and standard deviations",
-    "categories",
-    "labels",
-    "the type",
-    "words",
-)
 
 
 def fit_schema(
@@ -203,71 +196,77 @@ def fit_schema(
     `whose` says in messages which rows these are.
     """
     if target.text is not None:
-        settled, what = _text(target, rows)
+        settled, what = _fit_text(target, rows)
         return TableSchema((settled,), settled), what and f"{what} of {target.name!r}"
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     fitted = []
     for column in (*features, target):
-        settled, what = (_target if column is target else _feature)(column, rows, whose)
+        fit = _fit_target if column is target else _fit_feature
+        settled, what = fit(column, rows, whose)
         fitted.append(settled)
         if what:
-            found.setdefault(what, []).append(column.name)
-    texts = [f"{what} of {listed(names)}" for what, names in found.items()]
-    return TableSchema(tuple(fitted[:-1]), fitted[-1]), ", ".join(texts)
+            names.setdefault(what, []).append(column.name)
+    lists = [f"{what} of {listed(columns)}" for what, columns in names.items()]
+    return TableSchema(tuple(fitted[:-1]), fitted[-1]), ", ".join(lists)
 
 
 def undeclared(features: Sequence[Column], target: Column, rows: Table) -> list[str]:
-    """The columns that `fit_schema` would fit on rows.
+    """The columns that `fit_schema` would fit on rows. Arrays of numbers are not fitted."""
+    missing = []
+    for column in [target] if target.text is not None else [*features, target]:
+        if column.text is not None:
+            declared = column.text.vocabulary is not None
+        else:
+            declared = _is_declared(column) or are_arrays(rows[column.name])
+        if not declared:
+            missing.append(column.name)
+    return missing
 
-    Arrays of numbers are not fitted.
-    """
-    every = [target] if target.text is not None else [*features, target]
-    return [column.name for column in every if not _settled(column, rows)]
+
+def _is_declared(column: Column) -> bool:
+    return bool(column.scaled or column.values is not None or column.classes)
 
 
-def _settled(column: Column, rows: Table) -> bool:
+def _fit_feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
+    """A feature as declared or as fitted on the rows, and what was fitted."""
+    entries = rows[column.name]
     if column.text is not None:
-        return column.text.vocabulary is not None
-    declared = column.scaled or column.values is not None or column.classes
-    return bool(declared) or are_arrays(rows.column(column.name))
-
-
-def _feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
-    entries = rows.column(column.name)
-    if column.text is not None:
-        return _text(column, rows)
+        return _fit_text(column, rows)
     if column.classes:
-        raise BadInput(f"{column.where}.classes is for the target: declare values, or leave it out")
+        raise BadInput(
+            f"{column.declaration_key}.classes is for the target: declare values, or leave it out"
+        )
     if are_arrays(entries):
-        return _array(column, rows), ""
-    if column.scaled or column.values is not None:
+        return _fit_array(column, rows), ""
+    if _is_declared(column):
         return column, ""
     if as_numbers(entries)[1].any():
-        return replace(column, values=_categories(column, rows, whose), other=True), _CATEGORIES
+        return replace(column, values=_categories(column, rows, whose), other=True), "categories"
     column = replace(column, mean=0.0, std=1.0)
-    numbers = column.numbers(rows)
+    numbers = column.scaled_numbers(rows)
     if np.ptp(numbers) == 0:
         raise BadInput(
             f"{rows.name}: column {column.name!r} is {numbers[0]:g} in all {whose}: leave it out "
-            f"of features, or declare {column.where}.low and high"
+            f"of features, or declare {column.declaration_key}.low and high"
         )
-    return replace(column, mean=float(numbers.mean()), std=float(numbers.std())), _SCALES
+    column = replace(column, mean=float(numbers.mean()), std=float(numbers.std()))
+    return column, "means and standard deviations"
 
 
-def _text(column: Column, rows: Table) -> tuple[Column, str]:
+def _fit_text(column: Column, rows: Table) -> tuple[Column, str]:
     """A column of texts, with the words of these rows if no others were declared."""
     if column.text is None or column.text.vocabulary is not None:
         return column, ""
     texts = column.texts(rows)
     try:
-        return replace(column, text=column.text.counted(texts)), _WORDS
+        return replace(column, text=column.text.counted(texts)), "words"
     except BadInput as e:
         raise BadInput(f"{rows.name}: column {column.name!r}: {e}") from e
 
 
-def _array(column: Column, rows: Table) -> Column:
+def _fit_array(column: Column, rows: Table) -> Column:
     """A column of arrays: their shape, and whether they stay whole numbers."""
-    entries = rows.column(column.name)
+    entries = rows[column.name]
     first = next(entry for entry in entries if entry is not None)
     try:
         kind = entries.dtype if entries.ndim > 1 else np.asarray(first).dtype
@@ -282,53 +281,52 @@ def _array(column: Column, rows: Table) -> Column:
     return replace(column, shape=shape, whole=kind.kind in "iu" and not column.scaled)
 
 
-def _target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
+def _fit_target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     """The target column as declared, or guessed from the rows: labels or a number."""
-    entries = rows.column(column.name)
+    entries, where = rows[column.name], column.declaration_key
     if are_arrays(entries):
-        return _array(column, rows), ""
-    if column.classes or column.scaled or column.values is not None:
+        return _fit_array(column, rows), ""
+    if _is_declared(column):
         if column.values is not None and len(column.values) < 2:
-            raise BadInput(f"{column.where}.values has one label: two or more are needed")
+            raise BadInput(f"{where}.values has one label: two or more are needed")
         return column, ""
     if are_bits(entries):
-        return replace(column, values=(False, True)), _LABELS
+        return replace(column, values=(False, True)), "labels"
     if as_numbers(entries)[1].any():
-        return replace(column, values=_categories(column, rows, whose)), _LABELS
-    numbers = column.numbers(rows, target=True)
+        return replace(column, values=_categories(column, rows, whose)), "labels"
+    numbers = column.scaled_numbers(rows, target=True)
     if (numbers % 1 != 0).any():
-        return column, _TYPE
-    few = sorted(set(numbers.tolist()))
-    if are_floats(entries) or len(few) > FEW:
-        what = f"{len(few)} different whole numbers" + (
-            ", written as real ones," if are_floats(entries) else ""
-        )
+        return column, "the type"
+    distinct = sorted(set(numbers.tolist()))
+    if are_floats(entries) or len(distinct) > FEW:
+        written = ", written as real ones," if are_floats(entries) else ""
         raise BadInput(
-            f"{rows.name}: target {column.name!r} has {what} in {whose}: declare labels "
-            f"({column.where}.values), or a number ({column.where}.low and high)"
+            f"{rows.name}: target {column.name!r} has {len(distinct)} different whole numbers"
+            f"{written} in {whose}: declare labels ({where}.values), or a number ({where}.low and "
+            "high)"
         )
-    if len(few) < 2:
-        raise _one_value(column, rows, whose, f"{few[0]:g}")
-    return replace(column, values=tuple(map(int, few))), _LABELS
+    if len(distinct) < 2:
+        raise _one_value(column, rows, whose, f"{distinct[0]:g}")
+    return replace(column, values=tuple(map(int, distinct))), "labels"
 
 
 def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
     """The different texts, in order. Refuses so many that each may be somebody's own."""
-    texts = as_texts(rows.column(column.name))
-    found = sorted({text for text in texts if text is not None})
-    if len(found) == 1:
-        raise _one_value(column, rows, whose, repr(found[0]))
-    if len(found) > MOST_VALUES or (len(found) > FEW and 2 * len(found) > len(rows)):
+    distinct = sorted({text for text in as_texts(rows[column.name]) if text is not None})
+    if len(distinct) == 1:
+        raise _one_value(column, rows, whose, repr(distinct[0]))
+    if len(distinct) > MOST_VALUES or (len(distinct) > FEW and 2 * len(distinct) > len(rows)):
+        where = column.declaration_key
         raise BadInput(
-            f"{rows.name}: column {column.name!r} has {len(found)} different texts in "
-            f"{len(rows)} {whose}: leave it out of features, or declare {column.where}"
-            f".values, or {column.where}.length if its texts are to be read word by word"
+            f"{rows.name}: column {column.name!r} has {len(distinct)} different texts in "
+            f"{len(rows)} {whose}: leave it out of features, or declare {where}"
+            f".values, or {where}.length if its texts are to be read word by word"
         )
-    return tuple(found)
+    return tuple(distinct)
 
 
 def _one_value(column: Column, rows: Table, whose: str, value: str) -> BadInput:
     return BadInput(
         f"{rows.name}: column {column.name!r} is {value} in all {whose}: declare "
-        f"{column.where}.values, or leave it out"
+        f"{column.declaration_key}.values, or leave it out"
     )

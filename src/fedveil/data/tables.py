@@ -30,27 +30,25 @@ _START = 4096  # bytes in which a file shows that it is no text
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of one length. `name` stands in messages, `numbers` are the rows' numbers.
+    """Columns of one length: `table[name]` is a column.
 
-    `source` is the same for tables that were read from one file or object, and for copies of a
-    file: rows of the same source and number are the same row.
+    Attributes:
+        name: The table's name in messages.
+        columns: The columns by name.
+        row_numbers: The number of each row, from 1 on.
+        source: The same for tables that were read from one file or object, and for copies of a
+            file: rows of the same source and number are the same row.
     """
 
     name: str
     columns: dict[str, Array]
-    numbers: Rows
+    row_numbers: Rows
     source: str
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.row_numbers)
 
-    def take(self, rows: Rows) -> "Table":
-        """Some of the rows, which keep their numbers."""
-        columns = {name: column[rows] for name, column in self.columns.items()}
-        return replace(self, columns=columns, numbers=self.numbers[rows])
-
-    def column(self, name: str) -> Array:
-        """A column by its name."""
+    def __getitem__(self, name: str) -> Array:
         if name not in self.columns:
             raise BadInput(
                 f"{self.name} has no column {shown(name)}: its columns are "
@@ -58,9 +56,14 @@ class Table:
             )
         return self.columns[name]
 
-    def refused(self, column: str, row: int, problem: str) -> BadInput:
+    def take(self, rows: Rows) -> "Table":
+        """Some of the rows, which keep their numbers."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return replace(self, columns=columns, row_numbers=self.row_numbers[rows])
+
+    def entry_error(self, column: str, row: int, problem: str) -> BadInput:
         """The error about one entry. Rows are counted from 1, without a header."""
-        return BadInput(f"{self.name}: row {self.numbers[row]} of column {column!r} {problem}")
+        return BadInput(f"{self.name}: row {self.row_numbers[row]} of column {column!r} {problem}")
 
 
 def listed(names: Sequence[object]) -> str:
@@ -98,26 +101,25 @@ def read_table(source: object, name: str = "the table") -> Table:
 
 def _table(name: str, named: Sequence[tuple[str, Array]], source: str) -> Table:
     """Columns of one length with distinct names, or one line."""
-    names = [key for key, _ in named]
-    _check_names(name, names)
-    lengths = {key: len(column) for key, column in named}
-    for key, length in lengths.items():
-        if length != lengths[names[0]]:
+    _check_column_names(name, [key for key, _ in named])
+    first, rows = named[0][0], len(named[0][1])
+    for key, column in named:
+        if len(column) != rows:
             raise BadInput(
-                f"{name}: column {key!r} has {length} rows and column {names[0]!r} "
-                f"{lengths[names[0]]}: give one entry per row"
+                f"{name}: column {key!r} has {len(column)} rows and column {first!r} {rows}: give "
+                "one entry per row"
             )
-    if lengths[names[0]] == 0:
+    if rows == 0:
         raise BadInput(f"{name} has columns and no rows: there is nothing to learn from")
-    return Table(name, dict(named), np.arange(1, lengths[names[0]] + 1), source)
+    return Table(name, dict(named), np.arange(1, rows + 1), source)
 
 
-def _check_names(name: str, names: Sequence[str]) -> None:
+def _check_column_names(name: str, names: Sequence[str]) -> None:
     if not names:
         raise BadInput(f"{name} is empty: a header and rows are needed")
-    often = Counter(names).most_common(1)[0]
-    if often[1] > 1:
-        raise BadInput(f"{name} has {often[1]} columns {often[0]!r}: rename all but one")
+    often, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise BadInput(f"{name} has {times} columns {often!r}: rename all but one")
 
 
 def check_file(path: Path) -> None:
@@ -137,31 +139,42 @@ def check_file(path: Path) -> None:
 
 def _read_file(path: Path) -> Table:
     check_file(path)
-    return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
-
-
-def _read_parquet(path: Path) -> Table:
+    if path.suffix.lower() == ".csv":
+        with reading(path, "a CSV file"):
+            return replace(_read_csv(path), source=_content_digest(path))
     parquet, arrow = (
         optional_module(module, package="pyarrow", needed_by="a parquet file")
         for module in ("pyarrow.parquet", "pyarrow")
     )
     with reading(path, "a parquet file", arrow.ArrowException):
-        found = read_table(parquet.ParquetFile(path).read(), str(path))
-        return replace(found, source=_content(path))
+        table = read_table(parquet.ParquetFile(path).read(), str(path))
+        return replace(table, source=_content_digest(path))
+
+
+def _content_digest(path: Path) -> str:
+    """A digest of a file's content, wherever the file lies."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _read_csv(path: Path) -> Table:
     """All entries as texts, without blank lines."""
-    with reading(path, "a CSV file"), path.open("rb") as stream:
-        if b"\0" in stream.read(_START):
+    with path.open("rb") as binary:
+        if b"\0" in binary.read(_START):
             raise BadInput(f"{path} is no text: a CSV file in UTF-8 is needed")
-    with reading(path, "a CSV file"), path.open(encoding="utf-8-sig", newline="") as stream:
+    rows: list[list[str]] = []
+    line = 1  # in which the row begins that is read
+    with path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.reader(stream, strict=True)
-        rows: list[list[str]] = []
-        line = 1  # in which the row begins that is read
         try:
             header = [key.strip() for key in next(reader, [])]
-            _check_header(path, header)
+            _check_column_names(str(path), header)
+            for separator in (";", "\t"):
+                if len(header) == 1 and separator in header[0]:
+                    raise BadInput(
+                        f"{path} has one column {shown(header[0])}: separate columns by commas, "
+                        f"not by {separator!r}"
+                    )
             line = reader.line_num + 1
             for row in reader:
                 if row and len(row) != len(header):
@@ -179,25 +192,8 @@ def _read_csv(path: Path) -> Table:
         except csv.Error as e:
             raise BadInput(f"{path}: line {line} cannot be read: {e}; is a quote missing?") from e
     columns = zip(*rows, strict=True) if rows else [()] * len(header)
-    objects = [np.array(column, dtype=object) for column in columns]
-    with reading(path, "a CSV file"):
-        return _table(str(path), list(zip(header, objects, strict=True)), _content(path))
-
-
-def _content(path: Path) -> str:
-    """A digest of a file's content, wherever the file lies."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _check_header(path: Path, header: list[str]) -> None:
-    _check_names(str(path), header)
-    for other in (";", "\t"):
-        if len(header) == 1 and other in header[0]:
-            raise BadInput(
-                f"{path} has one column {shown(header[0])}: separate columns by commas, not by "
-                f"{other!r}"
-            )
+    arrays = [np.array(column, dtype=object) for column in columns]
+    return _table(str(path), list(zip(header, arrays, strict=True)), "")
 
 
 def _plain(name: object, column: object) -> Array:
@@ -265,9 +261,9 @@ def as_numbers(column: Array) -> tuple[Floats, Bits]:
     try:
         return column.astype(np.float64), np.zeros(len(column), dtype=bool)
     except (TypeError, ValueError, OverflowError):
-        found = [_number(entry) for entry in column]
-    odd = np.array([number is None for number in found], dtype=bool)
-    return np.array([math.nan if n is None else n for n in found], dtype=np.float64), odd
+        numbers = [_number(entry) for entry in column]
+    odd = np.array([number is None for number in numbers], dtype=bool)
+    return np.array([math.nan if n is None else n for n in numbers], dtype=np.float64), odd
 
 
 def as_texts(column: Array) -> list[str | None]:

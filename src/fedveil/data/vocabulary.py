@@ -25,9 +25,26 @@ from fedveil.base.inputs import PADDING as NO_LABEL
 URL, USER = "<url>", "<user>"
 """What stands for addresses and for @names: whose they are is no matter of a model."""
 
+PADDING, UNKNOWN = 0, 1
+"""The numbers of what fills a short text up, and of a word that is not in the list."""
+
+MOST = 1_000_000
+"""Words, or buckets."""
+
+KEYS = ("length", "words", "buckets", "public", "most_words", "min_texts", "also")
+"""The keys that declare a column of texts."""
+
 _PIECES = re.compile(
     r"(?P<url>(?:https?://|www\.)\S+)|(?P<user>(?<!\w)@\w+)|\w+(?:'\w+)*|[^\w\s]", re.IGNORECASE
 )
+_SPECIAL = ("<padding>", "<unknown>")
+_LARGEST_FILE = 1 << 28
+_LIMITS = {
+    "length": TEXT_LENGTH,
+    "buckets": VOCABULARY,
+    "most_words": VOCABULARY,
+    "min_texts": COUNT,
+}
 
 
 def tokens(text: str) -> list[str]:
@@ -40,19 +57,8 @@ def tokens(text: str) -> list[str]:
     ['<user>', ':', "it's", '5', "o'clock", ',', 'see', '<url>', ':', ')']
     """
     plain = unicodedata.normalize("NFC", text).replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
-    found = _PIECES.finditer(plain.lower())
-    return [{"url": URL, "user": USER}.get(piece.lastgroup or "", piece[0]) for piece in found]
-
-
-PADDING, UNKNOWN = 0, 1
-"""The numbers of what fills a short text up, and of a word that is not in the list."""
-
-MOST = 1_000_000
-"""Words, or buckets."""
-
-_FIRST = 2
-_NAMES = ("<padding>", "<unknown>")
-_LARGEST_FILE = 1 << 28
+    pieces = _PIECES.finditer(plain.lower())
+    return [{"url": URL, "user": USER}.get(piece.lastgroup or "", piece[0]) for piece in pieces]
 
 
 @dataclass(frozen=True)
@@ -110,19 +116,29 @@ class Vocabulary:
     @property
     def size(self) -> int:
         """The number of words or buckets, plus padding and unknown."""
-        return _FIRST + (len(self.words) or self.buckets)
+        return len(_SPECIAL) + (len(self.words) or self.buckets)
 
     def encode(self, texts: Sequence[str], length: int) -> npt.NDArray[np.int64]:
         """The first `length` words of each text by number [texts, length], filled up with 0."""
         rows = np.full((len(texts), length), PADDING, dtype=np.int64)
-        seen: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for row, text in zip(rows, texts, strict=True):
             words = tokens(text)[:length]
             for word in words:
-                if word not in seen:
-                    seen[word] = self._number(word)
-            row[: len(words)] = [seen[word] for word in words]
+                if word not in numbers:
+                    numbers[word] = self._number(word)
+            row[: len(words)] = [numbers[word] for word in words]
         return rows
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {word: place for place, word in enumerate(self.words, len(_SPECIAL))}
+
+    def _number(self, word: str) -> int:
+        if self.words:
+            return self._places.get(word, UNKNOWN)
+        digest = hashlib.sha256(word.encode(errors="surrogatepass")).digest()
+        return len(_SPECIAL) + int.from_bytes(digest[:8], "big") % self.buckets
 
     def decode(self, rows: Any) -> list[str]:
         """Numbers [texts, length] as texts without padding, a space between words.
@@ -135,7 +151,7 @@ class Vocabulary:
         ]
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def all_words(self) -> tuple[str, ...]:
         """The word of every number, in order."""
         return tuple(self.word(number) for number in range(self.size))
 
@@ -143,30 +159,18 @@ class Vocabulary:
         """The word of a number."""
         if not 0 <= number < self.size:
             raise BadInput(f"{number} is no word: numbers are 0 to {self.size - 1}")
-        if number < _FIRST:
-            return _NAMES[number]
-        return self.words[number - _FIRST] if self.words else f"<{number - _FIRST}>"
+        if number < len(_SPECIAL):
+            return _SPECIAL[number]
+        place = number - len(_SPECIAL)
+        return self.words[place] if self.words else f"<{place}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {"words": list(self.words)} if self.words else {"buckets": self.buckets}
 
     def __repr__(self) -> str:
-        return f"Vocabulary({len(self.words) or self.buckets:,} {self._kind})"
-
-    @property
-    def _kind(self) -> str:
-        return "words" if self.words else "buckets"
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        return {word: place for place, word in enumerate(self.words, _FIRST)}
-
-    def _number(self, word: str) -> int:
-        if self.words:
-            return self._places.get(word, UNKNOWN)
-        digest = hashlib.sha256(word.encode(errors="surrogatepass")).digest()
-        return _FIRST + int.from_bytes(digest[:8], "big") % self.buckets
+        kind = "words" if self.words else "buckets"
+        return f"Vocabulary({len(self.words) or self.buckets:,} {kind})"
 
 
 def lines_of(path: str | Path) -> list[str]:
@@ -181,48 +185,39 @@ def lines_of(path: str | Path) -> list[str]:
             raise
         reason = e.strerror if isinstance(e, OSError) else "it is no text in UTF-8"
         raise BadInput(f"{shown(str(path))} cannot be read: {reason}") from e
-    found = [line.strip() for line in lines if line.strip()]
-    if not found:
+    texts = [line.strip() for line in lines if line.strip()]
+    if not texts:
         raise BadInput(f"{path} is empty: a text file with lines is needed")
-    return found
+    return texts
 
 
 def _word(word: object, where: str) -> str:
     if word in (URL, USER):
         return str(word)
-    found = tokens(word) if isinstance(word, str) else []
-    if len(found) != 1:
-        what = f"{len(found)} tokens ({' '.join(found)})" if found else "no word"
+    words = tokens(word) if isinstance(word, str) else []
+    if len(words) != 1:
+        what = f"{len(words)} tokens ({' '.join(words)})" if words else "no word"
         raise BadInput(f"{where} has {shown(word)}, which is {what}: list single words")
-    return found[0]
-
-
-KEYS = ("length", "words", "buckets", "public", "most_words", "min_texts", "also")
-"""What a user may say of a column of texts."""
-
-_SOURCES = ("words", "buckets", "public")
-_COUNTING = {"most_words": 10_000, "min_texts": 2}
-_LIMITS = {
-    "length": TEXT_LENGTH,
-    "buckets": VOCABULARY,
-    "most_words": VOCABULARY,
-    "min_texts": COUNT,
-}
+    return words[0]
 
 
 @dataclass(frozen=True)
 class Text:
-    """Texts as rows of `length` words. `vocabulary` is None until it has been counted.
+    """How texts become rows of `length` words.
 
-    `public` says that it was counted in texts that were declared public. `most_words` and
-    `min_texts` are how it is counted (`Vocabulary.counted`); the words `also` are known besides.
+    Attributes:
+        length: Words of a text.
+        vocabulary: None until it has been counted.
+        public: Whether it was counted in texts that were declared public.
+        most_words, min_texts: How it is counted (`Vocabulary.counted`).
+        also: Words that are known besides.
     """
 
     length: int
     vocabulary: Vocabulary | None = None
     public: bool = False
-    most_words: int = _COUNTING["most_words"]
-    min_texts: int = _COUNTING["min_texts"]
+    most_words: int = 10_000
+    min_texts: int = 2
     also: tuple[str, ...] = ()
 
     @classmethod
@@ -234,10 +229,10 @@ class Text:
         for key, limits in _LIMITS.items():
             if key in options:
                 limits.check(f"{where}.{key}", options[key])
-        sources = [key for key in _SOURCES if key in options]
+        sources = [key for key in ("words", "buckets", "public") if key in options]
         if len(sources) > 1:
             raise BadInput(f"{where} has {sources[0]} and also {sources[1]}: leave one out")
-        counting = {key: options[key] for key in (*_COUNTING, "also") if key in options}
+        counting = {k: options[k] for k in ("most_words", "min_texts", "also") if k in options}
         if counting and sources and sources != ["public"]:
             key = next(iter(counting))
             raise BadInput(
@@ -251,16 +246,26 @@ class Text:
             return replace(text, vocabulary=words)
         if "buckets" in options:
             return replace(text, vocabulary=Vocabulary(buckets=int(options["buckets"])))
-        if "public" in options:
-            return replace(text.counted(_public(where, options["public"])), public=True)
-        return text
+        if "public" not in options:
+            return text
+        # Texts that were declared public: a list of them, or a file with one in each line.
+        public = options["public"]
+        if isinstance(public, str | Path):
+            texts = lines_of(public)
+        else:
+            iterable = isinstance(public, Iterable) and not isinstance(public, bytes)
+            texts = list(public) if iterable else []
+            if not texts or not all(isinstance(text, str) for text in texts):
+                raise BadInput(
+                    f"{where}.public is {shown(public)}: give a list of texts, or the path of a "
+                    "text file"
+                )
+        return replace(text.counted(texts), public=True)
 
     def counted(self, texts: Iterable[str]) -> "Text":
         """The same with the vocabulary of these texts."""
-        found = Vocabulary.counted(texts, most=self.most_words, least=self.min_texts)
-        return replace(
-            self, vocabulary=Vocabulary(tuple(dict.fromkeys((*found.words, *self.also))))
-        )
+        words = Vocabulary.counted(texts, most=self.most_words, least=self.min_texts).words
+        return replace(self, vocabulary=Vocabulary(tuple(dict.fromkeys((*words, *self.also)))))
 
     @property
     def known(self) -> Vocabulary:
@@ -269,12 +274,12 @@ class Text:
             raise BadInput("the vocabulary of a text has not been found yet: fit the schema")
         return self.vocabulary
 
-    def records(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
+    def word_numbers(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
         """Words by number [texts, length]."""
         return self.known.encode(texts, self.length)
 
     def next_words(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
-        """The word that follows each of `records` [texts, length].
+        """The word that follows each of `word_numbers` [texts, length].
 
         Where none follows, or one that is not in the vocabulary, there is no label (-100): an
         unknown word is neither learnt nor measured.
@@ -328,15 +333,3 @@ def complete_declaration(
         return {"text": declared}
     length = {"length": usual["length"]}
     return {"text": {**(usual if declared.keys() <= {*length, "fill"} else length), **declared}}
-
-
-def _public(where: str, texts: object) -> list[str]:
-    """Texts that were declared public: a list of them, or a file with one in each line."""
-    if isinstance(texts, str | Path):
-        return lines_of(texts)
-    found = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, bytes) else []
-    if not found or not all(isinstance(text, str) for text in found):
-        raise BadInput(
-            f"{where}.public is {shown(texts)}: give a list of texts, or the path of a text file"
-        )
-    return found

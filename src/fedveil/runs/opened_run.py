@@ -242,7 +242,7 @@ class OpenedRun:
         """The trained module with its loss and metrics."""
         stored = self.stored
         if stored.model.name != OWN:
-            words = (stored.schema.words or stored.model.words) or 0
+            words = (stored.schema.vocabulary_size or stored.model.words) or 0
             task = stored.model.build(
                 stored.record_shape,
                 stored.target,

@@ -50,7 +50,7 @@ def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, Rou
         raise AssertionError("in step is only what can be computed as one block")
     begins = [0] * len(trainings)
     if any(t.data is not first.data for t in trainings):
-        records = first.data.joined(*(t.data for t in trainings[1:]))
+        records = first.data.concatenated(*(t.data for t in trainings[1:]))
         engine = replace(engine, job=replace(engine.job, data=records))
         begins = [n * first.data.clients for n in range(len(trainings))]
     keep_memory(first.task.size)

@@ -169,7 +169,7 @@ class ModelSection(Section):
 
         if self.name not in TEXT_MODELS:
             return 0
-        known = 0 if data.schema is None else data.schema.words
+        known = 0 if data.schema is None else data.schema.vocabulary_size
         if known:
             if self.words not in (None, known):
                 raise BadInput(

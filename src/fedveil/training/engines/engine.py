@@ -79,7 +79,7 @@ class Job:
     def records(self) -> FederatedData:
         """The clients' records, and behind them those that an adversary trains on."""
         poisoned = None if self.adversary is None else self.adversary.poisoned
-        return self.data if poisoned is None else self.data.joined(poisoned)
+        return self.data if poisoned is None else self.data.concatenated(poisoned)
 
     def cohort(self, round: int, ids: Ids, *, cheating: bool) -> CohortData:
         """The records that clients train on in `round`."""
