@@ -1,4 +1,9 @@
-"""Logs: the lines of metrics.jsonl, and nothing else, as experiment trackers show them."""
+"""Logs: the lines of metrics.jsonl, and nothing else, as experiment trackers show them.
+
+A tracker is given the numbers of a round by their names, and texts when they change. Whatever else
+its library would record by itself (the machine's load, the console, code, git, usage reports to
+the library's makers) is switched off: it shows how long rounds took, which grows with the cohort.
+"""
 
 import importlib.util
 import math

@@ -19,19 +19,21 @@ from fedveil.runs.sections.section import Forms, is_key, unknown
 
 DEFAULT = "central"
 
+_SHIPPED = files("fedveil") / "recipes"
 _BY_KIND = ("sample", "client", "clip", "noise", "attack")
 _OLD_SECTIONS = {"bound": "clip", "local": "client"}
 _OLD_NAMES = {"local": "dp-sgd"}
-_OLD_TESTS = {"owners": "by-client"}
 _PATHS = (["data", "path"], ["model", "path"])
 _LARGEST, _DEEPEST = 1 << 18, 100  # bytes of a file, parts of a key
 
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 100
+
 Overrides = Iterable[str] | Mapping[str, Any]
 Settings = list[tuple[list[str], Any]]
-"""Where each value goes."""
+"""Pairs of a key's parts and its value."""
 
+_BARE = {*string.ascii_letters, *string.digits, "_", "-"}
 _COLUMNS, _OPTIONS = ["data", "columns"], ["model", "options"]
 
 
@@ -41,7 +43,7 @@ def shipped_recipes() -> list[dict[str, str]]:
     All three come from the first comment line of the file: "# PROTECTS | PAPER".
     """
     out = []
-    for file in sorted(_folder().iterdir(), key=lambda f: f.name.removesuffix(".toml")):
+    for file in sorted(_SHIPPED.iterdir(), key=lambda f: f.name.removesuffix(".toml")):
         if file.name.endswith(".toml"):
             protects, paper = file.read_text().splitlines()[0].lstrip("# ").split(" | ")
             out.append(
@@ -99,7 +101,8 @@ def load_recipe(
     for old, new in _OLD_SECTIONS.items():
         if old in raw:
             raise BadInput(f"recipe {source}: {old!r} is now called {new!r}: rename the section")
-    _check_test(source, raw)
+    if isinstance(raw.get("data"), dict) and raw["data"].get("test") == "owners":
+        raise BadInput(f"recipe {source}: data.test 'owners' is now called 'by-client'")
     _check_numbers(raw)
     try:
         recipe = Recipe.model_validate(raw)
@@ -107,14 +110,6 @@ def load_recipe(
         raise BadInput(f"recipe {source}: {explain_error(e, FORMS)}") from e
     recipe.check_values()
     return _with_rounds(recipe)
-
-
-def _check_test(source: str, raw: dict[str, Any]) -> None:
-    """Refuse the old word for a test split of held-out clients."""
-    data = raw.get("data")
-    for old, new in _OLD_TESTS.items():
-        if isinstance(data, dict) and data.get("test") == old:
-            raise BadInput(f"recipe {source}: data.test {old!r} is now called {new!r}")
 
 
 def _check_numbers(raw: dict[str, Any]) -> None:
@@ -148,10 +143,6 @@ def _with_rounds(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"rounds": rounds, "iterations": None})
 
 
-def _folder() -> Any:
-    return files("fedveil") / "recipes"
-
-
 def _text(source: str) -> str:
     """The text of a file that can be a recipe: not so large or deep that reading it is work."""
     with Path(source).open("rb") as stream:
@@ -183,7 +174,7 @@ def read_recipe(source: str) -> dict[str, Any]:
                 f"recipe {source!r} is unknown: use one of {', '.join(names)}, or a .toml file"
                 f"{hint(source, names)}"
             )
-        text = (_folder() / f"{source}.toml").read_text(encoding="utf-8")
+        text = (_SHIPPED / f"{source}.toml").read_text(encoding="utf-8")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as e:  # also for numbers too long and tables too deep
@@ -237,21 +228,20 @@ def explain_error(error: ValidationError, forms: Forms) -> str:
             tag, known = _SHOWN.repr(first["ctx"]["tag"]), first["ctx"]["expected_tags"]
             return f"{where}.kind is {tag}: use one of {known}"
         case _:
-            return f"{where} is {_SHOWN.repr(first['input'])}: {_lower(first['msg'])}"
-
-
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]
+            need = first["msg"][:1].lower() + first["msg"][1:]
+            return f"{where} is {_SHOWN.repr(first['input'])}: {need}"
 
 
 def parse_overrides(overrides: Overrides) -> Settings:
-    """Where each override goes, and its value."""
+    """Split overrides into the parts of their keys, and their values."""
     if isinstance(overrides, str):
         raise BadInput(f"set is {_SHOWN.repr(overrides)}: use a dict, or a list of texts")
     settings: Settings = []
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
-            settings.append((_place(str(key), f"set {_SHOWN.repr(key)}"), _untuple(value)))
+            path = _place(str(key), f"set {_SHOWN.repr(key)}")
+            value = list(value) if isinstance(value, tuple) else value
+            settings.append((path, "none" if value is None else value))
         return settings
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -270,19 +260,10 @@ def _place(key: str, option: str) -> list[str]:
     path = key.strip().split(".")
     if path[:2] == _COLUMNS and len(path) > 4:
         path = [*_COLUMNS, ".".join(path[2:-1]), path[-1]]
-    if not all(path) or (len(path) > 2 and not _in_table(path)):
+    in_table = path[:2] == _COLUMNS or (path[:2] == _OPTIONS and len(path) == 3)
+    if not all(path) or (len(path) > 2 and not in_table):
         raise BadInput(f"{option}: write it as section.key=value")
     return path
-
-
-def _in_table(path: list[str]) -> bool:
-    """Whether the key is inside a table of a section."""
-    return path[:2] == _COLUMNS or (path[:2] == _OPTIONS and len(path) == 3)
-
-
-def _untuple(value: Any) -> Any:
-    """The value as in a recipe's file, where "none" removes a key."""
-    return "none" if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def _parse_value(text: str) -> Any:
@@ -294,13 +275,10 @@ def _parse_value(text: str) -> Any:
     return document["value"] if len(document) == 1 else text
 
 
-_BARE = {*string.ascii_letters, *string.digits, "_", "-"}
-
-
 def to_toml(document: dict[str, Any]) -> str:
     """Write top-level scalars first, then one table per section, without None.
 
-    >>> print(dumps({"name": "x", "data": {"clients": 3, "alpha": None}}), end="")
+    >>> print(to_toml({"name": "x", "data": {"clients": 3, "alpha": None}}), end="")
     name = "x"
     <BLANKLINE>
     [data]
@@ -315,12 +293,12 @@ def to_toml(document: dict[str, Any]) -> str:
 
 
 def _pairs(section: dict[str, Any]) -> list[str]:
-    return [f"{_key(key)} = {_value(value)}" for key, value in section.items() if value is not None]
-
-
-def _key(name: str) -> str:
-    """A key, in quotes unless TOML can do without."""
-    return name if name and not set(name) - _BARE else _value(name)
+    """`key = value` for each key, in quotes unless TOML can do without."""
+    return [
+        f"{key if key and not set(key) - _BARE else _value(key)} = {_value(value)}"
+        for key, value in section.items()
+        if value is not None
+    ]
 
 
 def _value(value: Any) -> str:
@@ -332,15 +310,11 @@ def _value(value: Any) -> str:
         case float():
             return str(value) if not math.isfinite(value) else repr(value)
         case str():
-            return '"' + "".join(_escaped(c) for c in value) + '"'
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+            plain = [c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped]
+            return f'"{"".join(plain)}"'
         case list() | tuple():
             return "[" + ", ".join(_value(v) for v in value) + "]"
         case dict():
             return "{ " + ", ".join(_pairs(value)) + " }"
     raise AssertionError(f"no TOML for {type(value).__name__}")
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    return character if character.isprintable() else f"\\U{ord(character):08x}"

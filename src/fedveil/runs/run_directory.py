@@ -15,7 +15,14 @@ from typing import Any
 
 from fedveil.base.errors import BadInput
 
+STOP_FILE = "stop"
+History = list[dict[str, Any]]
+"""The lines of the metrics file, one JSON document per round."""
+
 _LONGEST_NAME = 100
+_MOST = int(sys.float_info.max)
+_TRIES, _PAUSE = 10, 0.05
+"""Attempts to take the lock, and seconds between them: `in_use` holds it for a moment."""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -83,10 +90,6 @@ def reserve(out: Path | None, name: str) -> Path:
     raise BadInput(f"runs/{stem} and 999 more exist: use --out")
 
 
-_TRIES, _PAUSE = 10, 0.05
-"""Attempts to take the lock, and seconds between them: `in_use` holds it for a moment."""
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Context manager: lock the run directory. A second process gets `BadInput`."""
@@ -124,16 +127,27 @@ def in_use(folder: Path) -> bool:
         os.close(descriptor)
 
 
-STOP_FILE = "stop"
-
-
 def request_stop(folder: Path) -> None:
-    """Ask the run that is going on in `folder` to end after its round."""
+    """Ask the run that is going on in `folder` to end after its round, by a file.
+
+    Anybody who may write the directory may make one. A run checks for it between rounds: the
+    current round is finished, charged and noised as planned.
+
+    Guarantee: a request ends the training early and changes nothing else. Fewer rounds are charged
+    than were planned, and the claim is about those. The run does not read what the file holds.
+
+    | edge | behaviour |
+    |---|---|
+    | left over from an earlier start | removed before the first round: it ends nothing |
+    | made after the last round | the run has ended already, and removes it |
+    | made while nothing runs | the next start removes it |
+    | a folder of that name | the run cannot begin, and says so |
+    """
     write_atomic(folder / STOP_FILE, b"asked to end after this round\n")
 
 
 def stop_requested(folder: Path) -> bool:
-    """Whether there is a request."""
+    """Whether there is a request to end the run in `folder`."""
     return (folder / STOP_FILE).is_file()
 
 
@@ -145,11 +159,6 @@ def without_stop_request(folder: Path) -> Iterator[None]:
         yield
     finally:
         (folder / STOP_FILE).unlink(missing_ok=True)
-
-
-_MOST = int(sys.float_info.max)
-
-History = list[dict[str, Any]]
 
 
 def read_metrics(path: Path) -> tuple[History, list[str]]:
@@ -174,10 +183,16 @@ def parse_metrics(text: str) -> dict[str, Any] | None:
         return None
     if not isinstance(line, dict) or type(line.get("round")) is not int or "epsilon" not in line:
         return None
-    wanted = ("clients", "clipped", "snr", "refused", "clip") if line["round"] else ()
-    numbers = [value for name, value in line.items() if name != "claim"]
-    good = all(name in line for name in wanted) and all(map(_is_number, numbers))
-    return line if good and _claimed(line) else None
+    for name in ("clients", "clipped", "snr", "refused", "clip") if line["round"] else ():
+        if name not in line:
+            return None
+    for name, value in line.items():
+        whole = isinstance(value, int) and abs(value) < _MOST  # floats have room for it
+        if name != "claim" and not (whole or value is None or isinstance(value, float)):
+            return None
+    # Epsilon and the text of its claim are both there, or neither.
+    claim = line.get("claim")
+    return line if (claim is None if line["epsilon"] is None else isinstance(claim, str)) else None
 
 
 def last_round(history: History) -> int:
@@ -187,27 +202,15 @@ def last_round(history: History) -> int:
 
 def json_text(value: dict[str, Any], indent: int | None = None) -> str:
     """One JSON document, with null in place of numbers that are not finite."""
-    return json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n"
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(_without_nan(value), indent=indent, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
+        return {key: _without_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _is_number(value: object) -> bool:
-    """Whether a run can have measured the value: null, or within the range of floats."""
-    return (
-        value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)
-    )
-
-
-def _claimed(line: dict[str, Any]) -> bool:
-    """Whether epsilon and the text of its claim are both there, or neither."""
-    words = isinstance(line.get("claim"), str)
-    return words if line["epsilon"] is not None else line.get("claim") is None
+        return [_without_nan(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
