@@ -62,20 +62,20 @@ def test_no_confidence_is_refused(alpha):
 def test_any_mechanism_is_the_textbook_formula():
     counts = Counts(900, 1000, 100, 1000)
     low, high = counts.least_hit(0.025), counts.most_alarm(0.025)
-    found = GeneralBound(counts, 0.01).epsilon(0.05)
+    found = GeneralBound(counts, 0.01).lower_bound(0.05)
     assert found == pytest.approx(math.log((low - 0.01) / high))
     assert found < math.log(0.89 / 0.1)
-    assert GeneralBound(counts, 0.0).epsilon(0.05) > found
+    assert GeneralBound(counts, 0.0).lower_bound(0.05) > found
 
 
 def test_nothing_is_said_where_nothing_is_known():
-    assert GeneralBound(Counts(5, 10, 5, 10), 0.0).epsilon(0.05) == 0
-    assert GeneralBound(Counts(10, 10, 0, 10), 0.9).epsilon(0.05) == 0
-    assert GaussianBound(Counts(0, 10, 0, 10), 1e-5).epsilon(0.05) == 0
-    assert GaussianBound(Counts(9, 10, 10, 10), 1e-5).epsilon(0.05) == 0
-    assert GaussianBound(Counts(4, 10, 6, 10), 1e-5).epsilon(0.05) == 0
-    assert SameKindBound(Counts(4, 10, 6, 10), 1e-5, gaussian).epsilon(0.05) == 0
-    assert SameKindBound(Counts(0, 10, 0, 10), 1e-5, gaussian).epsilon(0.05) == 0
+    assert GeneralBound(Counts(5, 10, 5, 10), 0.0).lower_bound(0.05) == 0
+    assert GeneralBound(Counts(10, 10, 0, 10), 0.9).lower_bound(0.05) == 0
+    assert GaussianBound(Counts(0, 10, 0, 10), 1e-5).lower_bound(0.05) == 0
+    assert GaussianBound(Counts(9, 10, 10, 10), 1e-5).lower_bound(0.05) == 0
+    assert GaussianBound(Counts(4, 10, 6, 10), 1e-5).lower_bound(0.05) == 0
+    assert SameKindBound(Counts(4, 10, 6, 10), 1e-5, gaussian).lower_bound(0.05) == 0
+    assert SameKindBound(Counts(0, 10, 0, 10), 1e-5, gaussian).lower_bound(0.05) == 0
 
 
 @pytest.mark.parametrize("delta", [-0.1, 0.0, 1.0])
@@ -102,15 +102,15 @@ def test_gaussian_dp_with_many_draws_finds_mu():
     found = GaussianBound(at(1.5, 0.75, 10**9), 1e-5)
     assert found.mu(0.05) == pytest.approx(1.5, abs=1e-3)
     assert found.mu(0.05) < 1.5
-    assert found.epsilon(0.05) == pytest.approx(gaussian_epsilon(1.5, 1e-5), abs=0.01)
+    assert found.lower_bound(0.05) == pytest.approx(gaussian_epsilon(1.5, 1e-5), abs=0.01)
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.75, 2.0])
 def test_the_claimed_kind_is_gaussian_dp_for_a_gaussian(threshold):
     """Two ways to the same number; the second knows fewer deltas, so it finds no more."""
     counts = at(1.5, threshold, 10**6)
-    exact = GaussianBound(counts, 1e-5).epsilon(0.05)
-    found = SameKindBound(counts, 1e-5, gaussian).epsilon(0.05)
+    exact = GaussianBound(counts, 1e-5).lower_bound(0.05)
+    found = SameKindBound(counts, 1e-5, gaussian).lower_bound(0.05)
     assert 0.93 * exact < found <= exact * (1 + 1e-3)
 
 
@@ -124,7 +124,7 @@ def test_the_claimed_kind_rules_out_exactly_what_the_claim_rules_out():
 
     counts = Counts(600, 1000, 300, 1000)
     low, high = counts.least_hit(0.025), counts.most_alarm(0.025)
-    found = SameKindBound(counts, 1e-5, sampled).epsilon(0.05)
+    found = SameKindBound(counts, 1e-5, sampled).lower_bound(0.05)
 
     def contradicts(noise):
         return any(
@@ -142,5 +142,5 @@ def test_bounds_are_wrong_as_seldom_as_they_say():
     for _ in range(300):
         hits = int((generator.normal(mu, 1, draws) >= 0.5).sum())
         alarms = int((generator.normal(0, 1, draws) >= 0.5).sum())
-        wrong += GaussianBound(Counts(hits, draws, alarms, draws), 1e-3).epsilon(0.05) > true
+        wrong += GaussianBound(Counts(hits, draws, alarms, draws), 1e-3).lower_bound(0.05) > true
     assert wrong <= binom.isf(FALSE_ALARM, 300, 0.05)

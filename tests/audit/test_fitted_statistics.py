@@ -81,5 +81,5 @@ def test_edges():
     assert chance(np.zeros((50, 2))) == (1.0, 0)
     balanced = np.tile([[1.0], [-1.0]], (50, 1))  # mean 0 and deviation 1, of a coin
     assert chance(balanced) == (1.0, 0)
-    assert NoNoiseBound(1e-6, 5).epsilon(1e-4) == np.inf
-    assert NoNoiseBound(1e-3, 5).epsilon(1e-4) == 0
+    assert NoNoiseBound(1e-6, 5).lower_bound(1e-4) == np.inf
+    assert NoNoiseBound(1e-3, 5).lower_bound(1e-4) == 0

@@ -77,7 +77,7 @@ def test_the_self_test_has_one_false_alarm_rate(monkeypatch):
 def test_a_verdict_is_at_the_false_alarm_rate_of_the_finding():
     """A bound that holds at the whole rate and not at a share of it violates nothing."""
     (finding, *_) = Randomiser(draws=2000).findings(central(fv.Everyone()))
-    bounds = [finding.evidence.epsilon(alarm) for alarm in (ALARM / 100, ALARM)]
+    bounds = [finding.evidence.lower_bound(alarm) for alarm in (ALARM / 100, ALARM)]
     assert bounds[0] < bounds[1]
     between = replace(finding, claim=replace(finding.claim, epsilon=sum(bounds) / 2))
     assert between.violated

@@ -6,7 +6,6 @@ import torch
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.membership import (
     GAMMA,
     References,
@@ -15,11 +14,10 @@ from fedveil.audit.membership import (
     lira_offline,
     outside_mean,
     rmia,
-    rmia_offline,
     scaled,
     slope,
 )
-from fedveil.audit.shadow_models import ShadowModels, losses_of
+from fedveil.audit.shadow_models import ShadowModels, ShadowRunner, losses_of
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
@@ -111,7 +109,7 @@ def plain_rmia(chances, population, inside, target, references):
 
 def test_both_attacks_match_references_trained_and_scored_apart(shadow_models):
     """On embedded data: other trainings, other code, the same AUC to 0.02."""
-    ours = curves_of(shadow_models.losses(AuditCache(), workers=1), shadow_models.inside)
+    ours = curves_of(shadow_models.losses(ShadowRunner(1)), shadow_models.inside)
     inside = shadow_models.inside
     trained = [descended(shadow_models, each) for each in inside]
     chances = np.array([own for own, _, _ in trained])
@@ -164,7 +162,7 @@ def test_a_lower_loss_is_a_higher_score():
     for score in (
         lambda losses: lira_offline(losses, references),
         lambda losses: rmia(losses, population, references),
-        lambda losses: rmia_offline(losses, population, references),
+        lambda losses: rmia(losses, population, references, offline=True),
     ):
         low, high = score(np.full(5, 0.1)), score(np.full(5, 2.0))
         assert (low > high).all()

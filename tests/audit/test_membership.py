@@ -7,7 +7,7 @@ from torch import nn
 
 from fedveil.audit.findings import Attack
 from fedveil.audit.membership import Membership, curves_of
-from fedveil.audit.shadow_models import ShadowModels
+from fedveil.audit.shadow_models import ShadowModels, ShadowRunner
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy
@@ -39,7 +39,7 @@ def overfitted(records=400, clients=10, rounds=5):
 
 
 def test_an_overfitted_model_tells_its_members():
-    leaks = list(Membership(6, workers=1).leaks(overfitted(), None))
+    leaks = list(Membership(6, runner=ShadowRunner(1)).leaks(overfitted(), None))
     assert [leak.what.split(":")[0] for leak in leaks] == [
         *("LiRA", "LiRA, offline", "RMIA", "RMIA, offline")
     ]
@@ -55,7 +55,7 @@ def test_an_overfitted_model_tells_its_members():
 def test_record_level_privacy_leaves_nothing_to_tell():
     """Epsilon 1, 8,000 members and as many others: 0.03 is five standard errors."""
     training = private(noise_labels(RECORDS, 8), 1.0)
-    found = Membership(4, workers=1).curves(ShadowModels(training, 3))
+    found = Membership(4, runner=ShadowRunner(1)).curves(ShadowModels(training, 3))
     for way, roc in found.items():
         assert len(roc.members) == len(roc.others) == RECORDS
         assert roc.auc.value == pytest.approx(0.5, abs=0.03), way
@@ -103,4 +103,4 @@ def test_a_model_that_diverged_is_refused():
         classes=3,
     )
     with pytest.raises(BadInput, match="diverged"):
-        list(Membership(4, workers=1).leaks(plain(data), None))
+        list(Membership(4, runner=ShadowRunner(1)).leaks(plain(data), None))

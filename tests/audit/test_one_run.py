@@ -29,27 +29,27 @@ def test_the_p_value_is_its_definition(epsilon, delta):
 
 def test_the_published_example():
     """Steinke et al., appendix D: 75 of 100 guesses right, 1,000 canaries, delta 1e-4, 95 %."""
-    assert OneRun(1000, ((100, 75),), 1e-4).epsilon(0.05) == pytest.approx(0.673, abs=5e-4)
+    assert OneRun(1000, ((100, 75),), 1e-4).lower_bound(0.05) == pytest.approx(0.673, abs=5e-4)
 
 
 def test_without_delta_it_is_clopper_and_pearson():
-    found = OneRun(100, ((100, 90),), 0.0).epsilon(0.05)
+    found = OneRun(100, ((100, 90),), 0.0).lower_bound(0.05)
     q = math.exp(found) / (1 + math.exp(found))
     assert binom.sf(89, 100, q) == pytest.approx(0.05, rel=1e-6)
-    assert OneRun(100, ((100, 90),), 1e-4).epsilon(0.05) < found
+    assert OneRun(100, ((100, 90),), 1e-4).lower_bound(0.05) < found
 
 
 def test_several_ways_of_guessing_share_the_confidence():
     one, other = (100, 90), (20, 11)
-    both = OneRun(100, (one, other), 1e-5).epsilon(0.05)
-    assert both == OneRun(100, (one,), 1e-5).epsilon(0.025)
-    assert both < OneRun(100, (one,), 1e-5).epsilon(0.05)
+    both = OneRun(100, (one, other), 1e-5).lower_bound(0.05)
+    assert both == OneRun(100, (one,), 1e-5).lower_bound(0.025)
+    assert both < OneRun(100, (one,), 1e-5).lower_bound(0.05)
 
 
 def test_edges():
     assert p_value(10, 0, 0, 1.0, 0.0) == 1
     assert p_value(10, 10, 0, 1.0, 1e-5) == 1
-    assert OneRun(10, ((10, 5),), 0.0).epsilon(0.05) == 0
+    assert OneRun(10, ((10, 5),), 0.0).lower_bound(0.05) == 0
     for bad in (
         (1, 2, 1, 0.0, 0.0),
         (3, 2, 3, 0.0, 0.0),
@@ -74,5 +74,7 @@ def test_randomised_response_is_never_found_out(epsilon):
     """
     generator, canaries, audits = np.random.default_rng(2), 200, 400
     right = generator.binomial(canaries, math.exp(epsilon) / (1 + math.exp(epsilon)), audits)
-    wrong = sum(OneRun(canaries, ((canaries, int(v)),), 0.0).epsilon(0.05) > epsilon for v in right)
+    wrong = sum(
+        OneRun(canaries, ((canaries, int(v)),), 0.0).lower_bound(0.05) > epsilon for v in right
+    )
     assert 0 < wrong <= binom.isf(1e-6, audits, 0.05)

@@ -103,7 +103,7 @@ def test_draws_that_are_counted_have_no_say_in_the_directions(monkeypatch):
         seen.append(in_[:, 0])
         return Counts(5, 10, 5, 10)
 
-    monkeypatch.setattr(randomisers, "counted", captured)
+    monkeypatch.setattr(randomisers, "count_guesses", captured)
     monkeypatch.setattr(randomisers, "watched_views", lambda plan, _, sign, draws: views[sign])
     for _ in range(2):
         Randomiser(draws=100)._watched(plan, strict_line(plan))
@@ -130,7 +130,7 @@ def test_what_is_claimed_decides_how_it_is_held_against():
     (first, *_) = Randomiser(draws=300).findings(plan)
     assert first.claim.epsilon > claim.epsilon  # of a client that is known to take part
     counts = first.evidence.counts
-    assert evidence_of(line, 3, claim, counts).how.startswith("the claimed release")
+    assert evidence_of(line, 3, claim, counts).method.startswith("the claimed release")
     pure = strict_line(local(fv.Fixed(1.0, Norm.L1), laplace=True))
     assert claim_of(pure, 1).accountant is Accountant.PURE
     assert claim_of(pure, 1).delta == 0

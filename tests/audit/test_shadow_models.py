@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedveil.audit.audit_folder import AuditCache
-from fedveil.audit.shadow_models import ShadowModels, kept_records
+from fedveil.audit.shadow_models import ShadowModels, ShadowRunner, select_records
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy
@@ -85,7 +85,7 @@ def test_a_training_has_its_own_records_and_nobody_elses():
     shadow_models = ShadowModels(plain(), 2)
     data = shadow_models.training.data
     for number in range(4):
-        half, mask = shadow_models.at(number).data, shadow_models.inside[number]
+        half, mask = shadow_models.training_of(number).data, shadow_models.inside[number]
         assert half.clients == CLIENTS
         for k in range(CLIENTS):
             own = slice(data.offsets[k], data.offsets[k + 1])
@@ -98,39 +98,41 @@ def test_a_training_has_its_own_records_and_nobody_elses():
 def test_no_two_trainings_share_their_noise_nor_the_runs():
     training = private(federation((20,) * 6))
     shadow_models = ShadowModels(training, 8)
-    seeds = {shadow_models.at(number).streams.seed for number in range(16)}
+    seeds = {shadow_models.training_of(number).streams.seed for number in range(16)}
     assert len(seeds) == 16
     assert training.streams.seed not in seeds
-    whole = replace(shadow_models.at(0), data=training.data)
+    whole = replace(shadow_models.training_of(0), data=training.data)
     assert whole.streams.seed != training.streams.seed
-    assert not seeds & {ShadowModels(training, 8, seed=1).at(n).streams.seed for n in range(16)}
+    assert not seeds & {
+        ShadowModels(training, 8, seed=1).training_of(n).streams.seed for n in range(16)
+    }
 
 
 @pytest.mark.parametrize("mode", [Mode.VECTORISED, Mode.LOOPED])
 def test_losses_are_those_of_trainings_one_by_one(mode):
     """Together or alone, in one process or two: the models are those of the trainings."""
     shadow_models = ShadowModels(plain(mode=mode), 3)
-    losses = shadow_models.losses(AuditCache(), workers=1)
+    losses = shadow_models.losses(ShadowRunner(1))
     data = shadow_models.training.data
     assert losses.shape == (6, data.records + 20)
     for number in range(6):
-        alone = shadow_models.at(number)
+        alone = shadow_models.training_of(number)
         start = alone.start().params.clone()
         *_, last = train(alone)
         alone.task.parameters.copy_(start)
         outputs = alone.task.answers(last.state.params, torch.from_numpy(data.x)).double()
         wanted = nn.functional.cross_entropy(outputs, torch.from_numpy(data.y), reduction="none")
         assert losses[number, : data.records] == pytest.approx(wanted.numpy(), rel=1e-4)
-    assert ShadowModels(plain(mode=mode), 3).losses(AuditCache(), workers=2) == pytest.approx(
+    assert ShadowModels(plain(mode=mode), 3).losses(ShadowRunner(2)) == pytest.approx(
         losses, rel=1e-4
     )
 
 
 def test_what_is_kept_is_not_trained_again(tmp_path, monkeypatch):
     told = []
-    with AuditCache.at(tmp_path / "out", {"seed": 0}) as cache:
+    with AuditCache.in_folder(tmp_path / "out", {"seed": 0}) as cache:
         first = ShadowModels(plain(), 2).losses(
-            cache, workers=1, on_training=lambda done, of: told.append((done, of))
+            ShadowRunner(1, cache), lambda done, of: told.append((done, of))
         )
     assert told[-1] == (4, 4)
     (tmp_path / "out" / "losses-0002.npy").write_bytes(b"torn")
@@ -139,8 +141,8 @@ def test_what_is_kept_is_not_trained_again(tmp_path, monkeypatch):
     monkeypatch.setattr(
         ShadowModels, "trained", lambda self, which: numbers.extend(which) or trained(self, which)
     )
-    with AuditCache.at(tmp_path / "out", {"seed": 0}) as cache:
-        again = ShadowModels(plain(), 3).losses(cache, workers=1)
+    with AuditCache.in_folder(tmp_path / "out", {"seed": 0}) as cache:
+        again = ShadowModels(plain(), 3).losses(ShadowRunner(1, cache))
     assert numbers == [2, 4, 5]
     assert again[:4] == pytest.approx(first, rel=1e-6)
 
@@ -150,9 +152,9 @@ def test_clients_with_one_record_are_refused():
         ShadowModels(plain(federation((4, 5, 1, 4, 4, 4))), 2)
 
 
-def test_kept_records_are_those_marked():
+def test_select_records_are_those_marked():
     data = federation((2, 2, 2, 2, 2, 2))
     inside = np.tile([True, False], 6)
-    half = kept_records(data, inside)
+    half = select_records(data, inside)
     assert half.sizes.tolist() == [1] * 6
     np.testing.assert_array_equal(half.x, data.x[::2])

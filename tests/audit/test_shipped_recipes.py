@@ -24,7 +24,9 @@ def assert_below(findings, among):
     """Refuse a bound above its claim; `among` findings share the false alarms."""
     assert findings
     for finding in findings:
-        assert finding.evidence.epsilon(FALSE_ALARM / among) <= finding.claim.epsilon, finding.what
+        assert finding.evidence.lower_bound(FALSE_ALARM / among) <= finding.claim.epsilon, (
+            finding.what
+        )
 
 
 def test_the_list_of_recipes_that_claim_something_is_whole():

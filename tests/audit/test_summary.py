@@ -20,9 +20,9 @@ from fedveil.privacy.accounting.claims import (
 class Bound:
     value: float
     draws: int = 10
-    how = "counting"
+    method = "counting"
 
-    def epsilon(self, alpha: float) -> float:
+    def lower_bound(self, alpha: float) -> float:
         return self.value
 
 
@@ -98,7 +98,7 @@ def test_a_bound_on_another_claim_does_not_stand_beside_this_one(other):
 
 def test_the_best_of_several_bounds_shares_the_confidence():
     class Sure(Bound):
-        def epsilon(self, alpha: float) -> float:
+        def lower_bound(self, alpha: float) -> float:
             return self.value if alpha >= 0.025 else 0.0
 
     found = [Finding("canaries", str(k), claim(), Sure(1.0 + k)) for k in range(3)]

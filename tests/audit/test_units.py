@@ -33,7 +33,7 @@ def test_eight_clients_of_one_person_are_found_above_eight_times_and_below_their
     assert [finding.what for finding in found] == ["the final model", "all rounds"]
     for finding in found:
         assert finding.claim == single.for_units(8)
-        assert single.epsilon < finding.evidence.epsilon(ALPHA) <= finding.claim.epsilon
+        assert single.epsilon < finding.evidence.lower_bound(ALPHA) <= finding.claim.epsilon
         assert not finding.violated
     assert found[1].lower > 8 * single.epsilon
 
@@ -45,7 +45,7 @@ def test_sampled_clients_of_one_person_stay_below_their_claim():
     for finding in found:
         assert finding.claim == single.for_units(4)
         bound = GeneralBound(finding.evidence.counts, finding.claim.delta)
-        assert bound.epsilon(ALPHA) <= finding.claim.epsilon
+        assert bound.lower_bound(ALPHA) <= finding.claim.epsilon
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_sampled_clients_of_one_person_are_found_above_what_one_of_them_is_promi
     audited = training("sample.rate=0.5", "budget.epsilon=2")
     single = strict_line(audited.plan).claims(2)[0]
     _, finding = Canaries(4000, units=6).findings(audited)
-    assert single.epsilon < finding.evidence.epsilon(ALPHA) <= finding.claim.epsilon
+    assert single.epsilon < finding.evidence.lower_bound(ALPHA) <= finding.claim.epsilon
 
 
 def test_scores_of_sampled_clients_are_the_ratio_of_the_mixtures():

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from fedveil.audit import white_box
 from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.findings import Attack
-from fedveil.audit.shadow_models import ShadowModels
+from fedveil.audit.shadow_models import ShadowModels, ShadowRunner
 from fedveil.audit.white_box import (
     ACTIVE_CLIENT,
     ACTIVE_SERVER,
@@ -29,7 +29,9 @@ from tests.audit.test_shadow_models import federation, plain, private
 def found():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(white_box, "WATCHED", 2)
-        return WhiteBox(workers=1).curves(ShadowModels(overfitted(300, 3, rounds=2), 1))
+        return WhiteBox(runner=ShadowRunner(1)).curves(
+            ShadowModels(overfitted(300, 3, rounds=2), 1)
+        )
 
 
 def test_all_attackers_find_what_an_overfitted_model_remembers(found):
@@ -52,7 +54,7 @@ def test_record_level_privacy_leaves_little_to_tell(monkeypatch):
     """
     monkeypatch.setattr(white_box, "WATCHED", 2)
     shadow_models = ShadowModels(private(noise_labels(4000, 8), 1.0, rounds=2), 1)
-    for roc in WhiteBox(workers=1).curves(shadow_models).values():
+    for roc in WhiteBox(runner=ShadowRunner(1)).curves(shadow_models).values():
         assert 0.47 < roc.auc.value < 0.6
 
 
@@ -86,10 +88,10 @@ def test_nothing_is_claimed_against_a_server_that_is_trusted(monkeypatch, found)
 def test_what_is_kept_is_not_watched_again(tmp_path, monkeypatch):
     monkeypatch.setattr(white_box, "WATCHED", 1)
     shadow_models = ShadowModels(plain(rounds=2), 1)
-    with AuditCache.at(tmp_path, {}) as cache:
-        first = WhiteBox(workers=1, cache=cache).curves(shadow_models)
+    with AuditCache.in_folder(tmp_path, {}) as cache:
+        first = WhiteBox(runner=ShadowRunner(1, cache)).curves(shadow_models)
         monkeypatch.setattr(white_box, "watched", None)
-        again = WhiteBox(workers=1, cache=cache).curves(shadow_models)
+        again = WhiteBox(runner=ShadowRunner(1, cache)).curves(shadow_models)
     assert [roc.auc for roc in first.values()] == [roc.auc for roc in again.values()]
 
 

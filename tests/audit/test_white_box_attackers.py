@@ -29,7 +29,8 @@ def noted(monkeypatch, attacker, **changes):
     monkeypatch.setattr(white_box.Serial, "run", noting)
     monkeypatch.setattr(white_box, "WATCHED", 2)
     shadow_models = ShadowModels(plain(**changes), 1)
-    attacker(shadow_models.at(0), TargetRecords(shadow_models.training.data, 0))
+    targets = TargetRecords(shadow_models.training.data, 0)
+    attacker(shadow_models.training_of(0), targets)
     return sent
 
 
@@ -48,29 +49,27 @@ def test_the_active_client_takes_part_whenever_it_asks_and_looks_a_round_later(m
     passive = noted(monkeypatch, by_client)
     assert not torch.equal(sent[1][2], passive[1][2])
     shadow_models = ShadowModels(plain(), 1)
-    rows = by_active_client(shadow_models.at(0), TargetRecords(shadow_models.training.data, 0))
-    assert (
-        rows.shape[1]
-        == 2
-        * by_client(shadow_models.at(0), TargetRecords(shadow_models.training.data, 0)).shape[1]
-    )
+    targets = TargetRecords(shadow_models.training.data, 0)
+    rows = by_active_client(shadow_models.training_of(0), targets)
+    passive = by_client(shadow_models.training_of(0), targets)
+    assert rows.shape[1] == 2 * passive.shape[1]
     assert (np.abs(rows).sum(axis=0) > 0).all()
 
 
 def test_a_passive_client_changes_nothing():
     """The global models it sees are those of the training alone."""
     shadow_models = ShadowModels(plain(), 1)
-    alone, data = shadow_models.at(0), shadow_models.training.data
+    alone, data = shadow_models.training_of(0), shadow_models.training.data
     *_, last = alone.rounds(alone.start(), white_box.new_ledger(alone.plan))
     final = losses_of(alone.task, last.state.params, data.x, data.y)
-    rows = by_client(shadow_models.at(0), TargetRecords(data, 0))
+    rows = by_client(shadow_models.training_of(0), TargetRecords(data, 0))
     assert rows[:, rows.shape[1] // 2] == pytest.approx(final, rel=1e-4)
 
 
 def test_a_server_looks_at_the_reports_of_a_records_own_client():
     """One round: the loss after the client's own step, not after the mean step."""
     shadow_models = ShadowModels(plain(rounds=1), 1)
-    data, half = shadow_models.training.data, shadow_models.at(0)
+    data, half = shadow_models.training.data, shadow_models.training_of(0)
     rows = white_box.by_server(half, TargetRecords(data, 0))
     task, start = half.task, half.start().params
     for client in range(data.clients):

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.audit.audit_folder import AuditCache
-from fedveil.audit.shadow_models import ShadowModels
+from fedveil.audit.shadow_models import ShadowModels, ShadowRunner
 from fedveil.base.errors import BadInput
 from fedveil.cli.options import check_engine, cluster_of, engine_settings
 from fedveil.runs.build import build
@@ -101,8 +100,8 @@ def check_trials(cluster):
 def check_halves(cluster):
     training = build(load_recipe("central", SETTINGS))
     shadow_models = ShadowModels(training, 2)
-    alone = shadow_models.losses(AuditCache(), workers=4)
-    assert np.array_equal(shadow_models.losses(AuditCache(), workers=4, cluster=cluster), alone)
+    alone = shadow_models.losses(ShadowRunner(4))
+    assert np.array_equal(shadow_models.losses(ShadowRunner(4, cluster=cluster)), alone)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """`fedveil audit`: attack a finished run, built again from its recipe. The run is only read."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_FLOOR
 from functools import cached_property, partial
@@ -12,13 +12,14 @@ from fedveil.audit.audit_folder import FOUND, AuditCache, audited_digest
 from fedveil.audit.canary_clients import CANARIES, Canaries
 from fedveil.audit.canary_records import OneRunAudit
 from fedveil.audit.client_views import claimed
-from fedveil.audit.findings import ALARM, AUC, SHOWN, Attack, Finding, Leak, Measure, tpr_at
+from fedveil.audit.findings import ALARM, AUC, SHOWN, Attack, Finding, Leak, tpr_at
 from fedveil.audit.inversion import InversionAudit, side_by_side
 from fedveil.audit.membership import REFERENCES, Membership
 from fedveil.audit.noiseless_checks import sensitivity_findings, statistics_findings
 from fedveil.audit.property_attack import PropertyAudit
 from fedveil.audit.property_labels import PLANTED
 from fedveil.audit.randomisers import DRAWS, Randomiser
+from fedveil.audit.shadow_models import ShadowRunner
 from fedveil.audit.white_box import WhiteBox
 from fedveil.base.checks import check_workers, shown
 from fedveil.base.errors import BadInput
@@ -79,23 +80,13 @@ class AuditSettings:
         if not named or len(set(named)) < len(named):
             raise BadInput(f"--attacks {','.join(named)!r}: name each attack once")
         check_workers("--workers", self.workers)
-        _ = self.randomiser, self.clients, self.members, self.properties
+        # each of them refuses a size that is too small
+        _ = self.randomiser, Canaries(self.canaries), Membership(self.references)
 
     @cached_property
     def randomiser(self) -> Randomiser:
+        """The audit of a release alone."""
         return Randomiser(self.draws, self.seed)
-
-    @cached_property
-    def clients(self) -> Canaries:
-        return Canaries(self.canaries, self.seed)
-
-    @cached_property
-    def members(self) -> Membership:
-        return Membership(self.references, self.seed, self.workers, cluster=self.cluster)
-
-    @cached_property
-    def properties(self) -> PropertyAudit:
-        return PropertyAudit(self.property, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -107,7 +98,7 @@ class AttackResults:
 
     findings: tuple[Finding, ...]
     leaks: tuple[Leak, ...]
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...]
 
 
 def run_attacks(
@@ -122,88 +113,77 @@ def run_attacks(
     bound epsilon run only if the training makes a claim. An attack that does not fit the training
     is refused if it was named, and otherwise left out.
     """
-    findings: list[Finding] = []
-    leaks: list[Leak] = []
+    results: list[Finding | Leak] = []
     left_out: list[str] = []
-    bounds = BOUNDS if claimed(training.plan) is not None else ()
+    claims = claimed(training.plan) is not None
     for attack in settings.attacks or ATTACKS:
+        step, stored = partial(on_step, attack), cache or AuditCache()
         try:
-            if attack in bounds:
-                findings += _findings(attack, training, settings, partial(on_step, attack))
-            elif attack in LEAKS:
-                some = _leaks(
-                    attack, training, settings, cache or AuditCache(), partial(on_step, attack)
-                )
-                leaks += some
+            if claims or attack in LEAKS:
+                results += _results(attack, training, settings, stored, step)
         except BadInput as e:
             if settings.attacks is not None:
                 raise
             left_out.append(f"{attack}: {e}")
-    sure = tuple(replace(each, alarm=ALARM / len(findings)) for each in findings)
-    return AttackResults(sure, tuple(leaks), tuple(left_out))
+    findings = [each for each in results if isinstance(each, Finding)]
+    return AttackResults(
+        tuple(replace(each, alarm=ALARM / len(findings)) for each in findings),
+        tuple(each for each in results if isinstance(each, Leak)),
+        tuple(left_out),
+    )
 
 
-def _findings(
-    attack: str, training: Training, settings: AuditSettings, on_step: Callable[[int, int], None]
-) -> list[Finding]:
-    match attack:
-        case Attack.RANDOMISER:
-            findings = list(settings.randomiser.findings(training.plan))
-            on_step(1, 1)
-        case Attack.SENSITIVITY:
-            findings = list(sensitivity_findings(training, settings.seed))
-            on_step(1, 1)
-        case Attack.STATISTICS:
-            findings = list(statistics_findings(training))
-            on_step(1, 1)
-        case Attack.CANARIES:
-            findings = list(settings.clients.findings(training, on_step))
-        case Attack.ONE_RUN:
-            few = max(50, min(settings.canaries, 25 * training.data.clients))
-            findings = list(OneRunAudit(few, settings.seed).findings(training, on_step))
-        case _:
-            raise AssertionError(f"{attack} bounds nothing")
-    return findings
-
-
-def _leaks(
+def _results(
     attack: str,
     training: Training,
     settings: AuditSettings,
     cache: AuditCache,
     on_step: Callable[[int, int], None],
-) -> Iterator[Leak]:
-    claim = claimed(training.plan)
+) -> Iterator[Finding | Leak]:
+    claim, seed = claimed(training.plan), settings.seed
+    runner = ShadowRunner(settings.workers, cache, settings.cluster)
     match attack:
+        case Attack.RANDOMISER:
+            yield from settings.randomiser.findings(training.plan)
+            on_step(1, 1)
+        case Attack.SENSITIVITY:
+            yield from sensitivity_findings(training, seed)
+            on_step(1, 1)
+        case Attack.STATISTICS:
+            yield from statistics_findings(training)
+            on_step(1, 1)
+        case Attack.CANARIES:
+            yield from Canaries(settings.canaries, seed).findings(training, on_step)
+        case Attack.ONE_RUN:
+            few = max(50, min(settings.canaries, 25 * training.data.clients))
+            yield from OneRunAudit(few, seed).findings(training, on_step)
         case Attack.MEMBERSHIP:
-            yield from replace(settings.members, cache=cache).leaks(training, claim, on_step)
+            membership = Membership(settings.references, seed, runner)
+            yield from membership.leaks(training, claim, on_step)
         case Attack.WHITE_BOX:
-            inside = WhiteBox(settings.seed, settings.workers, cache, settings.cluster)
-            yield from inside.leaks(training, claim, on_step)
+            yield from WhiteBox(seed, runner).leaks(training, claim, on_step)
         case Attack.PROPERTY:
-            yield from settings.properties.leaks(training, on_step)
-        case Attack.INVERSION:
-            inversion_audit = replace(settings.inversion, seed=settings.seed)
-            pairs = list(inversion_audit.reconstructions(training, on_step))
+            yield from PropertyAudit(settings.property, seed=seed).leaks(training, on_step)
+        case _:
+            inversion = replace(settings.inversion, seed=seed)
+            pairs = list(inversion.reconstructions(training, on_step))
             views = {images.view: images for images, _ in pairs}
             cache.save_figure(attack, lambda: side_by_side(views))
             yield from (leak for _, leak in pairs)
-        case _:
-            raise AssertionError(f"{attack} is no attack on records or clients")
 
 
 FEW_ALARMS = 0.001
 NOTHING = "-"
-COLUMNS = (
-    "membership AUC",
-    "membership TPR",
-    "white-box AUC",
-    "property AUC",
-    "inversion PSNR",
-    "at least (95 %)",
-    "claim",
-)
-_ALIKE = 1e-9
+_MEASURES = {
+    "membership AUC": (Attack.MEMBERSHIP, AUC, ""),
+    "membership TPR": (Attack.MEMBERSHIP, tpr_at(FEW_ALARMS), ""),
+    "white-box AUC": (Attack.WHITE_BOX, AUC, ""),
+    "property AUC": (Attack.PROPERTY, AUC, ""),
+    "inversion PSNR": (Attack.INVERSION, "PSNR", " dB"),
+}
+"""Columns of a summary: the attack, its measure, and the unit of that."""
+
+COLUMNS = (*_MEASURES, "at least (95 %)", "claim")
 
 
 def summary(
@@ -216,42 +196,22 @@ def summary(
     a client that is known to take part, whose epsilon is another. They share the 5 %. TPR is at
     0.1 % FPR.
     """
-    covered = list(_covered(leaks, claim))
-    return {
-        COLUMNS[0]: _best(covered, Attack.MEMBERSHIP, AUC),
-        COLUMNS[1]: _best(covered, Attack.MEMBERSHIP, tpr_at(FEW_ALARMS)),
-        COLUMNS[2]: _best(covered, Attack.WHITE_BOX, AUC),
-        COLUMNS[3]: _best(covered, Attack.PROPERTY, AUC),
-        COLUMNS[4]: _best(covered, Attack.INVERSION, "PSNR", " dB"),
-        COLUMNS[5]: _empirical(findings, claim),
-        COLUMNS[6]: "nothing claimed" if claim is None else claim.short,
-    }
-
-
-def _covered(leaks: Sequence[Leak], claim: PrivacyClaim | None) -> Iterable[Leak]:
-    """The leaks that the claim covers. All leaks of an attack where it covers none."""
-    for attack in dict.fromkeys(leak.attack for leak in leaks):
-        of = [leak for leak in leaks if leak.attack == attack]
-        yield from [leak for leak in of if (leak.claim is None) == (claim is None)] or of
-
-
-def _best(leaks: Iterable[Leak], attack: str, name: str, unit: str = "") -> str:
-    found = [_named(leak)[name] for leak in leaks if leak.attack == attack and name in _named(leak)]
-    if not found:
-        return NOTHING
-    best = max(found, key=lambda measure: measure.value)
-    return f"{best}{unit}"
-
-
-def _named(leak: Leak) -> Mapping[str, Measure]:
-    return {measure.name: measure for measure in leak.measures}
+    row = {}
+    for column, (attack, name, unit) in _MEASURES.items():
+        every = [leak for leak in leaks if leak.attack == attack]
+        covered = [leak for leak in every if (leak.claim is None) == (claim is None)] or every
+        measures = [m for leak in covered for m in leak.measures if m.name == name]
+        best = max(measures, key=lambda measure: measure.value, default=None)
+        row[column] = NOTHING if best is None else f"{best}{unit}"
+    nothing = "nothing claimed" if claim is None else claim.short
+    return {**row, COLUMNS[-2]: _empirical(findings, claim), COLUMNS[-1]: nothing}
 
 
 def _empirical(findings: Sequence[Finding], claim: PrivacyClaim | None) -> str:
     about = [each for each in findings if claim is not None and _same(each.claim, claim)]
     if not about:
         return NOTHING
-    bounds = [(each.evidence.epsilon(SHOWN / len(about)), each.attack) for each in about]
+    bounds = [(each.evidence.lower_bound(SHOWN / len(about)), each.attack) for each in about]
     most, attack = max(bounds, key=lambda bound: bound[0])
     return f"{rendered(most, ROUND_FLOOR)} ({attack})" if most > 0 else "0"
 
@@ -259,28 +219,15 @@ def _empirical(findings: Sequence[Finding], claim: PrivacyClaim | None) -> str:
 def _same(one: PrivacyClaim, other: PrivacyClaim) -> bool:
     """Whether two claims make the same promise to the same units."""
     terms = [(c.delta, c.unit, c.neighbours, c.trust) for c in (one, other)]
-    return terms[0] == terms[1] and math.isclose(one.epsilon, other.epsilon, rel_tol=_ALIKE)
+    return terms[0] == terms[1] and math.isclose(one.epsilon, other.epsilon, rel_tol=1e-9)
 
 
 @dataclass(frozen=True)
-class AuditResult:
-    """The result of an audit: the run, its plan, and what the attacks found.
+class AuditResult(AttackResults):
+    """The result of an audit: what the attacks found, the run, and its plan."""
 
-    Attributes:
-        results: Bounds on epsilon, and what other attacks learn.
-    """
-
-    run: OpenedRun
+    audited_run: OpenedRun
     plan: PrivacyPlan
-    results: AttackResults
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        return self.results.findings
-
-    @property
-    def leaks(self) -> tuple[Leak, ...]:
-        return self.results.leaks
 
     @property
     def violated(self) -> bool:
@@ -289,18 +236,21 @@ class AuditResult:
     @property
     def row(self) -> dict[str, str]:
         """The metrics of the run and the summary of the attacks, in one row."""
-        metrics = {name: _number(value) for name, value in self.run.result["metrics"].items()}
+        metrics = {
+            name: "not finite" if value is None else f"{value:.4g}"
+            for name, value in self.audited_run.result["metrics"].items()
+        }
         return {**metrics, **summary(self.findings, self.leaks, claimed(self.plan))}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "run_dir": str(self.run.folder),
-            "recipe": self.run.recipe.name,
-            "metrics": self.run.result["metrics"],
+            "run_dir": str(self.audited_run.folder),
+            "recipe": self.audited_run.recipe.name,
+            "metrics": self.audited_run.result["metrics"],
             "findings": [finding.to_dict() for finding in self.findings],
             "leaks": [leak.to_dict() for leak in self.leaks],
-            "left_out": list(self.results.left_out),
+            "left_out": list(self.left_out),
             "violated": self.violated,
         }
 
@@ -348,26 +298,19 @@ def audit(
     training = build(on_this_machine(run.recipe), data_root, allow_code=allow_code)
     check_charged(folder, charged, training.plan.every_line)
     training = replace(training, workers=1, plan=replace(training.plan, metrics=None))
-    with AuditCache.at(out, _identity(run, training, settings)) as cache:
-        results = run_attacks(training, settings, cache, on_step)
-        whole = AuditResult(run, training.plan, results)
-        cache.save_json(Path(FOUND).stem, whole.to_dict())
-    if not results.findings and not results.leaks:
-        target = "a run that claims nothing" if run.claim is None else run.claim.short
-        raise BadInput(
-            f"--attacks {','.join(settings.attacks or ())}: none of them is for {target}"
-        )
-    return whole
-
-
-def _identity(run: OpenedRun, training: Training, settings: AuditSettings) -> dict[str, Any]:
-    """What determines the shadow models of an audit."""
-    return {
+    # what determines the shadow models of an audit
+    identity = {
         "recipe": audited_digest(run.recipe),
         "data": training.data.fingerprint,
         "seed": settings.seed,
     }
-
-
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4g}"
+    with AuditCache.in_folder(out, identity) as cache:
+        found = run_attacks(training, settings, cache, on_step)
+        result = AuditResult(found.findings, found.leaks, found.left_out, run, training.plan)
+        cache.save_json(Path(FOUND).stem, result.to_dict())
+    if not result.findings and not result.leaks:
+        target = "a run that claims nothing" if run.claim is None else run.claim.short
+        raise BadInput(
+            f"--attacks {','.join(settings.attacks or ())}: none of them is for {target}"
+        )
+    return result

@@ -33,6 +33,7 @@ from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import recipe_in
 from fedveil.runs.run_directory import locked, write_atomic
 from fedveil.tuning.figures import png
+from fedveil.tuning.sweep import check_new_folder
 
 Numbers = npt.NDArray[np.float64]
 
@@ -40,7 +41,6 @@ _FORMAT = 2
 _PACKAGES = ("fedveil", "torch", "numpy", "scipy", "scikit-learn")
 ABOUT = "audit.json"
 FOUND = "found.json"
-_OWN_FILES = ("lock", f".{ABOUT}.tmp")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class AuditCache:
 
     @staticmethod
     @contextmanager
-    def at(folder: Path | None, identity: dict[str, Any]) -> Iterator["AuditCache"]:
+    def in_folder(folder: Path | None, identity: dict[str, Any]) -> Iterator["AuditCache"]:
         """Open the audit in `folder`, or begin one there, and lock it for this process.
 
         | edge | behaviour |
@@ -140,14 +140,9 @@ def audited_digest(recipe: Recipe) -> str:
 
 def _check(folder: Path, about: dict[str, Any]) -> None:
     """Refuse a folder that holds anything but this audit."""
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"--out {folder} is a file: name a directory")
     path = folder / ABOUT
     if not path.exists():
-        inside = folder.iterdir() if folder.is_dir() else ()
-        others = sorted(p.name for p in inside if p.name not in _OWN_FILES)
-        if others:
-            raise BadInput(f"--out {folder} holds {others[0]} and no audit: use another")
+        check_new_folder(folder, ("lock", f".{ABOUT}.tmp"), "audit")
         return
     try:
         stored = dict(json.loads(path.read_text()))
@@ -202,12 +197,12 @@ def audit_section(audit: Path, run: Path) -> Markup:
 
 
 def _finding(one: dict[str, Any]) -> dict[str, Content]:
-    lower, estimate = float(one["lower_bound"]), one["estimate"]
+    estimate = one["estimate"]
     return {
         "attack": str(one["attack"]),
         "about": str(one["what"]),
         "claimed": PrivacyClaim.from_dict(one["claim"]).short,
-        "epsilon found, at least (95 %)": rendered(lower, ROUND_FLOOR),
+        "epsilon found, at least (95 %)": rendered(float(one["lower_bound"]), ROUND_FLOOR),
         "likeliest epsilon": "" if estimate is None else rendered(float(estimate), ROUND_FLOOR),
         "draws": int(one["draws"]),
         "the claim": str(one["verdict"]),

@@ -10,7 +10,7 @@ on scores, chosen on some draws and counted on others.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +25,20 @@ _STEPS = 40
 
 
 class Evidence(Protocol):
-    """The evidence of an attack: a lower bound on epsilon at any error probability."""
+    """The evidence of an attack: a lower bound on epsilon at any error probability.
+
+    Attributes:
+        method: A name for the kind of bound.
+    """
+
+    method: ClassVar[str]
 
     @property
     def draws(self) -> int:
         """The number of guesses that were counted."""
         ...
 
-    @property
-    def how(self) -> str:
-        """A name for the kind of bound."""
-        ...
-
-    def epsilon(self, alpha: float) -> float:
+    def lower_bound(self, alpha: float) -> float:
         """A lower bound on epsilon that is wrong with probability `alpha` at most."""
         ...
 
@@ -83,15 +84,17 @@ class Counts:
 
     def least_hit(self, alpha: float) -> float:
         """A lower confidence bound on the true positive rate."""
-        return float(least(self.hits, self.positives, _checked(alpha)))
+        return float(least(self.hits, self.positives, alpha))
 
     def most_alarm(self, alpha: float) -> float:
         """An upper confidence bound on the false positive rate."""
-        return float(most(self.alarms, self.negatives, _checked(alpha)))
+        return float(most(self.alarms, self.negatives, alpha))
 
 
 def least(count: Any, of: int, alpha: float) -> Any:
     """The one-sided lower bound of Clopper and Pearson, for one count or an array of them."""
+    if not 0 < alpha < 1:
+        raise BadInput(f"alpha is {alpha}: a probability in (0, 1) is needed")
     count = np.asarray(count, dtype=np.float64)
     inside = betaincinv(np.maximum(count, 1.0), of - np.maximum(count, 1.0) + 1, alpha)
     return np.where(count > 0, inside, 0.0)
@@ -103,11 +106,33 @@ def most(count: Any, of: int, alpha: float) -> Any:
 
 
 @dataclass(frozen=True)
-class GeneralBound:
+class _FromCounts:
+    """A bound from the counts of one guess, at the `delta` of the claim.
+
+    Each rate gets half of alpha, so the bound is wrong with probability alpha at most.
+    """
+
+    counts: Counts
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise BadInput(f"delta is {self.delta}: a number in (0, 1) is needed")
+
+    @property
+    def draws(self) -> int:
+        return self.counts.draws
+
+    def rates(self, alpha: float) -> tuple[float, float]:
+        """(the least true positive rate, the largest false positive rate)."""
+        return self.counts.least_hit(alpha / 2), self.counts.most_alarm(alpha / 2)
+
+
+@dataclass(frozen=True)
+class GeneralBound(_FromCounts):
     """The bound for any mechanism: TPR <= e^epsilon FPR + delta.
 
     Guarantee: (epsilon, delta)-DP implies that for every guess that was fixed before these draws.
-    Each rate gets half of alpha, so the bound is wrong with probability alpha at most.
 
     | edge | behaviour |
     |---|---|
@@ -115,27 +140,20 @@ class GeneralBound:
     | delta outside [0, 1) | BadInput |
     """
 
-    counts: Counts
-    delta: float
-
-    how = "Clopper-Pearson"
+    method: ClassVar[str] = "Clopper-Pearson"
 
     def __post_init__(self) -> None:
         if not 0 <= self.delta < 1:
             raise BadInput(f"delta is {self.delta}: a number from 0 to below 1 is needed")
 
-    @property
-    def draws(self) -> int:
-        return self.counts.draws
-
-    def epsilon(self, alpha: float) -> float:
-        hit, alarm = self.counts.least_hit(alpha / 2), self.counts.most_alarm(alpha / 2)
+    def lower_bound(self, alpha: float) -> float:
+        hit, alarm = self.rates(alpha)
         gain = hit - self.delta
         return max(0.0, math.log(gain / alarm)) if gain > 0 else 0.0
 
 
 @dataclass(frozen=True)
-class GaussianBound:
+class GaussianBound(_FromCounts):
     """The bound for a Gaussian mechanism, through mu = sensitivity / std.
 
     Guarantee: mu-GDP implies Phi^-1(TPR) - Phi^-1(FPR) <= mu for every guess (Dong, Roth and Su
@@ -149,27 +167,16 @@ class GaussianBound:
     | delta outside (0, 1) | BadInput |
     """
 
-    counts: Counts
-    delta: float
-
-    how = "Gaussian DP"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.delta < 1:
-            raise BadInput(f"delta is {self.delta}: a number in (0, 1) is needed")
-
-    @property
-    def draws(self) -> int:
-        return self.counts.draws
+    method: ClassVar[str] = "Gaussian DP"
 
     def mu(self, alpha: float) -> float:
         """A lower bound on mu."""
-        hit, alarm = self.counts.least_hit(alpha / 2), self.counts.most_alarm(alpha / 2)
+        hit, alarm = self.rates(alpha)
         if hit <= 0 or alarm >= 1:
             return 0.0
         return max(0.0, float(ndtri(hit) - ndtri(alarm)))
 
-    def epsilon(self, alpha: float) -> float:
+    def lower_bound(self, alpha: float) -> float:
         mu = self.mu(alpha)
         return gaussian_epsilon(mu, self.delta) if mu > 0 else 0.0
 
@@ -181,14 +188,12 @@ An upper bound on it: a quick one where many are compared, as fine as the claim 
 
 
 @dataclass(frozen=True)
-class SameKindBound:
+class SameKindBound(_FromCounts):
     """The bound for the claimed kind of release, sampled and composed as claimed, noise unknown.
 
     The bound is the epsilon, at `delta`, of the largest noise that the counts do not rule out.
 
     Attributes:
-        counts: Right guesses and false alarms.
-        delta: Of the claim.
         curve: Epsilon as a function of the noise multiplier.
 
     Guarantee: with noise m, TPR <= e^curve(m, d) FPR + d for every d at once, and so for the
@@ -203,22 +208,12 @@ class SameKindBound:
     | delta outside (0, 1) | BadInput |
     """
 
-    counts: Counts
-    delta: float
     curve: Curve
 
-    how = "the claimed release, its noise unknown"
+    method: ClassVar[str] = "the claimed release, its noise unknown"
 
-    def __post_init__(self) -> None:
-        if not 0 < self.delta < 1:
-            raise BadInput(f"delta is {self.delta}: a number in (0, 1) is needed")
-
-    @property
-    def draws(self) -> int:
-        return self.counts.draws
-
-    def epsilon(self, alpha: float) -> float:
-        hit, alarm = self.counts.least_hit(alpha / 2), self.counts.most_alarm(alpha / 2)
+    def lower_bound(self, alpha: float) -> float:
+        hit, alarm = self.rates(alpha)
 
         both = ((hit, alarm), (1 - alarm, 1 - hit))  # guessing "in", and guessing "out"
 
@@ -248,38 +243,32 @@ class ComputedBound:
     Guarantee: that of the computation. It holds with certainty, not with a confidence.
     """
 
-    value: float
+    computed: float
     draws: int
 
-    how = "computed without noise"
+    method: ClassVar[str] = "computed without noise"
 
-    def epsilon(self, alpha: float) -> float:
-        return self.value
-
-
-def _checked(alpha: float) -> float:
-    if not 0 < alpha < 1:
-        raise BadInput(f"alpha is {alpha}: a probability in (0, 1) is needed")
-    return alpha
+    def lower_bound(self, alpha: float) -> float:
+        return self.computed
 
 
 Scores = npt.NDArray[np.float64]
 Worth = Callable[[Any, Any], Any]
 """(lower ends of true, upper ends of false positive rates) -> what a threshold is worth."""
 
-CHOOSING = 0.2
+CHOOSING_SHARE = 0.2
 _LEVEL = 0.025
 _THRESHOLDS = 500
 
 
-def gap(hit: Any, alarm: Any) -> Any:
+def gaussian_mu(hit: Any, alarm: Any) -> Any:
     """The mu that a threshold gives."""
     with np.errstate(invalid="ignore"):
         found = ndtri(np.clip(hit, 0, 1)) - ndtri(np.clip(alarm, 0, 1))
     return np.where(np.isnan(found), -np.inf, found)
 
 
-def log_ratio(delta: float) -> Worth:
+def general_epsilon(delta: float) -> Worth:
     """The epsilon at `delta` that a threshold gives."""
 
     def worth(hit: Any, alarm: Any) -> Any:
@@ -290,12 +279,12 @@ def log_ratio(delta: float) -> Worth:
     return worth
 
 
-def choosing(scores: Scores) -> Scores:
+def choosing_draws(scores: Scores) -> Scores:
     """The draws that choose the guess, [n] or [ways, n]. None of them is counted."""
-    return scores[..., : int(scores.shape[-1] * CHOOSING)]
+    return scores[..., : int(scores.shape[-1] * CHOOSING_SHARE)]
 
 
-def counted(without: Scores, with_: Scores, worth: Worth) -> Counts:
+def count_guesses(without: Scores, with_: Scores, worth: Worth) -> Counts:
     """Counts of the best guess, chosen on the first fifth of the draws.
 
     Scores are [n], or [ways of scoring, n]; column k of each is one draw. A guess is a way of
@@ -312,7 +301,7 @@ def counted(without: Scores, with_: Scores, worth: Worth) -> Counts:
     without, with_ = (np.nan_to_num(np.atleast_2d(each)) for each in (without, with_))
     if min(without.shape[1], with_.shape[1]) < 10:
         raise BadInput(f"{without.shape[1]} and {with_.shape[1]} draws: at least ten are needed")
-    first = choosing(without), choosing(with_)
+    first = choosing_draws(without), choosing_draws(with_)
     best, chosen = -np.inf, (0, 1.0, 0.0)
     for way, (out, in_) in enumerate(zip(*first, strict=True)):
         for side in (1.0, -1.0):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import ndtr
 
-from fedveil.audit.bounds import Scores, counted, gap
+from fedveil.audit.bounds import Scores, count_guesses, gaussian_mu
 from fedveil.audit.findings import Attack, Finding
 from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
 from fedveil.base.errors import BadInput
@@ -136,7 +136,7 @@ class Canaries:
         for what, found in (("the final model", final), ("all rounds", rounds)):
             in_ = np.concatenate([scores[:, b] for scores, b in found], axis=1)
             out = np.concatenate([scores[:, ~b] for scores, b in found], axis=1)
-            evidence = evidence_of(line, turns, claim, counted(out, in_, gap))
+            evidence = evidence_of(line, turns, claim, count_guesses(out, in_, gaussian_mu))
             yield Finding(
                 Attack.CANARIES, what, claim, evidence, estimate=_estimate(in_, out, claim)
             )

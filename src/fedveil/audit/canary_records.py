@@ -8,7 +8,7 @@ is the product of its client's updates with its own gradient at the round's mode
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -231,13 +231,13 @@ class OneRun:
     tried: tuple[tuple[int, int], ...]
     delta: float
 
-    how = "one run"
+    method: ClassVar[str] = "one run"
 
     @property
     def draws(self) -> int:
         return self.canaries
 
-    def epsilon(self, alpha: float) -> float:
+    def lower_bound(self, alpha: float) -> float:
         return max(self._one(*pair, alpha / len(self.tried)) for pair in self.tried)
 
     def _one(self, guesses: int, right: int, alpha: float) -> float:

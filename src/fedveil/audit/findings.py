@@ -77,7 +77,7 @@ class Finding:
     @cached_property
     def lower(self) -> float:
         """The lower bound at 95 %."""
-        return self.evidence.epsilon(SHOWN)
+        return self.evidence.lower_bound(SHOWN)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -86,7 +86,7 @@ class Finding:
         A bound at 95 % is wrong once in twenty audits where the attack is as good as the claim
         allows; an exit code must not be.
         """
-        if self.evidence.epsilon(self.alarm) > self.claim.epsilon:
+        if self.evidence.lower_bound(self.alarm) > self.claim.epsilon:
             return Verdict.VIOLATED
         return Verdict.CHANCE if self.lower > self.claim.epsilon else Verdict.NOT_VIOLATED
 
@@ -105,7 +105,7 @@ class Finding:
             "confidence": 1 - SHOWN,
             "estimate": self.estimate,
             "draws": self.evidence.draws,
-            "how": self.evidence.how,
+            "how": self.evidence.method,
             "verdict": str(self.verdict),
         }
 
@@ -119,7 +119,7 @@ class Finding:
             "at least (95 %)": rendered(self.lower, ROUND_FLOOR),
             "estimate": estimate,
             "draws": f"{self.evidence.draws:,}",
-            "by": self.evidence.how,
+            "by": self.evidence.method,
             "claim is": str(self.verdict),
         }
 

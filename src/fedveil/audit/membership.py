@@ -13,18 +13,17 @@ over the models that trained on it and one over those that did not. RMIA (Zarifz
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.client_views import check_own
 from fedveil.audit.findings import Attack, Leak, Roc, roc_figure
-from fedveil.audit.shadow_models import OnTraining, ShadowModels
+from fedveil.audit.shadow_models import OnTraining, ShadowModels, ShadowRunner, paired_roc
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
 
 Numbers = npt.NDArray[np.float64]
@@ -77,10 +76,6 @@ class References:
         for losses in (self.losses, self.population):
             check_losses(losses)
 
-    @property
-    def models(self) -> int:
-        return len(self.losses)
-
 
 def check_losses(losses: Numbers) -> None:
     """Refuse losses of a model that diverged."""
@@ -122,31 +117,26 @@ def lira_offline(losses: Numbers, references: References) -> Numbers:
 
 
 def rmia(
-    losses: Numbers, population: Numbers, references: References, gamma: float = GAMMA
+    losses: Numbers,
+    population: Numbers,
+    references: References,
+    gamma: float = GAMMA,
+    *,
+    offline: bool = False,
 ) -> Numbers:
     """The share of the population that each record exceeds by `gamma` in p / (mean p).
 
-    Online: the mean is over reference models with and without the record, in equal parts. No model
-    was trained on a population record, so `outside_mean` estimates the missing part.
-    """
-    chances, inside = np.exp(-references.losses), references.inside
-    with_, without = _mean(chances, inside), _mean(chances, ~inside)
-    expected = outside_mean(_population(references), slope(with_, without))
-    return _beaten(losses, (with_ + without) / 2, population, expected, gamma)
-
-
-def rmia_offline(
-    losses: Numbers, population: Numbers, references: References, gamma: float = GAMMA
-) -> Numbers:
-    """RMIA from reference models that were not trained on the record.
-
-    The scale `a` of `outside_mean` is fitted on the reference models' own training records.
+    Online, the mean is over reference models with and without the record, in equal parts. No model
+    was trained on a population record, so `outside_mean` estimates the missing part. Offline, only
+    reference models that were not trained on the record count, and `outside_mean` estimates the
+    rest, with a scale fitted on the reference models' own training records.
     """
     chances, inside = np.exp(-references.losses), references.inside
     with_, without = _mean(chances, inside), _mean(chances, ~inside)
     a = slope(with_, without)
-    expected = outside_mean(_population(references), a)
-    return _beaten(losses, outside_mean(without, a), population, expected, gamma)
+    outside = np.exp(-references.population).mean(axis=0)
+    own = outside_mean(without, a) if offline else (with_ + without) / 2
+    return _beaten(losses, own, population, outside_mean(outside, a), gamma)
 
 
 def slope(with_: Numbers, without: Numbers) -> float:
@@ -163,10 +153,6 @@ def slope(with_: Numbers, without: Numbers) -> float:
 def outside_mean(without: Numbers, a: float) -> Numbers:
     """The mean probability over all models, from that over models without the record."""
     return ((1 + a) * without + (1 - a)) / 2
-
-
-def _population(references: References) -> Numbers:
-    return np.asarray(np.exp(-references.population).mean(axis=0))
 
 
 def _beaten(
@@ -208,7 +194,7 @@ WAYS: tuple[tuple[str, Scoring], ...] = (
     ("LiRA", lambda losses, population, references: lira(losses, references)),
     ("LiRA, offline", lambda losses, population, references: lira_offline(losses, references)),
     ("RMIA", rmia),
-    ("RMIA, offline", rmia_offline),
+    ("RMIA, offline", partial(rmia, offline=True)),
 )
 
 
@@ -219,16 +205,12 @@ class Membership:
     Attributes:
         references: The number of reference models, even.
         seed: Draws the shadow models' records.
-        workers: Processes that train, 0 for one per core.
-        cache: Where losses and figures are saved.
-        cluster: The Ray cluster that trains instead of this machine.
+        runner: Where shadow models train, and where losses and figures are saved.
     """
 
     references: int = REFERENCES
     seed: int = 0
-    workers: int = 0
-    cache: AuditCache = field(default_factory=AuditCache)
-    cluster: RayCluster | None = field(default=None, repr=False)
+    runner: ShadowRunner = field(default_factory=ShadowRunner)
 
     def __post_init__(self) -> None:
         if self.references < _LEAST or self.references % 2:
@@ -249,7 +231,7 @@ class Membership:
             ShadowModels(training, self.references // 2 + 1, self.seed), on_training
         )
         what = f"{training.data.records:,} records, in and out; {self.references} references"
-        self.cache.save_figure(Attack.MEMBERSHIP, lambda: roc_figure(curves, what, claim))
+        self.runner.cache.save_figure(Attack.MEMBERSHIP, lambda: roc_figure(curves, what, claim))
         for way, roc in curves.items():
             yield Leak(Attack.MEMBERSHIP, f"{way}: {what}", roc.measures, claim)
 
@@ -257,7 +239,7 @@ class Membership:
         self, shadow_models: ShadowModels, on_training: OnTraining = lambda done, of: None
     ) -> dict[str, Roc]:
         """The ROC of each way of scoring."""
-        losses = shadow_models.losses(self.cache, self.workers, self.cluster, on_training)
+        losses = shadow_models.losses(self.runner, on_training)
         return curves_of(losses, shadow_models.inside)
 
 
@@ -275,10 +257,6 @@ def curves_of(losses: Numbers, inside: npt.NDArray[np.bool_]) -> dict[str, Roc]:
     references = References(losses[2:, :records], inside[2:], losses[2:, records:])
     curves = {}
     for way, score in WAYS:
-        scores = np.stack(
-            [score(each[:records], each[records:], references) for each in losses[:2]]
-        )
-        members = np.where(inside[0], scores[0], scores[1])
-        others = np.where(inside[0], scores[1], scores[0])
-        curves[way] = Roc(members, others, paired=True)
+        scores = [score(each[:records], each[records:], references) for each in losses[:2]]
+        curves[way] = paired_roc(inside[0], *scores)
     return curves

@@ -13,7 +13,7 @@ it.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -110,9 +110,9 @@ class NoNoiseBound:
     p: float
     draws: int
 
-    how = "mean and deviation"
+    method: ClassVar[str] = "mean and deviation"
 
-    def epsilon(self, alpha: float) -> float:
+    def lower_bound(self, alpha: float) -> float:
         return math.inf if self.p <= alpha else 0.0
 
 

@@ -19,10 +19,10 @@ from fedveil.audit.bounds import (
     GeneralBound,
     SameKindBound,
     Scores,
-    choosing,
-    counted,
-    gap,
-    log_ratio,
+    choosing_draws,
+    count_guesses,
+    gaussian_mu,
+    general_epsilon,
 )
 from fedveil.audit.findings import ALARM, Attack, Finding
 from fedveil.audit.release_views import (
@@ -155,7 +155,7 @@ class Randomiser:
             return watched_views(plan, self._streams(plan, "watched", sign), sign, draws)
 
         out, in_ = views(_other(line)), views(1.0)
-        spreads = [float(choosing(column).std()) or 1.0 for column in in_]
+        spreads = [float(choosing_draws(column).std()) or 1.0 for column in in_]
         angles = np.linspace(0, math.pi, _ANGLES, endpoint=False)
         turned = np.stack([np.cos(angles) / spreads[0], np.sin(angles) / spreads[1]], axis=1)
         claim = claim_of(line, 1)
@@ -284,7 +284,9 @@ def _ways(mine: Scores, known: Scores, bits: Scores) -> Scores:
 def _counts(out: Scores, in_: Scores, event: Event, claim: PrivacyClaim) -> Counts:
     mu = Gaussian | GaussianWithCurator | GaussianWithBit
     noisy = mu | PoissonSampled | FixedSampled | Shuffled
-    return counted(out, in_, gap if isinstance(event, noisy) else log_ratio(claim.delta))
+    return count_guesses(
+        out, in_, gaussian_mu if isinstance(event, noisy) else general_epsilon(claim.delta)
+    )
 
 
 def _present(line: BudgetLine) -> BudgetLine:

@@ -6,8 +6,8 @@ tells nothing about the attacked one. All trainings start from the recipe's firs
 everybody in a federation knows. Each draws its own cohorts, batches and noise (`Training.streams`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.audit.audit_folder import AuditCache
+from fedveil.audit.findings import Roc
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array, FederatedData
@@ -66,10 +67,6 @@ class ShadowModels:
                 "asked of random halves: give every client two (data.min_records, fewer clients)"
             )
 
-    @property
-    def count(self) -> int:
-        return 2 * self.pairs
-
     @cached_property
     def inside(self) -> Inside:
         """Which training uses which record, [trainings, records]."""
@@ -86,15 +83,12 @@ class ShadowModels:
         first = place < (data.sizes // 2 + odd)[owners]
         return np.stack([first, ~first])
 
-    def at(self, number: int) -> Training:
+    def training_of(self, number: int) -> Training:
         """Training number `number`, with its half of the records."""
-        data = kept_records(self.training.data, self.inside[number])
-        return replace(self._common, data=data, seed=self._seed)
-
-    @cached_property
-    def _seed(self) -> int:
-        """The seed of all trainings, not the run's: no noise is shared with the run."""
-        return int(np.random.default_rng([self.seed, 0x5EED]).integers(2**31))
+        data = select_records(self.training.data, self.inside[number])
+        # the seed is not the run's, so that no noise is shared with the run
+        seed = int(np.random.default_rng([self.seed, 0x5EED]).integers(2**31))
+        return replace(self._common, data=data, seed=seed)
 
     @cached_property
     def _common(self) -> Training:
@@ -112,40 +106,16 @@ class ShadowModels:
         )
 
     def losses(
-        self,
-        cache: AuditCache,
-        workers: int = 0,
-        cluster: RayCluster | None = None,
-        on_training: OnTraining = lambda done, of: None,
+        self, runner: "ShadowRunner", on_training: OnTraining = lambda done, of: None
     ) -> Numbers:
-        """Every model's losses on all clients' records and then on the test split, [models, n].
-
-        Models whose losses are in `cache` are not trained again. The others train on all cores of
-        this machine or of the `cluster`, and their losses are saved as soon as they are there.
-        """
-        losses_by_number = {n: cache.load(_name(n)) for n in range(self.count)}
-        left = [n for n in losses_by_number if losses_by_number[n] is None]
-        processes = workers or (available() if cluster is None else max(1, len(left)))
-        together = max(1, min(fitting_together(self._common), -(-len(left) // processes)))
-        blocks = [left[a : a + together] for a in range(0, len(left), together)]
-        for numbers, losses in self._trained(blocks, workers, cluster):
-            for number, each in zip(numbers, losses, strict=True):
-                losses_by_number[number] = each
-                cache.save(_name(number), each)
-            on_training(sum(each is not None for each in losses_by_number.values()), self.count)
-        return np.stack([each for each in losses_by_number.values() if each is not None])
-
-    def _trained(
-        self, blocks: Sequence[Sequence[int]], workers: int, cluster: RayCluster | None
-    ) -> Iterator[tuple[Sequence[int], list[Numbers]]]:
-        """Yield (numbers of trainings, their losses) as they finish."""
-        jobs = [(self, numbers) for numbers in blocks]
-        for job, losses in pool_outcomes(jobs, ShadowModels.trained, workers, cluster):
-            yield blocks[job], losses
+        """Every model's losses on all clients' records and then on the test split, [models, n]."""
+        names = [f"losses-{number:04}" for number in range(2 * self.pairs)]
+        together = fitting_together(self._common)
+        return np.stack(runner.arrays(self, ShadowModels.trained, names, on_training, together))
 
     def trained(self, numbers: Sequence[int]) -> list[Numbers]:
         """Train some of the models, together where they fit, and return their losses."""
-        trainings = [self.at(number) for number in numbers]
+        trainings = [self.training_of(number) for number in numbers]
         last: dict[int, torch.Tensor] = {}
         if len(trainings) > 1:
             for results in train_in_step(trainings):
@@ -157,15 +127,62 @@ class ShadowModels:
         if len(last) < len(trainings):
             raise BadInput("the budget permits no round: there is no model to attack")
         data, task = self.training.data, self.training.task
+        parts = ((data.x, data.y), (data.test_x, data.test_y))
         return [
-            np.concatenate(
-                [
-                    losses_of(task, last[n], data.x, data.y),
-                    losses_of(task, last[n], data.test_x, data.test_y),
-                ]
-            )
+            np.concatenate([losses_of(task, last[n], x, y) for x, y in parts])
             for n in range(len(trainings))
         ]
+
+
+@dataclass(frozen=True)
+class ShadowRunner:
+    """Where shadow models train, and where their results are saved.
+
+    Attributes:
+        workers: Processes that train, 0 for one per core.
+        cache: Where results and figures are saved.
+        cluster: The Ray cluster that trains instead of this machine.
+    """
+
+    workers: int = 0
+    cache: AuditCache = field(default_factory=AuditCache)
+    cluster: RayCluster | None = field(default=None, repr=False)
+
+    def arrays(
+        self,
+        shadow_models: ShadowModels,
+        trial: Callable[[ShadowModels, Sequence[int]], list[Numbers]],
+        names: Sequence[str],
+        on_training: OnTraining,
+        together: int = 1,
+    ) -> list[Numbers]:
+        """The array of every name, from the cache or from `trial`, which gets their numbers.
+
+        Arrays are saved as soon as they are there. Up to `together` trainings are one trial.
+        """
+        arrays = [self.cache.load(name) for name in names]
+        left = [number for number, array in enumerate(arrays) if array is None]
+        processes = self.workers or (available() if self.cluster is None else max(1, len(left)))
+        size = max(1, min(together, -(-len(left) // processes)))
+        jobs = [(shadow_models, left[a : a + size]) for a in range(0, len(left), size)]
+        for job, results in pool_outcomes(jobs, trial, self.workers, self.cluster):
+            for number, array in zip(jobs[job][1], results, strict=True):
+                arrays[number] = array
+                self.cache.save(names[number], array)
+            on_training(sum(array is not None for array in arrays), len(names))
+        return [array for array in arrays if array is not None]
+
+
+def paired_roc(inside: Inside, scores: Numbers, other_scores: Numbers) -> Roc:
+    """The ROC over scores of each record in both models of a pair, once in and once out.
+
+    Args:
+        inside: Which records the first model was trained on.
+        scores: Of the records under the first model.
+        other_scores: Of the records under the other.
+    """
+    members = np.where(inside, scores, other_scores)
+    return Roc(members, np.where(inside, other_scores, scores), paired=True)
 
 
 def losses_of(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> Numbers:
@@ -182,7 +199,7 @@ def losses_of(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> N
     return np.concatenate(losses)
 
 
-def kept_records(data: FederatedData, inside: Inside) -> FederatedData:
+def select_records(data: FederatedData, inside: Inside) -> FederatedData:
     """The same clients with only the records that `inside` marks."""
     owners = np.repeat(np.arange(data.clients), data.sizes)
     sizes = np.bincount(owners[inside], minlength=data.clients)
@@ -192,7 +209,3 @@ def kept_records(data: FederatedData, inside: Inside) -> FederatedData:
         y=data.y[inside],
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
     )
-
-
-def _name(number: int) -> str:
-    return f"losses-{number:04}"

@@ -18,11 +18,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.client_views import check_own
 from fedveil.audit.findings import Attack, Leak, Roc, roc_figure
 from fedveil.audit.membership import scaled
-from fedveil.audit.shadow_models import OnTraining, ShadowModels, losses_of
+from fedveil.audit.shadow_models import (
+    OnTraining,
+    ShadowModels,
+    ShadowRunner,
+    losses_of,
+    paired_roc,
+)
 from fedveil.base.identity import Stated
 from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array, FederatedData
@@ -33,14 +38,12 @@ from fedveil.privacy.round import Round
 from fedveil.training.adversary import Adversary, Chance, Ids
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.exchange import Sent
 from fedveil.training.gradients.trajectories import example_gradients
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.sums import CohortSum
-from fedveil.tuning.trial_pools import pool_outcomes
 
 Numbers = npt.NDArray[np.float64]
 WATCHED = 5
@@ -352,15 +355,11 @@ class WhiteBox:
 
     Attributes:
         seed: Draws the pair, and whose membership is known.
-        workers: Processes that train, 0 for one per core.
-        cache: Where the attackers' observations are saved.
-        cluster: The Ray cluster that trains instead of this machine.
+        runner: Where the pair trains, and where the attackers' observations are saved.
     """
 
     seed: int = 0
-    workers: int = 0
-    cache: AuditCache = field(default_factory=AuditCache)
-    cluster: RayCluster | None = field(default=None, repr=False)
+    runner: ShadowRunner = field(default_factory=ShadowRunner)
 
     def leaks(
         self,
@@ -372,7 +371,7 @@ class WhiteBox:
         check_own(training, Attack.WHITE_BOX)
         curves = self.curves(ShadowModels(training, 1, self.seed), on_training)
         what = f"{training.data.records:,} records, in and out; half of them known"
-        self.cache.save_figure(Attack.WHITE_BOX, lambda: roc_figure(curves, what, claim))
+        self.runner.cache.save_figure(Attack.WHITE_BOX, lambda: roc_figure(curves, what, claim))
         against = claim if claim is not None and claim.trust in _SEES_REPORTS else None
         for who, roc in curves.items():
             beside = against if who in (SERVER, ACTIVE_SERVER) else claim
@@ -382,41 +381,20 @@ class WhiteBox:
         self, shadow_models: ShadowModels, on_training: OnTraining = lambda done, of: None
     ) -> dict[str, Roc]:
         """The ROC of each attacker, over scores of each record once in and once out."""
-        seen, first = self._seen(shadow_models, on_training), shadow_models.inside[0]
+        names = [f"white-box-{number}" for number in range(2 * len(ATTACKERS))]
+        observed = self.runner.arrays(shadow_models, watched, names, on_training)
         curves = {}
         for place, (who, _) in enumerate(ATTACKERS):
-            pair = seen[2 * place : 2 * place + 2]
-            one, other = (
-                guessed(rows, inside, self.seed)
-                for rows, inside in zip(pair, shadow_models.inside, strict=True)
-            )
-            members, others = np.where(first, one, other), np.where(first, other, one)
-            curves[who] = Roc(members, others, paired=True)
+            pair = zip(observed[2 * place : 2 * place + 2], shadow_models.inside, strict=True)
+            scores = [guessed(rows, inside, self.seed) for rows, inside in pair]
+            curves[who] = paired_roc(shadow_models.inside[0], *scores)
         return curves
-
-    def _seen(self, shadow_models: ShadowModels, on_training: OnTraining) -> list[Numbers]:
-        """What each attacker sees in either training of the pair, numbered as in `watched`."""
-        count = 2 * len(ATTACKERS)
-        seen = {n: self.cache.load(_name(n)) for n in range(count)}
-        left = [n for n in seen if seen[n] is None]
-        for number, rows in self._watched(shadow_models, left):
-            seen[number] = rows
-            self.cache.save(_name(number), rows)
-            on_training(sum(each is not None for each in seen.values()), count)
-        return [each for each in seen.values() if each is not None]
-
-    def _watched(
-        self, shadow_models: ShadowModels, left: Sequence[int]
-    ) -> Iterator[tuple[int, Numbers]]:
-        jobs = [(shadow_models, [number]) for number in left]
-        for job, (rows,) in pool_outcomes(jobs, watched, self.workers, self.cluster):
-            yield left[job], rows
 
 
 def watched(shadow_models: ShadowModels, numbers: Sequence[int]) -> list[Numbers]:
     """What attacker number // 2 sees in training number % 2 of a pair."""
     targets = TargetRecords(shadow_models.training.data, shadow_models.seed)
-    return [ATTACKERS[n // 2][1](shadow_models.at(n % 2), targets) for n in numbers]
+    return [ATTACKERS[n // 2][1](shadow_models.training_of(n % 2), targets) for n in numbers]
 
 
 def guessed(rows: Numbers, inside: npt.NDArray[np.bool_], seed: int) -> Numbers:
@@ -440,7 +418,3 @@ def guessed(rows: Numbers, inside: npt.NDArray[np.bool_], seed: int) -> Numbers:
         model.fit(cut[learnt], inside[learnt])
         scores[~learnt] = model.decision_function(cut[~learnt])
     return scores
-
-
-def _name(number: int) -> str:
-    return f"white-box-{number}"

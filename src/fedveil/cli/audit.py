@@ -131,7 +131,7 @@ def audit(
     if run is not None:
         print_leaks(console, title, whole.leaks)
         print_rows(console, f"{title}: in one row", [whole.row])
-        for reason in whole.results.left_out:
+        for reason in whole.left_out:
             console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
     print_terms(console, [finding.claim.short for finding in found])
     return 1 if violated else 0

@@ -202,7 +202,9 @@ def _row(
     def on_step(attack: str, done: int, of: int) -> None:
         experiment.on_trial(f"{name}, {attack}", done, of, "")
 
-    with AuditCache.at(experiment.out / f"{name}-{experiment.scale}-audit", identity) as cache:
+    with AuditCache.in_folder(
+        experiment.out / f"{name}-{experiment.scale}-audit", identity
+    ) as cache:
         saved, sizes = cache.load_json("row"), repr(replace(audit, workers=0))
         if saved is None or saved["asked"] != sizes:
             results = run_attacks(training, audit, cache, on_step)
