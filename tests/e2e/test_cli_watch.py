@@ -76,10 +76,10 @@ def test_a_run_with_its_page(spawn, settings, tmp_path):
 
 def test_a_run_that_is_over_before_its_page_is_there_does_not_wait(tmp_path):
     """The server is still loading: it is ended at once, and nothing is said of it."""
-    from fedveil.cli.watch import watched
+    from fedveil.cli.train import live_page
 
     told = []
-    with watched(tmp_path, told.append):
+    with live_page(tmp_path, told.append):
         pass
     assert told == []
 
@@ -87,9 +87,9 @@ def test_a_run_that_is_over_before_its_page_is_there_does_not_wait(tmp_path):
 def test_a_page_that_cannot_be_started_is_said(tmp_path):
     from threading import Event
 
-    from fedveil.cli.watch import watched
+    from fedveil.cli.train import live_page
 
     told, said = [], Event()
-    with watched(tmp_path / "none", lambda text: (told.append(text), said.set())):
+    with live_page(tmp_path / "none", lambda text: (told.append(text), said.set())):
         assert said.wait(60)
     assert told == ["the live page could not be started: fedveil watch says why"]

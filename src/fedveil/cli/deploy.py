@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedveil.base.errors import BadInput
-from fedveil.cli.options import Data, Json, Set, check_path, loading
+from fedveil.cli import options
 
 if TYPE_CHECKING:  # it needs torch
     from fedveil.flower.deployment import Deployment
@@ -47,35 +47,34 @@ def deploy(
     deadline: Annotated[
         float | None, typer.Option(help="Seconds that a round waits; default: 600, in a demo 60.")
     ] = None,
-    set_: Set = None,
-    data: Data = None,
-) -> int:
+    set_: options.Set = None,
+    data: options.Data = None,
+) -> None:
     """Write a recipe as a Flower app: its server, its sites, their keys, how to start them."""
     names = _names(sites, demo)
-    check_path("DIR", folder)
-    with loading(quiet=False):
+    options.check_path("DIR", folder)
+    with options.loading(quiet=False):
         from fedveil.flower.deployment import Address, Deployment, deployed_recipe
 
         chosen = deployed_recipe(recipe, set_ or (), len(names))
-        place = Address() if address is None else Address.parse(address)
+        superlink = Address() if address is None else Address.parse(address)
         if demo is not None and address is None:
             from fedveil.flower.local_federation import free_ports
 
-            port, mixing, *own = free_ports(2 + demo)
-            place = Address(port=port, site_ports=tuple(own))
-            mixer = mixer or f"127.0.0.1:{mixing}"
-        shared = None
-        if divide or demo is not None:
-            shared = chosen.load_data(data)
+            port, mixer_port, *site_ports = free_ports(2 + demo)
+            superlink = Address(port=port, site_ports=tuple(site_ports))
+            mixer = mixer or f"127.0.0.1:{mixer_port}"
+        trial_data = chosen.load_data(data) if divide or demo is not None else None
         if deadline is None:
             deadline = 600.0 if demo is None else 60.0
-        mixed = None if mixer is None else Address.parse(mixer)
-        deployment = Deployment(chosen, names, place, shared, deadline, mixed)
+        mixer_address = None if mixer is None else Address.parse(mixer)
+        deployment = Deployment(chosen, names, superlink, trial_data, deadline, mixer_address)
         deployment.write(folder)
     print(f"written: {folder}/README.md says how to start server and sites")
     if deployment.takes_whole_deadline:
         print(f"note: a round takes all of its {deadline:g} s, so that nobody learns who was asked")
-    return 0 if demo is None else _demonstrate(deployment, folder)
+    if demo is not None:
+        _demonstrate(deployment, folder)
 
 
 def _names(sites: str | None, demo: int | None) -> tuple[str, ...]:
@@ -88,24 +87,20 @@ def _names(sites: str | None, demo: int | None) -> tuple[str, ...]:
     return tuple(f"site-{number + 1}" for number in range(demo or 0))
 
 
-def _demonstrate(deployment: "Deployment", folder: Path) -> int:
-    from rich.console import Console
-
+def _demonstrate(deployment: "Deployment", folder: Path) -> None:
     from fedveil.base.interrupts import listen
     from fedveil.console import print_result
     from fedveil.flower.local_federation import LocalFederation, demonstrate
 
     listen()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all is stopped then too
-    with closing(
-        demonstrate(folder, f"https://{deployment.superlink}", deployment.site_names)
-    ) as events:
+    url = f"https://{deployment.superlink}"
+    with closing(demonstrate(folder, url, deployment.site_names)) as events:
         for event in events:
             print(event, flush=True)
     result = LocalFederation(folder).result()
     assert result is not None
-    print_result(Console(markup=False, emoji=False), result)
-    return 0
+    print_result(options.screen(), result)
 
 
 def mixer(
@@ -136,37 +131,20 @@ def mixer(
     ] = False,
 ) -> None:
     """Run a mixer for two-point reports: it hands on, per position, only how many were high."""
+    settings = locals()  # the options are the fields of MixerConfig
     from fedveil.mixing.mixer import MixerConfig, run_mixer
 
-    run_mixer(
-        MixerConfig(
-            positions=positions,
-            minimum=minimum,
-            expected=expected,
-            rounds=rounds,
-            deadline=deadline,
-            idle=idle,
-            seconds=seconds,
-            attempts=attempts,
-            host=host,
-            port=port,
-            certificate=certificate,
-            key=key,
-            clients_ca=clients_ca,
-            members=() if members is None else tuple(members.read_text().split()),
-            opened=opened,
-            simulated=simulated,
-        )
-    )
+    settings["members"] = () if members is None else tuple(members.read_text().split())
+    run_mixer(MixerConfig(**settings))
 
 
 @site.command()
-def check(path: File, json_: Json = False) -> int:
+def check(path: File, json_: options.Json = False) -> int:
     """Print what taking part would cost, whom the site trusts, and what leaves it.
 
     Exits with 1 if the policy refuses to take part.
     """
-    with loading(quiet=json_):
+    with options.loading(quiet=json_):
         from fedveil.flower.site import Site
         from fedveil.flower.site_check import report_lines, site_report
 

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from fedveil.base.errors import BadInput
-from fedveil.cli.options import Json, check_given
+from fedveil.cli import options
 
 
-def recipes(json_: Json = False) -> None:
+def recipes(json_: options.Json = False) -> None:
     """List the shipped recipes: what each protects, and whose paper it is."""
     from fedveil.runs.recipe_file import shipped_recipes
 
@@ -20,11 +20,10 @@ def recipes(json_: Json = False) -> None:
     if json_:
         print(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
 
     from fedveil.console import print_rows
 
-    print_rows(Console(markup=False, emoji=False), "recipes", rows)
+    print_rows(options.screen(), "recipes", rows)
 
 
 def explain(
@@ -32,7 +31,7 @@ def explain(
         list[str] | None,
         typer.Argument(metavar="[SECTION[.KEY] | TERM]", help="None: all sections and terms."),
     ] = None,
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Explain the keys of a recipe, or the terms of a claim.
 
@@ -50,11 +49,9 @@ def explain(
         }
         print(json.dumps(overview() if name is None else meaning, indent=2))
         return
-    from rich.console import Console
-
     from fedveil.console import print_overview, print_part, print_term
 
-    console = Console(markup=False, emoji=False, highlight=False)
+    console = options.screen(highlight=False)
     if name is None:
         print_overview(console, overview())
     if term is not None:
@@ -72,10 +69,10 @@ def account(
     units: Annotated[
         int, typer.Option(help="Claims for somebody with so many clients, at the same delta.")
     ] = 1,
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Solve for the one of noise, rate, rounds and epsilon that is left out (central DP)."""
-    check_given(delta=delta, noise=noise, rate=rate, rounds=rounds, epsilon=epsilon)
+    options.check_given(delta=delta, noise=noise, rate=rate, rounds=rounds, epsilon=epsilon)
     from fedveil.privacy.accounting.calibration import solve
     from fedveil.runs.glossary import terms_line
 
@@ -99,7 +96,7 @@ def ledger(
         str | None, typer.Option(help="HASH:LENGTH as known from elsewhere, for --verify.")
     ] = None,
     export: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Print what a run promises, under which conditions, what it spent, and every charge."""
     from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
@@ -121,11 +118,9 @@ def ledger(
     if json_:
         print(json.dumps(statements.to_dict(), indent=2))
         return
-    from rich.console import Console
-
     from fedveil.console import print_charges, print_promise, print_terms, print_totals
 
-    console = Console(markup=False, emoji=False, highlight=False)
+    console = options.screen(highlight=False)
     for run in statements.runs:
         print_promise(console, run)
     for run in statements.runs:

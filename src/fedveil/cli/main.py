@@ -13,7 +13,7 @@ from typer.utils import get_params_from_function
 import fedveil
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput, FedveilError
-from fedveil.cli import audit, deploy, lookup, reproduce, results, train, tune, watch
+from fedveil.cli import deploy, lookup, results, studies, train
 
 app = typer.Typer(
     name="fedveil",
@@ -24,15 +24,15 @@ app = typer.Typer(
 )
 for command in (
     train.run,
-    tune.plan,
-    tune.sweep,
-    reproduce.reproduce,
-    audit.audit,
+    studies.plan,
+    studies.sweep,
+    studies.reproduce,
+    results.audit,
     results.evaluate,
     results.predict,
     results.compare,
     results.report,
-    watch.watch,
+    train.watch,
     lookup.recipes,
     lookup.explain,
     lookup.account,

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.base.checks import check_address, check_option, shown
+from fedveil.base.checks import check_address, check_option, check_workers, shown
 from fedveil.base.errors import BadInput
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedveil.training.engines.on_ray.cluster import RayCluster
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
@@ -63,8 +65,9 @@ def engine_settings(engine: str | None, address: str | None) -> list[str]:
     return settings if address is None else [*settings, f"engine.address={address}"]
 
 
-def cluster_of(engine: str | None, address: str | None) -> "RayCluster | None":
+def cluster_of(engine: str | None, address: str | None, workers: int = 0) -> "RayCluster | None":
     """The Ray cluster that the options name, or None for processes of this machine."""
+    check_workers("--workers", workers)
     check_engine(engine, address)
     if engine != "ray":
         return None
@@ -124,3 +127,37 @@ def loading(*, quiet: bool) -> Iterator[None]:
         yield
     finally:
         print(" " * len(_LOADING), end="\r", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def resumable(folder: Path | None) -> Iterator[None]:
+    """Context manager: exit with 1 and one line after Ctrl-C, or after a worker was lost.
+
+    `folder` is where the same command resumes, if there is one.
+    """
+    from fedveil.training.engines.workers import WorkerLost
+
+    how = "" if folder is None else f": the same command resumes it in {folder}"
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted{how}", file=sys.stderr)
+    except WorkerLost as e:
+        print(f"error: {e}{how}", file=sys.stderr)
+    else:
+        return
+    raise typer.Exit(1)
+
+
+def screen(*, highlight: bool = True) -> "Console":
+    """The console for results, on standard output."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False, highlight=highlight)
+
+
+def progress_console(quiet: bool) -> "Console":
+    """The console for progress, on standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True, quiet=quiet, markup=False, emoji=False)

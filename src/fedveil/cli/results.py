@@ -1,14 +1,16 @@
-"""`fedveil evaluate`, `predict`, `compare` and `report`: commands on finished runs."""
+"""`fedveil evaluate`, `predict`, `compare`, `report` and `audit`: commands on finished runs."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedveil.base.errors import BadInput
-from fedveil.cli.options import AllowCode, Json, check_out, check_path
+from fedveil.cli import options
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run that has ended.")]
+_RUN_HELP = "The directory of a run that has ended."
+Run = Annotated[Path, typer.Argument(metavar="RUN", help=_RUN_HELP)]
 
 
 def evaluate(
@@ -20,11 +22,11 @@ def evaluate(
             "split; default: the recipe's own test split."
         ),
     ] = None,
-    allow_code: AllowCode = False,
-    json_: Json = False,
+    allow_code: options.AllowCode = False,
+    json_: options.Json = False,
 ) -> None:
     """Measure a run's model on a table of your own, or on its test split again."""
-    check_path("--data", data)
+    options.check_path("--data", data)
     from fedveil.runs.opened_run import OpenedRun, measure_run
     from fedveil.runs.run_directory import json_text
 
@@ -42,11 +44,11 @@ def predict(
         Path, typer.Argument(metavar="INPUT", help="A .csv or .parquet table, or .npy records.")
     ],
     out: Annotated[Path | None, typer.Option(help="A CSV file; default: the screen.")] = None,
-    allow_code: AllowCode = False,
+    allow_code: options.AllowCode = False,
 ) -> None:
     """Predict rows with a run's model: one line of CSV for each, labels as the table has them."""
-    check_out(out)
-    check_path("INPUT", rows)
+    options.check_out(out)
+    options.check_path("INPUT", rows)
     from fedveil.runs.opened_run import OpenedRun, predictions_csv
     from fedveil.runs.run_directory import write_new
 
@@ -59,7 +61,7 @@ def predict(
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN ...", help="Run directories.")],
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Put runs side by side: metrics, claims, and where their recipes differ."""
     from fedveil.runs.compare import (
@@ -78,11 +80,10 @@ def compare(
         comparison = {"runs": rows, "across_clients": across, "differences": keys, "remark": remark}
         print(json_text(comparison, indent=2), end="")
         return
-    from rich.console import Console
 
     from fedveil.console import print_rows, print_terms
 
-    console = Console(markup=False, emoji=False)
+    console = options.screen()
     print_rows(console, "runs", rows)
     if across:
         print_rows(console, "across clients, on their own records", across)
@@ -109,15 +110,15 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html again, with what an audit found, or compare runs on one page."""
-    check_out(out)
+    options.check_out(out)
     for path in folders:
-        check_path("RUN", path)
+        options.check_path("RUN", path)
     if audit and len(folders) > 1:
         raise BadInput(f"--audit is about one run and {len(folders)} are named: name one")
-    print(f"written: {_written(folders, out, audit or [])}")
+    print(f"written: {_write_report(folders, out, audit or [])}")
 
 
-def _written(folders: list[Path], out: Path | None, audits: list[Path]) -> Path:
+def _write_report(folders: list[Path], out: Path | None, audits: list[Path]) -> Path:
     from fedveil.runs.run_directory import write_atomic, write_new
 
     if len(folders) > 1:
@@ -147,3 +148,99 @@ def _written(folders: list[Path], out: Path | None, audits: list[Path]) -> Path:
     except OSError as e:
         raise BadInput(f"{path} cannot be written: {e.strerror}; use --out") from e
     return path
+
+
+def audit(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help=_RUN_HELP)] = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option(
+            help="Of randomiser, sensitivity, statistics, canaries, one-run, membership, "
+            "white-box, property, inversion; default: all that fit."
+        ),
+    ] = None,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Audit every release of this installation.")
+    ] = False,
+    draws: Annotated[int, typer.Option(help="Draws of each input of a randomiser.")] = 100_000,
+    canaries: Annotated[int, typer.Option(help="Canaries, of clients or of records.")] = 1_000,
+    references: Annotated[int, typer.Option(help="Reference models of a membership attack.")] = 16,
+    property_: Annotated[
+        str,
+        typer.Option(
+            "--property",
+            help="What is asked of clients: planted, a feature of images (thickness, slant, "
+            "brightness), or COLUMN[=VALUE] of a table.",
+        ),
+    ] = "planted",
+    seed: Annotated[int, typer.Option(help="Seed of the audit's own draws.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for figures and models' losses; resumes what is found there."),
+    ] = None,
+    data: options.Data = None,
+    workers: options.Workers = 0,
+    engine: options.Engine = None,
+    address: options.Address = None,
+    allow_code: options.AllowCode = False,
+    quiet: options.Quiet = False,
+    json_: options.Json = False,
+) -> int:
+    """Attack a finished run and show what is found beside its claim: exit 1 if it is violated."""
+    if self_test == (run is not None):
+        raise BadInput("give a run directory, or --self-test, and not both")
+    if self_test and (attacks is not None or data is not None or out is not None):
+        raise BadInput(
+            "--self-test audits releases by themselves: leave out --attacks, --data and --out"
+        )
+    if seed < 0:
+        raise BadInput(f"--seed is {seed}: a number from 0 on is needed")
+    cluster = options.cluster_of(engine, address, workers)
+    options.check_out(out)
+    options.check_path("--data", data)
+    options.check_path("RUN", run)
+    with options.loading(quiet=quiet):
+        from fedveil.audit.audit_command import AuditSettings
+        from fedveil.audit.audit_command import audit as audit_run
+        from fedveil.audit.randomisers import self_test as self_test_findings
+        from fedveil.console import Counter, print_findings, print_leaks, print_rows, print_terms
+
+        settings = AuditSettings(
+            attacks=None if attacks is None else tuple(attacks.split(",")),
+            draws=draws,
+            canaries=canaries,
+            references=references,
+            property=property_,
+            seed=seed,
+            workers=workers,
+            cluster=cluster,
+        )
+    with options.resumable(out), Counter(options.progress_console(quiet), "steps") as counter:
+        if run is None:
+            findings = tuple(self_test_findings(settings.randomiser, counter.show))
+            content = {"findings": [finding.to_dict() for finding in findings]}
+        else:
+            audited = audit_run(
+                run,
+                settings,
+                data,
+                out=out,
+                allow_code=allow_code,
+                on_step=lambda attack, done, of: counter.show_of(attack, done, of, ""),
+            )
+            findings, content = audited.findings, audited.to_dict()
+    violated = any(finding.violated for finding in findings)
+    if json_:
+        print(json.dumps({**content, "violated": violated}, indent=2))
+        return 1 if violated else 0
+    title = "self-test of every release" if run is None else str(run)
+    console = options.screen()
+    if findings:
+        print_findings(console, title, findings)
+    if run is not None:
+        print_leaks(console, title, audited.leaks)
+        print_rows(console, f"{title}: in one row", [audited.row])
+        for reason in audited.left_out:
+            console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
+    print_terms(console, [finding.claim.short for finding in findings])
+    return 1 if violated else 0

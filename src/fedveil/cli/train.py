@@ -1,7 +1,11 @@
-"""`fedveil run`."""
+"""`fedveil run`, and the live page of runs: `fedveil watch` and `fedveil run --watch`."""
 
+import importlib.util
+import subprocess
 import sys
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,30 +14,19 @@ import typer
 from fedveil.base.checks import check_ledger_epsilon
 from fedveil.base.errors import BadInput
 from fedveil.base.interrupts import listen
-from fedveil.cli.options import (
-    Address,
-    AllowCode,
-    Data,
-    Engine,
-    Json,
-    Quiet,
-    Set,
-    check_data,
-    check_out,
-    check_path,
-    engine_settings,
-    loading,
-)
-from fedveil.cli.watch import check_installed, watched
+from fedveil.cli import options
+
+_RUNS = Path("runs")
+_SERVER_END_SECONDS = 10.0  # the longest wait for the end of the page's server
 
 
 def run(
     recipe: Annotated[
         str | None, typer.Argument(help="A shipped recipe or a .toml file; default: central.")
     ] = None,
-    set_: Set = None,
+    set_: options.Set = None,
     out: Annotated[Path | None, typer.Option(help="Run directory (new or empty).")] = None,
-    data: Data = None,
+    data: options.Data = None,
     resume: Annotated[Path | None, typer.Option(help="Resume an interrupted run.")] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="A ledger that runs on the same data share.")
@@ -45,14 +38,14 @@ def run(
         list[str] | None,
         typer.Option(help="Log to tensorboard, mlflow or wandb as well; repeatable."),
     ] = None,
-    engine: Engine = None,
-    address: Address = None,
-    allow_code: AllowCode = False,
+    engine: options.Engine = None,
+    address: options.Address = None,
+    allow_code: options.AllowCode = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the run on a live page while it trains.")
     ] = False,
-    quiet: Quiet = False,
-    json_: Json = False,
+    quiet: options.Quiet = False,
+    json_: options.Json = False,
 ) -> int:
     """Train a model over many clients, as a recipe says."""
     others = (recipe, set_ or None, out, ledger, ledger_epsilon)
@@ -60,14 +53,14 @@ def run(
         raise BadInput(
             "--resume takes the recipe from the run: leave out recipe, --set, --out and --ledger"
         )
-    where = engine_settings(engine, address)
+    where = options.engine_settings(engine, address)
     check_ledger_epsilon("--ledger-epsilon", ledger_epsilon, ledger)
-    check_out(out)
-    check_path("--ledger", ledger)
-    check_path("--resume", resume)
+    options.check_out(out)
+    options.check_path("--ledger", ledger)
+    options.check_path("--resume", resume)
     if watch:
         check_installed()
-    with loading(quiet=quiet):
+    with options.loading(quiet=quiet):
         from fedveil.base.checks import TABLE
         from fedveil.runs.logs import check_logs
         from fedveil.runs.recipe_file import DEFAULT, load_recipe
@@ -77,11 +70,9 @@ def run(
         if resume is None:
             chosen = load_recipe(DEFAULT if recipe is None else recipe, [*(set_ or ()), *where])
             chosen.model.check_allowed(allow_code)
-            check_data(data, [chosen.data.name])
+            options.check_data(data, [chosen.data.name])
             if chosen.data.name == TABLE:  # before torch is imported, which takes seconds
                 own = chosen.load_data()
-
-        from rich.console import Console
 
         from fedveil.console import Progress, print_result
         from fedveil.runs.ending import RESUMABLE
@@ -94,20 +85,19 @@ def run(
             prepared = Run.start(chosen, out, data, shared, data=own, allow_code=allow_code)
         else:
             prepared = Run.resume(resume or Path(), data, allow_code=allow_code, where=where)
-            check_data(data, [prepared.recipe.data.name])
+            options.check_data(data, [prepared.recipe.data.name])
     prepared.logs = tuple(log or ())
-    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
-
-    def describe() -> None:
-        console.print(prepared.describe(), highlight=False, soft_wrap=True)
-
+    console = options.progress_console(quiet)
     with ExitStack() as stack:
         if watch:
-            stack.enter_context(watched(prepared.folder, _print_below_progress))
+            stack.enter_context(live_page(prepared.folder, _print_below_progress))
         progress = stack.enter_context(Progress(console, prepared))
-        result = prepared.execute(progress.show, describe)
+        result = prepared.execute(
+            progress.show,
+            lambda: console.print(prepared.describe(), highlight=False, soft_wrap=True),
+        )
     if not json_:
-        print_result(Console(markup=False, emoji=False), result)
+        print_result(options.screen(), result)
     else:
         print((prepared.folder / "result.json").read_text(), end="")
     if result["stopped"] in RESUMABLE:
@@ -122,3 +112,84 @@ def run(
 
 def _print_below_progress(text: str) -> None:
     print(text, file=sys.stderr)  # looked up at each call: the progress line replaces sys.stderr
+
+
+def watch(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Whose runs to follow, or one run's directory.")
+    ] = _RUNS,
+    port: Annotated[int, typer.Option(help="Port; 0: any.")] = 0,
+    host: Annotated[str, typer.Option(help="IP address to listen on.")] = "127.0.0.1",
+    outside: Annotated[
+        bool, typer.Option("--outside", help="Let --host be reached from other machines.")
+    ] = False,
+    while_stdin: Annotated[bool, typer.Option("--while-stdin", hidden=True)] = False,
+) -> None:
+    """Follow runs on a page while they train, and try what-if on its sliders."""
+    options.check_path("DIR", folder)
+    check_installed()
+    if folder != _RUNS and not folder.is_dir():
+        raise BadInput(f"{folder} is no directory: name one that runs are in, or will be")
+    with options.loading(quiet=False):
+        from fedveil.watch.watch_server import Served, serve
+
+        served = Served(folder, host, port, outside)
+    listen()
+
+    def print_address(url: str) -> None:
+        print(url, flush=True)
+        print("Whoever has this address can open it; Ctrl-C ends it.", file=sys.stderr)
+
+    serve(served, print_address, while_stdin=while_stdin)
+
+
+def check_installed() -> None:
+    """Refuse if the packages of the live page are not installed."""
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BadInput(f"the live page needs {' and '.join(missing)}: pip install 'fedveil[watch]'")
+
+
+@contextmanager
+def live_page(folder: Path, show: Callable[[str], None]) -> Iterator[None]:
+    """Context manager: serve the live page of one run from a process of its own.
+
+    The process ends with this block or with this process. It shares only the run directory with the
+    training, which does not wait for it. `show` is called with its address, or with a sentence if
+    it could not start.
+    """
+    command = [sys.executable, "-m", "fedveil", "watch", str(folder), "--while-stdin"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        ended = threading.Event()
+        waiting = threading.Thread(target=_show_address, args=(process, show, ended), daemon=True)
+        waiting.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if waiting.is_alive():  # the server has not started, and holds nothing
+                process.kill()
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                process.wait(_SERVER_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            waiting.join()
+
+
+def _show_address(
+    process: "subprocess.Popen[str]", show: Callable[[str], None], ended: threading.Event
+) -> None:
+    url = process.stdout.readline().strip() if process.stdout is not None else ""
+    if url:
+        show(f"live page: {url}")
+    elif not ended.is_set():
+        show("the live page could not be started: fedveil watch says why")

@@ -1,4 +1,4 @@
-"""`fedveil plan` and `fedveil sweep`."""
+"""`fedveil plan`, `sweep` and `reproduce`: commands that train many times."""
 
 import json
 import sys
@@ -7,22 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fedveil.base.checks import check_workers
 from fedveil.base.errors import BadInput
 from fedveil.base.interrupts import listen
-from fedveil.cli.options import (
-    Address,
-    Data,
-    Engine,
-    Json,
-    Quiet,
-    Set,
-    Workers,
-    check_data,
-    check_given,
-    check_out,
-    cluster_of,
-)
+from fedveil.cli import options
 
 _REPEAT = 20
 """The default number of repetitions of a comparison."""
@@ -32,7 +19,7 @@ def plan(
     recipe: Annotated[
         str | None, typer.Argument(help="A recipe to plan on its data; none: formulas only.")
     ] = None,
-    set_: Set = None,
+    set_: options.Set = None,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Rank by training, not by the theory's bound.")
     ] = False,
@@ -67,18 +54,18 @@ def plan(
     out: Annotated[
         Path | None, typer.Option(help="The recipe to write; its page goes beside it.")
     ] = None,
-    data: Data = None,
-    workers: Workers = 0,
-    engine: Engine = None,
-    address: Address = None,
-    quiet: Quiet = False,
-    json_: Json = False,
-) -> int:
+    data: options.Data = None,
+    workers: options.Workers = 0,
+    engine: options.Engine = None,
+    address: options.Address = None,
+    quiet: options.Quiet = False,
+    json_: options.Json = False,
+) -> None:
     """Choose E (local steps per round) and T (local steps in all) for a claim.
 
     By formulas alone, by theory on a recipe's data, or by training (--simulate).
     """
-    check_given(
+    options.check_given(
         repeat=repeat,
         clients=clients,
         per_round=per_round,
@@ -88,15 +75,14 @@ def plan(
     )
     if repeat is not None and not simulate:
         raise BadInput(f"--repeat is {repeat} and nothing is repeated: add --simulate")
-    check_workers("--workers", workers)
-    cluster = cluster_of(engine, address)
-    check_out(out)
+    cluster = options.cluster_of(engine, address, workers)
+    options.check_out(out)
     if recipe is None and (simulate or against or set_ or out is not None or data is not None):
         raise BadInput("--simulate, --against, --set, --out and --data need a recipe: name one")
     if recipe is not None:
         from fedveil.runs.recipe_file import load_recipe
 
-        check_data(data, [load_recipe(recipe, set_ or ()).data.name])
+        options.check_data(data, [load_recipe(recipe, set_ or ()).data.name])
     from fedveil.tuning.plan_command import (
         by_formula,
         by_recipe,
@@ -117,17 +103,14 @@ def plan(
     space = space_of(steps, iterations, clips, rates)
     if recipe is None:
         by_formula(sizes, space, as_json=json_)
-        return 0
+        return
     check_unused(sizes)
-
-    from rich.console import Console
 
     from fedveil.console import Counter
     from fedveil.tuning.trials import Laboratory
 
     listen()
-
-    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    console = options.progress_console(quiet)
     with Counter(console, "trials") as counter:
         report = by_recipe(
             recipe,
@@ -141,7 +124,6 @@ def plan(
             on_trial=counter.show,
         )
     write_and_print(report, recipe, out, as_json=json_)
-    return 0
 
 
 def sweep(
@@ -152,54 +134,93 @@ def sweep(
     ],
     out: Annotated[Path, typer.Option(help="Directory; resumes a sweep found there.")],
     repeat: Annotated[int, typer.Option(help="Repetitions of every cell.")] = 1,
-    set_: Set = None,
+    set_: options.Set = None,
     curves: Annotated[
         bool, typer.Option("--curves", help="Measure along the way, as evaluate.every says.")
     ] = False,
-    data: Data = None,
-    workers: Workers = 0,
-    engine: Engine = None,
-    address: Address = None,
-    quiet: Quiet = False,
-    json_: Json = False,
-) -> int:
+    data: options.Data = None,
+    workers: options.Workers = 0,
+    engine: options.Engine = None,
+    address: options.Address = None,
+    quiet: options.Quiet = False,
+    json_: options.Json = False,
+) -> None:
     """Train every recipe of a grid, repeatedly, over all cores. The same command resumes it."""
-    check_given(repeat=repeat)
-    check_workers("--workers", workers)
-    cluster = cluster_of(engine, address)
-    check_out(out)
+    options.check_given(repeat=repeat)
+    cluster = options.cluster_of(engine, address, workers)
+    options.check_out(out)
     from fedveil.tuning.recipe_grid import axis, cells
 
     axes = [axis(text) for text in grid]
-    check_data(data, (cell.recipe.data.name for cell in cells(recipe, set_ or (), axes)))
-
-    from rich.console import Console
+    options.check_data(data, (cell.recipe.data.name for cell in cells(recipe, set_ or (), axes)))
 
     from fedveil.console import Counter, print_rows, print_terms
-    from fedveil.training.engines.workers import WorkerLost
     from fedveil.tuning.sweep import Sweep
     from fedveil.tuning.trials import Laboratory
 
     listen()
-
     laboratory = Laboratory(data, curves=curves, workers=workers, cluster=cluster)
     opened = Sweep.in_folder(out, recipe, set_ or (), axes, repeat, laboratory)
-    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
-    try:
-        with Counter(console, "trials") as counter:
-            opened.run(counter.show)
-    except KeyboardInterrupt:
-        print(f"interrupted: the same command resumes it in {out}", file=sys.stderr)
-        return 1
-    except WorkerLost as e:
-        print(f"error: {e}; the same command resumes it in {out}", file=sys.stderr)
-        return 1
+    with options.resumable(out), Counter(options.progress_console(quiet), "trials") as counter:
+        opened.run(counter.show)
     if json_:
         print(json.dumps(opened.to_dict(), indent=2))
     else:
-        screen = Console(markup=False, emoji=False)
+        screen = options.screen()
         print_rows(screen, f"{recipe}: {out}", opened.table())
         for line in opened.total_cost.sentences:
             screen.print(line, highlight=False, soft_wrap=True)
         print_terms(screen, [claim for total in opened.total_cost.totals for claim in total])
-    return 0
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="fu, clip-decay, ldp-fl or naseri.")],
+    item: Annotated[
+        list[str] | None, typer.Option(help="A table or figure; repeatable; default: all.")
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="quick: minutes; paper: the paper's sizes, as far as data allow.")
+    ] = "quick",
+    repeat: Annotated[int | None, typer.Option(help="Repetitions; default: by scale.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory; resumes what is found there.")
+    ] = None,
+    data: options.Data = None,
+    workers: options.Workers = 0,
+    engine: options.Engine = None,
+    address: options.Address = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run a paper's experiments: the published number, ours with its interval, what was open."""
+    if scale not in ("quick", "paper"):
+        raise BadInput(f"--scale is {scale!r}: use quick or paper")
+    options.check_given(repeat=repeat)
+    cluster = options.cluster_of(engine, address, workers)
+    options.check_out(out)
+    options.check_path("--data", data)
+    from fedveil.papers.reproduction import items_of
+    from fedveil.papers.reproduction import reproduce as run_items
+
+    items = items_of(paper, item or ())
+
+    from fedveil.console import Counter
+    from fedveil.papers.experiment import Experiment, ExperimentScale
+
+    listen()
+    folder = out or Path("runs") / f"reproduce-{paper}-{scale}"
+    parts = ["fedveil reproduce", paper, *(f"--item {name}" for name in item or ())]
+    parts += [f"--scale {scale}"] + ([] if repeat is None else [f"--repeat {repeat}"])
+    with options.resumable(folder), Counter(options.progress_console(quiet), "trials") as counter:
+        experiment = Experiment(
+            folder,
+            scale=ExperimentScale(scale),
+            repeat=repeat,
+            root=data,
+            workers=workers,
+            on_trial=counter.show_of,
+            cluster=cluster,
+        )
+        path = run_items(
+            paper, items, experiment, " ".join(parts), lambda name, page: print(page.markdown())
+        )
+    print(f"written: {path}", file=sys.stderr)
