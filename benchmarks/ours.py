@@ -31,7 +31,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.secure import planned_for, secured
+from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.processes import Processes
@@ -151,7 +151,7 @@ def server_rounds(rounds: int) -> list[float]:
         fv.Everyone(), UPDATES, fv.Fixed(1.0), rounds=rounds + 1, budget=FREE, multiplier=1.0
     )
     sent, seconds = torch.randn(UPDATES, PARAMETERS), []
-    moving = plan.start(torch.zeros(1))
+    moving = plan.first_state(torch.zeros(1))
     for r in range(1, rounds + 2):
         reports = sent.clone()
         began = time.perf_counter()
@@ -185,7 +185,7 @@ def million(rounds: int, *, secure: bool, mode: Mode | None) -> fv.Training:
         budget=planned_for(budget) if secure else budget,
     )
     if secure:
-        plan = secured(plan, task.size, diagnostics=False)
+        plan = with_secure_noise(plan, task.size, diagnostics=False)
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
     return fv.Training(task, data, plan, work, every=MOST_ROUNDS, mode=mode)
 

@@ -33,15 +33,13 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.two_point import two_point
-from fedveil.privacy.secure import secured
+from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs import checkpoint
 from fedveil.training.cohort import CohortData
-from fedveil.training.exchange import Sent, server_sum
+from fedveil.training.exchange import server_sum
 from fedveil.training.gradients.modes import Mode
-from fedveil.training.reports import Rows
+from fedveil.training.reports import ClientReports, CohortSum, Rows
 from fedveil.training.server import ServerState, SgdServer
-from fedveil.training.sums import CohortSum
-from fedveil.training.turn import Turn
 
 FREE = fv.Budget(math.inf, 1e-8)
 NUMBERS = 1 << 25
@@ -93,20 +91,20 @@ def turn_of(plan: PrivacyPlan, size: int, clients: int) -> Turn:
     x = np.zeros((clients, 1), dtype=np.float32)
     data = fv.FederatedData(x, x[:, 0], np.arange(clients + 1), x[:1], x[:1, 0], 0)
     start = torch.zeros(size)
-    moving, cohort = plan.start(start), CohortData(data, np.arange(clients))
+    moving, cohort = plan.first_state(start), CohortData(data, np.arange(clients))
     clip = plan.clip(moving, 1)
-    return Turn(1, start, cohort, clip, None, Streams(1), moving=moving)  # type: ignore[arg-type]
+    return Turn(1, start, cohort, clip, None, Streams(1), adaptive_state=moving)  # type: ignore[arg-type]
 
 
 def received(plan: PrivacyPlan, rows: torch.Tensor) -> float:
     """Seconds to accept reports and add them to their sum, per number."""
     count, size = rows.shape
     turn, nobody = turn_of(plan, size, count), torch.zeros(count, dtype=torch.bool)
-    total = CohortSum.zero(size, plan.width, noisy=plan.release.randomises)
+    total = CohortSum.zero(size, plan.width, noisy=plan.release.adds_noise)
     watched, weights = torch.zeros(count, plan.width), torch.ones(count, dtype=torch.float64)
 
     def work() -> None:
-        sent = Sent(Rows.of(rows, size), watched, nobody, nobody)
+        sent = ClientReports(Rows.of(rows, size), watched, nobody, nobody)
         server_sum([(total, slice(None))], plan, turn, sent, weights)
 
     return best(work) / rows.numel()
@@ -134,7 +132,10 @@ def noise() -> list[Cost]:
     size, found = 10**6, []
     for name, plan in (
         ("Gaussian noise on the sum, seeded", central(1000)),
-        ("Gaussian noise on the sum, secure", secured(central(1000), size, diagnostics=False)),
+        (
+            "Gaussian noise on the sum, secure",
+            with_secure_noise(central(1000), size, diagnostics=False),
+        ),
     ):
         total = torch.zeros(size, dtype=torch.float64)
         given = total, fv.Clip(1.0), 1, Streams(1, plan.secure)
@@ -294,13 +295,13 @@ def simulated(clients: int) -> dict[str, float]:
 def memory() -> Cost:
     """What a server needs beyond the process: a report, its sum, secure noise, step, checkpoint."""
     size = 10**7
-    plan = secured(central(1000), size, diagnostics=False)
+    plan = with_secure_noise(central(1000), size, diagnostics=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     params = torch.zeros(size)
     turn, nobody = turn_of(plan, size, 1), torch.zeros(1, dtype=torch.bool)
     total = CohortSum.zero(size, plan.width, noisy=False)
     for _ in range(3):
-        sent = Sent(Rows.of(torch.randn(1, size), size), torch.zeros(1, 0), nobody, nobody)
+        sent = ClientReports(Rows.of(torch.randn(1, size), size), torch.zeros(1, 0), nobody, nobody)
         server_sum([(total, slice(None))], plan, turn, sent, torch.ones(1, dtype=torch.float64))
         del sent
     total.total.zero_()  # on the grid that secure noise asks for, as reports of a run are

@@ -21,10 +21,10 @@ class MeanLength(fv.ClipSchedule):
     noise: float
 
     @property
-    def watched(self) -> fv.Watched:
+    def watched(self) -> fv.ClipStatistic:
         told = {"word": "lengths", "seen": "the lengths of updates, up to 1"}
         fix = {"key": "noise", "setting": self.noise, "remedy": "raise it"}
-        return fv.Watched(width=1, length=1.0, noise=self.noise, **told, **fix)
+        return fv.ClipStatistic(width=1, length=1.0, noise=self.noise, **told, **fix)
 
     def start(self) -> float:
         return self.value

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.round import Round
 
 
-def asked(plan, start, ids, moving=None, round=1, streams=None):
+def asked(plan, start, ids, adaptive_state=None, round=1, streams=None):
     """Clients `ids` in `round` of the plan, from the model `start`."""
-    moving = plan.start(start) if moving is None else moving
+    moving = plan.first_state(start) if moving is None else moving
     ids, streams = np.asarray(ids), streams or Streams(1)
     return Round(round, ids, start, plan.clip(moving, round), moving, streams)

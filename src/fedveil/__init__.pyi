@@ -2,6 +2,9 @@ from fedveil.api import open_run as open_run
 from fedveil.api import resume as resume
 from fedveil.api import rounds as rounds
 from fedveil.api import run as run
+from fedveil.attacks.adversary import Adversary as Adversary
+from fedveil.attacks.adversary import AttackContext as AttackContext
+from fedveil.attacks.adversary import ReportAttack as ReportAttack
 from fedveil.attacks.backdoor import Backdoor as Backdoor
 from fedveil.attacks.backdoor_attack import AttackerNoise as AttackerNoise
 from fedveil.attacks.backdoor_attack import BackdoorAttack as BackdoorAttack
@@ -42,8 +45,10 @@ from fedveil.privacy.clip_schedules import Median as Median
 from fedveil.privacy.clip_schedules import PerGradient as PerGradient
 from fedveil.privacy.clip_schedules import Poly as Poly
 from fedveil.privacy.clip_schedules import Quantile as Quantile
+from fedveil.privacy.clip_statistic import ClipStatistic as ClipStatistic
 from fedveil.privacy.ledger.ledger import Ledger as Ledger
 from fedveil.privacy.plan import PrivacyPlan as PrivacyPlan
+from fedveil.privacy.plan import unprotected as unprotected
 from fedveil.privacy.ranges import Perturb as Perturb
 from fedveil.privacy.ranges import Ranges as Ranges
 from fedveil.privacy.releases.central import CentralNoise as CentralNoise
@@ -51,10 +56,9 @@ from fedveil.privacy.releases.central import central as central
 from fedveil.privacy.releases.client_noise import ClientNoise as ClientNoise
 from fedveil.privacy.releases.client_noise import Published as Published
 from fedveil.privacy.releases.client_noise import client_noise as client_noise
-from fedveil.privacy.releases.counted import line_of as line_of
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps as DpSgdSteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd as dp_sgd
-from fedveil.privacy.releases.none import unprotected as unprotected
+from fedveil.privacy.releases.local_lines import line_of as line_of
 from fedveil.privacy.releases.priv_unit import PrivUnitReports as PrivUnitReports
 from fedveil.privacy.releases.priv_unit import priv_unit as priv_unit
 from fedveil.privacy.releases.release import Release as Release
@@ -67,12 +71,8 @@ from fedveil.privacy.sampling import Poisson as Poisson
 from fedveil.privacy.sampling import RoundRobin as RoundRobin
 from fedveil.privacy.sampling import Sampler as Sampler
 from fedveil.privacy.secure import planned_for as planned_for
-from fedveil.privacy.secure import secured as secured
-from fedveil.privacy.watching import Watched as Watched
+from fedveil.privacy.secure import with_secure_noise as with_secure_noise
 from fedveil.runs.opened_run import OpenedRun as OpenedRun
-from fedveil.training.adversary import Adversary as Adversary
-from fedveil.training.adversary import Chance as Chance
-from fedveil.training.adversary import ReportAttack as ReportAttack
 from fedveil.training.aggregates import Aggregate as Aggregate
 from fedveil.training.aggregates import CoordinateMedian as CoordinateMedian
 from fedveil.training.aggregates import Flame as Flame
@@ -87,6 +87,7 @@ from fedveil.training.exchange import server_sum as server_sum
 from fedveil.training.gradients.modes import Mode as Mode
 from fedveil.training.rates import RateSchedule as RateSchedule
 from fedveil.training.rates import RateShape as RateShape
+from fedveil.training.reports import CohortSum as CohortSum
 from fedveil.training.round import RoundResult as RoundResult
 from fedveil.training.server import AdagradServer as AdagradServer
 from fedveil.training.server import AdamServer as AdamServer
@@ -98,7 +99,6 @@ from fedveil.training.server import YogiServer as YogiServer
 from fedveil.training.session import Training as Training
 from fedveil.training.session import new_ledger as new_ledger
 from fedveil.training.session import train as train
-from fedveil.training.sums import CohortSum as CohortSum
 from fedveil.training.work import Adam as Adam
 from fedveil.training.work import ClientDpSgd as ClientDpSgd
 from fedveil.training.work import ClientSgd as ClientSgd
@@ -115,6 +115,7 @@ __all__ = [
     "AdamServer",
     "Adversary",
     "Aggregate",
+    "AttackContext",
     "AttackerNoise",
     "Backdoor",
     "BackdoorAttack",
@@ -124,13 +125,13 @@ __all__ = [
     "BudgetExhausted",
     "BudgetLine",
     "CentralNoise",
-    "Chance",
     "ClientDpSgd",
     "ClientNoise",
     "ClientSgd",
     "ClientWork",
     "Clip",
     "ClipSchedule",
+    "ClipStatistic",
     "Clipped",
     "CohortSum",
     "ColourBackdoor",
@@ -188,7 +189,6 @@ __all__ = [
     "TwoPointReports",
     "Unit",
     "Vocabulary",
-    "Watched",
     "Weights",
     "When",
     "WritersBackdoor",
@@ -209,11 +209,11 @@ __all__ = [
     "resume",
     "rounds",
     "run",
-    "secured",
     "server_sum",
     "squared_error",
     "train",
     "two_point",
     "unprotected",
+    "with_secure_noise",
     "without_batch_norm",
 ]

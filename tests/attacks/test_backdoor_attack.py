@@ -136,7 +136,7 @@ def reports(made, round=1, ids=None):
     engine, seen = made.engine, {}
     adversary = made.adversary
 
-    class Watched(fv.Adversary):
+    class ClipStatistic(fv.Adversary):
         poisoned = adversary.poisoned
 
         def cheats(self, round, ids):
@@ -151,7 +151,7 @@ def reports(made, round=1, ids=None):
             return sent
 
     ids = adversary.attackers if ids is None else ids
-    replace(engine, job=replace(engine.job, adversary=Watched())).run(
+    replace(engine, job=replace(engine.job, adversary=ClipStatistic())).run(
         made.round(round, ids, made.start())
     )
     return seen

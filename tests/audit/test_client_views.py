@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit.client_views import View, Witness, again, claimed, replayed, views
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.training.adversary import ReportAttack
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import new_ledger
 from fedveil.training.work import OneGradient
@@ -50,7 +50,7 @@ def test_a_report_is_what_clients_send(name):
     for (when, who), reports in seen.items():
         if when != round.number:
             continue
-        if clip is not None and not attacked.plan.release.counted:
+        if clip is not None and not attacked.plan.release.local:
             assert float(reports.norm()) <= clip.value
         found = witness.seen(View.REPORT, round, np.array(who), np.array(who))
         torch.testing.assert_close(found, reports)
@@ -64,8 +64,8 @@ def test_everybody_else_sees_noise_of_its_own_for_each_client():
     witness = Witness(central, central.data, Streams(5))
     round = central.round(1, ids, state)
     rows = [witness.seen(view, round, ids, ids) for view in (View.REPORT, View.SUM)]
-    clip = central.plan.clip(state.moving, 1)
-    deviation = central.plan.release.noise_length(ids, clip, state.moving, 1)
+    clip = central.plan.clip(state.adaptive_state, 1)
+    deviation = central.plan.release.noise_length(ids, clip, state.adaptive_state, 1)
     noise = (rows[1] - rows[0]).double() / deviation
     within = 5 * (2 / noise.shape[1]) ** 0.5
     assert float(noise[0].square().mean()) == pytest.approx(1.0, abs=within)

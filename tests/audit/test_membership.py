@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit.findings import Attack
 from fedveil.audit.membership import Membership, curves_of
 from fedveil.audit.shadow_models import ShadowModels, ShadowRunner
@@ -12,9 +13,8 @@ from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
-from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.sampling import Everyone
-from fedveil.training.adversary import ReportAttack
 from fedveil.training.cohort import Batches
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import Training

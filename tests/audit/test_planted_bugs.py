@@ -19,11 +19,7 @@ from fedveil.audit.noiseless_checks import sensitivity_findings, statistics_find
 from fedveil.audit.randomisers import Randomiser, plans
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
-from fedveil.privacy.noise.mechanisms import (
-    GaussianMechanism,
-    LaplaceMechanism,
-    TwoPointMechanism,
-)
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build

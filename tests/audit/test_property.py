@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit.findings import Attack
 from fedveil.audit.property_attack import PropertyAudit, PropertyScores
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.run import Run
-from fedveil.training.adversary import ReportAttack
 from tests.audit.test_audit_command import left
 
 FEW = ("engine.workers=1", "engine.mode=vectorised", "data.clients=80", "rounds=6")

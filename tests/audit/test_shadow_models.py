@@ -14,8 +14,8 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.releases.dp_sgd import dp_sgd
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone, FixedSize
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import SgdServer

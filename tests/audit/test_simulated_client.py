@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from fedveil.training.turn import Turn
 
 from fedveil.audit.gradient_inversion import SimulatedClient
 from fedveil.base.errors import BadInput
@@ -14,7 +15,6 @@ from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
-from fedveil.training.turn import Turn
 from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, OneGradient
 
 WHOLE = Batches(0, epochs=4)

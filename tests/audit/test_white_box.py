@@ -6,21 +6,14 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit import white_box
 from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.findings import Attack
 from fedveil.audit.shadow_models import ShadowModels, ShadowRunner
-from fedveil.audit.white_box import (
-    ACTIVE_CLIENT,
-    ACTIVE_SERVER,
-    CLIENT,
-    SERVER,
-    WhiteBox,
-    guessed,
-)
+from fedveil.audit.white_box import ACTIVE_CLIENT, ACTIVE_SERVER, CLIENT, SERVER, WhiteBox, guessed
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Trust
-from fedveil.training.adversary import ReportAttack
 from tests.audit.test_membership import noise_labels, overfitted
 from tests.audit.test_shadow_models import federation, plain, private
 

@@ -133,7 +133,7 @@ def secure(data):
     )
     task = fv.Task(nn.Linear(4, 2), fv.cross_entropy)
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
-    return fv.Training(task, data, fv.secured(plan, task.size, diagnostics=False), work)
+    return fv.Training(task, data, fv.with_secure_noise(plan, task.size, diagnostics=False), work)
 
 
 @pytest.mark.parametrize(

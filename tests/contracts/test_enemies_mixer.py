@@ -80,7 +80,7 @@ def test_beside_the_dishonest_a_round_has_the_honest_reports_that_the_claim_coun
     event = plan.lines[0].event
     assert isinstance(event, Shuffled)
     assert event.reports == honest
-    needed = plan.release.minimum
+    needed = plan.release.channel.minimum
     assert needed == honest + dishonest
     sites = members(tmp_path)
 

@@ -9,7 +9,7 @@ import pytest
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.secure import secured
+from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
 from tests.contracts.enemies import CLIENTS, FREE, central, training
@@ -111,7 +111,7 @@ def test_noise_of_clients_stays_what_it_is():
 
 def test_secure_noise_is_claimed_by_plans_that_were_made_for_it(data):
     plan = line(central(), noise=fv.NoiseSource.SECURE)
-    with pytest.raises(BadInput, match="use planned_for and secured"):
+    with pytest.raises(BadInput, match="use planned_for and with_secure_noise"):
         training(data, plan=plan)
     with pytest.raises(BadInput, match="not for noise in every local step"):
         training(data, plan=line(steps(), noise=fv.NoiseSource.SECURE))
@@ -140,7 +140,7 @@ def test_secure_noise_is_not_for_local_steps():
         fv.Everyone(), CLIENTS, 1.0, rate=0.5, steps=1, rounds=1, budget=FREE, multiplier=2.0
     )
     with pytest.raises(BadInput, match="not for noise in every local step"):
-        secured(plan, 15, diagnostics=False)
+        with_secure_noise(plan, 15, diagnostics=False)
 
 
 def test_records_drawn_again_and_a_claim_about_one_record_contradict_each_other():

@@ -125,7 +125,7 @@ class Borrows(fv.Fixed):
     @property
     def watched(self):
         own = {"width": 39, "length": 1e-6, "noise": 1.0, "word": "noise"}
-        return fv.Watched(**own, seen="", key="", setting=1.0, remedy="")
+        return fv.ClipStatistic(**own, seen="", key="", setting=1.0, remedy="")
 
     def watch(self, lengths, round):
         return torch.zeros(len(lengths.norms), self.watched.width, dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_what_a_schedule_sees_is_not_the_server_s_noise(data):
     assert Borrows(1.0).watched.purpose != "noise"
 
 
-class Quieter(fv.Watched):
+class Quieter(fv.ClipStatistic):
     def noisy(self, total, keys):
         return total
 
@@ -168,7 +168,7 @@ class Own(fv.Quantile):
 
 
 def test_what_is_watched_is_of_our_own_class():
-    with pytest.raises(BadInput, match="a Watched is needed"):
+    with pytest.raises(BadInput, match="a ClipStatistic is needed"):
         central(Own(1.0, 0.5, noise=5.0))
 
 
@@ -207,7 +207,7 @@ class Gambles(fv.Fixed):
 
 def test_rows_and_noise_have_the_same_clip(data):
     plan = central(Gambles(1.0))
-    assert len({plan.clip(plan.start(torch.zeros(1)), 1).value for _ in range(20)}) == 1
+    assert len({plan.clip(plan.first_state(torch.zeros(1)), 1).value for _ in range(20)}) == 1
     made = training(data, plan=plan, workers=2, chunk=5)
     for result in fv.train(made):
         assert result.clip == made.plan.clip(torch.tensor([1.0]), result.round).value
@@ -236,7 +236,7 @@ class Shrinks(fv.Fixed):
 def test_workers_clip_as_the_server_noises(data):
     """Where they did not, an update of length 1 stood beside noise for one of 0.01."""
     made = training(data, plan=central(Shrinks(1.0)), workers=2, chunk=5)
-    lengths = [made.plan.clip(made.start().moving, 1).value]
+    lengths = [made.plan.clip(made.start().adaptive_state, 1).value]
     for result in fv.train(made):
         lengths.append(result.clip)
         assert result.snr < 1.5

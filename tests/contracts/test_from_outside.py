@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from fedveil.training.turn import Turn
 from torch import nn
 
 import fedveil as fv
@@ -15,7 +16,6 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.training.cohort import CohortData
 from fedveil.training.evaluate import evaluate
 from fedveil.training.gradients.modes import gradients_of
-from fedveil.training.turn import Turn
 
 CLIENTS = 20
 FREE = fv.Budget(math.inf, 1e-3)
@@ -145,7 +145,7 @@ class MeanLength(fv.ClipSchedule):
 
     @property
     def watched(self):
-        return fv.Watched(
+        return fv.ClipStatistic(
             width=1,
             length=1.0,
             noise=self.noise,

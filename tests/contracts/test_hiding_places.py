@@ -13,7 +13,7 @@ import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.models.trial import check_fits
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.secure import planned_for, secured
+from fedveil.privacy.secure import planned_for, with_secure_noise
 from tests.contracts.hiding_places import HIDING_PLACES, LATE, OTHERS
 from tests.contracts.test_leave_one_out import one_record_less
 from tests.contracts.zoo import CLASSES, FEATURES, task
@@ -54,7 +54,7 @@ def centrally(make, secure=False):
     made = task(make)
     if secure:
         lines = tuple(replace(line, budget=planned_for(line.budget)) for line in plan.lines)
-        plan = secured(replace(plan, lines=lines), made.size, diagnostics=True)
+        plan = with_secure_noise(replace(plan, lines=lines), made.size, diagnostics=True)
     return fv.Training(made, data(), plan, WORK, workers=1)
 
 

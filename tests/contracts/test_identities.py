@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import fedveil
+from fedveil.attacks.adversary import Adversary, ReportAttack
 from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
 from fedveil.audit.canary_clients import CanaryClients
 from fedveil.audit.property_attack import MultiTask
@@ -29,19 +30,8 @@ from fedveil.models.task import Task
 from fedveil.models.zoo import Lstm
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip_schedules import (
-    ClipSchedule,
-    Fixed,
-    Median,
-    PerGradient,
-    Poly,
-    Quantile,
-)
-from fedveil.privacy.noise.mechanisms import (
-    GaussianMechanism,
-    LaplaceMechanism,
-    TwoPointMechanism,
-)
+from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Median, PerGradient, Poly, Quantile
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
 from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.priced_metrics import priced_metrics
@@ -54,7 +44,6 @@ from fedveil.privacy.releases.release import Release
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.training.adversary import Adversary, ReportAttack
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.cohort import Batches
 from fedveil.training.rates import RateSchedule, RateShape

@@ -15,7 +15,7 @@ from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.secure import planned_for, secured
+from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.gradients.modes import Mode
 from tests.contracts.zoo import (
     MODULES,
@@ -73,7 +73,7 @@ def trained(release, module, loss=fv.cross_entropy, mode=None, secure=False):
     made, (plan, work) = shared_task(make, loss), RELEASES[release]()
     if secure:
         lines = tuple(replace(line, budget=planned_for(line.budget)) for line in plan.lines)
-        plan = secured(replace(plan, lines=lines), made.size, diagnostics=True)
+        plan = with_secure_noise(replace(plan, lines=lines), made.size, diagnostics=True)
     return fv.Training(made, records(tokens), plan, work, mode=mode, workers=1)
 
 
@@ -83,7 +83,7 @@ def summed(training, ids, round=2):
     done = training.engine.run(
         training.round(round, np.array(ids), replace(state, round=round - 1))
     )
-    clip = training.plan.clip(state.moving, round)
+    clip = training.plan.clip(state.adaptive_state, round)
     return (done.total if done.signal is None else done.signal).clone(), clip
 
 

@@ -20,7 +20,7 @@ from fedveil.privacy.ranges import Perturb
 from fedveil.privacy.releases.client_noise import Published
 from fedveil.privacy.releases.release import Release
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.secure import planned_for, secured
+from fedveil.privacy.secure import planned_for, with_secure_noise
 
 CLIENTS, FEATURES, RECORDS = 20, 3, 6
 BUDGET = fv.Budget(8.0, 1e-3)
@@ -101,7 +101,7 @@ def test_ranges_for_another_number_of_parameters_are_refused(data, sizes):
 def test_secure_noise_for_another_number_of_parameters_is_refused(data):
     plan = fv.central(fv.Everyone(), CLIENTS, fv.Fixed(1.0), rounds=2, budget=planned_for(BUDGET))
     with pytest.raises(BadInput, match="accounts for 11 parameters and the model has 12"):
-        fv.Training(task(), data, secured(plan, 11, diagnostics=False), fv.OneGradient())
+        fv.Training(task(), data, with_secure_noise(plan, 11, diagnostics=False), fv.OneGradient())
 
 
 def per_gradient(reach):
@@ -200,7 +200,7 @@ def test_rows_of_a_work_that_forgets_the_clip_are_clipped(data, name, row):
     plan = PLANS[name]()
     training = fv.Training(task(), data, plan, Unclipped(row), workers=1)
     total = training.engine.run(training.round(1, np.array([3]), training.start())).total
-    norm = plan.clip(plan.start(total), 1).norm
+    norm = plan.clip(plan.first_state(total), 1).norm
     length = float(total.norm(p=1 if norm is Norm.L1 else 2))
     assert length <= 0.5 * (1 + 1e-4)
     assert (length > 0.49) == math.isfinite(row)

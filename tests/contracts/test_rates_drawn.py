@@ -15,11 +15,11 @@ import torch
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.events import FixedSampled, Gaussian, PoissonSampled
+from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.noise.secure_random import SecureRandom
 from fedveil.privacy.noise.streams import Streams, uniform_
 from fedveil.privacy.releases.priv_unit import PrivUnitG
-from fedveil.privacy.watching import Watched
 from fedveil.training.cohort import CohortData
 from fedveil.training.work import ClientDpSgd
 from tests.contracts.enemies import CLIENTS, FREE, central
@@ -171,11 +171,11 @@ def drawing(monkeypatch, module, values):
 @pytest.mark.parametrize("flip", [0.1, 1.0, 4.0])
 def test_a_flipped_bit_is_kept_exactly_as_often_as_is_accounted(monkeypatch, flip):
     """P(keep) / P(flip) <= e^flip for draws that are multiples of 2^-52, and close to it."""
-    watched = Watched(1, 1.0, "bits", "seen", "key", 0.5, "remedy", flip=flip)
+    watched = ClipStatistic(1, 1.0, "bits", "seen", "key", 0.5, "remedy", flip=flip)
     keep = 1 / (1 + math.exp(-flip))
     edge = 2 * keep - 1 - 2.0**-22
     draws = [edge - 2.0**-40, edge, edge + 2.0**-40, -1.0]
-    drawing(monkeypatch, "fedveil.privacy.watching", draws)
+    drawing(monkeypatch, "fedveil.privacy.clip_statistic", draws)
     found = watched.flipped(torch.ones(4, 1, dtype=torch.float64), np.zeros(4, np.uint64))
     assert (found[:, 0] > 0).tolist() == [True, False, False, True]
     below = Fraction(math.floor(Fraction(edge) * 2**52) + 1 + 2**52, 2**53)

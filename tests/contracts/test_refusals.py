@@ -16,7 +16,7 @@ import fedveil as fv
 from fedveil.training.engines.on_ray import node
 from fedveil.training.engines.serial import Serial
 from fedveil.training.in_step import train_in_step
-from fedveil.training.reports import Spanned
+from fedveil.training.reports import DualUpdates
 from fedveil.training.server import Weights
 
 CLIENTS, WIDTH, BROKEN = 7, 20, 2
@@ -71,8 +71,8 @@ FORMS = {
 )
 def test_a_client_that_diverges_counts_for_nothing(monkeypatch, form, plan, weights):
     records, options = FORMS[form]
-    spans, whole = [], Spanned.__post_init__
-    monkeypatch.setattr(Spanned, "__post_init__", lambda self: spans.append(1) or whole(self))
+    spans, whole = [], DualUpdates.__post_init__
+    monkeypatch.setattr(DualUpdates, "__post_init__", lambda self: spans.append(1) or whole(self))
     training = made(records, plan(), weights=weights, **options)
     engine, state = training.engine, training.start()
     found = engine.run(training.round(1, EVERYBODY, state))

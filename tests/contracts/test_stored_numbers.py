@@ -108,7 +108,7 @@ def numbers(name, mode, monkeypatch):
     return {
         "rounds": len(results),
         "model": [float(np.linalg.norm(params)), *(waves @ params).tolist()],
-        "moving": results[-1].state.moving.tolist(),
+        "moving": results[-1].state.adaptive_state.tolist(),
         "clipped": [result.clipped for result in results],
         "refused": sum(len(result.refused) for result in results),
         "claims": [[c.epsilon, c.delta, str(c.accountant), str(c.trust)] for c in claims],

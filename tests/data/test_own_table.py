@@ -241,7 +241,7 @@ def test_claims_of_a_training_say_it():
         assert set(data.assumptions) <= set(claim.assumptions)
     assert len(data.assumptions) == 2
     with pytest.raises(BadInput, match="'secure' and means"):
-        fv.Training(task, data, fv.secured(plan, task.size, diagnostics=False), work)
+        fv.Training(task, data, fv.with_secure_noise(plan, task.size, diagnostics=False), work)
 
 
 def test_labels_are_found_or_a_number_is():

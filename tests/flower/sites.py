@@ -109,7 +109,12 @@ class Server:
     def ask(self, round: int = 1, attempt: int = 0, **changes: Any) -> RoundAsk:
         start = self.site.training.start()
         plan = plan_digest(load_recipe(self.site.file.recipe), self.site.file.clients)
-        said = {"run": self.run, "plan": plan, "params": start.params, "moving": start.moving}
+        said = {
+            "run": self.run,
+            "plan": plan,
+            "params": start.params,
+            "moving": start.adaptive_state,
+        }
         return RoundAsk(**{**said, "round": round, "attempt": attempt, **changes})
 
     def answer(self, round: int = 1, attempt: int = 0, **changes: Any) -> Any:

@@ -130,7 +130,7 @@ def test_what_an_adaptive_clip_is_told_is_cut(stand_ins, sent, counted):
     three.server().serve()
     share = (0.5 + 0.5 + counted) / 3 + 0.5
     moved = 0.5 * torch.exp(torch.tensor(0.5 - share)).item()
-    assert float(three.transport.asks[1].moving[0]) == pytest.approx(moved, rel=0.01)
+    assert float(three.transport.asks[1].adaptive_state[0]) == pytest.approx(moved, rel=0.01)
 
 
 def test_a_flipped_bit_that_is_none_counts_as_zero():

@@ -294,11 +294,15 @@ def test_a_moving_clip_follows_what_the_server_sees(tmp_path):
 def test_secure_noise_is_made_for_the_model(tmp_path):
     budget = fv.planned_for(fv.Budget(8.0, 1e-5))
     plan = fv.central(fv.Everyone(), len(NODES), fv.Fixed(1.0), rounds=2, budget=budget)
-    strategy = PrivateStrategy(FedAvg(), fv.secured(plan, 8, diagnostics=False), tmp_path / "a.db")
+    strategy = PrivateStrategy(
+        FedAvg(), fv.with_secure_noise(plan, 8, diagnostics=False), tmp_path / "a.db"
+    )
     result = strategy.start(Nodes(sends(1.0)), START, num_rounds=2)
     assert torch.isfinite(flat(result.arrays)).all()
     assert strategy.claim.noise == "secure"
-    other = PrivateStrategy(FedAvg(), fv.secured(plan, 9, diagnostics=False), tmp_path / "b.db")
+    other = PrivateStrategy(
+        FedAvg(), fv.with_secure_noise(plan, 9, diagnostics=False), tmp_path / "b.db"
+    )
     with pytest.raises(BadInput, match="9 parameters"):
         other.start(Nodes(sends(1.0)), START, num_rounds=2)
 

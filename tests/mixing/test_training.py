@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fedveil.training.turn import Turn
 
 import fedveil as fv
 from fedveil.mixing.protocol import collect, send_report
@@ -20,7 +21,6 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.evaluate import evaluate
 from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import gradients_of
-from fedveil.training.turn import Turn
 
 CLIENTS, ROUNDS, SITES = 12, 2, 3
 SMALL = (
@@ -63,7 +63,7 @@ class ThroughMixer:
 
     def points(self, round):
         release = self.job.plan.release
-        centre, radius = release.ranges.per_coordinate(round.moving)
+        centre, radius = release.ranges.per_coordinate(round.adaptive_state)
         return centre, radius * release.mechanism.kappa
 
     def site(self, round, ids):

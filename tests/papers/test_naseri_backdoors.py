@@ -15,7 +15,7 @@ from fedveil.papers.naseri_defences import (
     BOUND,
     CENTRAL,
     LOCAL,
-    NOBODY,
+    SERVER,
     UNDEFENDED,
     defences,
     legend,
@@ -84,11 +84,11 @@ def test_rows_are_recipes_against_one_backdoor(
         more = ["budget.epsilon=4"] if row.private else []
         recipe = load_recipe(row.recipe, [*row.settings, *more])
         assert recipe.attack is not None
-        assert recipe.attack.attackers == (0 if row.name == NOBODY else recipe.attack.attackers)
+        assert recipe.attack.attackers == (0 if row.name == SERVER else recipe.attack.attackers)
         attacks.add(recipe.attack.kind)
     assert len(attacks) == 1
     names = [row.name for row in rows]
-    assert names[:2] == [NOBODY, UNDEFENDED]
+    assert names[:2] == [SERVER, UNDEFENDED]
     assert {BOUND, CENTRAL} < set(names)
     assert len(set(names)) == len(names)
     told = {name.rsplit(": ", 1)[-1] for name in names if ": " in name}

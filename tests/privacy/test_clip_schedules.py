@@ -234,7 +234,7 @@ def test_realised_chance_of_keeping_the_bit_respects_epsilon(monkeypatch, flip, 
     def keeps(draw):
         """Whether a client that draws so many steps of the grid keeps its bit."""
         monkeypatch.setattr(
-            "fedveil.privacy.watching.uniform_", lambda out, _: out.fill_(draw / half)
+            "fedveil.privacy.clip_statistic.uniform_", lambda out, _: out.fill_(draw / half)
         )
         return float(watch(schedule, seen([0.5], 1.0))) > 0
 
@@ -253,7 +253,7 @@ def test_bit_is_kept_exactly_below_the_threshold(monkeypatch, flip):
         asked.append(keys)
         return out.copy_(torch.from_numpy(np.asarray(draws)[:, None]))
 
-    monkeypatch.setattr("fedveil.privacy.watching.uniform_", chosen)
+    monkeypatch.setattr("fedveil.privacy.clip_statistic.uniform_", chosen)
     edge = max(0.0, math.tanh(flip / 2) - 2.0**-22)
     last = (math.ceil(edge * 2**23) - 1) * 2.0**-23
     draws = [-1.0, last, last + 2.0**-23, 1 - 2.0**-23]

@@ -18,12 +18,11 @@ from fedveil.privacy.clip_schedules import Fixed, Quantile
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.noisy_steps import NoisySteps
-from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.plan import PrivacyPlan, unprotected
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.releases.client_noise import ClientNoise, client_noise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
@@ -245,7 +244,7 @@ def test_client_adds_noise_for_any_two_of_its_inputs(laplace):
     """Scale = multiplier x 2 C."""
     plan = local_plan(laplace=laplace, schedule=Fixed(0.5, Norm.L1 if laplace else Norm.L2))
     rows, start = torch.zeros(3, 20_000), torch.zeros(20_000)
-    plan.release.randomise_(rows, asked(plan, start, IDS, plan.start(start), 1, Streams(1)))
+    plan.release.randomise_(rows, asked(plan, start, IDS, plan.first_state(start), 1, Streams(1)))
     size = rows.abs().mean() if laplace else rows.std()
     assert float(size) == pytest.approx(2.0 * 2 * 0.5, rel=0.03)
     assert len(torch.unique(rows, dim=0)) == 3
@@ -259,7 +258,7 @@ def test_server_adds_nothing_to_what_clients_protected():
 
 def test_noise_of_a_client_is_a_function_of_round_and_client():
     plan, start = local_plan(), torch.zeros(30)
-    moving = plan.start(start)
+    moving = plan.first_state(start)
     whole, again, later = (torch.zeros(3, 30) for _ in range(3))
     plan.release.randomise_(whole, asked(plan, start, IDS, moving, 1, Streams(1)))
     plan.release.randomise_(again[:1], asked(plan, start, IDS[2:], moving, 1, Streams(1)))
@@ -279,7 +278,7 @@ def test_reports_are_divided_by_those_that_came():
 def test_two_point_sum_is_that_of_updates_whatever_was_reported(perturb, shuffled):
     """A report is c +- r kappa, about the weights or the update; the sum estimates updates."""
     plan, start = two_point_plan(perturb, shuffled=shuffled), torch.linspace(-0.2, 0.2, 5)
-    rows, moving = torch.full((4000, 5), 0.1), plan.start(start)
+    rows, moving = torch.full((4000, 5), 0.1), plan.first_state(start)
     plan.release.randomise_(rows, asked(plan, start, np.arange(4000), moving, 1, Streams(1)))
     reach = 0.5 * plan.release.mechanism.kappa
     assert torch.unique(rows.abs()).tolist() == pytest.approx([reach], rel=1e-5)
@@ -298,7 +297,7 @@ def released(plan, total, *rest):
 
 
 def length(plan, size):
-    moving = plan.start(torch.zeros(size))
+    moving = plan.first_state(torch.zeros(size))
     return plan.release.noise_length(IDS, plan.clip(moving, 1), moving, size)
 
 
@@ -311,7 +310,7 @@ def summed(plan, rows, weights, start, moving):
 def test_refused_reports_are_left_out_of_the_sum():
     for shuffled in (0, 50):
         plan, start = two_point_plan(shuffled=shuffled), torch.zeros(5)
-        rows, moving = torch.zeros(60, 5), plan.start(start)
+        rows, moving = torch.zeros(60, 5), plan.first_state(start)
         plan.release.randomise_(rows, asked(plan, start, np.arange(60), moving, 1, Streams(1)))
         weights = torch.ones(60, dtype=torch.float64)
         weights[:10] = 0
@@ -331,7 +330,7 @@ def test_expected_length_of_the_noise():
 
 def test_fixed_bound_and_no_bound_do_not_move():
     for plan in (central_plan(), unprotected(Everyone(), 10, rounds=1)):
-        moving = plan.start(torch.zeros(5))
+        moving = plan.first_state(torch.zeros(5))
         zero = torch.zeros(5)
         assert plan.move(moving, torch.zeros(0), zero, zero, 1, Streams(1)) is moving
 
@@ -340,7 +339,7 @@ def test_ranges_move_with_the_released_model_only():
     plan = two_point_plan()
     after = torch.tensor([0.0, 0.1, 0.2, 0.0, 2.0])
     moved = plan.move(
-        plan.start(after), torch.full((1,), 1e9), torch.zeros(5), after, 1, Streams(1)
+        plan.first_state(after), torch.full((1,), 1e9), torch.zeros(5), after, 1, Streams(1)
     )
     assert moved.tolist() == pytest.approx([0.1, 1.0, 0.1, 0.75])
 
@@ -350,7 +349,7 @@ def test_watched_bits_of_a_cohort_move_the_bound():
     plan = local_plan(FixedSize(40), schedule=schedule, budgets=budgets)
     zero = torch.zeros(5)
     watched = torch.tensor([20.0], dtype=torch.float64)
-    moved = plan.move(plan.start(zero), watched, zero, zero, 1, Streams(1))
+    moved = plan.move(plan.first_state(zero), watched, zero, zero, 1, Streams(1))
     assert float(moved[0]) == pytest.approx(0.5 * math.exp(-0.2 * 0.5))
     assert plan.clip(moved, 2) == Clip(float(moved[0]))
 

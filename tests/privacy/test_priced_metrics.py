@@ -21,17 +21,12 @@ from fedveil.privacy.accounting.events import Gaussian, PoissonSampled, WithMetr
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.priced_metrics import (
-    OwnerClip,
-    PricedMetrics,
-    measured_rounds,
-    priced_metrics,
-)
+from fedveil.privacy.plan import unprotected
+from fedveil.privacy.priced_metrics import OwnerClip, PricedMetrics, measured_rounds, priced_metrics
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.releases.none import unprotected
-from fedveil.privacy.releases.release import NOBODY
+from fedveil.privacy.releases.release import SERVER
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.secure import SLIP, planned_for, secured
+from fedveil.privacy.secure import SLIP, planned_for, with_secure_noise
 
 NAMES = ("accuracy", "loss")
 WHERE = (8, 15, 23, 30)
@@ -226,7 +221,7 @@ def test_no_other_draw_of_the_training_tells_the_noise():
     scale = metrics.mechanism.multiplier * metrics.clip.sensitivity
     for purpose in ("noise", "cohort", "client-bits", "bits", "client-noise"):
         other = torch.zeros(1, 2, dtype=torch.float64)
-        metrics.mechanism.add_(other, np.array([scale]), streams.keys(purpose, 8, NOBODY))
+        metrics.mechanism.add_(other, np.array([scale]), streams.keys(purpose, 8, SERVER))
         drawn = float(other[0, 0]) / metrics.clip.weights[0] / 3000
         assert found != pytest.approx(drawn, rel=1e-9)
 
@@ -411,7 +406,7 @@ def test_secure_metrics_pay_for_their_sampler():
     plain = central(
         *(Poisson(0.1), 1000, Fixed(1.0)), rounds=30, budget=planned_for(Budget(2.0, 1e-5))
     )
-    plan = secured(plain.measuring(metrics), 100, diagnostics=False)
+    plan = with_secure_noise(plain.measuring(metrics), 100, diagnostics=False)
     line = plan.metrics.line
     assert line.noise is NoiseSource.SECURE
     assert line.slip == pytest.approx(1e-5 * SLIP)

@@ -30,7 +30,7 @@ from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.secure import DIAGNOSTICS, SECURE, SLIP, planned_for, secured
+from fedveil.privacy.secure import DIAGNOSTICS, SECURE, SLIP, planned_for, with_secure_noise
 from tests.asking import asked
 
 FALSE_ALARM = 1e-6
@@ -193,7 +193,7 @@ COSTLY = ("fixed", "poisson")  # to calibrate
 def test_a_secure_plan_keeps_epsilon_and_delta(name):
     """The claim is at the delta that was asked for; noise was planned with a little less."""
     seeded = plan_of(name)
-    plan = secured(plan_of(name, planned_for(BUDGET)), 650, diagnostics=False)
+    plan = with_secure_noise(plan_of(name, planned_for(BUDGET)), 650, diagnostics=False)
     for claim in plan.claims(5):
         assert claim.noise is NoiseSource.SECURE
         assert claim.epsilon <= BUDGET.epsilon or claim.accountant is not Accountant.PLD
@@ -208,7 +208,7 @@ def test_a_secure_plan_keeps_epsilon_and_delta(name):
 
 
 def test_the_share_of_delta_pays_for_the_sampler():
-    plan = secured(
+    plan = with_secure_noise(
         central(Everyone(), 100, Fixed(1.0), rounds=5, budget=BUDGET), 10**6, diagnostics=False
     )
     (line,) = plan.lines
@@ -218,14 +218,14 @@ def test_the_share_of_delta_pays_for_the_sampler():
 
 
 def test_diagnostics_are_in_the_assumptions_of_every_claim():
-    plan = secured(plan_of("everyone"), 650, diagnostics=True)
+    plan = with_secure_noise(plan_of("everyone"), 650, diagnostics=True)
     assert all(DIAGNOSTICS in claim.assumptions for claim in plan.claims(5))
 
 
 def test_an_epsilon_the_sampler_cannot_vouch_for_is_refused():
     plan = central(Everyone(), 100, Fixed(1.0), rounds=5, budget=Budget(60.0, 1e-3))
     with pytest.raises(BadInput, match="cannot be vouched for"):
-        secured(plan, 650, diagnostics=False)
+        with_secure_noise(plan, 650, diagnostics=False)
 
 
 RANGES = Ranges(0.0, 0.15, (650,), False, Perturb.UPDATE)
@@ -242,7 +242,7 @@ def test_an_account_the_sampler_cannot_vouch_for_is_told_as_such():
     """
     for epsilon, pure in ((0.001, True), (0.02, False)):
         plan = two_point_plan(epsilon)
-        secure = secured(plan, 650, diagnostics=False)
+        secure = with_secure_noise(plan, 650, diagnostics=False)
         claims = secure.claims(5)
         assert [c.accountant for c in claims] == [c.accountant for c in plan.claims(5)]
         client = [c for c in claims if not c.as_published]
@@ -258,7 +258,7 @@ def test_an_account_the_sampler_cannot_vouch_for_is_told_as_such():
 
 def test_a_shuffled_claim_never_stands_without_its_unshuffled_neighbour():
     seeded = two_point_plan(1.0, shuffled=100, budget=Budget(math.inf, 1e-3 * (1 - SLIP)), rounds=1)
-    plan = secured(seeded, 650, diagnostics=False)
+    plan = with_secure_noise(seeded, 650, diagnostics=False)
     shuffled, alone, added, weight = plan.claims(1)
     assert (shuffled.trust, shuffled.vouched) == (Trust.SHUFFLED, True)
     for claim in (alone, added):
@@ -279,7 +279,9 @@ def test_a_shuffled_claim_never_stands_without_its_unshuffled_neighbour():
 )
 def test_draws_are_those_of_all_reports_that_hide_a_client(sampler, shuffled, reports):
     """The others' draws are what hides a client behind a shuffler; alone, only its own count."""
-    plan = secured(two_point_plan(0.02, sampler, shuffled=shuffled), 650, diagnostics=False)
+    plan = with_secure_noise(
+        two_point_plan(0.02, sampler, shuffled=shuffled), 650, diagnostics=False
+    )
     line = plan.lines[0]
     paid = delta_of_sampler(reports * 650 + 100, 2 * 5, line.vouched)
     assert 2 * paid == pytest.approx(line.slip, rel=1e-6)
@@ -290,13 +292,13 @@ def test_draws_of_a_curator_are_paid_for():
     plan = client_noise(
         Everyone(), 100, schedule, laplace=False, rounds=5, budgets=(planned_for(BUDGET),)
     )
-    (line,) = secured(plan, 10, diagnostics=False).lines
+    (line,) = with_secure_noise(plan, 10, diagnostics=False).lines
     paid = delta_of_sampler(10 + 121 + 100, 2 * 5, line.vouched)
     assert 2 * paid == pytest.approx(line.slip, rel=1e-6)
 
 
 def test_terms_keep_what_is_vouched_for():
-    (line,) = secured(plan_of("poisson"), 650, diagnostics=False).lines
+    (line,) = with_secure_noise(plan_of("poisson"), 650, diagnostics=False).lines
     assert BudgetLine.from_dict(line.to_dict()) == line
     assert 0 < line.vouched < math.inf
 
@@ -306,17 +308,17 @@ def test_sums_that_float64_would_round_are_refused():
     for clients, fine in ((10**4, True), (10**8, False)):
         plan = central(Poisson(1e-3), clients, Fixed(1.0), rounds=2, budget=budget, multiplier=0.7)
         if fine:
-            secured(plan, 10**9, diagnostics=False)
+            with_secure_noise(plan, 10**9, diagnostics=False)
         else:
             with pytest.raises(BadInput, match="too long for the grid"):
-                secured(plan, 10**9, diagnostics=False)
+                with_secure_noise(plan, 10**9, diagnostics=False)
 
 
 @pytest.mark.parametrize("name", ["poisson", "fixed", "everyone"])
 def test_the_servers_sum_gets_its_noise(name):
     free = planned_for(Budget(math.inf, BUDGET.delta))
-    plan = secured(plan_of(name, free, multiplier=2.0), 5000, diagnostics=False)
-    clip = plan.clip(plan.start(torch.zeros(1)), 1)
+    plan = with_secure_noise(plan_of(name, free, multiplier=2.0), 5000, diagnostics=False)
+    clip = plan.clip(plan.first_state(torch.zeros(1)), 1)
     total = torch.linspace(-1, 1, 5000, dtype=torch.float64)
     secure = Streams(1, secure=True)
     plan.release.read_(total[None], asked(plan, total, [0], streams=secure))
@@ -327,8 +329,10 @@ def test_the_servers_sum_gets_its_noise(name):
 
 
 def test_clients_rows_get_their_noise():
-    plan = secured(plan_of("local, Gaussian", planned_for(BUDGET)), 5000, diagnostics=False)
-    moving = plan.start(torch.zeros(1))
+    plan = with_secure_noise(
+        plan_of("local, Gaussian", planned_for(BUDGET)), 5000, diagnostics=False
+    )
+    moving = plan.first_state(torch.zeros(1))
     rows = torch.zeros(6, 5000)
     plan.release.randomise_(
         rows, asked(plan, torch.zeros(5000), np.arange(6), moving, 1, Streams(1, secure=True))

@@ -15,14 +15,14 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths
+from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.watching import Watched
 from tests.asking import asked
 
 ALARM = 1e-6
-BITS = Watched(
+BITS = ClipStatistic(
     *(3, 0.7, "marks", "marks", "clip.marks", 1.0, "raise it"), counts=False, noise=2.0, every=2
 )
 COUNTS = replace(BITS, counts=True, every=1)
@@ -117,7 +117,7 @@ def test_sums_of_odd_numbers_are_exact_under_secure_noise():
     secure = Streams(1, secure=True)
     rows = plan.watch(lengths(), asked(plan, torch.zeros(1), np.arange(8), streams=secure))
     model = torch.zeros(1)
-    moved = plan.move(plan.start(model), rows.sum(dim=0), model, model, 1, secure)
+    moved = plan.move(plan.first_state(model), rows.sum(dim=0), model, model, 1, secure)
     assert float(moved[0]) != 1.0
     raw = Odd().watch(lengths(), 1)
     assert float((rows - raw).abs().max()) < 1e-5
@@ -128,5 +128,5 @@ def test_nothing_is_watched_and_nothing_moves_in_other_rounds():
     plan, model = PrivacyPlan(Everyone(), 8, 4, schedule=Odd()), torch.zeros(1)
     rows = plan.watch(lengths(), asked(plan, model, np.arange(8), round=2))
     assert not rows.any()
-    full, before = torch.full((3,), 9.0, dtype=torch.float64), plan.start(model)
+    full, before = torch.full((3,), 9.0, dtype=torch.float64), plan.first_state(model)
     assert torch.equal(plan.move(before, full, model, model, 2, Streams(1)), before)

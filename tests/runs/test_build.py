@@ -139,7 +139,7 @@ def test_learning_rates_change_as_was_asked_for(keys, schedule):
 def test_noise_follows_the_learning_rate_of_a_round():
     few = (*SMALL, "sample.size=5", "client.steps=3", "client.lr=0.5", "clip.value=2.0")
     plan = built("dp-fedavg", *few, "client.schedule=linear").plan
-    clips = [plan.clip(plan.start(torch.zeros(1)), round).value for round in (1, 2)]
+    clips = [plan.clip(plan.first_state(torch.zeros(1)), round).value for round in (1, 2)]
     assert clips == pytest.approx([2.0 * 3 * 0.5, 2.0 * 3 * 0.25])
 
 

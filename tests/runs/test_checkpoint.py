@@ -39,7 +39,7 @@ def test_a_state_survives(tmp_path):
     assert torch.equal(read.state.params, state(3).params)
     assert torch.equal(read.state.memory["velocity"], memory)
     assert read.state.memory["velocity"].dtype == torch.float64
-    assert torch.equal(read.state.moving, state(3).moving)
+    assert torch.equal(read.state.adaptive_state, state(3).adaptive_state)
 
 
 def test_the_newest_two_are_kept(tmp_path):
@@ -55,7 +55,7 @@ def test_no_checkpoint_is_no_state(tmp_path):
 
 def stored(round="5", **changes):
     """A file like that of state(5), with tensors changed or, by None, left out."""
-    tensors = {"params": LIKE.params, "moving": LIKE.moving, **changes}
+    tensors = {"params": LIKE.params, "moving": LIKE.adaptive_state, **changes}
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     about = {"round": str(round), "ledger": json.dumps(HEAD.to_dict())}
     about["digest"] = checkpoint._digest(kept, about)
@@ -69,10 +69,10 @@ DAMAGES = {
     "no round": stored(round=None),
     "bad round": stored(round="five"),
     "no params": stored(params=None),
-    "no moving": stored(moving=None),
+    "no moving": stored(adaptive_state=None),
     "other model": stored(params=torch.zeros(SIZE + 1)),
     "other memory": stored(**{"memory.velocity": torch.zeros(2)}),
-    "other moving": stored(moving=torch.zeros(2, dtype=torch.float64)),
+    "other moving": stored(adaptive_state=torch.zeros(2, dtype=torch.float64)),
     "other type": stored(params=LIKE.params.double()),
 }
 

@@ -116,7 +116,7 @@ def test_dp_sgd_is_accounted_as_the_recipe_says():
     plan = plan_of("dp-sgd", *settings, "budget.delta=1e-4", "sample.max_participations=none")
     (line,) = plan.lines
     assert (line.event.rate, line.event.event.multiplier, line.per) == (0.2, 5.0, 3)
-    assert plan.clip(plan.start(None), 1).value == 0.5
+    assert plan.clip(plan.first_state(None), 1).value == 0.5
 
 
 @pytest.mark.parametrize(("nominal", "relation"), [("none", "zero-out"), ("40", "add-remove")])
@@ -129,13 +129,13 @@ def test_a_nominal_size_is_what_hides_sizes(nominal, relation):
 def test_a_shuffled_round_waits_for_the_dishonest_too():
     plan = plan_of("ldp-fl", "shuffle.minimum=30", "shuffle.dishonest=7", "client.epochs=1")
     assert plan.lines[0].event.reports == 30
-    assert plan.release.minimum == 37
+    assert plan.release.channel.minimum == 37
 
 
 def test_a_shuffled_claim_hides_behind_the_minimum_that_was_asked_for():
     plan = plan_of("ldp-fl", "shuffle.minimum=30", "client.epochs=1")
     assert plan.lines[0].event.reports == 30
-    assert plan.release.minimum == 30
+    assert plan.release.channel.minimum == 30
 
 
 def test_clients_are_dealt_to_their_budgets_in_equal_numbers():

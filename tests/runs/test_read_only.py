@@ -18,7 +18,7 @@ from fedveil.runs.run import Run
 
 from .conftest import BASE
 
-NOBODY = 65534
+SERVER = 65534
 KINDS = ("whole", "torn")
 
 
@@ -121,8 +121,8 @@ def as_nobody(work, told):
     if not child:
         try:
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(SERVER)
+            os.setuid(SERVER)
             os.environ["HOME"] = "/"
             told.write_text(json.dumps(work()))
         except BaseException:

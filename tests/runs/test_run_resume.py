@@ -77,7 +77,7 @@ def test_every_kind_of_plan_resumes_to_the_same_model(start, name, settings):
     assert told == first["claims"]
     counts = [read_participations(run.folder / "ledger.db") for run in (whole, cut)]
     assert np.array_equal(counts[0], counts[1])
-    assert (counts[0] is None) is not whole.training.plan.release.counted
+    assert (counts[0] is None) is not whole.training.plan.release.local
 
 
 def test_a_ledger_without_its_last_charges_is_refused(start):

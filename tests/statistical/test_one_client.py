@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.attacks.adversary import ReportAttack
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.training.adversary import ReportAttack
 from fedveil.training.session import train
 
 ALONE = ("data.clients=1", "sample.kind=all", "rounds=4", "engine.workers=1")

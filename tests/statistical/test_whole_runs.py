@@ -188,5 +188,5 @@ def test_ranges_are_those_of_the_models_released_before(follow, perturb):
         layers = torch.split(shown, list(seen.training.task.layer_sizes))
         centres = [float(a.max() + a.min()) / 2 if perturb == "weights" else 0.0 for a in layers]
         radii = [float(a.max() - a.min()) / 2 for a in layers]
-        assert result.state.moving.tolist() == pytest.approx([*centres, *radii], rel=1e-5)
+        assert result.state.adaptive_state.tolist() == pytest.approx([*centres, *radii], rel=1e-5)
         before = after

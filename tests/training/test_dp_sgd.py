@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedveil.training.turn import Turn
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
@@ -12,14 +13,13 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.noisy_steps import NoisySteps
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.releases.dp_sgd import dp_sgd
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
-from fedveil.training.turn import Turn
 from fedveil.training.work import Adam, ClientDpSgd, OneGradient
 
 STREAMS, ROUND = Streams(5), 2

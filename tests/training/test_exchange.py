@@ -7,7 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from fedveil.training.turn import Turn
 
+from fedveil.attacks.adversary import ReportAttack
 from fedveil.base.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.privacy.accounting.budget import Budget
@@ -17,21 +19,19 @@ from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Qua
 from fedveil.privacy.ledger.file import read_participations
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.runs import checkpoint
-from fedveil.training.adversary import ReportAttack
 from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.server import SgdServer, Weights
 from fedveil.training.session import Training, train
-from fedveil.training.turn import Turn
 from fedveil.training.work import Adam, ClientSgd, Decay, OneGradient
 from tests.asking import asked
 
@@ -107,7 +107,8 @@ def test_a_client_that_diverged_reports_a_randomised_zero_and_is_named(make_fami
     rows = reports_of(dying, state=state)
     silent = torch.zeros(1, task.size)
     dying.plan.release.randomise_(
-        silent, asked(dying.plan, state.params, np.array([2]), state.moving, 1, dying.streams)
+        silent,
+        asked(dying.plan, state.params, np.array([2]), state.adaptive_state, 1, dying.streams),
     )
     assert torch.equal(rows[2], silent[0])
     done = dying.engine.run(dying.round(1, np.arange(data.clients), state))
@@ -247,9 +248,9 @@ def test_an_adaptive_bound_moves_for_the_next_round_only(make_data, task, kind):
     training = Training(task, data, adaptive(kind, data), OneGradient())
     state, results = training.start(), []
     for result in training.rounds(state, ledger_of(training.plan)):
-        assert result.clip == float(state.moving[0])
+        assert result.clip == float(state.adaptive_state[0])
         if kind == "median" and result.round % 2 == 0:
-            assert float(result.state.moving[0]) == float(state.moving[0])
+            assert float(result.state.adaptive_state[0]) == float(state.adaptive_state[0])
         state = result.state
         results.append(result)
     assert results[0].clip == 0.1
@@ -268,7 +269,7 @@ def test_an_adaptive_bound_survives_a_checkpoint(make_data, task, tmp_path, kind
     assert [result.round for result in rest] == [3, 4, 5]
     for before, after in zip(whole[2:], rest, strict=True):
         assert torch.equal(before.state.params, after.state.params)
-        assert torch.equal(before.state.moving, after.state.moving)
+        assert torch.equal(before.state.adaptive_state, after.state.adaptive_state)
         assert before.clip == after.clip
 
 
@@ -407,15 +408,17 @@ def test_two_point_reports_are_unbiased(make_data, task, perturb):
 def test_adaptive_ranges_follow_the_released_model(task, data):
     plan = reporting(data, task, Perturb.WEIGHTS, adaptive=True)
     training = Training(task, data, plan, OneGradient())
-    moving = training.start().moving
+    moving = training.start().adaptive_state
     assert moving.tolist() == [0.0, 0.0, 0.3, 0.3]
     for result in training.rounds(training.start(), ledger_of(plan)):
         for k, layer in enumerate(torch.split(result.state.params, task.layer_sizes)):
             low, high = float(layer.min()), float(layer.max())
-            assert float(result.state.moving[k]) == pytest.approx((high + low) / 2, abs=1e-7)
-            assert float(result.state.moving[2 + k]) <= float(moving[2 + k])
-            assert float(result.state.moving[2 + k]) <= (high - low) / 2 + 1e-6
-        moving = result.state.moving
+            assert float(result.state.adaptive_state[k]) == pytest.approx(
+                (high + low) / 2, abs=1e-7
+            )
+            assert float(result.state.adaptive_state[2 + k]) <= float(moving[2 + k])
+            assert float(result.state.adaptive_state[2 + k]) <= (high - low) / 2 + 1e-6
+        moving = result.state.adaptive_state
 
 
 def small_federation(make_data):
@@ -450,7 +453,7 @@ def test_modes_agree_on_whole_trainings(make_data, name):
         *_, last = train(Training(task, data, plan, work, mode=mode))
         ends.append(last.state)
     assert relative(ends[0].params, ends[1].params) < 1e-5
-    assert torch.allclose(ends[0].moving, ends[1].moving, rtol=1e-5)
+    assert torch.allclose(ends[0].adaptive_state, ends[1].adaptive_state, rtol=1e-5)
 
 
 def test_clients_may_have_budgets_of_their_own(task, data):

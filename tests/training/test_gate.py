@@ -17,7 +17,7 @@ from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.secure import planned_for, secured
+from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.evaluate import measured_owners, owner_means, priced_names
 from fedveil.training.session import Training, new_ledger, train
 from fedveil.training.work import OneGradient
@@ -68,7 +68,7 @@ def training_of(data, *, secure=False, names=("accuracy", "loss"), task=None, **
     ).measuring(metrics, 1)
     task = task or task_of()
     if secure:
-        plan = secured(plan, task.size, diagnostics=False)
+        plan = with_secure_noise(plan, task.size, diagnostics=False)
     return Training(task=task, data=data, plan=plan, work=OneGradient(), workers=1, **rest)
 
 

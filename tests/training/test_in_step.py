@@ -14,9 +14,9 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, Quantile
 from fedveil.privacy.noise.streams import JointStreams, Streams
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.training.cohort import Batches, CohortData

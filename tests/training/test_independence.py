@@ -11,7 +11,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.sampling import Poisson
-from fedveil.privacy.secure import planned_for, secured
+from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.cohort import Batches
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import Training
@@ -38,7 +38,7 @@ def training(data, mode=None, workers=1):
     task = build_task("mlp", (FEATURES,), 4, seed=1, hidden=(16,))
     budget = planned_for(Budget(1.0, 1e-5))
     plan = central(Poisson(0.5), CLIENTS, Fixed(LENGTH), rounds=1, budget=budget)
-    plan = secured(plan, task.size, diagnostics=False)
+    plan = with_secure_noise(plan, task.size, diagnostics=False)
     work = ClientSgd(Batches(0, steps=15), 5.0)
     return Training(task, data, plan, work, mode=mode, workers=workers)
 

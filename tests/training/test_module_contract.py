@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedveil.training.turn import Turn
 from torch import nn
 
 import fedveil as fv
@@ -12,7 +13,6 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
-from fedveil.training.turn import Turn
 
 FREE = fv.Budget(math.inf, 1e-3)
 SGD = fv.ClientSgd(fv.Batches(0, steps=2), lr=0.5)

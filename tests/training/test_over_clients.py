@@ -106,7 +106,7 @@ def test_secure_noise_refuses_it(make_data):
     plan = fv.central(
         fv.Poisson(0.5), data.clients, fv.Fixed(0.5), rounds=2, budget=budget, multiplier=2.0
     )
-    secured = fv.secured(plan, 21, diagnostics=True)
+    secured = fv.with_secure_noise(plan, 21, diagnostics=True)
     training_of(data, secured)
     with pytest.raises(BadInput, match=r"'secure' and evaluate\.clients .* in the clear"):
         training_of(data, secured, clients_every=1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fedveil.training.turn import Turn
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
@@ -14,8 +15,8 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.noisy_steps import NoisySteps
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.cohort import Batches, CohortData
@@ -23,7 +24,6 @@ from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.rates import RateSchedule, RateShape, scheduled
 from fedveil.training.server import AdagradServer, AdamServer, SgdServer, YogiServer
 from fedveil.training.session import Training
-from fedveil.training.turn import Turn
 from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, Decay
 
 COSINE = [1.0, (1 + math.cos(math.pi / 4)) / 2, 0.5, (1 + math.cos(3 * math.pi / 4)) / 2]

@@ -14,7 +14,7 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
-from fedveil.training.reports import Rows, Spanned, accept
+from fedveil.training.reports import DualUpdates, Rows, accept
 
 CLIP = Clip(2.0)
 
@@ -86,7 +86,7 @@ def spanned(make_data):
     def made(*lengths):
         moved = torch.ones(3, walk.width)
         moved *= (torch.tensor(lengths) / walk.norms(moved, Norm.L2).float())[:, None]
-        return Spanned(walk, moved, torch.zeros(3, dtype=torch.bool)), walk.rows(moved.clone())
+        return DualUpdates(walk, moved, torch.zeros(3, dtype=torch.bool)), walk.rows(moved.clone())
 
     return made
 
@@ -114,7 +114,7 @@ def test_updates_in_the_span_are_scaled_to_the_bound(spanned):
 def test_updates_in_the_span_that_are_not_finite_count_as_zero(spanned, clip):
     reports, _ = spanned(1.0, 1.0, 1.0)
     reports.moved[1, 0] = math.inf
-    reports = Spanned(reports.trajectory, reports.moved, reports.clipped)
+    reports = DualUpdates(reports.trajectory, reports.moved, reports.clipped)
     assert accept(reports, clip).refused.tolist() == [False, True, False]
     assert not summed(reports, [0.0, 1.0, 0.0]).any()
     assert torch.isfinite(summed(reports, [1.0, 1.0, 1.0])).all()

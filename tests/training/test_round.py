@@ -14,13 +14,13 @@ from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
+from fedveil.training.reports import CohortSum
 from fedveil.training.round import begin, end
 from fedveil.training.server import ServerState, SgdServer
-from fedveil.training.sums import CohortSum
 
 SIZE, CLIENTS = 50, 40
 STREAMS = Streams(3)
@@ -63,7 +63,7 @@ def private(rounds=3, sampler=None, epsilon=math.inf, multiplier=2.0):
 
 def start(plan):
     params = torch.zeros(SIZE)
-    return ServerState(0, params, {}, plan.start(params))
+    return ServerState(0, params, {}, plan.first_state(params))
 
 
 def loop(plan, engine, ledger, state=None):

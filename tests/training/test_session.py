@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.attacks.adversary import ReportAttack
 from fedveil.base.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.training.adversary import ReportAttack
 from fedveil.training.cohort import Batches
 from fedveil.training.evaluate import evaluate
 from fedveil.training.gradients.modes import Mode

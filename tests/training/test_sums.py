@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedveil.training.sums import CohortSum
+from fedveil.training.reports import CohortSum
 
 
 def filled(value, noisy):

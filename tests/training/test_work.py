@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fedveil.training.turn import Turn
 
 from fedveil.base.errors import BadInput
 from fedveil.models.zoo import build_task
@@ -13,8 +14,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import Batch, Batches, CohortData
 from fedveil.training.gradients.modes import Mode, Vectorised, gradients_of
-from fedveil.training.reports import Spanned
-from fedveil.training.turn import Turn
+from fedveil.training.reports import DualUpdates
 from fedveil.training.work import Adam, ClientSgd, OneGradient
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
@@ -145,7 +145,7 @@ def test_a_proximal_term_is_the_same_in_the_span_of_the_records(make_data, momen
         work.updates(Turn(ROUND, start, cohort, clip, way(task, data), STREAMS, summed=True))
         for way in (Vectorised, Ordinary)
     )
-    assert isinstance(spanned, Spanned)
+    assert isinstance(spanned, DualUpdates)
     rows = spanned.trajectory.rows(spanned.moved)
     assert_close(rows, written_out.rows)
     without = replace(work, proximal=0.0)

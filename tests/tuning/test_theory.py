@@ -201,7 +201,7 @@ def test_noise_is_what_the_privacy_plan_adds(laplace, clients, cohort, rounds):
         one = least_noise(Gaussian, 1, budget, Relation.REPLACE)
         noise = GaussianNoise(one, zeta)
     turns = Sizes(clients, cohort, 3).turns(rounds)
-    moving = plan.start(torch.zeros(3))
+    moving = plan.first_state(torch.zeros(3))
     for r in range(1, rounds + 1):
         scale = plan.release.scales(plan.clip(moving, r), np.zeros(1, dtype=np.int64))[0]
         found = noise.variance(np.array([work.reach(r)]), turns)[0]

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.attacks.backdoor import Backdoor, Pairs, poisoned
 from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.base.checks import ANY_COUNT, COUNT, PORTION, POSITIVE, one_of
@@ -17,13 +18,13 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
+from fedveil.privacy.channel import Ids
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import honest_reports
-from fedveil.training.adversary import Adversary, Chance, Ids
+from fedveil.training.client_batch import clip_rows_
 from fedveil.training.evaluate import BATCH
-from fedveil.training.exchange import Sent
-from fedveil.training.turn import clip_rows_
+from fedveil.training.reports import ClientReports
 from fedveil.training.work import ClientWork
 
 
@@ -91,7 +92,7 @@ class BackdoorAttack(Adversary):
 
     attackers: npt.NDArray[np.int64]
     held_out: Pairs
-    poisoned: FederatedData | None = None
+    records: FederatedData | None = None
     boost: float = 1.0
     project: bool = False
     noise: AttackerNoise = AttackerNoise.COMPLY
@@ -104,7 +105,7 @@ class BackdoorAttack(Adversary):
             ("adversary", "backdoor"),
             ("attackers", self.attackers),
             ("held_out", self.held_out),
-            ("poisoned", self.poisoned),
+            ("poisoned", self.records),
             ("boost", self.boost),
             ("project", self.project),
             ("noise", self.noise),
@@ -115,7 +116,7 @@ class BackdoorAttack(Adversary):
     def __post_init__(self) -> None:
         POSITIVE.check("attack.boost", self.boost)
         one_of("attack.noise", self.noise, AttackerNoise)
-        if len(self.attackers) != (0 if self.poisoned is None else self.poisoned.clients):
+        if len(self.attackers) != (0 if self.records is None else self.records.clients):
             raise AssertionError("every attacker has its own poisoned records")
 
     @classmethod
@@ -168,49 +169,50 @@ class BackdoorAttack(Adversary):
             return ids
         return np.union1d(ids, self.attackers)
 
-    def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         if not self.when.due(round):
             return np.zeros(len(ids), dtype=np.bool_)
         return np.isin(ids, self.attackers)
 
-    def records(self, round: int, ids: Ids) -> Ids:
+    def other_records(self, round: int, ids: Ids) -> Ids:
         return np.searchsorted(self.attackers, ids)
 
-    def report(self, chance: Chance) -> Sent:
+    def send(self, context: AttackContext) -> ClientReports:
         """Train, boost, and then comply with, skip or cancel the noise."""
-        clip, within = chance.turn.clip, None
+        clip, within = context.clients.round.clip, None
         if self.project and clip is not None:
             within = Clip(clip.value / self.boost, clip.norm)
-        elif self.work is None and chance.plan.steps is not None:
+        elif self.work is None and context.plan.steps is not None:
             within = clip  # of each example's gradient, without which there is no DP-SGD
-        rows = chance.trained(self.work, within)
+        rows = context.train(self.work, within)
         rows = rows.nan_to_num(0.0, 0.0, 0.0).mul_(self.boost)
-        release = chance.plan.release
-        if not release.randomises:
-            return chance.sent(rows)
+        if not context.plan.release.adds_noise:
+            return context.sent(rows)
         match self.noise:
             case AttackerNoise.COMPLY:
-                return chance.sent(chance.complying(rows))
+                return context.sent(context.complying(rows))
             case AttackerNoise.SKIP:
-                return chance.sent(chance.skipping(rows))
-        return chance.sent(self._hiding(chance, rows, clip))
+                return context.sent(context.skipping(rows))
+        return context.sent(self._hiding(context, rows, clip))
 
-    def _hiding(self, chance: Chance, rows: torch.Tensor, clip: Clip | None) -> torch.Tensor:
+    def _hiding(
+        self, context: AttackContext, rows: torch.Tensor, clip: Clip | None
+    ) -> torch.Tensor:
         """The clipped update with noise that the partner's noise cancels.
 
         Partners are pairs of attackers in the round's cohort. One without a partner complies.
         """
-        turn = chance.turn
-        together = np.sort(np.intersect1d(self.attackers, turn.everyone))
-        places = np.searchsorted(together, turn.ids)
+        clients = context.clients
+        together = np.sort(np.intersect1d(self.attackers, clients.everyone))
+        places = np.searchsorted(together, clients.round.ids)
         leaders = together[places - places % 2]
         alone = (places == len(together) - 1) & (len(together) % 2 == 1)
-        noise = chance.complying(torch.zeros_like(rows), leaders)
+        noise = context.complying(torch.zeros_like(rows), leaders)
         signs = torch.from_numpy(np.where((places % 2 == 1) & ~alone, -1.0, 1.0))
         own = clip_rows_(rows, clip).rows
         return own + noise * signs[:, None].to(noise.dtype)
 
-    def measured(self, task: Task, params: torch.Tensor) -> dict[str, float]:
+    def measure(self, task: Task, params: torch.Tensor) -> dict[str, float]:
         """`backdoor`: the share of held-out triggered records that the attacker's answer is given.
 
         Where answers are sequences, each counts that is not padding.
@@ -232,7 +234,7 @@ class BackdoorAttack(Adversary):
                 "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: leave it "
                 "out, or use noise.where = 'client'"
             )
-        if self.noise is AttackerNoise.SKIP and not plan.release.randomises and plan.steps is None:
+        if self.noise is AttackerNoise.SKIP and not plan.release.adds_noise and plan.steps is None:
             raise BadInput(
                 "attack.noise is 'skip' and clients add no noise: leave it out (noise that the "
                 "server adds holds for attackers too)"
@@ -242,7 +244,7 @@ class BackdoorAttack(Adversary):
         if plan.secure:
             raise BadInput("attacks are simulations: use noise.source = 'seeded'")
         counted_on = honest_reports(plan)
-        tolerated = plan.release.minimum - counted_on
+        tolerated = plan.release.channel.minimum - counted_on
         if counted_on and len(self.attackers) > tolerated:
             raise BadInput(
                 f"attack.attackers is {len(self.attackers)} and shuffle.dishonest is {tolerated}: "
@@ -250,7 +252,7 @@ class BackdoorAttack(Adversary):
                 "shuffle.minimum, or attack with fewer clients"
             )
 
-    def told(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+    def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
         first = counting(claims)
         when = self.when
         return {

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import ndtr
 
+from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit.bounds import Scores, count_guesses, gaussian_mu
 from fedveil.audit.findings import Attack, Finding
 from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
@@ -28,9 +29,10 @@ from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Trust
 from fedveil.privacy.accounting.events import PoissonSampled
+from fedveil.privacy.channel import Ids
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.adversary import Adversary, Chance, Ids
-from fedveil.training.exchange import Sent
+from fedveil.training.participants import Participants
+from fedveil.training.reports import ClientReports
 from fedveil.training.session import Training, new_ledger
 
 CANARIES = 1000
@@ -64,18 +66,18 @@ class CanaryClients(Adversary):
             ("signs", self.signs),
         )
 
-    def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.isin(ids, self.ids)
 
-    def report(self, chance: Chance) -> Sent:
-        turn = chance.turn
-        if turn.clip is None:
+    def send(self, context: AttackContext) -> ClientReports:
+        round = context.clients.round
+        if round.clip is None:
             raise AssertionError("canaries are as long as a clip")
-        which = np.searchsorted(self.ids, turn.ids)
-        lengths = torch.from_numpy(self.signs[which]).float()[:, None] * turn.clip.value
-        return chance.sent(self.directions[which] * lengths * _TOO_LONG)
+        which = np.searchsorted(self.ids, round.ids)
+        lengths = torch.from_numpy(self.signs[which]).float()[:, None] * round.clip.value
+        return context.sent(self.directions[which] * lengths * _TOO_LONG)
 
-    def told(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+    def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
         return {"kind": "canaries", "canaries": len(self.ids)}
 
     def assumption(self, plan: PrivacyPlan) -> str:
@@ -114,7 +116,7 @@ class Canaries:
         line = strict_line(plan)
         if line is None or line.trust is not Trust.CENTRAL:
             return
-        if training.adversary is not None:
+        if type(training.participants) is not Participants:
             raise BadInput("the run has an attack of its own: leave out --attacks canaries")
         each = min(plan.population // 2 // self.units, training.task.size)
         if each < 1:
@@ -170,7 +172,7 @@ class Canaries:
         canaries = CanaryClients(ids, rows.repeat(self.units, 1), np.tile(signs, self.units))
         again = replace(
             training,
-            adversary=canaries,
+            participants=canaries,
             seed=int(generator.integers(2**31)),
             workers=1,
             every=plan.rounds,

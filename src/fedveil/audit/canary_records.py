@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import bdtrc, gammaln
 
+from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit.canary_clients import OnTraining
 from fedveil.audit.findings import Attack, Finding
 from fedveil.audit.randomisers import claim_of, strict_line
@@ -24,13 +25,13 @@ from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.dp_sgd import dp_sgd
-from fedveil.training.adversary import ReportAttack
+from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import gradients_of
+from fedveil.training.participants import Participants
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, new_ledger
-from fedveil.training.turn import Turn
 from fedveil.training.work import ClientDpSgd, OneGradient
 
 CANARIES = 500
@@ -57,7 +58,7 @@ class OneRunAudit:
         line = strict_line(plan)
         if line is None or plan.steps is None:
             return
-        if training.adversary is not None:
+        if type(training.participants) is not Participants:
             raise BadInput("the run has an attack of its own: leave out --attacks one-run")
         if isinstance(training.data.x, dict) or training.data.x.dtype.kind != "f":
             raise BadInput("canary records are for records of real numbers: leave out one-run")
@@ -91,7 +92,7 @@ class OneRunAudit:
             plan=plan,
             work=replace(training.work, noisy=plan.steps),
             weights=Weights.UNIFORM,
-            adversary=ReportAttack(look),
+            participants=ReportAttack(look),
             seed=int(generator.integers(2**31)),
             workers=1,
             every=plan.rounds,
@@ -111,8 +112,8 @@ class OneRunAudit:
             for a in range(0, len(which), max(1, step)):
                 some = which[a : a + step]
                 cohort = CohortData(canaries, some)
-                turn = Turn.of(round, cohort, gradients)
-                rows = OneGradient().updates(turn).rows.double()
+                clients = ClientBatch.of(round, cohort, gradients)
+                rows = OneGradient().updates(clients).rows.double()
                 updates = torch.stack([seen[int(k)] for k in owners[some]]).double()
                 found[some] += (rows * updates).sum(dim=1).numpy()
         return inside, found
@@ -126,7 +127,7 @@ def _nominal(training: Training) -> PrivacyPlan:
     return dp_sgd(
         plan.sampler,
         plan.population,
-        plan.schedule.start(),
+        plan.schedule.first_value(),
         rate=steps.rate,
         steps=steps.steps,
         nominal=steps.nominal or int(np.ceil(training.data.sizes.mean())),

@@ -20,18 +20,20 @@ from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import honest_reports
-from fedveil.privacy.round import Round
+from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.serial import Serial
 from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import Gradients
-from fedveil.training.reports import Rows, accept
+from fedveil.training.participants import Participants
+from fedveil.training.reports import CohortSum, Rows, accept
+from fedveil.training.round import noised_sum
 from fedveil.training.session import Training, new_ledger
-from fedveil.training.turn import Turn
 from fedveil.training.work import ClientDpSgd, ClientWork
 
 Ids = npt.NDArray[np.int64]
@@ -45,23 +47,23 @@ class View(Enum):
     REPORT = auto()
     SUM = auto()
 
-    def told(self, plan: PrivacyPlan) -> str:
+    def description(self, plan: PrivacyPlan) -> str:
         """Whose view it is, in words."""
         release = plan.release
         if self is View.REPORT:
-            if not release.needs_sum:
+            if not release.requires.only_sum:
                 return "as the server sees it"
-            if release.counted:
+            if release.local:
                 return "as it is before the shuffler"
             return "as the trusted server sees it"
-        if release.counted:
+        if release.local:
             return "as the server sees it behind the shuffler, all others known"
         return "as everybody else sees it, all others known"
 
 
 def views(plan: PrivacyPlan) -> tuple[View, ...]:
     """The views of a plan: the report, and the sum where that is all that is released."""
-    return (View.REPORT, View.SUM) if plan.release.needs_sum else (View.REPORT,)
+    return (View.REPORT, View.SUM) if plan.release.requires.only_sum else (View.REPORT,)
 
 
 def claimed(plan: PrivacyPlan) -> PrivacyClaim | None:
@@ -72,12 +74,12 @@ def claimed(plan: PrivacyPlan) -> PrivacyClaim | None:
 
 def beside(view: View, plan: PrivacyPlan) -> PrivacyClaim | None:
     """What a leak in this view stands beside: nothing is claimed against whom the claim trusts."""
-    return None if view is View.REPORT and plan.release.needs_sum else claimed(plan)
+    return None if view is View.REPORT and plan.release.requires.only_sum else claimed(plan)
 
 
 def check_own(training: Training, attack: str) -> None:
     """Refuse a run that is attacked already."""
-    if training.adversary is not None:
+    if type(training.participants) is not Participants:
         raise BadInput(f"the run has an attack of its own: leave out --attacks {attack}")
 
 
@@ -113,25 +115,24 @@ class Witness:
     def seen(self, view: View, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
         """The updates of clients `ids` with the records of clients `whose`, [K, P], as seen."""
         plan, work = self.training.plan, self.training.work
-        found = []
-        for turn in self._turns(round, ids, whose):
-            rows = _accepted(work, plan, turn)
+        updates = []
+        for clients in self._batches(round, ids, whose):
+            rows = _accepted(work, plan, clients)
             if view is View.SUM:
-                sums = [self._summed(turn, k, row) for k, row in enumerate(rows)]
-                found.append(torch.stack(sums))
+                sums = [self._released_sum(clients.round, k, row) for k, row in enumerate(rows)]
+                updates.append(torch.stack(sums))
             else:
-                found.append(plan.release.updates_of(rows, turn))
-        return torch.cat(found)
+                updates.append(plan.release.channel.updates(rows, clients.round))
+        return torch.cat(updates)
 
     def unnoised(self, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
         """The same updates clipped and not noised, as an attacker makes them from its records."""
         work = self.training.work
         if isinstance(work, ClientDpSgd):
             work = replace(work, noisy=replace(work.noisy, multiplier=0.0))
-        turns = self._turns(round, ids, whose)
-        return torch.cat([_updates(work, turn) for turn in turns])
+        return torch.cat([_updates(work, each) for each in self._batches(round, ids, whose)])
 
-    def _turns(self, round: Round, ids: Ids, whose: Ids) -> Iterator[Turn]:
+    def _batches(self, round: Round, ids: Ids, whose: Ids) -> Iterator[ClientBatch]:
         """In blocks of clients that are computed together; one by one where they have to be."""
         training = self.training
         looped = self._engine.mode is Mode.LOOPED
@@ -139,7 +140,7 @@ class Witness:
         round = replace(round, streams=self.streams)
         for a in range(0, len(ids), step):
             cohort = CohortData(self.data, ids[a : a + step], whose[a : a + step])
-            yield Turn.of(round, cohort, self._gradients)
+            yield ClientBatch.of(round, cohort, self._gradients)
 
     @property
     def _engine(self) -> Serial:
@@ -155,40 +156,37 @@ class Witness:
         mixes = engine.job.mixes
         return gradients_of(training.task, engine.mode, self.data, mixes=mixes, private=private)
 
-    def _summed(self, turn: Turn, k: int, row: torch.Tensor) -> torch.Tensor:
-        """The round's released sum that the report `row` is in, less what the others are known for.
+    def _released_sum(self, round: Round, k: int, row: torch.Tensor) -> torch.Tensor:
+        """The round's released sum with client k's report `row`, less the others' known part.
 
-        Noise is drawn for this client alone. Behind a shuffler the others are as many as the claim
-        counts on, and have nothing to say: their reports are noise around the model.
+        Noise is drawn for this client alone. Behind a shuffler there are as many others as the
+        claim counts on, and their reports are noise around the model.
         """
-        release = self.training.plan.release
-        seed = seed_of("sum", self.streams.seed, turn.number, int(turn.ids[k]))
-        own = Streams(seed, self.streams.secure)
-        total = torch.zeros(len(row), dtype=torch.float64)
-        rows, alone = row[None], replace(turn, streams=own)
-        if release.randomises:
-            others = torch.zeros(max(0, honest_reports(self.training.plan) - 1), len(row))
-            among = np.arange(len(others), dtype=np.int64)
-            alone = replace(alone, cohort=replace(turn.cohort, ids=among, whose=among * 0))
-            release.randomise_(others, alone)
+        plan = self.training.plan
+        seed = seed_of("sum", self.streams.seed, round.number, int(round.ids[k]))
+        own = replace(round, streams=Streams(seed, self.streams.secure), attempt=0)
+        rows, total = row[None], CohortSum.zero(len(row), 0, noisy=False)
+        if plan.release.adds_noise:
+            others = torch.zeros(max(0, honest_reports(plan) - 1), len(row))
+            own = replace(own, ids=np.arange(len(others), dtype=np.int64))
+            plan.release.randomise_(others, own)
             rows = torch.cat([rows, others])
-        release.add_sum_(total, rows, torch.ones(len(rows), dtype=torch.float64), alone)
-        release.noise_(total, turn.clip, turn.number, own)
-        return total.float()
+        plan.release.channel.add_(total.total, rows, torch.ones(len(rows)).double(), own)
+        return noised_sum(plan, own, total).float()
 
 
-def _accepted(work: ClientWork, plan: PrivacyPlan, turn: Turn) -> torch.Tensor:
+def _accepted(work: ClientWork, plan: PrivacyPlan, clients: ClientBatch) -> torch.Tensor:
     """What the server has of the reports."""
-    reports = client_report(work, plan, turn).reports
+    reports = client_report(work, plan, clients).reports
     if not isinstance(reports, Rows):
         raise AssertionError("an attacker sees reports one by one")
-    accept(reports, None if plan.release.counted else turn.clip)
+    accept(reports, None if plan.release.local else clients.round.clip)
     return reports.rows
 
 
-def _updates(work: ClientWork, turn: Turn) -> torch.Tensor:
+def _updates(work: ClientWork, clients: ClientBatch) -> torch.Tensor:
     """Updates as clients compute them; one that is not finite counts as zero, as everywhere."""
-    done = work.updates(turn)
-    reports = Rows.of(done.rows, turn.start.shape[-1])  # type: ignore[union-attr]
+    done = work.updates(clients)
+    reports = Rows.of(done.rows, clients.round.start.shape[-1])  # type: ignore[union-attr]
     accept(reports, None)
     return reports.rows

@@ -34,9 +34,10 @@ from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
 from fedveil.data.federated import FederatedData
+from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.releases.two_point import TwoPointReports
-from fedveil.privacy.round import Round
+from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.training.participants import Participants
 from fedveil.training.session import Training
 from fedveil.tuning.figures import INK, SMALL, canvas
 
@@ -145,7 +146,7 @@ class InversionAudit:
                 f"--round is {self.round} and the plan has {training.plan.permitted}: attack an "
                 "earlier one"
             )
-        attacked = again(training, self.seed, adversary=None)
+        attacked = again(training, self.seed, participants=Participants())
         *_, last = replayed(attacked, self.round)
         ids, victims = self._victims(data)
         witness = Witness(attacked, victims, self._streams(attacked))
@@ -161,7 +162,7 @@ class InversionAudit:
                 labels.append(y)
                 done += 1
                 on_step(done, of)
-            yield self._compared(victims, guesses, labels, view.told(training.plan))
+            yield self._compared(victims, guesses, labels, view.description(training.plan))
 
     def _streams(self, training: Training) -> Streams:
         """Streams of this audit, which no training shares."""
@@ -266,10 +267,10 @@ def simulated_client(training: Training, round: Round) -> SimulatedClient:
     plan, start = training.plan, round.start
     low: torch.Tensor | None = None
     high: torch.Tensor | None = None
-    if isinstance(plan.release, TwoPointReports):
-        ranges = plan.release.ranges
-        centre, radius = ranges.per_coordinate(round.moving)
-        shift = start if ranges.perturb == "weights" else torch.zeros_like(start)
+    if isinstance(plan.schedule, Ranges):
+        centre, radius = plan.schedule.per_coordinate(round.adaptive_state)
+        weights = plan.schedule.perturb is Perturb.WEIGHTS
+        shift = start if weights else torch.zeros_like(start)
         low, high = centre - radius - shift, centre + radius - shift
     return SimulatedClient(
         task=training.task,

@@ -25,11 +25,11 @@ from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.noisy_steps import NoisySteps
+from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.session import Training
-from fedveil.training.turn import Turn
 from fedveil.training.work import ClientDpSgd
 
 _CLIENTS = 4
@@ -57,7 +57,7 @@ def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]
 
 def _reach(training: Training, generator: np.random.Generator) -> tuple[float, int]:
     """(the most that an extreme record moves the sum, in clips; the number of records tried)."""
-    plan, engine = training.plan, replace(training, workers=1).engine
+    engine = replace(training, workers=1).engine
     if not isinstance(engine, Serial):
         raise AssertionError("an audit runs in this process")
     data, job = training.data, engine.job
@@ -80,13 +80,12 @@ def _reach(training: Training, generator: np.random.Generator) -> tuple[float, i
                 work = ClientDpSgd(NoisySteps(1.0, 1, 0.0, nominal=1), lr=1.0)
                 cohort = CohortData(both, np.array([k]))
                 start = training.start()
-                clip = plan.clip(start.moving, 1)
-                turn = Turn(1, start.params, cohort, clip, gradients, training.streams)
-                done: Any = work.updates(turn)
+                round = training.round(1, cohort.ids, start)
+                done: Any = work.updates(ClientBatch.of(round, cohort, gradients))
                 sums.append(done.rows[0].double())
-            if clip is None:
+            if round.clip is None:
                 raise AssertionError("DP-SGD has a clip")
-            most = max(most, float(torch.linalg.vector_norm(sums[1] - sums[0])) / clip.value)
+            most = max(most, float(torch.linalg.vector_norm(sums[1] - sums[0])) / round.clip.value)
             tried += 1
     return most, tried
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit.client_views import View, Witness, again, beside, check_own, replayed, views
 from fedveil.audit.findings import Attack, Leak, Measure, auc, auc_interval
 from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
@@ -31,11 +32,11 @@ from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated, seed_of
 from fedveil.models.task import Named, Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.round import Round
-from fedveil.training.adversary import Adversary, Chance, Ids
-from fedveil.training.exchange import Sent
+from fedveil.training.participants import Participants
+from fedveil.training.reports import ClientReports
 from fedveil.training.session import Training
 
 Values = npt.NDArray[np.float64]
@@ -157,13 +158,13 @@ class MultiTask(Adversary):
     def cohort(self, round: int, ids: Ids) -> Ids:
         return np.union1d(ids, self.ids)
 
-    def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.isin(ids, self.ids)
 
-    def report(self, chance: Chance) -> Sent:
-        row = self.trained(chance.turn.start)
-        rows = row.expand(len(chance.turn.ids), -1).clone()
-        return chance.sent(chance.complying(rows))
+    def send(self, context: AttackContext) -> ClientReports:
+        round = context.clients.round
+        rows = self.trained(round.start).expand(len(round.ids), -1).clone()
+        return context.sent(context.complying(rows))
 
     def trained(self, start: torch.Tensor) -> torch.Tensor:
         """The update [P] of local training for both objectives."""
@@ -196,7 +197,7 @@ class MultiTask(Adversary):
         head: torch.Tensor = drawn / drawn.norm() * _STEEP
         return head
 
-    def told(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+    def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
         return {"kind": "multi-task", "attackers": len(self.ids)}
 
     def assumption(self, plan: PrivacyPlan) -> str:
@@ -296,11 +297,11 @@ class PropertyAudit:
         kinds = ["passively", "actively"] if self.active and _hidden(training) else ["passively"]
         for number, kind in enumerate(kinds):
             ids = np.zeros(0, dtype=np.int64)
-            attacked = again(training, self.seed, data=labels.data, adversary=None)
+            attacked = again(training, self.seed, data=labels.data, participants=Participants())
             if kind == "actively":
                 attacker = self._attacker(training, labels)
                 ids = attacker.ids
-                attacked = replace(attacked, adversary=attacker)
+                attacked = replace(attacked, participants=attacker)
             clients = Witness(attacked, labels.data, attacked.streams)
             mine = [Witness(attacked, labels.own, own) for own in self._streams(training)]
             by_view = {view: PropertyScores(len(labels.has)) for view in views(training.plan)}
@@ -310,7 +311,7 @@ class PropertyAudit:
             for view, scores in by_view.items():
                 seen, measure = scores.leak(labels.has)
                 what = f"{self.property}, {kind}, of {seen} clients in {rounds} rounds, "
-                what += view.told(training.plan)
+                what += view.description(training.plan)
                 yield Leak(Attack.PROPERTY, what, (measure,), beside(view, training.plan))
 
     def _watch(

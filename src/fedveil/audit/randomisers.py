@@ -27,13 +27,10 @@ from fedveil.audit.bounds import (
 from fedveil.audit.findings import ALARM, Attack, Finding
 from fedveil.audit.release_views import (
     Bench,
-    Ids,
     client_views,
-    groups,
     server_views,
+    statistic_views,
     step_views,
-    strict_lines,
-    watched_views,
 )
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
@@ -57,18 +54,19 @@ from fedveil.privacy.accounting.events import (
     Shuffled,
     TwoPoint,
 )
+from fedveil.privacy.channel import Ids
 from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.releases.client_noise import client_noise
+from fedveil.privacy.releases.client_noise import client_noise, noise_groups
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.priv_unit import priv_unit
-from fedveil.privacy.releases.two_point import TwoPointReports, two_point
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.secure import planned_for, secured
+from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.reports import Rows
 
 DRAWS = 100_000
@@ -100,21 +98,21 @@ class Randomiser:
 
         Where clients have noise of their own, each group has its findings.
         """
-        for line, alone in groups(plan):
+        for line, alone in noise_groups(plan):
             yield from self._findings(alone, line)
 
     def _findings(self, plan: PrivacyPlan, line: BudgetLine) -> Iterator[Finding]:
-        if isinstance(plan.release, TwoPointReports):
+        if isinstance(line.event, TwoPoint | Shuffled):
             yield self._weights(plan)
-            if plan.release.shuffled:
+            if isinstance(line.event, Shuffled):
                 yield self._shuffled(plan, line)
-        elif plan.release.counted:
+        elif plan.release.local:
             for turns in _turns(line.participations(plan.rounds)):
                 yield self._client(plan, line, turns)
         else:
             for turns in (1, 2)[: plan.rounds]:
                 yield self._server(plan, line, turns)
-        if plan.watched is not None and plan.watched.noise:
+        if plan.statistic is not None and plan.statistic.noise:
             yield self._watched(plan, line)
 
     def _streams(self, plan: PrivacyPlan, *parts: object) -> Streams:
@@ -152,7 +150,7 @@ class Randomiser:
         line, draws = _present(line), min(self.draws, _WATCHED)
 
         def views(sign: float) -> tuple[Scores, Scores]:
-            return watched_views(plan, self._streams(plan, "watched", sign), sign, draws)
+            return statistic_views(plan, self._streams(plan, "watched", sign), sign, draws)
 
         out, in_ = views(_other(line)), views(1.0)
         spreads = [float(choosing_draws(column).std()) or 1.0 for column in in_]
@@ -174,7 +172,7 @@ class Randomiser:
 
             def reports(round: int, ids: Ids, sign: float) -> Scores:
                 rows = torch.full((len(ids), size), sign * 1e3)
-                sent = bench.sent(bench.turn(round, ids), rows, short=False)
+                sent = bench.sent(bench.round(round, ids), rows, short=False)
                 if not isinstance(sent.reports, Rows):
                     raise AssertionError("reports of weights are rows")
                 return np.asarray(sent.reports.rows.double().numpy().ravel()[: self.draws])
@@ -199,11 +197,11 @@ class Randomiser:
         def scores(sign: float) -> Scores:
             bench = Bench.of(plan, self._streams(plan, "shuffled", sign), size)
             found = []
-            for round in range(-(-self.draws // size)):
-                turn = replace(bench.turn(1, np.arange(reports)), number=round + 1)
+            for number in range(1, 1 - (-self.draws // size)):
+                round = bench.round(number, np.arange(reports), like=1)
                 rows = torch.full((reports, size), -1e3)
                 rows[0] *= -sign
-                total = bench.summed(turn, bench.sent(turn, rows, short=False)).total
+                total = bench.summed(round, bench.sent(round, rows, short=False)).total
                 found.append(total.numpy().copy())
             return np.concatenate(found)[: self.draws]
 
@@ -215,7 +213,7 @@ class Randomiser:
 
 def strict_line(plan: PrivacyPlan) -> BudgetLine | None:
     """The budget line that an audit is compared with: the first that is a guarantee."""
-    return next(iter(strict_lines(plan)), None)
+    return next((line for line in plan.lines if not line.as_published), None)
 
 
 def claim_of(line: BudgetLine, turns: int) -> PrivacyClaim:
@@ -326,7 +324,7 @@ def plans() -> dict[str, PrivacyPlan]:
         "central, fixed size": central(
             few, CLIENTS, Fixed(1.0), rounds=ROUNDS, budget=free, multiplier=1.0
         ),
-        "central, secure": secured(
+        "central, secure": with_secure_noise(
             central(*many, Fixed(1.0), rounds=ROUNDS, budget=planned_for(BUDGET)),
             4,
             diagnostics=False,

@@ -21,25 +21,21 @@ from torch import nn
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import squared_error
 from fedveil.models.task import Task
-from fedveil.privacy.accounting.budget import BudgetLine
+from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.client_noise import ClientNoise, claimed_noise
-from fedveil.privacy.releases.priv_unit import PrivUnitReports
-from fedveil.privacy.releases.release import NOBODY
-from fedveil.privacy.releases.two_point import TwoPointReports
+from fedveil.privacy.releases.priv_unit import with_dimension
 from fedveil.privacy.rows import Norm
+from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
-from fedveil.training.exchange import Sent, client_report, server_sum
+from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import Gradients
-from fedveil.training.reports import Rows
-from fedveil.training.sums import CohortSum
-from fedveil.training.turn import Turn
+from fedveil.training.reports import ClientReports, CohortSum, Rows
+from fedveil.training.round import noised_sum
 from fedveil.training.work import ClientDpSgd
 
-Ids = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
 FEW = 4
@@ -68,7 +64,7 @@ class Sending:
     def full_batches(self, records: int) -> bool:
         return True
 
-    def updates(self, turn: Turn) -> Clipped:
+    def updates(self, clients: ClientBatch) -> Clipped:
         rows = self.rows.clone()
         clipped = torch.full((len(rows),), not self.short)
         norms = torch.full((len(rows),), 0.0 if self.short else 1e12, dtype=torch.float64)
@@ -93,34 +89,31 @@ class Bench:
         task = Task(nn.Linear(1, 1), squared_error)
         return cls(plan, streams, size, data, gradients_of(task, Mode.VECTORISED, data))
 
-    def turn(self, round: int, ids: Ids) -> Turn:
-        """The turn of clients `ids` in `round`, from a model of zeros."""
+    def round(self, number: int, ids: Ids, *, like: int | None = None) -> Round:
+        """Round `number` of clients `ids`, from a model of zeros, with the clip of round `like`."""
         start = torch.zeros(self.size)
-        moving = self.plan.start(start)
-        cohort = CohortData(self.data, ids, np.zeros(len(ids), dtype=np.int64))
-        clip = self.plan.clip(moving, round)
-        return Turn(round, start, cohort, clip, self.gradients, self.streams, moving=moving)
+        state = self.plan.first_state(start)
+        clip = self.plan.clip(state, number if like is None else like)
+        return Round(number, ids, start, clip, state, self.streams)
 
-    def sent(self, turn: Turn, rows: torch.Tensor, *, short: bool) -> Sent:
+    def sent(self, round: Round, rows: torch.Tensor, *, short: bool) -> ClientReports:
         """What clients with these updates send."""
         work: Any = Sending(rows, short)
-        return client_report(work, self.plan, turn)
+        cohort = CohortData(self.data, round.ids, np.zeros(len(round.ids), dtype=np.int64))
+        return client_report(work, self.plan, ClientBatch.of(round, cohort, self.gradients))
 
-    def summed(self, turn: Turn, sent: Sent) -> CohortSum:
+    def summed(self, round: Round, sent: ClientReports) -> CohortSum:
         """What the server has of it before noise."""
-        noisy = self.plan.release.randomises
+        noisy = self.plan.release.adds_noise
         total = CohortSum.zero(self.size, self.plan.width, noisy=noisy)
-        weights = torch.ones(len(turn.ids), dtype=torch.float64)
-        server_sum([(total, slice(None))], self.plan, turn, sent, weights)
+        weights = torch.ones(len(round.ids), dtype=torch.float64)
+        server_sum([(total, slice(None))], self.plan, round, sent, weights)
         return total
 
-    def watched(self, turn: Turn, total: CohortSum) -> Values:
-        """What is published of what the clip watches; empty if it watches nothing."""
-        told = self.plan.watched
-        if told is None or not told.due(turn.number):
-            return np.zeros(0)
-        keys = self.streams.keys(told.purpose, turn.number, NOBODY)
-        return told.noisy(total.watched, keys).numpy()
+    def published_statistic(self, round: Round, total: CohortSum) -> Values:
+        """The published statistic of an adaptive clip; empty if there is none in this round."""
+        noisy = self.plan.noisy_statistic(total.statistic, round)
+        return np.zeros(0) if noisy is None else noisy.numpy()
 
 
 def worst(clip: Clip | None, size: int) -> torch.Tensor:
@@ -135,39 +128,10 @@ def worst(clip: Clip | None, size: int) -> torch.Tensor:
     return row
 
 
-def strict_lines(plan: PrivacyPlan) -> list[BudgetLine]:
-    """The lines that are a guarantee, the weakest first."""
-    return [line for line in plan.lines if not line.as_published]
-
-
-def groups(plan: PrivacyPlan) -> Iterator[tuple[BudgetLine, PrivacyPlan]]:
-    """The line that an audit is held against, and the plan of the clients it is about.
-
-    Where clients have noise of their own, each group's line, and a plan in which everybody has the
-    noise of that client of the group who has the least: lines and clients in the order of their
-    noise, since the n-th weakest line is about the n-th least.
-    """
-    lines, release = strict_lines(plan), plan.release
-    if not isinstance(release, ClientNoise) or release.multipliers is None:
-        yield from ((line, plan) for line in lines[:1])
-        return
-    noise, before = np.sort(release.multipliers), 0
-    for line in sorted(lines, key=claimed_noise):
-        own = type(release.mechanism)(float(noise[before]))
-        yield line, replace(plan, release=replace(release, mechanism=own, multipliers=None))
-        before += line.members or 0
-
-
 def reduced(plan: PrivacyPlan) -> tuple[PrivacyPlan, int]:
-    """The plan with a release of a few coordinates, where it says the same about fewer."""
-    release = plan.release
-    if isinstance(release, PrivUnitReports):
-        small = replace(release.mechanism, dimension=min(FEW, release.mechanism.dimension))
-        few = replace(plan, release=replace(release, mechanism=small), parameters=small.dimension)
-        return few, small.dimension
-    if isinstance(release, TwoPointReports):
-        return plan, sum(release.ranges.sizes)
-    return plan, FEW
+    """The plan with reports of a few coordinates, where its claim does not depend on them."""
+    few = with_dimension(plan, FEW)
+    return few, few.parameters or FEW
 
 
 def client_views(
@@ -190,31 +154,31 @@ def client_views(
         ids = 2 * first + np.arange(2 * count)
         mine, known, told = [], [], []
         for t in range(turns):
-            turn = bench.turn(t + 1, ids)
-            clip = 1.0 if turn.clip is None else turn.clip.value
-            along = worst(turn.clip, size)
-            length = (1 - 2e-6 if plan.watched is not None and short else _TOO_LONG) * clip
+            round = bench.round(t + 1, ids)
+            clip = 1.0 if round.clip is None else round.clip.value
+            along = worst(round.clip, size)
+            length = (1 - 2e-6 if plan.statistic is not None and short else _TOO_LONG) * clip
             rows = ((-1) ** t * _TOO_LONG * clip * along).float().repeat(2 * count, 1)
-            later = replace(turn, number=turn.number + turns)
+            later = replace(round, number=round.number + turns)
             again, _ = _along(bench, later, rows, along, short=False)
             rows[::2] = (sign * (-1) ** t * length * along).float()
-            seen, watched = _along(bench, turn, rows, along, short=short)
+            seen, watched = _along(bench, round, rows, along, short=short)
             mine.append(seen[::2])
             known.append([seen[1::2], again[::2]])
-            flips = plan.watched is not None and plan.watched.flip > 0  # what the server sees
+            flips = plan.statistic is not None and plan.statistic.flip > 0  # what the server sees
             told.append(watched[::2].sum(axis=1) if flips else np.zeros(count))
         yield np.array(mine), np.array(known).swapaxes(0, 1), np.array(told)
 
 
 def _along(
-    bench: Bench, turn: Turn, rows: torch.Tensor, along: torch.Tensor, *, short: bool
+    bench: Bench, round: Round, rows: torch.Tensor, along: torch.Tensor, *, short: bool
 ) -> tuple[Values, Values]:
     """What clients report along a direction, over the clip, and what they tell the clip."""
-    sent = bench.sent(turn, rows, short=short)
+    sent = bench.sent(round, rows, short=short)
     if not isinstance(sent.reports, Rows):
         raise AssertionError("reports of clients that protect themselves are rows")
-    clip = 1.0 if turn.clip is None else turn.clip.value
-    return (sent.reports.rows.double() @ along).numpy() / clip, sent.watched.numpy()
+    clip = 1.0 if round.clip is None else round.clip.value
+    return (sent.reports.rows.double() @ along).numpy() / clip, sent.statistic.numpy()
 
 
 def server_views(
@@ -231,42 +195,40 @@ def server_views(
     for first in range(0, draws, wide):
         rounds = []
         for t in range(turns):
-            round = 1 + t + turns * (first // wide)
-            turn = replace(bench.turn(1 + t, np.zeros(1, dtype=np.int64)), number=round)
-            if turn.clip is None:
+            number, nobody = 1 + t + turns * (first // wide), np.zeros(1, dtype=np.int64)
+            round = bench.round(number, nobody, like=1 + t)
+            if round.clip is None:
                 raise AssertionError("noise on a sum needs a clip")
-            row = torch.full((1, 1), sign * (-1) ** t * _TOO_LONG * turn.clip.value)
-            accepted = bench.summed(turn, bench.sent(turn, row, short=False)).total
-            total = accepted.expand(wide).clone()
-            plan.release.noise_(total, turn.clip, round, streams)
-            rounds.append(total.numpy() / turn.clip.value)
+            row = torch.full((1, 1), sign * (-1) ** t * _TOO_LONG * round.clip.value)
+            total = bench.summed(round, bench.sent(round, row, short=False))
+            total.total = total.total.expand(wide).clone()
+            rounds.append(noised_sum(plan, round, total).numpy() / round.clip.value)
         found.append(np.array(rounds))
     return np.concatenate(found, axis=1)[:, :draws]
 
 
-def watched_views(
+def statistic_views(
     plan: PrivacyPlan, streams: Streams, sign: float, draws: int
 ) -> tuple[Values, Values]:
-    """One round of one client and what a curator, or the server, publishes of what it watches.
+    """One round of one client and the statistic that a curator, or the server, publishes.
 
-    (the report or the noisy sum over the clip, what was watched along its worst direction), [draws]
+    (the report or the noisy sum over the clip, the statistic along its worst direction), [draws]
     each. One published sum is one draw. `sign` 0 is a client that is not there.
     """
     plan, _ = reduced(plan)
-    bench, every = Bench.of(plan, streams, 2), 1 if plan.watched is None else plan.watched.every
+    bench, every = Bench.of(plan, streams, 2), 1 if plan.statistic is None else plan.statistic.every
     seen, told = np.empty(draws), np.empty(draws)
     ids = np.zeros(1 if sign else 0, dtype=np.int64)
     for k in range(draws):
-        turn = replace(bench.turn(1, ids), number=1 + k * every)
-        if turn.clip is None:
-            raise AssertionError("what watches is a clip")
-        along = worst(turn.clip, 2)
-        length = (1 - 2e-6 if sign > 0 else _TOO_LONG) * turn.clip.value
+        round = bench.round(1 + k * every, ids, like=1)
+        if round.clip is None:
+            raise AssertionError("an adaptive schedule has a clip")
+        along = worst(round.clip, 2)
+        length = (1 - 2e-6 if sign > 0 else _TOO_LONG) * round.clip.value
         rows = (sign * length * along).float().expand(len(ids), -1)
-        total = bench.summed(turn, bench.sent(turn, rows, short=sign > 0))
-        plan.release.noise_(total.total, turn.clip, turn.number, streams)
-        seen[k] = float(total.total @ along) / turn.clip.value
-        published = bench.watched(turn, total)
+        total = bench.summed(round, bench.sent(round, rows, short=sign > 0))
+        seen[k] = float(noised_sum(plan, round, total) @ along) / round.clip.value
+        published = bench.published_statistic(round, total)
         told[k] = published[0] if len(published) == 1 else published[0] - published[-1]
     return seen, told
 
@@ -294,7 +256,7 @@ def step_views(
     task = Task(nn.Linear(FEW, 1, bias=False), squared_error)
     gradients = gradients_of(task, Mode.VECTORISED, data)
     work = ClientDpSgd(plan.steps, lr=1.0)
-    moving = plan.start(torch.zeros(FEW))
+    state = plan.first_state(torch.zeros(FEW))
     for first in range(0, draws, _DRAWS_AT_ONCE):
         count = min(_DRAWS_AT_ONCE, draws - first)
         ids = 2 * first + np.arange(2 * count)
@@ -302,9 +264,10 @@ def step_views(
         mine, other = [], []
         for t in range(turns):
             start = ((-1.0) ** t * _FAR * along).float()
-            cohort, clip = CohortData(data, ids, whose), plan.clip(moving, t + 1)
-            turn = Turn(t + 1, start, cohort, clip, gradients, streams, moving=moving)
-            sent = client_report(work, plan, turn)
+            clip = plan.clip(state, t + 1)
+            round = Round(t + 1, ids, start, clip, state, streams)
+            clients = ClientBatch.of(round, CohortData(data, ids, whose), gradients)
+            sent = client_report(work, plan, clients)
             if clip is None or not isinstance(sent.reports, Rows):
                 raise AssertionError("DP-SGD clips, and sends rows")
             size = plan.steps.nominal or 1

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit.client_views import check_own
 from fedveil.audit.findings import Attack, Leak, Roc, roc_figure
 from fedveil.audit.membership import scaled
@@ -33,17 +34,15 @@ from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
+from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.round import Round
-from fedveil.training.adversary import Adversary, Chance, Ids
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.serial import Serial
-from fedveil.training.exchange import Sent
 from fedveil.training.gradients.trajectories import example_gradients
+from fedveil.training.reports import ClientReports, CohortSum
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, new_ledger
-from fedveil.training.sums import CohortSum
 
 Numbers = npt.NDArray[np.float64]
 WATCHED = 5
@@ -87,13 +86,13 @@ class Ascending(Adversary):
     def cohort(self, round: int, ids: Ids) -> Ids:
         return np.union1d(ids, [self.client]).astype(np.int64) if round in self.aims else ids
 
-    def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.asarray((ids == self.client) & (round in self.aims))
 
-    def report(self, chance: Chance) -> Sent:
-        turn = chance.turn
-        step = ascended(self.task, turn.start, *self.aimed_at(turn.number)) - turn.start
-        return chance.sent(chance.skipping(self.boost * step[None]))
+    def send(self, context: AttackContext) -> ClientReports:
+        round = context.clients.round
+        step = ascended(self.task, round.start, *self.aimed_at(round.number)) - round.start
+        return context.sent(context.skipping(self.boost * step[None]))
 
     def aimed_at(self, round: int) -> tuple[Inputs[Array], Array]:
         """Features and targets of the records whose loss is raised in a round."""
@@ -219,7 +218,7 @@ def by_active_client(training: Training, targets: TargetRecords) -> Numbers:
     attacker = Ascending(task, targets.data, 0, aims, boost)
     history, back = RecordTraces(targets.data.records), RecordTraces(targets.data.records)
     every = np.arange(targets.data.records)
-    for round, _, result in _played(replace(training, adversary=attacker), _plainly):
+    for round, _, result in _played(replace(training, participants=attacker), _plainly):
         step = round.start, result.state.params
         if round.number in rounds:
             history.add(every, traces(task, *step, *targets.at(every)))
@@ -258,7 +257,7 @@ def _played(training: Training, send: Sending) -> Iterator[tuple[Round, CohortSu
 
 def _reports(total: CohortSum) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield (client, its update) for every report that was accepted."""
-    for ids, rows in total.kept or []:
+    for ids, rows in total.updates_by_client or []:
         yield from zip(ids.tolist(), rows, strict=True)
 
 

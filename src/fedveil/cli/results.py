@@ -64,13 +64,7 @@ def compare(
     json_: options.Json = False,
 ) -> None:
     """Put runs side by side: metrics, claims, and where their recipes differ."""
-    from fedveil.runs.compare import (
-        across_clients,
-        differing_keys,
-        not_comparable,
-        opened,
-        rows_of,
-    )
+    from fedveil.runs.compare import across_clients, differing_keys, not_comparable, opened, rows_of
     from fedveil.runs.run_directory import json_text
 
     runs = opened(folders)

@@ -191,7 +191,7 @@ class Deployment:
             "mixer.sh",
             folder,
             positions=training.task.size,
-            minimum=training.plan.release.minimum,
+            minimum=training.plan.release.channel.minimum,
             clients=len(self.site_names),
             rounds=self.recipe.total_rounds,
             attempts=_MIXER_ATTEMPTS,

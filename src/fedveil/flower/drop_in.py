@@ -43,17 +43,17 @@ from fedveil.flower.site_file import PolicySection
 from fedveil.flower.site_ledger import Declined, SiteLedger, today
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
+from fedveil.privacy.channel import Round
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.round import Round
 from fedveil.privacy.rows import row_norms
-from fedveil.training.exchange import Sent, server_sum
-from fedveil.training.reports import Rows, accept
+from fedveil.training.exchange import server_sum
+from fedveil.training.participants import Participants
+from fedveil.training.reports import ClientReports, CohortSum, Rows, accept
 from fedveil.training.round import begin, end
 from fedveil.training.server import ServerState, SgdServer
-from fedveil.training.sums import CohortSum
 
 
 def flat(record: ArrayRecord) -> torch.Tensor:
@@ -185,7 +185,7 @@ class PrivateStrategy(Strategy):
                     "plan: use fraction_train = 1.0"
                 )
         self._state = replace(self._state, round=server_round - 1)
-        self._round = begin(self.plan, self._streams, self.ledger, self._state)
+        self._round = begin(self.plan, self._streams, self.ledger, self._state, Participants())
         if self._round is None:
             LOG.warning("%s", self.ledger.refusal)
             return []
@@ -247,8 +247,8 @@ class PrivateStrategy(Strategy):
             )
         self._start = arrays
         first = self._state.params.numel() == 0
-        moving = plan.start(start) if first else self._state.moving
-        self._state = replace(self._state, params=start, moving=moving)
+        moving = plan.first_state(start) if first else self._state.adaptive_state
+        self._state = replace(self._state, params=start, adaptive_state=moving)
         until = time.monotonic() + self._wait
         while not self._nodes:
             found = sorted(grid.get_node_ids())
@@ -275,17 +275,17 @@ class PrivateStrategy(Strategy):
             rows[client] = moved(records[0], self._start) if len(records) == 1 else torch.zeros(0)
         return rows
 
-    def _sent(self, row: torch.Tensor, asked: Round) -> Sent:
+    def _sent(self, row: torch.Tensor, asked: Round) -> ClientReports:
         """A row as a block of one client. The server computes what an adaptive clip needs."""
         rows, no = Rows.of([row], len(asked.start)), torch.zeros(1, dtype=torch.bool)
         clipped = no
-        if asked.clip is not None and self.plan.watched is not None:
+        if asked.clip is not None and self.plan.statistic is not None:
             norms = row_norms(rows.rows, asked.clip.norm)
             clipped = ~(norms <= asked.clip.value)
-            watched = self.plan.watch(Lengths(norms, clipped), asked)
+            statistic = self.plan.client_statistic(Lengths(norms, clipped), asked)
         else:
-            watched = torch.zeros(1, self.plan.width, dtype=torch.float64)
-        return Sent(rows, watched, clipped, no)
+            statistic = torch.zeros(1, self.plan.width, dtype=torch.float64)
+        return ClientReports(rows, statistic, clipped, no)
 
 
 def check_plan(plan: PrivacyPlan) -> None:
@@ -296,7 +296,7 @@ def check_plan(plan: PrivacyPlan) -> None:
         raise BadInput("the plan claims nothing: make one with central or client_noise")
     if plan.metrics is not None:
         raise BadInput("this strategy measures nothing: make the plan without metrics")
-    if release.counted and (not release.additive or plan.watched is not None):
+    if release.local and (not release.additive or plan.statistic is not None):
         raise BadInput(
             "this plan asks more of clients than noise on what they reply: use a recipe, which "
             "fedveil's own apps run"
@@ -330,7 +330,7 @@ class PrivateMod:
         weighted_by: str = "num-examples",
     ) -> None:
         check_plan(plan)
-        if not plan.release.counted:
+        if not plan.release.local:
             raise BadInput("the plan's noise is the server's: use PrivateStrategy, and no mod")
         self.plan, self.terms, self._weight = plan, terms_of(plan, None, 0), weighted_by
         self.policy = _policy(policy, plan, self.terms)
@@ -387,7 +387,7 @@ class PrivateMod:
         start = flat(next(iter(arrays.values())))
         if self.plan.parameters not in (None, len(start)) or not bool(torch.isfinite(start).all()):
             raise Declined("the model is not the plan's, or not finite")
-        moving = self.plan.start(start)
+        moving = self.plan.first_state(start)
         streams = Streams(secrets.randbits(128), self.plan.secure)
         alone = np.zeros(1, dtype=np.int64)
         return Round(round, alone, start, self.plan.clip(moving, round), moving, streams)

@@ -30,17 +30,16 @@ from fedveil.flower.messages import (
     plan_digest,
 )
 from fedveil.mixing.protocol import round_number
-from fedveil.privacy.releases.two_point import TwoPointReports
-from fedveil.privacy.round import Round
+from fedveil.privacy.channel import Round
+from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.run import OnRound, Run
 from fedveil.runs.run_directory import write_atomic
 from fedveil.training.engines.engine import Job
 from fedveil.training.evaluate import evaluate
-from fedveil.training.exchange import Sent, server_sum
-from fedveil.training.reports import Rows
+from fedveil.training.exchange import server_sum
+from fedveil.training.reports import ClientReports, CohortSum, Rows
 from fedveil.training.server import Weights
-from fedveil.training.sums import CohortSum
 
 CARRIED = (
     "whatever carries messages between sites and server counts as the server: it sees who is asked "
@@ -212,13 +211,13 @@ class RemoteEngine:
     def __post_init__(self) -> None:
         """Refuse what cannot be kept when sites are reached through a server that knows them."""
         plan = self.job.plan
-        if plan.release.minimum and self.federation.mixer is None:
+        if plan.release.channel.minimum and self.federation.mixer is None:
             raise BadInput(
                 "[shuffle] needs a mixer that sites reach by themselves: what carries these "
                 "messages knows who sent what; name it in federation.toml ([mixer]), or leave "
                 "[shuffle] out, so that trust is local"
             )
-        if self.federation.mixer is not None and not plan.release.minimum:
+        if self.federation.mixer is not None and not plan.release.channel.minimum:
             raise BadInput("federation: [mixer] is for recipes with [shuffle]: leave it out")
         expected = plan.expected
         if not plan.secret_cohort and expected < self.federation.minimum:
@@ -232,7 +231,7 @@ class RemoteEngine:
         began, site_names = self.clock(), self.federation.site_names
         attempt = max(round.attempt, self.round_log.attempts(round.number))
         run_id, plan = self.identity.run_id, self.identity.plan_digest
-        ask = RoundAsk(run_id, round.number, attempt, plan, round.start, round.moving)
+        ask = RoundAsk(run_id, round.number, attempt, plan, round.start, round.adaptive_state)
         outcome = Outcome(round.number, attempt, [site_names[k] for k in round.ids])
         self.round_log.write_ask(outcome)
         answers = self._answers(ask, outcome, began)
@@ -291,7 +290,7 @@ class RemoteEngine:
             )
             if len(total.refused) > before:
                 outcome.rejected[answer.site] = "its report is not finite, or not of this model"
-        return replace(total, told=False, enough=outcome.enough)
+        return replace(total, clipping_known=False, enough=outcome.enough)
 
     def _mixed(
         self, mixer: MixerLink, round: Round, ask: RoundAsk, outcome: Outcome, began: float
@@ -305,17 +304,18 @@ class RemoteEngine:
         until = began + self.federation.deadline
         found = None
         if outcome.answered:
-            size, minimum = job.task.size, plan.release.minimum
+            size, minimum = job.task.size, plan.release.channel.minimum
             found = mixer.collected(number, size, minimum, until, self.clock, self.sleep)
         total = CohortSum.zero(job.task.size, plan.width, noisy=False)
-        if found is None or not isinstance(plan.release, TwoPointReports):
+        channel = plan.release.channel
+        if found is None or not isinstance(channel, Shuffler):
             outcome.enough = False
-            return replace(total, told=False, enough=False)
-        plan.release.add_multisets_(total.total, found, round)
+            return replace(total, clipping_known=False, enough=False)
+        channel.add_multisets_(total.total, found, round)
         total.weight, total.clients = float(found.reports[0]), len(round.ids)
-        return replace(total, told=False, enough=outcome.enough)
+        return replace(total, clipping_known=False, enough=outcome.enough)
 
-    def _sent(self, answer: Answer) -> Sent:
+    def _sent(self, answer: Answer) -> ClientReports:
         """An answer as a block of one client. A report of the wrong type gets no length."""
         nobody, width = torch.zeros(1, dtype=torch.bool), self.job.plan.width
         report, watched = answer.report, answer.watched
@@ -323,7 +323,7 @@ class RemoteEngine:
         if form != (torch.float32, torch.float64, (width,)):
             report, watched = torch.zeros(0), torch.zeros(width, dtype=torch.float64)
         rows = Rows.of([report], self.job.task.size)
-        return Sent(rows, watched.reshape(1, width), nobody, nobody)
+        return ClientReports(rows, watched.reshape(1, width), nobody, nobody)
 
     def _weight(self, client: int) -> torch.Tensor:
         records = self.job.data.sizes[client] if self.job.weights is Weights.EXAMPLES else 1

@@ -24,20 +24,20 @@ from fedveil.flower.policy import Offer, Policy, build_for_plan, local_steps, te
 from fedveil.flower.site_file import TABLES, SiteFile, read_site_file, recipe_of
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger, today
 from fedveil.mixing.protocol import Refused, round_number
+from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.two_point import TwoPointReports
-from fedveil.privacy.round import Round
+from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.recipe import Recipe
+from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.exchange import Sent, client_report
+from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import Gradients
-from fedveil.training.reports import Rows
+from fedveil.training.reports import ClientReports, Rows
 from fedveil.training.session import Training
-from fedveil.training.turn import Turn
 
 _UNUSABLE = "the site's ledger cannot be used: its owner was told why"
 _FAILED = "the round was charged and could not be computed: the site's owner was told why"
@@ -161,28 +161,27 @@ class Site:
         cohort = CohortData(self.records, ids, np.zeros(1, dtype=np.int64))
         clip = self.plan.clip(ask.moving, ask.round)
         round = Round(ask.round, ids, ask.params, clip, ask.moving, streams, ask.attempt)
-        turn = Turn.of(round, cohort, self._gradients)
         with one_thread():
-            sent = self._sent(turn)
+            sent = self._sent(ClientBatch.of(round, cohort, self._gradients))
         if not isinstance(sent.reports, Rows):
             raise AssertionError("one client's report is a row")
-        rows, release = sent.reports.rows, self.plan.release
+        rows, channel = sent.reports.rows, self.plan.release.channel
         if self.mixer is None:
-            return rows[0], sent.watched[0]
-        if not isinstance(release, TwoPointReports):
-            raise AssertionError("a mixer is for two-point reports")
+            return rows[0], sent.statistic[0]
+        if not isinstance(channel, Shuffler):
+            raise AssertionError("a mixer is for shuffled reports")
         number = round_number(ask.round, ask.attempt, self.plan.rounds)
-        self.mixer.report(number, release.messages(rows, turn)[0], release.minimum)
-        return rows[0, :0], sent.watched[0]
+        self.mixer.report(number, channel.messages(rows, round)[0], channel.minimum)
+        return rows[0, :0], sent.statistic[0]
 
-    def _sent(self, turn: Turn) -> Sent:
+    def _sent(self, clients: ClientBatch) -> ClientReports:
         try:
-            sent = client_report(self.training.work, self.plan, turn)
+            sent = client_report(self.training.work, self.plan, clients)
         except Exception as e:
-            LOG.exception("round %d could not be computed", turn.number)
-            if not self.plan.release.randomises:
+            LOG.exception("round %d could not be computed", clients.round.number)
+            if not self.plan.release.adds_noise:
                 raise _Failed from e
-            sent = client_report(_Nothing(), self.plan, turn)  # type: ignore[arg-type]
+            sent = client_report(_Nothing(), self.plan, clients)  # type: ignore[arg-type]
         return sent
 
     @cached_property
@@ -208,23 +207,23 @@ class _Failed(Exception):
 class _Nothing:
     """In place of work that failed: that it did may depend on the records, and is private."""
 
-    def updates(self, turn: Turn) -> Clipped:
+    def updates(self, clients: ClientBatch) -> Clipped:
         """A zero row."""
-        rows = torch.zeros(1, turn.start.shape[-1])
+        rows = torch.zeros(1, clients.round.start.shape[-1])
         none = torch.zeros(1, dtype=torch.bool)
         return Clipped(rows, torch.zeros(1, dtype=torch.float64), none)
 
 
 def _mixer(file: SiteFile, plan: PrivacyPlan) -> MixerLink | None:
     """Where reports go, if not to the server."""
-    if plan.release.minimum and file.mixer is None:
+    if plan.release.channel.minimum and file.mixer is None:
         raise BadInput(
             "the recipe has [shuffle] and site.toml no [mixer]: name the mixer, or leave [shuffle] "
             "out of the recipe, so that trust is local"
         )
     if file.mixer is None:
         return None
-    if not plan.release.minimum:
+    if not plan.release.channel.minimum:
         raise BadInput("[mixer] is for recipes with [shuffle]: leave it out")
     return MixerLink(file.mixer)
 

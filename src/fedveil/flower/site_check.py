@@ -102,7 +102,7 @@ def _noise(site: Site) -> str:
         return plan.describe()
     if plan.secure:
         source = "from the operating system"
-    elif plan.release.counted:
+    elif plan.release.local:
         source = "seeded by the operating system; the seed never leaves, the generator is no cipher"
     else:
         source = "seeded: whoever knows the server's seed can remove it"
@@ -111,20 +111,20 @@ def _noise(site: Site) -> str:
 
 def _leaves(site: Site) -> list[str]:
     plan, size = site.plan, site.training.task.size
-    clip = plan.clip(site.training.start().moving, 1)
+    clip = plan.clip(site.training.start().adaptive_state, 1)
     within = "" if clip is None else f", of {clip.norm.upper()} length at most {clip.value:g}"
-    if plan.release.randomises:
+    if plan.release.adds_noise:
         what = f"in each turn a report of {size:,} numbers, randomised here before it leaves"
     elif plan.steps is not None:
         what = f"in each turn an update of {size:,} numbers by DP-SGD, whose steps have their noise"
     else:
         what = f"in each turn an update of {size:,} numbers WITHOUT noise{within}"
-    watched = plan.watched
+    statistic = plan.statistic
     bits = []
-    if watched is not None and watched.flip:
-        bits = [f"one of {watched.word} by randomised response: {watched.seen}"]
-    elif watched is not None:
-        bits = [f"WITHOUT noise, {watched.word}: {watched.seen}"]
+    if statistic is not None and statistic.flip:
+        bits = [f"one of {statistic.word} by randomised response: {statistic.description}"]
+    elif statistic is not None:
+        bits = [f"WITHOUT noise, {statistic.word}: {statistic.description}"]
     return [
         what,
         *bits,

@@ -379,7 +379,8 @@ def _left_open(
     here: DecaySetting, rate: str, tried: Sweep, constant: Sweep
 ) -> list[tuple[str, str]]:
     losses = ", ".join(f"{r}: {tried.cell_mean(i, 'loss')}" for i, r in enumerate(RATES))
-    multiplier = constant.prepared[0].plan.release.multiplier
+    plan = constant.prepared[0].plan
+    multiplier = plan.release.settings(plan.schedule)["multiplier"]
     return [
         ("data set and model", "as above; the paper's are not known to us"),
         (

@@ -23,8 +23,8 @@ from fedveil.papers.naseri_defences import (
     CENTRAL,
     GRADIENTS,
     LOCAL,
-    NOBODY,
     NOISES,
+    SERVER,
     UNDEFENDED,
     defences,
     legend,
@@ -86,7 +86,7 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     page.settings += [*settings_text(arena, repeat), meaning(*claims)]
     page.tables.append(TextTable(_HEADERS, tuple(_rows(results))))
     page.findings += findings(
-        results[NOBODY].rates[0],
+        results[SERVER].rates[0],
         results[UNDEFENDED].rates[0],
         results[BOUND].rates[0],
         results[CENTRAL].rates,

@@ -3,7 +3,7 @@
 from fedveil.papers.naseri import DELTA, WEAK, Defence
 from fedveil.papers.naseri_arenas import Arena
 
-NOBODY, UNDEFENDED, BOUND, CENTRAL = "nobody attacks", "no defence", "norm bound", "central DP"
+SERVER, UNDEFENDED, BOUND, CENTRAL = "nobody attacks", "no defence", "norm bound", "central DP"
 LOCAL = "DP-SGD in clients, attacker: "
 NOISES = ("comply", "skip", "hide")
 """What attackers do about the noise that they are to add."""
@@ -32,7 +32,7 @@ def legend(arena: Arena) -> list[str]:
     """What the rows are, in words."""
     where = arena.federation
     return [
-        f"*{NOBODY}*: the same training without an attacker, so what the model does by itself.",
+        f"*{SERVER}*: the same training without an attacker, so what the model does by itself.",
         f"*{UNDEFENDED}*: the server takes the mean of the updates.",
         f"*{BOUND}*: an update longer than {where.bound:g} is scaled down to that length. "
         "*projected*: the attacker knows the bound, trains within it and loses nothing to it. "
@@ -69,7 +69,7 @@ def _plain(arena: Arena) -> list[Defence]:
     )
     bound = f"clip.value={where.bound}"
     return [
-        Defence(NOBODY, "fedavg", (*plain, "attack.attackers=0")),
+        Defence(SERVER, "fedavg", (*plain, "attack.attackers=0")),
         Defence(UNDEFENDED, "fedavg", plain),
         Defence(BOUND, "norm-bound", (*plain, bound)),
         Defence("norm bound, projected", "norm-bound", (*plain, bound, "attack.project=true")),

@@ -1,8 +1,8 @@
-"""Clip schedules: which clip is in force in a round, and how it moves to the next.
+"""Clip schedules: the clip of each round, and how an adaptive clip changes.
 
-A schedule may watch the cohort (how many updates were short enough, how long they were). What it
-watches is private: it states what each client sends and how much noise the sum of that gets
-(`Watched`), and sees the noisy sum only. A clip moves for the next round only.
+An adaptive schedule collects a statistic of the clients (how many updates were short enough, how
+long they were). It declares the statistic and its noise (`ClipStatistic`), and sees only the noisy
+sum. A clip changes for the next round only.
 """
 
 import math
@@ -33,65 +33,70 @@ from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.watching import Watched
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """What a schedule may watch.
+    """What a schedule may know of clients.
 
-    That is clients' lengths before the clip, [K], and which of them were clipped.
+    Attributes:
+        norms: The lengths of their updates before the clip, [K].
+        clipped: Which of them were clipped, [K].
     """
 
     norms: torch.Tensor
     clipped: torch.Tensor
 
-    def of(self, client: int) -> "Lengths":
-        """Those of one client."""
+    def of_client(self, client: int) -> "Lengths":
+        """The lengths of one client."""
         only = slice(client, client + 1)
         return Lengths(self.norms[only], self.clipped[only])
 
 
 class ClipSchedule(ABC):
-    """How the clip of a run comes about. Subclass it: `start` and `clip` are needed.
+    """Which clip is in force in which round. Subclasses need `first_value` and `clip`.
 
-    `moving` is the value that moves. A schedule that watches says so in `watched`, hands out each
-    client's row in `watch`, and moves by the noisy sum of them.
+    An adaptive schedule also has a `statistic`, which each client reports
+    (`client_statistic`), and a `next_value`, which depends on the noisy sum of the reports.
     """
 
     @property
-    def norm(self) -> Norm:
-        """The norm in which updates are clipped."""
+    def norm(self) -> Norm | None:
+        """The norm in which updates are clipped; None if the schedule clips nothing."""
         return Norm.L2
 
     @property
-    def watched(self) -> Watched | None:
+    def statistic(self) -> ClipStatistic | None:
         """The statistic that clients report beside their updates, None if there is none."""
         return None
 
     @abstractmethod
-    def start(self) -> float:
-        """The moving value before the first round."""
+    def first_value(self) -> float:
+        """The clip value before the first round."""
 
     @abstractmethod
-    def clip(self, moving: float, round: int) -> Clip:
+    def clip(self, value: float, round: int) -> Clip:
         """The clip in force in `round`."""
 
-    def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
+    def client_statistic(self, lengths: Lengths, round: int) -> torch.Tensor:
         """The statistic of each client of a block, float64 [K, width]. It never leaves raw."""
         return torch.zeros(len(lengths.norms), 0, dtype=torch.float64)
 
-    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
-        """The moving value for the next round, from the noisy sum of rows and the cohort's size."""
-        return moving
+    def next_value(self, value: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+        """The clip value of the next round, from the noisy sum of the clients' statistics.
 
-    def span(self, round: int) -> tuple[float, float]:
-        """The least and the greatest that the moving value can be in `round`, whatever was watched.
-
-        For a client that did not see it move.
+        `expected` is the expected number of clients.
         """
-        return self.start(), self.start()
+        return value
+
+    def value_limits(self, round: int) -> tuple[float, float]:
+        """The least and the greatest possible clip value in `round`, whatever clients reported.
+
+        Sites use it: they do not see how the value changed.
+        """
+        return self.first_value(), self.first_value()
 
     def rates_allowed(self, round: int) -> float | None:
         """The largest sum of the learning rates of `round`, None if they are free."""
@@ -99,15 +104,61 @@ class ClipSchedule(ABC):
 
     @property
     def needs_raw_gradients(self) -> bool:
-        """Whether the norms watched must be those of gradients that nothing has clipped."""
+        """Whether the statistic needs the norms of gradients that nothing has clipped."""
         return False
 
     def settled(self, turns: Callable[[int], int]) -> "ClipSchedule":
-        """The schedule with its noise found, where it has a budget of its own.
+        """The schedule with calibrated noise, where its statistic has a budget of its own.
 
-        `turns(every)` is in how many rounds that watch, one in `every`, a client can be.
+        `turns(every)` is the largest number of reporting rounds, one in `every`, of one client.
         """
         return self
+
+    # The adaptive state of a training, of which the clip value is the usual form.
+
+    def first_state(self, params: torch.Tensor) -> torch.Tensor:
+        """The adaptive state before the first round, float64, for the first model `params`."""
+        return torch.tensor([self.first_value()], dtype=torch.float64)
+
+    def clip_for(self, state: torch.Tensor, round: int) -> Clip | None:
+        """The clip of `round` in the adaptive state `state`; None if the schedule clips nothing."""
+        return self.clip(float(state[0]), round)
+
+    def next_state(
+        self,
+        state: torch.Tensor,
+        noisy: torch.Tensor | None,
+        expected: float,
+        before: torch.Tensor,
+        after: torch.Tensor,
+        round: int,
+    ) -> torch.Tensor:
+        """The adaptive state of the next round.
+
+        Args:
+            state: The present state.
+            noisy: The noisy sum of the clients' statistics, None if they reported none.
+            expected: The expected number of clients.
+            before: The model before this round, which is public.
+            after: The model after this round, which is public.
+            round: The number of this round.
+        """
+        if noisy is None:
+            return state
+        value = self.next_value(float(state[0]), noisy, expected, round)
+        return torch.tensor([value], dtype=torch.float64)
+
+    def reachable(
+        self, state: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
+    ) -> bool:
+        """Whether `state` is possible in `round` for the model `params`.
+
+        `first` is the model of the first round.
+        """
+        if state.shape != (1,):
+            return False
+        least, most = self.value_limits(round)
+        return least <= float(state[0]) <= most
 
 
 @dataclass(frozen=True)
@@ -124,11 +175,11 @@ class Fixed(ClipSchedule):
     def __post_init__(self) -> None:
         _check_clip(self.value, self.norm)
 
-    def start(self) -> float:
+    def first_value(self) -> float:
         return self.value
 
-    def clip(self, moving: float, round: int) -> Clip:
-        return Clip(moving, self.norm)
+    def clip(self, value: float, round: int) -> Clip:
+        return Clip(value, self.norm)
 
 
 @dataclass(frozen=True)
@@ -175,12 +226,12 @@ class Poly(ClipSchedule):
                 "value",
             )
 
-    def start(self) -> float:
+    def first_value(self) -> float:
         return self.value
 
-    def clip(self, moving: float, round: int) -> Clip:
+    def clip(self, value: float, round: int) -> Clip:
         share = max(0.0, 1 - (round - 1) / self.rounds)
-        return Clip(max(self.floor, moving * share**self.power), self.norm)
+        return Clip(max(self.floor, value * share**self.power), self.norm)
 
 
 @dataclass(frozen=True)
@@ -204,11 +255,11 @@ class PerGradient(ClipSchedule):
     def rates_allowed(self, round: int) -> float:
         return self.reach(round)
 
-    def start(self) -> float:
-        return self.inner.start()
+    def first_value(self) -> float:
+        return self.inner.first_value()
 
-    def clip(self, moving: float, round: int) -> Clip:
-        gradient = self.inner.clip(moving, round)
+    def clip(self, value: float, round: int) -> Clip:
+        gradient = self.inner.clip(value, round)
         return Clip(gradient.value * self.reach(round), gradient.norm, gradient.value)
 
 
@@ -268,37 +319,37 @@ class Quantile(ClipSchedule):
                 "flip",
             )
 
-    def start(self) -> float:
+    def first_value(self) -> float:
         return self.value
 
-    def clip(self, moving: float, round: int) -> Clip:
-        return Clip(moving)
+    def clip(self, value: float, round: int) -> Clip:
+        return Clip(value)
 
     @property
-    def watched(self) -> Watched:
-        return Watched(
+    def statistic(self) -> ClipStatistic:
+        return ClipStatistic(
             width=1,
             length=0.5,
             noise=self.noise,
             flip=self.flip,
             word="bits",
-            seen="the clients' bits (was the update within the clip?)",
+            description="the clients' bits (was the update within the clip?)",
             key="clip.bit_noise",
             setting=self.noise,
             remedy="raise it",
         )
 
-    def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
+    def client_statistic(self, lengths: Lengths, round: int) -> torch.Tensor:
         """Centred bits [K, 1]."""
         return 0.5 - (lengths.clipped != 0).to(torch.float64)[:, None]
 
-    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+    def next_value(self, value: float, noisy: torch.Tensor, expected: float, round: int) -> float:
         share = float(noisy[0]) / expected + 0.5
         step = max(-_LARGEST_STEP, min(_LARGEST_STEP, -self.lr * (share - self.target)))
-        return max(_LEAST, min(_MOST, moving * math.exp(step)))
+        return max(_LEAST, min(_MOST, value * math.exp(step)))
 
-    def span(self, round: int) -> tuple[float, float]:
-        """As `ClipSchedule.span`: a step changes the clip by a factor of at most e^3.
+    def value_limits(self, round: int) -> tuple[float, float]:
+        """As `ClipSchedule.value_limits`: a step changes the clip by a factor of at most e^3.
 
         One more factor is for a rounded product.
         """
@@ -376,16 +427,16 @@ class Median(ClipSchedule):
             )
 
     @property
-    def watched(self) -> Watched:
+    def statistic(self) -> ClipStatistic:
         """One count per bin: (0, 2^low], (2^low, 2^(low+1)], ..., (2^(high-1), inf)."""
-        return Watched(
+        return ClipStatistic(
             width=self.high - self.low + 1,
             length=1.0,
             counts=True,
             noise=self.noise,
             every=self.every,
             word="norms",
-            seen="the clients' gradient norms in bins",
+            description="the clients' gradient norms in bins",
             key="clip.epsilon",
             setting=self.budget.epsilon,
             remedy="lower it",
@@ -400,31 +451,31 @@ class Median(ClipSchedule):
 
         No amplification, composed over all refreshes in which one client can take part.
         """
-        reach = self.watched.sensitivity(Relation.REPLACE)
+        reach = self.statistic.sensitivity(Relation.REPLACE)
         multiplier = least_noise(Gaussian, turns(self.every), self.budget, Relation.REPLACE)
         return replace(self, noise=reach * multiplier)
 
-    def start(self) -> float:
+    def first_value(self) -> float:
         return self.value
 
-    def clip(self, moving: float, round: int) -> Clip:
-        return Clip(moving)
+    def clip(self, value: float, round: int) -> Clip:
+        return Clip(value)
 
-    def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
+    def client_statistic(self, lengths: Lengths, round: int) -> torch.Tensor:
         """One-hot rows [K, width]: the bin of each client's norm."""
-        counts = torch.zeros(len(lengths.norms), self.watched.width, dtype=torch.float64)
+        counts = torch.zeros(len(lengths.norms), self.statistic.width, dtype=torch.float64)
         edges = torch.tensor([2.0**e for e in range(self.low, self.high)], dtype=torch.float64)
         return counts.scatter_(1, torch.bucketize(lengths.norms, edges)[:, None], 1.0)
 
-    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+    def next_value(self, value: float, noisy: torch.Tensor, expected: float, round: int) -> float:
         counts = noisy.clamp_min(0)
         if float(counts.sum()) == 0:
-            return moving
+            return value
         half = int((counts.cumsum(0) < counts.sum() / 2).sum())
         median = min(2.0 ** (self.low + half), self.cap)
-        return min(moving, median) if self.monotone else median
+        return min(value, median) if self.monotone else median
 
-    def span(self, round: int) -> tuple[float, float]:
+    def value_limits(self, round: int) -> tuple[float, float]:
         if round == 1:
             return self.value, self.value
         most = self.value if self.monotone else max(self.value, min(2.0**self.high, self.cap))

@@ -17,15 +17,16 @@ from fedveil.privacy.accounting.budget import BudgetLine, Spending, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust
 from fedveil.privacy.accounting.composition import covers
 from fedveil.privacy.accounting.events import Gaussian, WithMetrics
+from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedule
-from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.priced_metrics import PricedMetrics
-from fedveil.privacy.releases.release import NOBODY, Asked, Release
+from fedveil.privacy.ranges import Ranges
+from fedveil.privacy.releases.release import SERVER, Release
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Counts, Sampler
-from fedveil.privacy.watching import Watched
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class PrivacyPlan:
     price. On clients' own records they are part of the lines about clients as well.
 
     `parameters` is the number of coordinates that are accounted, None where it does not matter.
-    What the schedule watches, and in which norm it clips, is asked for once.
+    The schedule's statistic and norm are read once.
     """
 
     sampler: Sampler
@@ -53,7 +54,7 @@ class PrivacyPlan:
     lines: tuple[BudgetLine, ...] = ()
     parameters: int | None = None
     metrics: PricedMetrics | None = None
-    watched: Watched | None = field(init=False, repr=False, default=None)
+    statistic: ClipStatistic | None = field(init=False, repr=False, default=None)
     norm: Norm | None = field(init=False, repr=False, default=None)
 
     @property
@@ -63,7 +64,7 @@ class PrivacyPlan:
             ("sampler", self.sampler),
             ("clients", self.population),
             ("rounds", self.rounds),
-            ("clip", self.schedule),
+            ("clip", None if isinstance(self.schedule, Ranges) else self.schedule),
             ("release", self.release),
             ("secure", self.secure),
             ("metrics", self.metrics),
@@ -77,12 +78,14 @@ class PrivacyPlan:
             raise BadInput(f"release is {self.release!r}: a Release is needed")
         if self.schedule is not None:
             check_clip_schedule(self.schedule)
-            object.__setattr__(self, "watched", self.schedule.watched)
+            object.__setattr__(self, "statistic", self.schedule.statistic)
             object.__setattr__(self, "norm", self.schedule.norm)
-        if self.watched is not None and type(self.watched) is not Watched:
-            raise BadInput(f"what the clip watches is {shown(self.watched)}: a Watched is needed")
+        if self.statistic is not None and type(self.statistic) is not ClipStatistic:
+            raise BadInput(
+                f"the statistic of the clip is {shown(self.statistic)}: a ClipStatistic is needed"
+            )
         self.release.check(self)
-        if not self.release.counted:
+        if not self.release.local:
             check_uncapped(self.sampler)
         check_deltas(self.lines, self.population)
 
@@ -104,7 +107,7 @@ class PrivacyPlan:
         if len(sources) > 1:
             raise BadInput(
                 "some of the plan's lines have secure noise and others seeded noise: make the "
-                "whole plan secure with secured, metrics included"
+                "whole plan secure with with_secure_noise, metrics included"
             )
         for line in self.lines:
             found = None if line.as_published else self._difference(line)
@@ -189,7 +192,7 @@ class PrivacyPlan:
     @property
     def secret_cohort(self) -> bool:
         """Whether the claim rests on nobody knowing who takes part in a round."""
-        if not self.private or self.release.counted:
+        if not self.private or self.release.local:
             return False
         return self.sampler.event(Gaussian(1.0), self.population) != Gaussian(1.0)
 
@@ -222,7 +225,7 @@ class PrivacyPlan:
     @property
     def steps(self) -> NoisySteps | None:
         """What DP-SGD inside clients must be, where that is how they are protected."""
-        return self.release.steps
+        return self.release.requires.steps
 
     @property
     def expected(self) -> float:
@@ -232,7 +235,7 @@ class PrivacyPlan:
     @property
     def counted_clients(self) -> int:
         """How many clients' turns the ledger counts."""
-        return self.population if self.release.counted else 0
+        return self.population if self.release.local else 0
 
     @cached_property
     def permitted(self) -> int:
@@ -272,108 +275,131 @@ class PrivacyPlan:
         return claims_of(self.every_line, rounds, counts, extra_attempts, self.permitted)
 
     @property
-    def moves(self) -> bool:
+    def adaptive(self) -> bool:
         """Whether what clients send decides what the next round asks of them."""
-        return self.watched is not None or self.release.moves
+        return self.statistic is not None or isinstance(self.schedule, Ranges)
 
-    def start(self, params: torch.Tensor) -> torch.Tensor:
-        """What moves from round to round, before the first one: a clip's value, or ranges."""
-        value = [] if self.schedule is None else [self.schedule.start()]
-        return torch.cat([torch.tensor(value, dtype=torch.float64), self.release.start(params)])
+    def first_state(self, params: torch.Tensor) -> torch.Tensor:
+        """The initial adaptive state: the clip value, or the ranges; empty without a clip."""
+        if self.schedule is None:
+            return torch.zeros(0, dtype=torch.float64)
+        return self.schedule.first_state(params)
 
     def reachable(
-        self, moving: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
+        self, state: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
     ) -> bool:
-        """Whether `moving` can be the moving state of `round`, for the model `params`.
+        """Whether `state` can be the adaptive state of `round`, for the model `params`.
 
         `first` is the model of the first round. Noise is scaled to whatever clip is in force, so
-        that no state weakens a claim; this is for a client that does not trust who says it.
+        that no state weakens a claim; this is for a client that does not trust the server.
 
         | edge | behaviour |
         |---|---|
         | another number of values, or one that is not finite | False |
-        | nothing moves, and it is not what the plan starts with | False |
+        | nothing adapts, and it is not what the plan starts with | False |
         | a clip or a radius that no course of rounds leads to by `round` | False |
         """
         if self.schedule is None:
-            return self.release.reachable(moving, params, first, round)
-        if moving.shape != (1,):
-            return False
-        least, most = self.schedule.span(round)
-        return least <= float(moving[0]) <= most
+            return state.numel() == 0
+        return self.schedule.reachable(state, params, first, round)
 
-    def clip(self, moving: torch.Tensor, round: int) -> Clip | None:
+    def clip(self, state: torch.Tensor, round: int) -> Clip | None:
         """The clip in force in `round`: one and the same, however often it is asked for.
 
         Guarantee: rows are clipped to it and noise is scaled by it, whatever a schedule answers
-        when it is asked again. It is ours, in the norm that the schedule said.
+        when it is asked again. It is ours, in the norm that the schedule declared.
         """
-        if self.schedule is None:
+        if self.schedule is None or self.norm is None:
             return None
-        asked = (round, float(moving[0]))
-        known: dict[tuple[int, float], Clip] = self.__dict__.setdefault("_clips", {})
-        if asked not in known:
-            clip = self.schedule.clip(float(moving[0]), round)
+        place = (round, float(state[0]))
+        cache: dict[tuple[int, float], Clip] = self.__dict__.setdefault("_clips", {})
+        if place not in cache:
+            clip = self.schedule.clip_for(state, round)
             if type(clip) is not Clip or clip.norm is not self.norm:
                 name = type(self.schedule).__name__
                 raise BadInput(
                     f"{name} clips in {self.norm} and gave {shown(clip)}: a Clip in that norm is "
                     "needed"
                 )
-            known.clear()
-            known[asked] = clip
-        return known[asked]
+            cache.clear()
+            cache[place] = clip
+        return cache[place]
 
     @property
     def width(self) -> int:
-        """How many numbers a client is asked for beside its update."""
-        return 0 if self.watched is None else self.watched.width
+        """How many numbers a client reports beside its update."""
+        return 0 if self.statistic is None else self.statistic.width
 
-    def watch(self, lengths: Lengths, asked: Asked) -> torch.Tensor:
+    def client_statistic(self, lengths: Lengths, round: Round) -> torch.Tensor:
         """What each client sends for an adaptive clip, [K, width]: cut, and flipped if need be.
 
         Guarantee: a client's row depends on the client alone. A schedule that is not ours is asked
         for one client at a time.
         """
-        clients, schedule, watched = len(asked.ids), self.schedule, self.watched
-        if schedule is None or watched is None or not watched.due(asked.number):
+        clients, schedule, statistic = len(round.ids), self.schedule, self.statistic
+        if schedule is None or statistic is None or not statistic.due(round.number):
             return torch.zeros(clients, self.width, dtype=torch.float64)
-        each = [lengths] if is_own_schedule(schedule) else [lengths.of(k) for k in range(clients)]
+        each = [lengths]
+        if not is_own_schedule(schedule):
+            each = [lengths.of_client(k) for k in range(clients)]
         rows = torch.cat(
-            [watched.cut(schedule.watch(some, asked.number), len(some.norms)) for some in each]
+            [
+                statistic.cut(schedule.client_statistic(some, round.number), len(some.norms))
+                for some in each
+            ]
         )
-        if watched.flip:
-            keys = asked.streams.keys("client-bits", asked.number, asked.ids)
-            return watched.flipped(rows, keys)
-        return watched.aligned(rows) if asked.streams.secure else rows
+        if statistic.flip:
+            keys = round.streams.keys("client-bits", round.number, round.ids)
+            return statistic.flipped(rows, keys)
+        return statistic.aligned(rows) if round.streams.secure else rows
 
-    def read_watched(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
-        """What the server takes of rows [K, width] that arrived: see `Watched.read`."""
-        if self.watched is None:
+    def read_statistic(self, rows: torch.Tensor, round: Round) -> torch.Tensor:
+        """What the server takes of rows [K, width] that arrived: see `ClipStatistic.read`."""
+        if self.statistic is None:
             return torch.zeros(len(rows), 0, dtype=torch.float64)
-        return self.watched.read(rows, secure=asked.streams.secure)
+        return self.statistic.read(rows, secure=round.streams.secure)
 
-    def move(
-        self,
-        moving: torch.Tensor,
-        watched: torch.Tensor,
-        before: torch.Tensor,
-        after: torch.Tensor,
-        round: int,
-        streams: Streams,
+    def noisy_statistic(self, total: torch.Tensor, round: Round) -> torch.Tensor | None:
+        """The sum of the clients' statistics with its noise, as it is published; None if not due.
+
+        A schedule sees nothing else of it.
+        """
+        statistic = self.statistic
+        if statistic is None or not statistic.due(round.number):
+            return None
+        return statistic.noisy(
+            total, round.server_streams.keys(statistic.purpose, round.number, SERVER)
+        )
+
+    def next_state(
+        self, round: Round, statistic: torch.Tensor, params: torch.Tensor
     ) -> torch.Tensor:
-        """The moving state for the next round, from what was watched and the models released.
+        """The adaptive state for the next round.
 
-        What was watched gets its noise here: a schedule sees nothing else of it.
+        Args:
+            round: The round that ends.
+            statistic: The sum of its clients' statistics.
+            params: The model after it.
         """
         if self.schedule is None:
-            return self.release.move(moving, before, after)
-        told = self.watched
-        if told is None or not told.due(round):
-            return moving
-        noisy = told.noisy(watched, streams.keys(told.purpose, round, NOBODY))
-        value = self.schedule.move(float(moving[0]), noisy, self.expected, round)
-        return torch.tensor([value], dtype=torch.float64)
+            return round.adaptive_state
+        return self.schedule.next_state(
+            round.adaptive_state,
+            self.noisy_statistic(statistic, round),
+            self.expected,
+            round.start,
+            params,
+            round.number,
+        )
+
+
+def unprotected(
+    sampler: Sampler, population: int, *, rounds: int, schedule: ClipSchedule | None = None
+) -> PrivacyPlan:
+    """A plan without noise and without a claim. A clip, if given, limits what a client can do."""
+    if schedule is not None and schedule.statistic is not None:
+        raise BadInput("an adaptive clip watches clients, which needs a claim: use a fixed one")
+    return PrivacyPlan(sampler, population, rounds, schedule=schedule)
 
 
 def _uncounted(metrics: PricedMetrics, line: BudgetLine) -> str:

@@ -28,7 +28,7 @@ from fedveil.privacy.accounting.claims import (
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.releases.release import NOBODY
+from fedveil.privacy.releases.release import SERVER
 
 LOSS = "loss"
 LOSS_SHARE = 0.2
@@ -156,7 +156,7 @@ class PricedMetrics:
         if streams.secure:
             self.mechanism.grid(self._scale, len(self.names)).cut_(rows)
         total = rows.sum(dim=0)
-        add_to_sum_(self.mechanism, total, self._scale, streams.keys("metrics", round, NOBODY))
+        add_to_sum_(self.mechanism, total, self._scale, streams.keys("metrics", round, SERVER))
         return {
             name: float(value) / weight / self.owners * self._unit(name)
             for name, value, weight in zip(

@@ -8,6 +8,8 @@ import torch
 from fedveil.base.checks import FINITE, RADIUS, SMALLEST_RADIUS, at_least
 from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip_schedules import ClipSchedule
 
 _LARGEST, _ROUNDING = 1e30, 1e-9
 """Beyond, a report would not be finite in float32; what products of factors may be off by."""
@@ -21,19 +23,27 @@ class Perturb(StrEnum):
 
 
 @dataclass(frozen=True)
-class Ranges:
+class Ranges(ClipSchedule):
     """[c - r, c + r] for each layer, as published (adaptive) or fixed for the whole run.
 
-    `sizes` are the layers' numbers of parameters. The moving state is c then r for each layer.
-    `radius` None, for adaptive ranges of weights, starts from the first model, which is public.
-    Adaptive ranges are recomputed from the model alone, which is the privatised aggregate and
-    therefore public: c = (max + min)/2 and r = (max - min)/2 of each layer's weights; for
-    updates c = 0 and r = half the spread of the layer's last mean update.
+    They take the place of a clip for two-point reports. The adaptive state is c for each layer,
+    then r for each layer. Adaptive ranges are recomputed from the model alone, which is the
+    privatised aggregate and therefore public: c = (max + min)/2 and r = (max - min)/2 of each
+    layer's weights; for updates c = 0 and r = half the spread of the layer's last mean update.
 
     Guarantee: ranges never depend on a client's data except through released models. Reports lie
     at c +- r kappa, outside the range, so an aggregate's spread can exceed r through noise alone
     and r would drift upwards: it may grow by `growth` a round at most. It never falls below 1e-6,
     and a layer in which nothing moved, or all values are equal, keeps its radius.
+
+    Attributes:
+        centre: c of every layer in the first round.
+        radius: r of every layer in the first round. None, for adaptive ranges of weights: from the
+            first model, which is public.
+        sizes: The numbers of parameters of the layers.
+        adaptive: Whether ranges follow the model.
+        perturb: Whether reports are weights or updates.
+        growth: The largest factor by which r grows in a round.
     """
 
     centre: float
@@ -72,26 +82,46 @@ class Ranges:
                 "centre",
             )
 
-    def start(self, params: torch.Tensor) -> torch.Tensor:
-        """The state before the first round: (c_0, r_0) for every layer, agreed in advance."""
+    @property
+    def norm(self) -> None:
+        """None: reports are clamped to ranges, and nothing is clipped."""
+        return None
+
+    def first_value(self) -> float:
+        raise AssertionError("ranges have a state for each layer")
+
+    def clip(self, value: float, round: int) -> Clip:
+        raise AssertionError("ranges clip nothing")
+
+    def clip_for(self, state: torch.Tensor, round: int) -> None:
+        """None: nothing is clipped."""
+
+    def first_state(self, params: torch.Tensor) -> torch.Tensor:
         layers = len(self.sizes)
         if self.radius is None:
             low, high = self._extremes(params)
             return torch.cat([(high + low) / 2, ((high - low) / 2).clamp_min(SMALLEST_RADIUS)])
         return torch.tensor([self.centre] * layers + [self.radius] * layers, dtype=torch.float64)
 
-    def per_coordinate(self, moving: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def per_coordinate(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Centre and radius of every coordinate, float32 [P] each."""
-        centres, radii = moving.to(torch.float32).chunk(2)
+        centres, radii = state.to(torch.float32).chunk(2)
         repeats = torch.tensor(self.sizes)
         return centres.repeat_interleave(repeats), radii.repeat_interleave(repeats)
 
-    def move(self, moving: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """The ranges of the next round, from the models before and after this one."""
+    def next_state(
+        self,
+        state: torch.Tensor,
+        noisy: torch.Tensor | None,
+        expected: float,
+        before: torch.Tensor,
+        after: torch.Tensor,
+        round: int,
+    ) -> torch.Tensor:
         if not self.adaptive:
-            return moving
+            return state
         low, high = self._extremes(after if self.perturb is Perturb.WEIGHTS else after - before)
-        centres, radii = moving.chunk(2)
+        centres, radii = state.chunk(2)
         grown = ((high - low) / 2).clamp_min(SMALLEST_RADIUS).minimum(radii * self.growth)
         grown = torch.where(high > low, grown, radii)
         if self.perturb is Perturb.WEIGHTS:
@@ -99,19 +129,17 @@ class Ranges:
         return torch.cat([centres, grown])
 
     def reachable(
-        self, moving: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
+        self, state: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
     ) -> bool:
-        """Whether `moving` can be the ranges of `round`, for the model `params`.
-
-        `first` is the model of the first round. For a client that did not see them move: every
-        number that follows from the models, or is fixed, must be so; radii are within their limits.
+        """As `ClipSchedule.reachable`: every number that follows from the models, or is fixed,
+        must be so, and radii are within their limits.
         """
-        begin = self.start(first)
-        if moving.shape != begin.shape or not bool(torch.isfinite(moving).all()):
+        begin = self.first_state(first)
+        if state.shape != begin.shape or not bool(torch.isfinite(state).all()):
             return False
         if round == 1 or not self.adaptive:
-            return bool(torch.equal(moving, begin))
-        centres, radii = moving.chunk(2)
+            return bool(torch.equal(state, begin))
+        centres, radii = state.chunk(2)
         wanted, first_radii = begin.chunk(2)
         if self.perturb is Perturb.WEIGHTS:
             low, high = self._extremes(params)

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
-from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Trust
-from fedveil.privacy.noise.grid import delta_of_sampler
+from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust
+from fedveil.privacy.clip_schedules import ClipSchedule
+from fedveil.privacy.noise.grid import delta_of_sampler, grid_for
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Poisson
 
 SLIP = 2.0**-20
@@ -28,7 +30,7 @@ def planned_for(budget: Budget) -> Budget:
     return Budget(budget.epsilon, budget.delta * (1 - SLIP))
 
 
-def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> PrivacyPlan:
+def with_secure_noise(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> PrivacyPlan:
     """The plan, made with `planned_for` budgets, for secure noise on `parameters` coordinates.
 
     Guarantee: docs/proofs/secure.md. Every claim is the plan's own; its delta contains what the
@@ -42,9 +44,8 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
     | sums of so many clients that float64 would round them on the grid | BadInput |
     | another account of the same release with such an epsilon | claimed as not vouched for |
     """
-    plan.release.check_secure(plan, parameters)
-    made = plan.with_lines(lambda line: _secure(line, plan, parameters, diagnostics=diagnostics))
-    return replace(made, parameters=parameters)
+    plan = replace(plan, parameters=parameters)
+    return plan.with_lines(lambda line: _secure(line, plan, parameters, diagnostics=diagnostics))
 
 
 def _secure(
@@ -80,3 +81,24 @@ def _reports(line: BudgetLine, plan: PrivacyPlan) -> int:
     if isinstance(plan.sampler, Poisson):
         return plan.population
     return math.ceil(plan.expected)
+
+
+_LARGEST_NOISE = 3 * 2.0**30
+"""Multiplier x sqrt(parameters), or x parameters in L1: beyond, noise may exceed 2^32 steps."""
+
+
+def check_grid(
+    schedule: ClipSchedule | None, most: float, relation: Relation, parameters: int
+) -> None:
+    """Refuse noise of up to `most` sensitivities that has no grid."""
+    if schedule is None:
+        raise AssertionError("noise without a clip was refused")
+    clip = schedule.clip(schedule.first_value(), 1)
+    spread = parameters if clip.norm is Norm.L1 else math.sqrt(parameters)
+    if most * spread > _LARGEST_NOISE:
+        raise BadInput(
+            f"noise.multiplier is {most:g}: secure noise on {parameters:,} parameters can be at "
+            f"most {_LARGEST_NOISE / spread:.4g} times the clip; use less, or 'seeded'"
+        )
+    sensitivity = clip.sensitivity(relation)
+    grid_for(sensitivity, most * sensitivity, parameters, clip.norm)

@@ -9,7 +9,7 @@ from fedveil.base.checks import OWN, TABLE, shown
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.secure import secured
+from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.modules import Model, add_metrics, check_same_module, module_digest, own_task
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.client_section import DpSgdSection
@@ -19,6 +19,7 @@ from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
+from fedveil.training.participants import Participants
 from fedveil.training.server import Weights
 from fedveil.training.session import Training
 
@@ -82,7 +83,9 @@ def build(
             task=task,
             data=data,
             plan=plan,
-            adversary=recipe.attack.build(recipe, data, plan) if recipe.attack else None,
+            participants=recipe.attack.build(recipe, data, plan)
+            if recipe.attack
+            else Participants(),
             aggregate=recipe.server.build_aggregate(),
             work=work or recipe.client.build(rounds, plan.steps),
             server=server,
@@ -138,7 +141,7 @@ def _plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
         plan = plan.assuming(_RESAMPLED)
     if noise.source != "secure" or not plan.private:
         return plan
-    return secured(plan, inputs.task.size, diagnostics=bool(recipe.evaluate.diagnostics))
+    return with_secure_noise(plan, inputs.task.size, diagnostics=bool(recipe.evaluate.diagnostics))
 
 
 def _check_sections(recipe: Recipe) -> None:

@@ -19,7 +19,7 @@ KEEP = 2
 
 def save(folder: Path, state: ServerState, head: Head) -> None:
     """Write the state and the ledger's head atomically, and delete all but the newest two."""
-    tensors = {"params": state.params.clone(), "moving": state.moving.clone()}
+    tensors = {"params": state.params.clone(), "moving": state.adaptive_state.clone()}
     tensors |= {f"memory.{name}": value.clone() for name, value in state.memory.items()}
     about = {"round": json.dumps(state.round), "ledger": json.dumps(head.to_dict())}
     content = safetensors.torch.save(tensors, about | {"digest": _digest(tensors, about)})
@@ -93,7 +93,7 @@ def _load(path: Path, like: ServerState) -> Checkpoint:
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
         raise BadInput(f"checkpoint {path.name} cannot be read: {e}") from e
     memory = {name.removeprefix("memory."): value for name, value in tensors.items()}
-    pairs = [(params, like.params), (moving, like.moving)]
+    pairs = [(params, like.params), (moving, like.adaptive_state)]
     pairs += [(value, like.params.double()) for value in memory.values()]
     if any(_form(a) != _form(b) for a, b in pairs):
         raise BadInput(f"checkpoint {path.name} belongs to another model or plan")

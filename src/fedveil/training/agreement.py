@@ -38,7 +38,7 @@ def check_agreement(
     | a clip per gradient | the work is `ClientSgd`, and its rates add up to what is accounted |
     | a median of norms | the work is one gradient, whose norm is not clipped before |
     | ranges, secure noise | the model has as many parameters as are accounted |
-    | a claim of secure noise | the plan was made by `secured` |
+    | a claim of secure noise | the plan was made by `with_secure_noise` |
     | weights by examples | nothing is claimed about how many records a client has |
     """
     plan.check_lines()
@@ -47,7 +47,7 @@ def check_agreement(
             f"the plan is for {plan.population} clients and the data have {data.clients}"
         )
     if plan.secure:
-        _check_secure(plan, task)
+        _check_secure(plan)
     if plan.parameters is not None and plan.parameters != task.size:
         raise BadInput(
             f"the plan accounts for {plan.parameters:,} parameters and the model has "
@@ -67,7 +67,7 @@ def check_agreement(
                 f"budget.delta is {line.budget.delta:g}, not below 1 / {data.records} "
                 "records: a delta that large would allow publishing one outright"
             )
-    reason = plan.release.needs_equal_weights
+    reason = plan.release.requires.equal_weights
     if weights is Weights.EXAMPLES and reason:
         raise BadInput(f"server.weights is 'examples' {reason}: use 'uniform'")
     _check_steps(plan, work)
@@ -90,9 +90,10 @@ def check_aggregate(
         if isinstance(aggregate, type) or not callable(getattr(aggregate, method, None)):
             raise BadInput(f"aggregate is {shown(aggregate)}: an instance of Krum or another")
     name = type(aggregate).__name__
-    if plan.release.needs_sum:
+    reason = plan.release.requires.only_sum
+    if reason:
         raise BadInput(
-            f"the aggregate {name} looks at updates one by one and {plan.release.needs_sum}: use "
+            f"the aggregate {name} looks at updates one by one and {reason}: use "
             "the mean, or protect clients by themselves (noise at the clients, or dp-sgd)"
         )
     if weights is Weights.EXAMPLES:
@@ -107,12 +108,12 @@ def check_aggregate(
         )
 
 
-def _check_secure(plan: PrivacyPlan, task: Task) -> None:
-    """Claims of secure noise are made by `secured`, which pays for the sampler."""
-    plan.release.check_secure(plan, task.size)
+def _check_secure(plan: PrivacyPlan) -> None:
+    """Claims of secure noise are made by `with_secure_noise`, which pays for the sampler."""
     if plan.parameters is None or any(not line.slip for line in plan.lines):
         raise BadInput(
-            "the plan claims secure noise and was not made for it: use planned_for and secured"
+            "the plan claims secure noise and was not made for it: use planned_for and "
+            "with_secure_noise"
         )
 
 

@@ -144,7 +144,7 @@ class Gate:
         """A round's result, without what only diagnostics may show."""
         if self.diagnostics:
             return result
-        nothing: Line = {"over_clients": {}, "attack": {}, "refused": ()}
+        nothing: Line = {"over_clients": {}, "notes": {}, "refused": ()}
         for name in ("clients", "clipped", "snr", "seconds"):
             nothing[name] = None
         return replace(result, **nothing)

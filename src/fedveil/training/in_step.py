@@ -13,6 +13,7 @@ from dataclasses import replace
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
+from fedveil.training.participants import Participants
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, new_ledger
 
@@ -32,9 +33,9 @@ def _engine(training: Training) -> Serial | None:
     be a different one for each repetition.
     """
     engine = training.engine
-    if not isinstance(engine, Serial) or engine.mode is Mode.LOOPED or training.plan.moves:
+    if not isinstance(engine, Serial) or engine.mode is Mode.LOOPED or training.plan.adaptive:
         return None
-    return engine if training.adversary is None else None
+    return engine if type(training.participants) is Participants else None
 
 
 def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, RoundResult]]]:

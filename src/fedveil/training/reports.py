@@ -1,12 +1,13 @@
-"""What clients send, and the one acceptance that every report passes, in whatever form it comes."""
+"""Reports of clients, the one acceptance that each of them passes, and their sum."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 
+from fedveil.privacy.channel import Ids
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, add_weighted_, all_finite, row_norms
 from fedveil.training.gradients.trajectories import LocalTrajectory
@@ -68,11 +69,15 @@ class Rows:
 
 
 @dataclass(eq=False)
-class Spanned:
-    """Updates that nobody looks at one by one: coordinates [K, width] in the span of a trajectory.
+class DualUpdates:
+    """Updates that nobody looks at one by one, as coordinates in the span of the records.
 
-    `clipped` tells whom a clip met on the way. A report is its coordinates times its scale;
-    `lengths` are those of the coordinates' rows, taken from above.
+    An update is its coordinates times its scale. `lengths` are upper bounds of the updates' norms.
+
+    Attributes:
+        walk: The local training, which knows the span.
+        moved: The coordinates, [K, width].
+        clipped: Which clients a clip met during training, [K].
     """
 
     trajectory: LocalTrajectory
@@ -136,3 +141,122 @@ def accept(reports: Reports, clip: Clip | None) -> Accepted:
     if clip is None:
         return Accepted(torch.zeros_like(refused), refused, norms)
     return Accepted(reports.clip_(clip, norms), refused, norms)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientReports:
+    """What a block of K clients sends.
+
+    Attributes:
+        reports: The reports themselves.
+        statistic: The statistic of an adaptive clip, [K, width].
+        clipped: Which clients were clipped, as they know it: a diagnostic.
+        diverged: Which clients' training diverged, as they know it: a diagnostic.
+    """
+
+    reports: Reports
+    statistic: torch.Tensor
+    clipped: torch.Tensor
+    diverged: torch.Tensor
+
+
+@dataclass(eq=False)
+class CohortSum:
+    """The sum of the reports of a cohort, or of a chunk of one, with counts. It grows in place.
+
+    Attributes:
+        total: The weighted sum of reports, float64 [P].
+        signal: The same sum before clients added their noise, None where they add none: private.
+        statistic: The sum of the statistics of an adaptive clip: private.
+        weight: The sum of the weights.
+        clients: The number of clients.
+        clipped: The number of clients that were clipped.
+        refused: The clients that sent something that cannot be used.
+        notes: What the participants recorded of themselves, summed by name.
+        updates_by_client: (clients, their updates [K, P]), None where only the sum is needed.
+        clipping_known: Whether clients reported if they were clipped, and the sum before noise.
+        enough: False if too few sites answered; the model then stays.
+    """
+
+    total: torch.Tensor
+    signal: torch.Tensor | None
+    statistic: torch.Tensor
+    weight: float = 0.0
+    clients: int = 0
+    clipped: int = 0
+    refused: tuple[int, ...] = ()
+    notes: dict[str, float] = field(default_factory=dict)
+    updates_by_client: list[tuple[Ids, torch.Tensor]] | None = None
+    clipping_known: bool = True
+    enough: bool = True
+
+    @classmethod
+    def zero(cls, size: int, width: int, *, noisy: bool, keep: bool = False) -> "CohortSum":
+        """Nothing yet: `size` parameters, `width` numbers of a statistic, `noisy` reports."""
+        numbers = cls.numbers(size, width, noisy=noisy)
+        return cls.over(torch.zeros(numbers, dtype=torch.float64), size, noisy, keep)
+
+    @classmethod
+    def numbers(cls, size: int, width: int, *, noisy: bool) -> int:
+        """How many float64 numbers a sum holds."""
+        return size * (1 + noisy) + width
+
+    @classmethod
+    def over(cls, numbers: torch.Tensor, size: int, noisy: bool, keep: bool = False) -> "CohortSum":
+        """A sum that lives in `numbers`, float64, as it finds them."""
+        signal = numbers[size : 2 * size] if noisy else None
+        rows: list[tuple[Ids, torch.Tensor]] | None = [] if keep else None
+        rest = numbers[size * (1 + noisy) :]
+        return cls(numbers[:size], signal, rest, updates_by_client=rows)
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """All of the numbers it lives in, from which `over` makes it again."""
+        whole = self.total._base
+        if whole is None:
+            raise AssertionError("a sum is a view of its numbers")
+        return whole
+
+    @property
+    def rest(self) -> tuple[Any, ...]:
+        """All that does not live in the numbers, for `with_rest`."""
+        return tuple(getattr(self, name) for name in _REST)
+
+    def with_rest(self, rest: tuple[Any, ...]) -> "CohortSum":
+        """The same numbers with what another process counted beside them."""
+        return replace(self, **dict(zip(_REST, rest, strict=True)))
+
+    @property
+    def strength(self) -> float:
+        """The length of the sum without clients' noise: a diagnostic."""
+        return float((self.total if self.signal is None else self.signal).norm())
+
+    def add_(self, other: "CohortSum") -> None:
+        """Take the other sum in."""
+        self.total += other.total
+        if self.signal is not None and other.signal is not None:
+            self.signal += other.signal
+        self.statistic += other.statistic
+        self.weight += other.weight
+        self.clients += other.clients
+        self.clipped += other.clipped
+        self.refused += other.refused
+        self.note(other.notes)
+        if self.updates_by_client is not None and other.updates_by_client is not None:
+            self.updates_by_client += other.updates_by_client
+
+    def note(self, notes: Mapping[str, float]) -> None:
+        """Add numbers to `notes` by name."""
+        for name, number in notes.items():
+            self.notes[name] = self.notes.get(name, 0.0) + number
+
+    @property
+    def updates(self) -> torch.Tensor:
+        """The updates of all clients whose report was not refused, [K, P]."""
+        if self.updates_by_client is None:
+            raise AssertionError("nobody asked for the updates one by one")
+        rows = [updates for _, updates in self.updates_by_client]
+        return torch.cat(rows) if rows else self.total.new_zeros(0, len(self.total))
+
+
+_REST = ("weight", "clients", "clipped", "refused", "notes", "updates_by_client")

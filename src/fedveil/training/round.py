@@ -6,30 +6,44 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from fedveil.base.errors import BudgetExhausted
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.channel import Round
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.round import Round
 from fedveil.privacy.sampling import check_cohort
-from fedveil.training.adversary import Adversary, attacked_cohort
 from fedveil.training.aggregates import Aggregate
+from fedveil.training.participants import Participants, checked_cohort
+from fedveil.training.reports import CohortSum
 from fedveil.training.server import ServerOptimizer, ServerState
-from fedveil.training.sums import CohortSum
 
 
 @dataclass(frozen=True)
 class RoundResult:
     """One finished round, as a `Gate` lets it out.
 
-    `clients`, `clipped`, `snr`, `refused`, `over_clients`, `attack` and `seconds` come from private
-    data: they are diagnostics and no releases, and empty or None where those are off. `clipped` is
-    None also where clients do not tell. `snr` is the length of the sum over the expected length of
-    its noise, None without noise, or where only clients know the sum; `clip` the clip on updates or
-    local gradients, None without one; `metrics` is empty in rounds that were not measured. `attack`
-    is what an adversary did: how many clients cheated, their share of the cohort, and the mean
-    lengths of honest and cheating reports as they arrived; empty without an adversary.
+    Diagnostics come from private data and are not releases: they are empty or None where they are
+    off.
+
+    Attributes:
+        round: The number of the round.
+        state: The server's state after it.
+        clients: The number of clients (diagnostic).
+        clipped: The share of clients that were clipped (diagnostic); None if it is not reported.
+        clip: The clip on updates or local gradients, None without one.
+        snr: The length of the sum over the expected length of its noise (diagnostic); None without
+            noise, or where only clients know the sum.
+        refused: The clients whose reports were refused (diagnostic).
+        metrics: Loss and metrics, empty in rounds that were not measured.
+        seconds: The duration of the round (diagnostic).
+        spent: What the rounds so far have cost. It holds if what was released does not decide when
+            to end.
+        quoted: The claim that holds whoever ends the training with this round, and why.
+        over_clients: Metrics across clients (diagnostic).
+        notes: What the participants recorded (diagnostic), empty if all are honest.
     """
 
     round: int
@@ -44,7 +58,7 @@ class RoundResult:
     spent: Callable[[], PrivacyClaim | None]
     quoted: Callable[[], PrivacyClaim | None]
     over_clients: dict[str, float] = field(default_factory=dict)
-    attack: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Without the state, and without anything that comes from private data."""
@@ -56,8 +70,7 @@ class RoundResult:
     def claim(self) -> PrivacyClaim | None:
         """What to quote if the training ends with this round, whoever ends it and why.
 
-        An upper bound, found when somebody asks. `spent()` is what the rounds so far have cost: it
-        is smaller, and holds if what was released does not decide when to end.
+        An upper bound, computed on request.
         """
         return self.quoted()
 
@@ -81,7 +94,7 @@ class RoundResult:
             "claim": spent and spent.context,
             **self.metrics,
             **self.over_clients,
-            **self.attack,
+            **self.notes,
             "seconds": self.seconds,
         }
 
@@ -91,12 +104,11 @@ def begin(
     streams: Streams,
     ledger: Ledger,
     state: ServerState,
-    adversary: Adversary | None = None,
+    participants: Participants,
 ) -> Round | None:
     """Sample and charge the round after `state`; None at the end of the plan or of the budget.
 
-    Clients that cheat, as `adversary` says, may join uninvited. Who was drawn is charged, and
-    nobody else.
+    Who was drawn is charged, and nobody else: `participants` may add dishonest clients.
 
     Guarantee: the round is charged, durably, before any client works on it. An empty cohort is
     charged like any other. A round that is charged again draws a new cohort and new noise.
@@ -105,18 +117,24 @@ def begin(
     if number > plan.rounds:
         return None
     # sample
-    local, attempt = plan.release.counted, ledger.attempt(number)
+    local, attempt = plan.release.local, ledger.attempt(number)
     turns = ledger.turns(state.round) if local else None
     drawn = plan.sampler.cohort(plan.population, number, streams.for_attempt(attempt), turns)
-    ids = drawn if adversary is None else attacked_cohort(adversary, number, drawn)
+    ids = checked_cohort(participants, number, drawn)
     check_cohort(ids, plan.population)
-    clip = plan.clip(state.moving, number)
+    clip = plan.clip(state.adaptive_state, number)
     # charge
     try:
         ledger.charge(number, drawn if local else None)
     except BudgetExhausted:
         return None
-    return Round(number, ids, state.params, clip, state.moving, streams, attempt)
+    return Round(number, ids, state.params, clip, state.adaptive_state, streams, attempt)
+
+
+def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tensor:
+    """The sum of a round's reports with the server's noise, float64 [P]: what may be published."""
+    plan.release.noise_(cohort.total, round)
+    return cohort.total
 
 
 def end(
@@ -136,32 +154,30 @@ def end(
     Guarantee: an empty cohort gets noise like any other. Refused reports change neither noise nor
     divisor. Where too few reports came to hand anything on, the model and the charge stay.
     """
-    release, drawing = plan.release, round.streams.for_attempt(round.attempt)
-    strength = cohort.strength
+    release, strength = plan.release, cohort.strength
     # noise
-    release.noise_(cohort.total, round.clip, round.number, drawing)
+    total = noised_sum(plan, round, cohort)
     # divide
     if aggregate is None or not cohort.weight:
-        mean = cohort.total.div_(release.divisor(cohort.weight, plan.expected))
+        mean = total.div_(release.divisor(cohort.weight, plan.expected))
     else:
         mean = aggregate.of(cohort.updates)
-    # step, and move what adapts
+    # step, and adapt the clip
     after = replace(state, round=round.number)
-    if cohort.enough and cohort.weight >= release.minimum:
+    if cohort.enough and cohort.weight >= release.channel.minimum:
         after = server.step(state, mean)
-        moving = plan.move(
-            state.moving, cohort.watched, state.params, after.params, round.number, drawing
-        )
-        after = replace(after, moving=moving)
-    noise = release.noise_length(round.ids, round.clip, round.moving, len(mean))
-    known = cohort.told or not release.randomises
-    most = int(ledger.turns(round.number).max()) if release.counted else None
+        adaptive_state = plan.next_state(round, cohort.statistic, after.params)
+        after = replace(after, adaptive_state=adaptive_state)
+    noise = release.noise_length(round, len(mean))
+    known = cohort.clipping_known or not release.adds_noise
+    most = int(ledger.turns(round.number).max()) if release.local else None
+    clip = None if round.clip is None or plan.steps else round.clip.gradient or round.clip.value
     return RoundResult(
         round=round.number,
         state=after,
         clients=cohort.clients,
-        clipped=cohort.clipped / max(cohort.clients, 1) if cohort.told else None,
-        clip=release.clip_of_updates(round.clip),
+        clipped=cohort.clipped / max(cohort.clients, 1) if cohort.clipping_known else None,
+        clip=clip,
         snr=strength / noise if noise and known else None,
         refused=cohort.refused,
         metrics={},

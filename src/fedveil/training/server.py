@@ -21,16 +21,19 @@ class Weights(StrEnum):
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything a run is after `round` rounds.
+    """The server's state after some rounds. How often clients took part is in the ledger.
 
-    `params` [P] is the model, `memory` what the optimiser remembers, `moving` the clip's value or
-    the ranges of the next round. How often clients took part is the ledger's to know.
+    Attributes:
+        round: The number of finished rounds.
+        params: The model, [P].
+        memory: What the optimiser remembers, by name.
+        adaptive_state: The clip value, or the ranges, of the next round.
     """
 
     round: int
     params: torch.Tensor
     memory: dict[str, torch.Tensor]
-    moving: torch.Tensor
+    adaptive_state: torch.Tensor
 
 
 class ServerOptimizer(Protocol):

@@ -20,12 +20,11 @@ from fedveil.models.metrics import Metric
 from fedveil.models.task import Features, Task
 from fedveil.models.trial import check_fits, check_together, check_unit, isolate, mixes_records
 from fedveil.privacy.accounting.claims import Unit
+from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.round import Ids, Round
 from fedveil.privacy.secure import DIAGNOSTICS
-from fedveil.training.adversary import Adversary
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.agreement import check_aggregate, check_agreement
 from fedveil.training.arguments import check_arguments
@@ -42,10 +41,11 @@ from fedveil.training.engines.workers import available
 from fedveil.training.evaluate import check_measurable, over_clients
 from fedveil.training.gate import Gate
 from fedveil.training.gradients.modes import Mode
+from fedveil.training.participants import IDENTITY, Participants
 from fedveil.training.rates import check_rounds
+from fedveil.training.reports import CohortSum
 from fedveil.training.round import RoundResult, begin, end
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
-from fedveil.training.sums import CohortSum
 from fedveil.training.work import ClientWork
 
 _TRIED, _LOOKED_AT = 4, 256
@@ -72,8 +72,8 @@ class Training:
     training apart. `cluster`, if given, is where the workers are instead of on this
     machine; that changes nothing. `make_engine`, if given, makes another engine than these, which
     then decides about chunk, memory and workers. What the data say of themselves is in the claims
-    of this training's `plan`, not in those of the plan it was given. `adversary` decides about
-    clients that cheat; `aggregate`, if given, takes the place of the mean, where the claim allows
+    of this training's `plan`, not in those of the plan it was given. `participants` may be
+    dishonest; `aggregate`, if given, takes the place of the mean, where the claim allows
     it.
     """
 
@@ -91,7 +91,7 @@ class Training:
     every: int = 1
     clients_every: int | None = None
     diagnostics: bool | None = None
-    adversary: Adversary | None = None
+    participants: Participants = field(default_factory=Participants)
     aggregate: Aggregate | None = None
     make_engine: EngineMaker | None = None
     cluster: RayCluster | None = None
@@ -105,14 +105,14 @@ class Training:
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
         self._check_cluster()
-        attacked = () if self.adversary is None else (self.adversary.assumption(self.plan),)
+        assumption = self.participants.assumption(self.plan)
+        dishonest = (assumption,) if assumption else ()
         seen = self.data.assumptions
         if self.plan.metrics is None:
             seen = (*seen, *self.data.test_assumptions)
-        for text in (*seen, *self.task.assumptions, *attacked):
+        for text in (*seen, *self.task.assumptions, *dishonest):
             object.__setattr__(self, "plan", self.plan.assuming(text))
-        if self.adversary is not None:
-            self.adversary.check_plan(self.plan)
+        self.participants.check_plan(self.plan)
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         check_rounds(self.plan.rounds, work=self.work, server=self.server)
         if self.aggregate is not None:
@@ -145,7 +145,7 @@ class Training:
         """Refuse what would look at records that are not here."""
         for what, given in (
             ("evaluate.clients measures", self.clients_every is not None),
-            ("an attack is simulated", self.adversary is not None),
+            ("dishonest clients are simulated", not self._honest),
             ("this machine's engine trains", self.make_engine is None),
         ):
             if given:
@@ -168,10 +168,10 @@ class Training:
                 f"evaluate.clients would run metric {own[0]!r}, a function of your own, on "
                 "clients' records, which it might remember: leave one of them out"
             )
-        if self.plan.metrics is not None and self.adversary is not None:
+        if self.plan.metrics is not None and not self._honest:
             raise BadInput(
-                "evaluate.epsilon is given and an attack is simulated, whose success is measured "
-                "in the clear: leave one out"
+                "evaluate.epsilon is given and dishonest clients are simulated, whose success is "
+                "measured in the clear: leave one out"
             )
         if (
             self.plan.metrics is not None
@@ -185,8 +185,13 @@ class Training:
         if self.diagnostics and self.plan.secure and not self.plan.names(DIAGNOSTICS):
             raise BadInput(
                 "diagnostics are asked for and noise is secure: make the plan with "
-                "secured(..., diagnostics=True), so that its claims say so"
+                "with_secure_noise(..., diagnostics=True), so that its claims say so"
             )
+
+    @property
+    def _honest(self) -> bool:
+        """Whether nobody is simulated as dishonest."""
+        return type(self.participants) is Participants
 
     @cached_property
     def gate(self) -> Gate:
@@ -252,9 +257,9 @@ class Training:
             return
         if self.make_engine is not None:
             raise BadInput("cluster and make_engine are both given: each says where to compute")
-        if self.adversary is not None and self.adversary.remembers:
+        if self.participants.remembers:
             raise BadInput(
-                f"engine 'ray' and the adversary {type(self.adversary).__name__} remembers what it "
+                f"engine 'ray' and {type(self.participants).__name__} remembers what it "
                 "has seen, so all clients are computed in one process: use engine 'processes'"
             )
 
@@ -271,7 +276,7 @@ class Training:
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""
         params = self._initial.clone()
-        return ServerState(0, params, {}, self.plan.start(params))
+        return ServerState(0, params, {}, self.plan.first_state(params))
 
     def begin(self, state: ServerState, ledger: Ledger) -> Round | None:
         """The round after `state`, charged to `ledger`; None at the end of the plan or budget."""
@@ -280,24 +285,24 @@ class Training:
                 "a training starts from its own model, which its noise is drawn for: give the "
                 "module these parameters and make a training of it"
             )
-        return begin(self.plan, self.streams, ledger, state, self.adversary)
+        return begin(self.plan, self.streams, ledger, state, self.participants)
 
     def round(self, number: int, ids: Ids, state: ServerState) -> Round:
         """A round of clients `ids` from `state`, which nobody sampled or charged."""
-        clip = self.plan.clip(state.moving, number)
-        return Round(number, ids, state.params, clip, state.moving, self.streams)
+        clip = self.plan.clip(state.adaptive_state, number)
+        return Round(number, ids, state.params, clip, state.adaptive_state, self.streams)
 
     def end(
         self, round: Round, state: ServerState, cohort: CohortSum, ledger: Ledger
     ) -> RoundResult:
         """What the sum of a round's reports comes to, as far as the gate lets it out."""
         result = end(self.plan, self.server, ledger, state, round, cohort, self.aggregate)
-        gate, streams = self.gate, round.streams.for_attempt(round.attempt)
+        gate, streams = self.gate, round.server_streams
         result = replace(
             result,
             metrics=gate.metrics(result.state, ledger, streams),
             over_clients=gate.over_clients(result.state),
-            attack={} if self.adversary is None else cohort.cheated,
+            notes=self.participants.summary(cohort.notes, cohort.clients),
             seconds=time.perf_counter() - round.began,
         )
         return gate.result(result)
@@ -341,7 +346,7 @@ class Training:
             ("first", self._initial),
             ("frozen", tuple(self.task.frozen.values())),
             ("constants", tuple(self.task.constants)),
-            ("adversary", self.adversary),
+            (IDENTITY, None if self._honest else self.participants),
             ("aggregate", self.aggregate),
             ("data", self.data.fingerprint),
             ("measures", None if self.plan.metrics is None else self.task.measures),
@@ -377,7 +382,7 @@ class Training:
             plan=self.plan,
             streams=self.streams,
             weights=self.weights,
-            adversary=self.adversary,
+            participants=self.participants,
             mixes=self._mixes,
             rows=self.aggregate is not None,
         )
@@ -388,7 +393,7 @@ class Training:
         return (self.make_engine or self._this_machine)(self._job)
 
     def _this_machine(self, job: Job) -> Serial:
-        """With mode, chunk and workers resolved; in this process where an adversary remembers."""
+        """With mode, chunk and workers resolved; one process where participants remember."""
         mode = self.chosen
         chunk = self.chunk or fitting_chunk(
             self.task, self.data, self.work, mode, self.memory, self.plan.expected
@@ -396,7 +401,7 @@ class Training:
         if self.cluster is not None:
             return Processes(job, mode, chunk, self.workers, self._on_cluster)
         workers = self.workers or available()
-        if workers == 1 or (self.adversary is not None and self.adversary.remembers):
+        if workers == 1 or self.participants.remembers:
             return Serial(job, mode, chunk)
         return Processes(job, mode, chunk, workers)
 
@@ -406,18 +411,14 @@ class Training:
         return RayPool(self.cluster, engine, workers)
 
     def _in_clear(self, params: torch.Tensor) -> dict[str, float]:
-        """On the test records, and what an attack has come to."""
-        return self.engine.evaluate(params) | self.attacked(params)
+        """Metrics on the test records, and those of the participants."""
+        return self.engine.evaluate(params) | self.participants.measure(self.task, params)
 
     def across_clients(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics over clients' own records, in the clear: see `over_clients`."""
         if isinstance(self.engine, Serial):
             return self.engine.evaluate_clients(params)
         return over_clients(self.task, params, self.data)
-
-    def attacked(self, params: torch.Tensor) -> dict[str, float]:
-        """What an attack has come to in a model; empty without one."""
-        return {} if self.adversary is None else self.adversary.measured(self.task, params)
 
 
 def train(training: Training) -> Iterator[RoundResult]:

@@ -15,10 +15,10 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import KeySource, bits
 from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.rows import Norm
+from fedveil.training.client_batch import ClientBatch, clip_rows_
 from fedveil.training.cohort import Batch, Batches, CohortData, Draws, FullBatch
 from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
-from fedveil.training.reports import Spanned
-from fedveil.training.turn import Turn, clip_rows_
+from fedveil.training.reports import DualUpdates
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class OneGradient:
         """Whether every step of such a client is the mean over all of its records."""
         return True
 
-    def updates(self, turn: Turn) -> Clipped:
+    def updates(self, clients: ClientBatch) -> Clipped:
         """One gradient per client, clipped if there is a clip."""
-        cohort = turn.cohort
-        draws = Draws(turn.streams, turn.number, cohort.ids, 0)
+        cohort, round = clients.cohort, clients.round
+        draws = Draws(round.streams, round.number, cohort.ids, 0)
         batch = FullBatch(cohort.sizes, cohort.longest, draws)
-        trajectory = turn.gradients.trajectory(turn.start, cohort, spanned=False)
-        return clip_rows_(trajectory.mean(None, batch).neg_(), turn.clip)
+        trajectory = clients.gradients.trajectory(round.start, cohort, spanned=False)
+        return clip_rows_(trajectory.mean(None, batch).neg_(), round.clip)
 
 
 @dataclass(frozen=True)
@@ -198,20 +198,21 @@ class ClientSgd:
         """Whether every step of such a client is the mean over all of its records."""
         return self.records_per_step(records) == records
 
-    def updates(self, turn: Turn) -> Clipped | Spanned:
+    def updates(self, clients: ClientBatch) -> Clipped | DualUpdates:
         """Take every client's local steps, all clients side by side."""
-        clip, cohort = turn.clip, turn.cohort
-        batches = self.batches.for_round(cohort.ids, cohort.sizes, turn.number, turn.streams)
+        round, cohort = clients.round, clients.cohort
+        clip = round.clip
+        batches = self.batches.for_round(cohort.ids, cohort.sizes, round.number, round.streams)
         linear = not self.weight_decay and self.adam is None
         spanned = linear and (clip is None or clip.norm is Norm.L2)
-        trajectory = turn.gradients.trajectory(turn.start, cohort, spanned=spanned)
+        trajectory = clients.gradients.trajectory(round.start, cohort, spanned=spanned)
         per_gradient = None if clip is None else clip.per_gradient
         per_update = None if clip is None or per_gradient is not None else clip
-        directions, plain = Directions(turn.start, self), self.plain
+        directions, plain = Directions(round.start, self), self.plain
         moved: torch.Tensor | None = None
         clipped = torch.zeros(len(cohort), dtype=torch.bool)
         for step in range(batches.steps):
-            batch, rate = batches.batch(step), self.rate(step, turn.number)
+            batch, rate = batches.batch(step), self.rate(step, round.number)
             if per_gradient is None and plain:
                 moved = trajectory.descend_(moved, batch, rate)
             else:
@@ -227,8 +228,8 @@ class ClientSgd:
                 clipped |= clip_rows_(moved, per_update, lengths).clipped
         if moved is None:
             raise AssertionError("local SGD takes at least one step")
-        if turn.summed and trajectory.spanned:
-            return Spanned(trajectory, moved, clipped)
+        if clients.only_sum and trajectory.spanned:
+            return DualUpdates(trajectory, moved, clipped)
         final = clip_rows_(trajectory.rows(moved), clip)
         return Clipped(final.rows, final.norms, clipped | final.clipped)
 
@@ -294,22 +295,24 @@ class ClientDpSgd:
         """Never: examples are clipped one by one."""
         return False
 
-    def updates(self, turn: Turn) -> Clipped:
+    def updates(self, clients: ClientBatch) -> Clipped:
         """Take every client's steps, all clients side by side. The rows are private already."""
-        if turn.clip is None:
+        start, clip = clients.round.start, clients.round.clip
+        if clip is None:
             raise AssertionError("DP-SGD needs a clip on each example's gradient")
-        cohort, round, streams, noisy = turn.cohort, turn.number, turn.streams, self.noisy
+        round, streams = clients.round.number, clients.round.streams
+        cohort, noisy = clients.cohort, self.noisy
         mechanism = GaussianMechanism(noisy.multiplier)
-        sensitivity = turn.clip.sensitivity(Relation.ADD_REMOVE)
+        sensitivity = clip.sensitivity(Relation.ADD_REMOVE)
         scales = np.full(len(cohort), noisy.multiplier * sensitivity)
         sizes = np.full(len(cohort), noisy.nominal) if noisy.nominal else cohort.sizes
         divisor = torch.from_numpy(noisy.rate * sizes.astype(np.float64)).float()[:, None]
-        trajectory = turn.gradients.trajectory(turn.start, cohort, spanned=False)
-        directions, rate = Directions(turn.start, self), scheduled(self.lr, self.schedule, round)
+        trajectory = clients.gradients.trajectory(start, cohort, spanned=False)
+        directions, rate = Directions(start, self), scheduled(self.lr, self.schedule, round)
         moved: torch.Tensor | None = None
         for step in range(noisy.steps):
             batch = self.batch(cohort, round, step, streams)
-            total = trajectory.clipped_sum(moved, batch, turn.clip)
+            total = trajectory.clipped_sum(moved, batch, clip)
             mechanism.add_(total, scales, streams.keys("step-noise", round, cohort.ids, step))
             direction = directions.next_(total.div_(divisor), moved).mul_(-rate)
             moved = direction if moved is None else moved.add_(direction)

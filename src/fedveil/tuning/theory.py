@@ -364,11 +364,12 @@ class FormulaSettings:
     def option(self, steps: int, rounds: int) -> "FormulaOption":
         """The noise, the signal and the claim of so many rounds."""
         plan = self.privacy_plan(rounds)
+        multiplier = plan.release.settings(plan.schedule)["multiplier"]
         spread = math.sqrt(2) if self.laplace else 1.0
         if self.trusted_server:
-            noise = plan.release.multiplier / self.sizes.cohort
+            noise = multiplier / self.sizes.cohort
         else:
-            noise = 2 * spread * plan.release.multiplier / math.sqrt(self.sizes.cohort)
+            noise = 2 * spread * multiplier / math.sqrt(self.sizes.cohort)
         return FormulaOption(
             steps=steps,
             rounds=rounds,

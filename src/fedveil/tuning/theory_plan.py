@@ -27,13 +27,7 @@ from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.gradients.least_squares import Quadratics, is_least_squares
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd, ClientWork
-from fedveil.tuning.plan_report import (
-    PlanReport,
-    check_budget,
-    option_of,
-    recipe_text,
-    rounds_text,
-)
+from fedveil.tuning.plan_report import PlanReport, check_budget, option_of, recipe_text, rounds_text
 from fedveil.tuning.recipe_grid import Space, candidates
 from fedveil.tuning.theory import (
     Constants,

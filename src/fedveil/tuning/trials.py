@@ -257,12 +257,11 @@ def _noise(plan: PrivacyPlan, training: Training) -> float:
     if plan.steps is not None:
         return math.nan
     state = training.start()
-    turns = np.zeros(plan.population, dtype=np.int64) if plan.release.counted else None
+    turns = np.zeros(plan.population, dtype=np.int64) if plan.release.local else None
     ids = plan.sampler.cohort(plan.population, 1, training.streams, turns)
     size = training.task.size
     with np.errstate(over="ignore"):
-        clip = plan.clip(state.moving, 1)
-        length = plan.release.noise_length(ids, clip, state.moving, size)
+        length = plan.release.noise_length(training.round(1, ids, state), size)
     if not math.isfinite(length):
         raise BadInput("the noise that the budget asks for is infinite: raise budget.epsilon")
     return length / math.sqrt(size) / plan.release.divisor(max(1, len(ids)), plan.expected)

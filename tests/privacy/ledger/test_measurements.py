@@ -17,7 +17,7 @@ from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.sampling import Everyone, FixedSize
-from fedveil.privacy.secure import planned_for, secured
+from fedveil.privacy.secure import planned_for, with_secure_noise
 
 ROUNDS = (2, 4)
 ABOUT = {"run": "a", "data": "d"}
@@ -38,7 +38,7 @@ def plan_of(*, secure=False, rounds=ROUNDS):
         budget=planned_for(Budget(2.0, 1e-5)) if secure else Budget(2.0, 1e-5),
     )
     plan = replace(plain, metrics=metrics)
-    return secured(plan, 10, diagnostics=False) if secure else plan
+    return with_secure_noise(plan, 10, diagnostics=False) if secure else plan
 
 
 def opened(plan, path=None, *, again=False):

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.privacy.noise import streams as module
-from fedveil.privacy.noise.streams import (
-    SecureKeys,
-    Streams,
-    add_normals_,
-    bits,
-    normal_,
-    uniform_,
-)
+from fedveil.privacy.noise.streams import SecureKeys, Streams, add_normals_, bits, normal_, uniform_
 
 ALARM = 1e-6
 

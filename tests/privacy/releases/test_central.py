@@ -159,7 +159,7 @@ def test_divisor_is_public_and_fixed(sampler):
     assert {plan.release.divisor(weight, plan.expected) for weight in (0.0, 1.0, 7.0, 1e6)} == {
         sampler.expected(100)
     }
-    assert not plan.release.counted
+    assert not plan.release.local
 
 
 def test_claims_name_unit_trust_source_and_assumptions():
@@ -292,6 +292,6 @@ def test_clients_of_a_trusted_server_add_nothing():
     rows = torch.ones(3, 4)
     plan = plan_of()
     plan.release.randomise_(
-        rows, asked(plan, rows[0], [0, 1, 2], plan.start(rows[0]), 1, Streams(1))
+        rows, asked(plan, rows[0], [0, 1, 2], plan.first_state(rows[0]), 1, Streams(1))
     )
     assert torch.equal(rows, torch.ones(3, 4))

@@ -24,7 +24,7 @@ from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports, priv_
 from fedveil.privacy.releases.release import Release
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
-from fedveil.privacy.secure import secured
+from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.training.session import train
@@ -187,7 +187,7 @@ def test_a_plan_without_its_clip_is_refused():
 
 def test_secure_noise_is_refused():
     with pytest.raises(BadInput, match=r"noise\.source is 'secure'.*use 'seeded'"):
-        secured(plan_of(epsilon=1.0, rounds=1), 5, diagnostics=False)
+        with_secure_noise(plan_of(epsilon=1.0, rounds=1), 5, diagnostics=False)
 
 
 def lined(plan, **changes):
@@ -227,7 +227,7 @@ def test_model_of_another_size_is_refused():
 
 def test_noise_length_is_that_of_the_sum_of_zero_updates():
     plan = plan_of(schedule=Fixed(3.0), population=2000, budget=Budget(math.inf, 1e-6))
-    ids, clip = np.arange(2000), plan.clip(plan.start(torch.zeros(5)), 1)
+    ids, clip = np.arange(2000), plan.clip(plan.first_state(torch.zeros(5)), 1)
     wanted = plan.release.noise_length(ids, clip, torch.zeros(1), 5)
     squares = [
         float(randomised(plan, ids, round, 0.0).double().sum(dim=0).square().sum())

@@ -44,7 +44,7 @@ def test_four_readings_of_the_same_reports_stand_side_by_side():
     assert "not a guarantee" in str(weight)
     assert any("shuffler" in a for a in shuffled.assumptions)
     assert any("100 honest reports" in a for a in shuffled.assumptions)
-    assert plan.release.minimum == 100
+    assert plan.release.channel.minimum == 100
     assert [line.reading for line in plan.lines] == [False, True, True]
 
 
@@ -55,7 +55,7 @@ def test_without_a_shuffler_there_is_no_shuffled_claim():
     assert weight.as_published
     assert {line.trust for line in plan.lines} == {Trust.LOCAL}
     assert [line.reading for line in plan.lines] == [False, True]
-    assert plan.release.minimum == 0
+    assert plan.release.channel.minimum == 0
 
 
 def test_clients_are_charged_for_their_own_rounds():

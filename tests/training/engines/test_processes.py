@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import nn
 
+from fedveil.attacks.adversary import ReportAttack
 from fedveil.base.errors import BadInput
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Quantile
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.dp_sgd import dp_sgd
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.training.adversary import ReportAttack
 from fedveil.training.cohort import Batches
 from fedveil.training.engines.workers import WorkerLost
 from fedveil.training.gradients.modes import Mode
@@ -182,7 +182,7 @@ def test_workers_that_die_between_rounds_are_replaced(ragged, open_ledger, victi
     assert torch.equal(torch.stack(found), torch.stack(wanted))
 
 
-class Watched:
+class ClipStatistic:
     """A work that does something first, and then what it is told."""
 
     def __init__(self, work, first):
@@ -217,7 +217,7 @@ def deadly(data, tmp_path, workers, always=False):
 def watched(training, first):
     """The training with an engine whose work does something first, in workers."""
     engine = training.engine
-    job = replace(engine.job, work=Watched(engine.job.work, first))
+    job = replace(engine.job, work=ClipStatistic(engine.job.work, first))
     vars(training)["engine"] = replace(engine, job=job)
     return training
 

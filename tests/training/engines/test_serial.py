@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedveil.attacks.adversary import ReportAttack
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy
@@ -16,9 +17,8 @@ from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.noisy_steps import NoisySteps
-from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.sampling import Everyone
-from fedveil.training.adversary import ReportAttack
 from fedveil.training.cohort import Batches
 from fedveil.training.engines import chunks
 from fedveil.training.engines.chunks import cut, fitting_chunk, multiplications

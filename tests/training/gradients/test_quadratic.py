@@ -13,7 +13,7 @@ from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import RoundRobin
 from fedveil.training.cohort import Batch, Batches, CohortData, FullBatch
@@ -21,7 +21,6 @@ from fedveil.training.gradients.least_squares import QuadraticTrajectory, uses_q
 from fedveil.training.gradients.modes import Mode, Vectorised
 from fedveil.training.gradients.trajectories import VmappedTrajectory
 from fedveil.training.session import Training, train
-from fedveil.training.turn import Turn
 from fedveil.training.work import ClientSgd, OneGradient
 
 FEATURES = 4

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fedveil.training.turn import Turn
 from torch import nn
 
 from fedveil.base.errors import BadInput
@@ -17,7 +18,6 @@ from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.gradients.linear_chains import DualTrajectory, StackedTrajectory
 from fedveil.training.gradients.modes import Vectorised
 from fedveil.training.gradients.trajectories import VmappedTrajectory
-from fedveil.training.turn import Turn
 from fedveil.training.work import ClientSgd, OneGradient
 from tests.training.gradients.chains import ROUND, STREAMS, WIDE, assert_close, away, chain, whole
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedveil.training.turn import Turn
 
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
@@ -14,8 +15,7 @@ from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.gradients.linear_chains import DualTrajectory
 from fedveil.training.gradients.modes import Vectorised
 from fedveil.training.gradients.trajectories import VmappedTrajectory
-from fedveil.training.reports import Spanned, accept
-from fedveil.training.turn import Turn
+from fedveil.training.reports import DualUpdates, accept
 from fedveil.training.work import ClientSgd
 from tests.training.gradients.chains import (
     ROUND,
@@ -93,7 +93,7 @@ def test_updates_left_in_the_span_are_bounded(make_walks, apart, size):
     moved[:, walk._span :] = 0
     coordinates = walk._coordinates(moved)
     coordinates -= coordinates.mean(dim=1, keepdim=True)
-    done = Spanned(walk, moved, torch.zeros(len(moved), dtype=torch.bool))
+    done = DualUpdates(walk, moved, torch.zeros(len(moved), dtype=torch.bool))
     lengths = done.lengths.clone()
     accepted = accept(done, clip)
     for k in range(len(moved)):
@@ -110,7 +110,7 @@ def test_a_client_that_diverged_in_the_span_is_left_out(make_walks):
     moved = away(walk)
     kept = moved[[0, 2, 4]].clone()
     moved[1, 0], moved[3, -1] = math.inf, math.nan
-    done = Spanned(walk, moved, torch.zeros(len(moved), dtype=torch.bool))
+    done = DualUpdates(walk, moved, torch.zeros(len(moved), dtype=torch.bool))
     accepted = accept(done, Clip(0.1))
     assert accepted.refused.tolist() == [False, True, False, True, False]
     assert not done.moved[[1, 3]].any()

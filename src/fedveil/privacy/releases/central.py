@@ -20,25 +20,26 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.privacy.accounting.composition import covers, epsilon, noise_in
-from fedveil.privacy.accounting.events import (
-    Event,
-    Gaussian,
-    PoissonSampled,
-    WithMetrics,
-    kind_of,
-)
+from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled, WithMetrics, kind_of
+from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
+from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.grid import LARGEST_SUM
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
-from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule, check_deltas, check_uncapped
 from fedveil.privacy.priced_metrics import PricedMetrics
-from fedveil.privacy.releases.grids import check_grid
-from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release, misnamed
+from fedveil.privacy.releases.release import (
+    SERVER,
+    PlanParts,
+    Release,
+    Requirements,
+    check_clipped,
+    misnamed,
+)
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampler
-from fedveil.privacy.watching import Watched
+from fedveil.privacy.secure import check_grid
 
 
 @dataclass(frozen=True)
@@ -61,71 +62,75 @@ class CentralNoise(Release):
         return self.mechanism.multiplier
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
-        shared = schedule is not None and schedule.watched is not None
+        shared = schedule is not None and schedule.statistic is not None
         return {} if shared else {"multiplier": self.multiplier}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         return f"Gaussian noise, multiplier {self.multiplier:.4g}, at the server"
 
     @property
-    def needs_equal_weights(self) -> str:
-        return "under central DP, where a client of many records would exceed the clip"
+    def requires(self) -> Requirements:
+        return replace(
+            super().requires,
+            equal_weights="under central DP, where a client of many records would exceed the clip",
+        )
 
-    def check(self, parts: Parts) -> None:
-        if parts.schedule is None:
-            raise BadInput("noise without a clip protects nobody: add a clip")
+    def check(self, plan: PlanParts) -> None:
+        """Refuse a plan without a clip and, with secure noise, sums that do not fit the grid."""
+        check_clipped(plan)
+        if not plan.secure or plan.parameters is None:
+            return
+        check_grid(plan.schedule, self.multiplier, self.relation, plan.parameters)
+        step = self.mechanism.grid(self.multiplier, plan.parameters).step
+        # Rows as long as the clip, all in one coordinate. A clip that is no power of two has up to
+        # twice as many steps.
+        if plan.population * 2.0 / step > LARGEST_SUM:
+            raise BadInput(
+                f"noise.source is 'secure', noise.multiplier {self.multiplier:.4g} and "
+                f"{plan.population:,} clients: their sum is too long for the grid; raise the "
+                "multiplier"
+            )
 
-    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
-        relation = parts.sampler.relation
+    def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
+        relation = plan.sampler.relation
         wrong = misnamed(line, Unit.CLIENT, relation, Trust.CENTRAL)
         if wrong is not None:
             return wrong
         if not isinstance(self.mechanism, GaussianMechanism) or self.relation is not relation:
             return f"the noise is that of {self.mechanism} under {self.relation}"
         own = line.event.event if isinstance(line.event, WithMetrics) else line.event
-        added, claimed = _joint(self.multiplier, parts.watched, relation), noise_in(own)
+        added, claimed = _joint(self.multiplier, plan.statistic, relation), noise_in(own)
         if not covers(added, claimed):
             return f"noise of {added:g} sensitivities is added"
-        event = parts.sampler.event(Gaussian(claimed), parts.population)
+        event = plan.sampler.event(Gaussian(claimed), plan.population)
         if own != event:
             return f"the sampler makes it {event}"
-        if own != Gaussian(claimed) and type(parts.sampler) not in (Poisson, FixedSize):
-            return f"cohorts are drawn by {type(parts.sampler).__name__}, whose law nobody knows"
-        if line.share < 1 and type(parts.sampler) is not RoundRobin:  # no ledger counts turns here
-            return f"turns are given by {type(parts.sampler).__name__}, whose order nobody knows"
+        if own != Gaussian(claimed) and type(plan.sampler) not in (Poisson, FixedSize):
+            return f"cohorts are drawn by {type(plan.sampler).__name__}, whose law nobody knows"
+        if line.share < 1 and type(plan.sampler) is not RoundRobin:  # no ledger counts turns here
+            return f"turns are given by {type(plan.sampler).__name__}, whose order nobody knows"
         return None
 
-    def check_secure(self, parts: Parts, parameters: int) -> None:
-        """Sums of rows as long as the clip, all in one coordinate, must fit the grid."""
-        check_grid(parts.schedule, self.multiplier, self.relation, parameters)
-        step = self.mechanism.grid(self.multiplier, parameters).step
-        if parts.population * 2.0 / step > LARGEST_SUM:  # a clip that is no power of two: up to
-            raise BadInput(  # twice as many steps
-                f"noise.source is 'secure', noise.multiplier {self.multiplier:.4g} and "
-                f"{parts.population:,} clients: their sum is too long for the grid; raise the "
-                "multiplier"
-            )
-
-    def read_(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
+    def read_(self, rows: torch.Tensor, round: Round) -> torch.Tensor:
         """With secure noise rows are cut to its grid, so that their float64 sum is exact.
 
         docs/proofs/secure.md.
         """
-        if asked.streams.secure and asked.clip is not None:
-            self.mechanism.grid(self.scale(asked.clip), rows.shape[1]).cut_(rows)
-        return super().read_(rows, asked)
+        if round.streams.secure and round.clip is not None:
+            self.mechanism.grid(self.scale(round.clip), rows.shape[1]).cut_(rows)
+        return super().read_(rows, round)
 
-    def noise_(self, total: torch.Tensor, clip: Clip | None, round: int, streams: Streams) -> None:
-        if clip is None:
+    def noise_(self, total: torch.Tensor, round: Round) -> None:
+        if round.clip is None:
             raise AssertionError("noise on a sum needs a clip")
-        keys = streams.keys("noise", round, NOBODY)
-        add_to_sum_(self.mechanism, total, self.scale(clip), keys)
+        keys = round.server_streams.keys("noise", round.number, SERVER)
+        add_to_sum_(self.mechanism, total, self.scale(round.clip), keys)
 
     def divisor(self, weight: float, expected: float) -> float:
         return expected
 
-    def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
-        return 0.0 if clip is None else math.sqrt(size) * self.scale(clip)
+    def noise_length(self, round: Round, size: int) -> float:
+        return 0.0 if round.clip is None else math.sqrt(size) * self.scale(round.clip)
 
     def scale(self, clip: Clip) -> float:
         """The standard deviation of the noise on a sum: multiplier times the clip's sensitivity."""
@@ -172,7 +177,7 @@ def central(
     sampler.check(population)
     check_uncapped(sampler)
     check_clip_schedule(schedule)
-    _check_watching(schedule)
+    _check_schedule(schedule)
     if multiplier == 0:
         raise BadInput("noise.multiplier is 0: no finite epsilon exists; use noise.kind = 'none'")
 
@@ -242,39 +247,39 @@ def _with_metrics(updates: Event, metrics: PricedMetrics, budget: Budget) -> Wit
     return WithMetrics(updates, *metrics.beside)
 
 
-def _check_watching(schedule: ClipSchedule) -> None:
+def _check_schedule(schedule: ClipSchedule) -> None:
     if schedule.norm is not Norm.L2:
         raise BadInput(f"clip.norm is {schedule.norm} and the noise needs l2: set clip.norm = 'l2'")
-    watched = schedule.watched
-    if watched is not None and watched.flip:
+    statistic = schedule.statistic
+    if statistic is not None and statistic.flip:
         raise BadInput("clip.bit_epsilon is for local DP: give clip.bit_noise under central DP")
     if (
         schedule.rates_allowed(1) is not None
         or schedule.needs_raw_gradients
-        or (watched is not None and (watched.every != 1 or not watched.noise))
+        or (statistic is not None and (statistic.every != 1 or not statistic.noise))
     ):
         raise BadInput("central DP takes a fixed, decaying or quantile clip on the whole update")
 
 
 def _updates_part(z: float, schedule: ClipSchedule, relation: Relation) -> float:
     """z for the updates alone, or what is left of it when a clip's bits share the release."""
-    watched = schedule.watched
-    if watched is None:
+    statistic = schedule.statistic
+    if statistic is None:
         return z
-    z_bits = watched.noise / watched.sensitivity(relation)
+    z_bits = statistic.noise / statistic.sensitivity(relation)
     if z >= z_bits:
         raise BadInput(
-            f"clip.bit_noise {watched.noise:g} is too small for the noise multiplier {z:.4g}: the "
-            f"bits alone would spend more than a round's budget; raise it above "
-            f"{watched.noise * z / z_bits:.4g}"
+            f"clip.bit_noise {statistic.noise:g} is too small for the noise multiplier {z:.4g}: "
+            f"the bits alone would spend more than a round's budget; raise it above "
+            f"{statistic.noise * z / z_bits:.4g}"
         )
     return float((z**-2 - z_bits**-2) ** -0.5)
 
 
-def _joint(z: float, watched: Watched | None, relation: Relation) -> float:
+def _joint(z: float, statistic: ClipStatistic | None, relation: Relation) -> float:
     """Of a sum with noise z and what a clip releases beside it, as one Gaussian."""
-    if watched is None or z == 0:
+    if statistic is None or z == 0:
         return z
-    if not watched.noise or watched.every != 1:
+    if not statistic.noise or statistic.every != 1:
         return 0.0
-    return float((z**-2 + (watched.noise / watched.sensitivity(relation)) ** -2) ** -0.5)
+    return float((z**-2 + (statistic.noise / statistic.sensitivity(relation)) ** -2) ** -0.5)

@@ -1,6 +1,7 @@
 """Clients add noise to their clipped updates: LDP-SGD, and Fu et al.'s DP-FedAvg."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
-from fedveil.privacy.accounting.calibration import a_little_more, least_noise
+from fedveil.privacy.accounting.calibration import MOST_NOISE, a_little_more, least_noise
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Trust, Unit
-from fedveil.privacy.accounting.composition import covers, noise_in
+from fedveil.privacy.accounting.composition import covers, epsilon, noise_in
 from fedveil.privacy.accounting.events import (
     Event,
     FuGaussian,
@@ -22,20 +23,17 @@ from fedveil.privacy.accounting.events import (
     Laplace,
     TwoPoint,
 )
+from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
-from fedveil.privacy.curators import Curator, curator_of
+from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule
-from fedveil.privacy.releases.counted import (
-    check_multiplier,
-    check_sampler,
-    line_of,
-)
-from fedveil.privacy.releases.grids import check_grid
-from fedveil.privacy.releases.release import Asked, Ids, Parts, Release, misnamed
+from fedveil.privacy.releases.local_lines import check_multiplier, check_sampler, line_of
+from fedveil.privacy.releases.release import PlanParts, Release, check_clipped, misnamed
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.secure import check_grid
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,7 @@ class ClientNoise(Release):
     relation: Relation
     multipliers: npt.NDArray[np.float64] | None = None
 
-    counted = True
-    randomises = True
+    local = True
     additive = True
 
     @property
@@ -86,7 +83,7 @@ class ClientNoise(Release):
         return f"{self.mechanism.word} noise, {size}, at the clients"
 
     def __post_init__(self) -> None:
-        """Noise that is not of a size, or may be changed later, would be none."""
+        """Multipliers must be positive and read-only."""
         if self.multipliers is None:
             return
         each = np.array(self.multipliers, dtype=np.float64)
@@ -95,45 +92,47 @@ class ClientNoise(Release):
         each.flags.writeable = False
         object.__setattr__(self, "multipliers", each)
 
-    def check(self, parts: Parts) -> None:
-        if parts.schedule is None:
-            raise BadInput("noise without a clip protects nobody: add a clip")
-        if self.multipliers is not None and len(self.multipliers) != parts.population:
+    def check(self, plan: PlanParts) -> None:
+        check_clipped(plan)
+        if self.multipliers is not None and len(self.multipliers) != plan.population:
             raise BadInput(
-                f"{len(self.multipliers)} noise multipliers for {parts.population} clients: one "
+                f"{len(self.multipliers)} noise multipliers for {plan.population} clients: one "
                 "each is needed"
             )
+        if plan.secure and plan.parameters is not None:
+            most = self.multiplier if self.multipliers is None else float(self.multipliers.max())
+            check_grid(plan.schedule, most, self.relation, plan.parameters)
 
-    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
-        watched, schedule = parts.watched, parts.schedule
-        curator = watched is not None and not watched.flip
+    def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
+        statistic, schedule = plan.statistic, plan.schedule
+        curator = statistic is not None and not statistic.flip
         trust = Trust.CURATOR if curator else Trust.LOCAL
         wrong = misnamed(line, Unit.CLIENT, Relation.REPLACE, trust)
         if wrong is not None:
             return wrong
-        if parts.norm is None or (self.mechanism.norm is Norm.L1 and parts.norm is not Norm.L1):
-            return f"rows are clipped in {parts.norm}"
+        if plan.norm is None or (self.mechanism.norm is Norm.L1 and plan.norm is not Norm.L1):
+            return f"rows are clipped in {plan.norm}"
         match line.event:
             case Laplace() | Gaussian():
-                if watched is not None:
+                if statistic is not None:
                     return "an adaptive clip watches clients beside it"
             case GaussianWithCurator(_, published, most):
-                if watched is None or not watched.noise:
+                if statistic is None or not statistic.noise:
                     return f"no curator publishes what {schedule} watches"
-                noise = watched.noise / watched.sensitivity(Relation.REPLACE)
-                turns = replace(line, every=watched.every).participations(parts.rounds)
+                noise = statistic.noise / statistic.sensitivity(Relation.REPLACE)
+                turns = replace(line, every=statistic.every).participations(plan.rounds)
                 if not covers(noise, published.multiplier) or most < turns:
                     return f"a curator publishes what {schedule} watches {turns} times"
             case GaussianWithBit(_, bit):
-                if watched is None or not 0 < watched.flip <= bit.epsilon:
+                if statistic is None or not 0 < statistic.flip <= bit.epsilon:
                     return f"bits are flipped by {schedule}"
             case _:
                 return "clients add noise"
         if isinstance(line.event, Laplace) != isinstance(self.mechanism, LaplaceMechanism):
             return f"the noise is that of {self.mechanism}"
-        return self._less_noise(parts, line)
+        return self._less_noise(plan, line)
 
-    def _less_noise(self, parts: Parts, line: BudgetLine) -> str | None:
+    def _less_noise(self, plan: PlanParts, line: BudgetLine) -> str | None:
         """Whether a client has less noise than a line claims for it, in words.
 
         Where clients have budgets of their own, lines together are about all of them, and the
@@ -144,25 +143,19 @@ class ClientNoise(Release):
             added = self.multiplier * reach
             enough = line.members is None and covers(added, claimed_noise(line))
             return None if enough else f"noise of {added:g} sensitivities is added"
-        strict = [one for one in parts.lines if not one.as_published]
-        claims = [
-            np.full(one.members or parts.population + 1, claimed_noise(one)) for one in strict
-        ]
+        strict = [one for one in plan.lines if not one.as_published]
+        claims = [np.full(one.members or plan.population + 1, claimed_noise(one)) for one in strict]
         claimed = np.sort(np.concatenate(claims)).tolist()
         added_each = (np.sort(self.multipliers) * reach).tolist()
         if len(claimed) != len(added_each) or not all(map(covers, added_each, claimed)):
-            return f"{parts.population} clients have noise multipliers of their own"
+            return f"{plan.population} clients have noise multipliers of their own"
         return None
 
-    def check_secure(self, parts: Parts, parameters: int) -> None:
-        most = self.multiplier if self.multipliers is None else float(self.multipliers.max())
-        check_grid(parts.schedule, most, self.relation, parameters)
-
-    def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
-        if asked.clip is None:
+    def randomise_(self, rows: torch.Tensor, round: Round) -> None:
+        if round.clip is None:
             raise AssertionError("additive noise needs a clip")
-        keys = asked.streams.keys("client-noise", asked.number, asked.ids)
-        self.mechanism.add_(rows, self.scales(asked.clip, asked.ids), keys)
+        keys = round.streams.keys("client-noise", round.number, round.ids)
+        self.mechanism.add_(rows, self.scales(round.clip, round.ids), keys)
 
     def scales(self, clip: Clip, ids: Ids) -> npt.NDArray[np.float64]:
         """The noise scale of each client's row: its multiplier times the clip's sensitivity."""
@@ -171,10 +164,10 @@ class ClientNoise(Release):
             each = self.multipliers[ids]
         return each * clip.sensitivity(self.relation)
 
-    def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
-        if clip is None:
+    def noise_length(self, round: Round, size: int) -> float:
+        if round.clip is None:
             return 0.0
-        square = float((self.scales(clip, ids) ** 2).sum())
+        square = float((self.scales(round.clip, round.ids) ** 2).sum())
         return math.sqrt(self.mechanism.variance * size * square)
 
 
@@ -182,6 +175,72 @@ def claimed_noise(line: BudgetLine) -> float:
     """The noise multiplier of the updates that the line's event speaks of."""
     event = line.event
     return noise_in(event.gaussian if isinstance(event, GaussianWithCurator) else event)
+
+
+_CURATOR = (
+    "a trusted curator (or an enclave) sees {what} and publishes them with noise; the server sees "
+    "that and the reports, and learns from both"
+)
+
+
+@dataclass(frozen=True)
+class Curator:
+    """The trusted party that publishes the statistic of an adaptive clip under local DP.
+
+    The server sees clients' reports and the clip, which the curator's noisy sums change: the line
+    against it is the composition of both. Neither part stands alone, since the clip that shapes
+    later reports depends on the statistic, and the statistic on earlier reports.
+
+    Attributes:
+        statistic: What it publishes.
+        most: The largest number of its releases that are about one client.
+    """
+
+    statistic: ClipStatistic
+    most: int
+
+    @property
+    def release(self) -> Gaussian:
+        """One of its releases."""
+        statistic = self.statistic
+        return Gaussian(statistic.noise / statistic.sensitivity(Relation.REPLACE))
+
+    def with_report(self, report: Gaussian) -> GaussianWithCurator:
+        """A client's turn: its own report, and its part in what the curator publishes."""
+        return GaussianWithCurator(report, self.release, self.most)
+
+    def extended(self, line: BudgetLine) -> BudgetLine:
+        """The line of the reports, extended to what the curator publishes, against the server."""
+        first, *others = line.assumptions
+        return replace(
+            line,
+            trust=Trust.CURATOR,
+            covers=line.covers.replace("updates", f"updates and {self.statistic.word}", 1),
+            assumptions=(first, _CURATOR.format(what=self.statistic.description), *others),
+        )
+
+    def check(self, base: BudgetLine, count: int) -> None:
+        """Refuse a curator that leaves nothing of the line's budget for `count` reports."""
+        budget, turns = base.budget, min(count, self.most)
+        if math.isinf(budget.epsilon):
+            return
+        least = self.with_report(Gaussian(MOST_NOISE))
+        if epsilon(least, count, budget.delta, Relation.REPLACE) < budget.epsilon:
+            return
+        alone = epsilon(self.release, turns, budget.delta, Relation.REPLACE)
+        line = replace(self.extended(base), event=self.release, covers=self.statistic.word)
+        raise BadInput(
+            f"{self.statistic.key} {self.statistic.setting:g} leaves nothing of budget.epsilon "
+            f"{budget.epsilon:g} for the updates: its {turns} releases alone cost "
+            f"{line.claim(alone).short}; {self.statistic.remedy}, or raise budget.epsilon"
+        )
+
+
+def _curator(statistic: ClipStatistic | None, base: BudgetLine, rounds: int) -> Curator | None:
+    """The curator of a schedule's statistic, None if there is none or clients flip their bits."""
+    if statistic is None or not statistic.noise:
+        return None
+    return Curator(statistic, replace(base, every=statistic.every).participations(rounds))
 
 
 def client_noise(
@@ -221,7 +280,7 @@ def client_noise(
         raise BadInput("noise.multiplier is one number and budget.epsilons are several: give one")
     anyone = line_of(sampler, population, budgets[0])
     schedule = schedule.settled(lambda every: replace(anyone, every=every).participations(rounds))
-    curator = curator_of(schedule.watched, anyone, rounds)
+    curator = _curator(schedule.statistic, anyone, rounds)
     groups = np.zeros(1, dtype=np.int64) if group_of is None else group_of
     grouped = groups.shape == (population,) or (group_of is None and len(budgets) == 1)
     if not grouped or not np.isin(groups, np.arange(len(budgets))).all():
@@ -260,12 +319,30 @@ def client_noise(
     return plan
 
 
+def noise_groups(plan: PrivacyPlan) -> Iterator[tuple[BudgetLine, PrivacyPlan]]:
+    """Each strict line that is a promise to some clients, with a plan of those clients alone.
+
+    Where clients have noise of their own, that is each group's line, and a plan in which everybody
+    has the noise of that client of the group who has the least. Lines and clients are in the order
+    of their noise, since the n-th weakest line is about the n-th least.
+    """
+    lines, release = [line for line in plan.lines if not line.as_published], plan.release
+    if not isinstance(release, ClientNoise) or release.multipliers is None:
+        yield from ((line, plan) for line in lines[:1])
+        return
+    noise, before = np.sort(release.multipliers), 0
+    for line in sorted(lines, key=claimed_noise):
+        own = type(release.mechanism)(float(noise[before]))
+        yield line, replace(plan, release=replace(release, mechanism=own, multipliers=None))
+        before += line.members or 0
+
+
 def _event(schedule: ClipSchedule, curator: Curator | None, laplace: bool, m: float) -> Event:
     if laplace:
         return Laplace(m)
-    if schedule.watched is not None and schedule.watched.flip:
-        return GaussianWithBit(Gaussian(m), TwoPoint(schedule.watched.flip))
-    return Gaussian(m) if curator is None else curator.beside(Gaussian(m))
+    if schedule.statistic is not None and schedule.statistic.flip:
+        return GaussianWithBit(Gaussian(m), TwoPoint(schedule.statistic.flip))
+    return Gaussian(m) if curator is None else curator.with_report(Gaussian(m))
 
 
 def _calibrated(
@@ -281,7 +358,7 @@ def _calibrated(
     if published is not None and published.c2 is not None:
         spread = math.sqrt(count * math.log(1 / budget.delta))
         return a_little_more(published.c2 * spread / budget.epsilon)
-    flip = 0.0 if schedule.watched is None else schedule.watched.flip
+    flip = 0.0 if schedule.statistic is None else schedule.statistic.flip
     if flip and count * flip >= budget.epsilon:
         raise BadInput(
             f"clip.bit_epsilon {flip:g} over {count} participations uses up the budget of "
@@ -304,7 +381,7 @@ def _readings(
     published: Published | None,
 ) -> list[BudgetLine]:
     """The line that is charged and, as published, what the same reports are worth strictly."""
-    seen = base if curator is None else curator.on(base)
+    seen = base if curator is None else curator.extended(base)
     if published is None:
         return [replace(seen, event=_event(schedule, curator, laplace, m))]
     plain = _event(schedule, None, laplace, m)
@@ -327,10 +404,10 @@ def _readings(
 
 def _check_norm(schedule: ClipSchedule, laplace: bool, published: Published | None) -> None:
     wanted = "l1" if laplace else "l2"
-    watched, per_gradient = schedule.watched, schedule.rates_allowed(1) is not None
-    if laplace and watched is not None:
+    statistic, per_gradient = schedule.statistic, schedule.rates_allowed(1) is not None
+    if laplace and statistic is not None:
         raise BadInput("an adaptive clip is in L2: use Gaussian noise with it")
-    if published is not None and watched is not None and watched.flip:
+    if published is not None and statistic is not None and statistic.flip:
         raise BadInput("clip.bit_epsilon has no published account: leave out as_published")
     if laplace and published is not None and published.c2 is not None:
         raise BadInput("noise.c2 is for Fu's Gaussian formula: leave it out with Laplace noise")

@@ -9,17 +9,17 @@ from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
-from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
 from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.counted import (
-    TURNS,
-    check_multiplier,
-    check_sampler,
-    line_of,
+from fedveil.privacy.releases.local_lines import TURNS, check_multiplier, check_sampler, line_of
+from fedveil.privacy.releases.release import (
+    PlanParts,
+    Release,
+    Requirements,
+    check_clipped,
+    misnamed,
 )
-from fedveil.privacy.releases.release import Parts, Release, misnamed
 from fedveil.privacy.sampling import Sampler
 
 
@@ -33,15 +33,11 @@ class DpSgdSteps(Release):
     noisy: NoisySteps
     relation: Relation
 
-    counted = True
+    local = True
 
     @property
     def identity(self) -> Stated:
         return (("release", "dp-sgd"), ("steps", self.noisy), ("relation", self.relation))
-
-    @property
-    def steps(self) -> NoisySteps:
-        return self.noisy
 
     @property
     def multiplier(self) -> float:
@@ -54,15 +50,21 @@ class DpSgdSteps(Release):
         return f"Gaussian noise, multiplier {self.multiplier:.4g}, in every local step"
 
     @property
-    def needs_equal_weights(self) -> str:
+    def requires(self) -> Requirements:
         """With one nominal number of records, how many a client has is part of the claim."""
-        return "" if self.noisy.nominal is None else super().needs_equal_weights
+        if self.noisy.nominal is None:
+            return Requirements(steps=self.noisy)
+        return replace(super().requires, steps=self.noisy)
 
-    def check(self, parts: Parts) -> None:
-        if parts.schedule is None:
-            raise BadInput("noise without a clip protects nobody: add a clip")
+    def check(self, plan: PlanParts) -> None:
+        check_clipped(plan)
+        if plan.secure:
+            raise BadInput(
+                "noise.source = 'secure' is not for noise in every local step, whose sums are "
+                "rounded to float32 before it: use 'seeded'"
+            )
 
-    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
+    def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
         relation = relation_of(self.noisy.nominal)
         wrong = misnamed(line, Unit.RECORD, relation, Trust.LOCAL)
         if wrong is not None:
@@ -74,18 +76,9 @@ class DpSgdSteps(Release):
         right = (event, Gaussian(claimed)) if self.noisy.rate == 1 else (event,)
         if line.event not in right or line.per != self.noisy.steps:
             return f"clients take {self.noisy}"
-        if parts.schedule is None or parts.watched is not None:
+        if plan.schedule is None or plan.statistic is not None:
             return "an adaptive clip watches clients beside it"
         return None
-
-    def check_secure(self, parts: Parts, parameters: int) -> None:
-        raise BadInput(
-            "noise.source = 'secure' is not for noise in every local step, whose sums are rounded "
-            "to float32 before it: use 'seeded'"
-        )
-
-    def clip_of_updates(self, clip: Clip | None) -> None:
-        """Examples are clipped, of which no share is kept."""
 
 
 def relation_of(nominal: int | None) -> Relation:

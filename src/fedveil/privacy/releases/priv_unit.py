@@ -14,12 +14,12 @@ from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import PureReport
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.channel import Round
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.streams import Keys, normal_, uniform_
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.counted import check_sampler, line_of
-from fedveil.privacy.releases.release import Asked, Ids, Parts, Release, misnamed
+from fedveil.privacy.releases.local_lines import check_sampler, line_of
+from fedveil.privacy.releases.release import PlanParts, Release, misnamed
 from fedveil.privacy.rows import BLOCK, Norm, at_a_time, row_norms
 from fedveil.privacy.sampling import Sampler
 
@@ -169,8 +169,7 @@ class PrivUnitReports(Release):
 
     mechanism: PrivUnitG
 
-    counted = True
-    randomises = True
+    local = True
 
     @property
     def identity(self) -> Stated:
@@ -183,22 +182,27 @@ class PrivUnitReports(Release):
         each = f", each {lines[0].claims(1)[-1].short}" if lines else ""
         return f"PrivUnitG reports at the clients{each}"
 
-    def check(self, parts: Parts) -> None:
-        schedule = parts.schedule
-        if schedule is None:
+    def check(self, plan: PlanParts) -> None:
+        schedule = plan.schedule
+        if schedule is None or plan.norm is None:
             raise BadInput("noise.kind 'priv-unit' reports updates of a known length: add a clip")
         if schedule.norm is not Norm.L2:
             raise BadInput(
                 f"clip.norm is {schedule.norm} and noise.kind 'priv-unit' needs l2: set "
                 "clip.norm = 'l2'"
             )
-        if schedule.watched is not None:
+        if schedule.statistic is not None:
             raise BadInput(
                 "an adaptive clip watches clients beside their reports, which noise.kind "
                 "'priv-unit' does not account for: use clip.kind 'fixed' or 'poly'"
             )
+        if plan.secure:
+            raise BadInput(
+                "noise.source is 'secure' and the reports of noise.kind 'priv-unit' are floats, "
+                "whose low bits would tell what they hide: use 'seeded'"
+            )
 
-    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
+    def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
         wrong = misnamed(line, Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
         if wrong is not None:
             return wrong
@@ -207,25 +211,21 @@ class PrivUnitReports(Release):
                 return None
         return f"reports are those of {self.mechanism}"
 
-    def check_secure(self, parts: Parts, parameters: int) -> None:
-        raise BadInput(
-            "noise.source is 'secure' and the reports of noise.kind 'priv-unit' are floats, whose "
-            "low bits would tell what they hide: use 'seeded'"
-        )
-
-    def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
-        if asked.clip is None:
+    def randomise_(self, rows: torch.Tensor, round: Round) -> None:
+        if round.clip is None:
             raise AssertionError("a plan without a clip was refused")
-        normals = asked.streams.keys("client-noise", asked.number, asked.ids)
-        choices = asked.streams.keys("client-choices", asked.number, asked.ids)
-        self.mechanism.report_(rows, asked.clip.value, normals, choices)
+        normals = round.streams.keys("client-noise", round.number, round.ids)
+        choices = round.streams.keys("client-choices", round.number, round.ids)
+        self.mechanism.report_(rows, round.clip.value, normals, choices)
 
-    def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
+    def noise_length(self, round: Round, size: int) -> float:
         """Taken from updates of length 0, whose noise is largest.
 
         A longer update has at most C^2 less variance.
         """
-        return 0.0 if clip is None else clip.value * math.sqrt(len(ids) * self.mechanism.square)
+        if round.clip is None:
+            return 0.0
+        return round.clip.value * math.sqrt(len(round.ids) * self.mechanism.square)
 
 
 def priv_unit(
@@ -300,3 +300,15 @@ def _largest(line: BudgetLine, count: int) -> float:
             f"{SMALLEST_REPORT:g} for each: raise it, or run fewer rounds"
         )
     return low
+
+
+def with_dimension(plan: PrivacyPlan, most: int) -> PrivacyPlan:
+    """The plan with reports of at most `most` coordinates; unchanged for other releases.
+
+    The claim is the same: it does not depend on the dimension.
+    """
+    release = plan.release
+    if not isinstance(release, PrivUnitReports) or release.mechanism.dimension <= most:
+        return plan
+    small = replace(release.mechanism, dimension=most)
+    return replace(plan, release=PrivUnitReports(small), parameters=most)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -10,34 +11,102 @@ from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Shuffled, TwoPoint
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.channel import Channel, Round
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
-from fedveil.privacy.releases.counted import check_sampler, line_of
-from fedveil.privacy.releases.release import Asked, Ids, Parts, Release, misnamed
+from fedveil.privacy.releases.local_lines import check_sampler, line_of
+from fedveil.privacy.releases.release import PlanParts, Release, Requirements, misnamed
 from fedveil.privacy.rows import add_weighted_
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.shuffle import Flags, Multisets, highs, multisets
 
 
 @dataclass(frozen=True)
+class TwoPointChannel(Channel):
+    """Carries reports of two values per weight. Reports of weights have the model taken off again.
+
+    Attributes:
+        ranges: The ranges outside of which the two values lie.
+        kappa: The distance of a value from the centre, in radii.
+    """
+
+    ranges: Ranges
+    kappa: float
+
+    def points(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two values of every coordinate: their centre, and their distance from it."""
+        centre, radius = self.ranges.per_coordinate(state)
+        return centre, radius * self.kappa
+
+    def add_(
+        self, total: torch.Tensor, reports: torch.Tensor, weights: torch.Tensor, round: Round
+    ) -> None:
+        add_weighted_(total, reports, weights)
+        if self.ranges.perturb is Perturb.WEIGHTS:
+            total -= weights.sum() * round.start.to(torch.float64)
+
+    def updates(self, reports: torch.Tensor, round: Round) -> torch.Tensor:
+        return reports - round.start if self.ranges.perturb is Perturb.WEIGHTS else reports
+
+    def encode_(self, updates: torch.Tensor, round: Round) -> None:
+        """The point on the side of the update: the most that a report can say."""
+        centre, reach = self.points(round.adaptive_state)
+        target = updates + round.start if self.ranges.perturb is Perturb.WEIGHTS else updates
+        updates.copy_(torch.where(target >= centre, centre + reach, centre - reach))
+
+
+@dataclass(frozen=True)
+class Shuffler(TwoPointChannel):
+    """Hands on, per weight, how many reports were high, and nothing below `least` reports."""
+
+    least: int
+
+    hides_reports = (
+        "a shuffler hands on what was reported per weight, and nobody's report as a whole"
+    )
+
+    @property
+    def minimum(self) -> int:
+        return self.least
+
+    def add_(
+        self, total: torch.Tensor, reports: torch.Tensor, weights: torch.Tensor, round: Round
+    ) -> None:
+        arrived = reports[weights > 0]
+        if len(arrived):
+            points = self.points(round.adaptive_state)
+            self.add_multisets_(total, multisets(arrived, *points, 1), round)
+
+    def add_multisets_(self, total: torch.Tensor, counts: Multisets, round: Round) -> None:
+        """Add the sum of the updates behind a shuffler's counts to `total`, float64 [P]."""
+        total += counts.sums(*self.points(round.adaptive_state))
+        if self.ranges.perturb is Perturb.WEIGHTS:
+            total -= float(counts.reports[0]) * round.start.to(torch.float64)
+
+    def messages(self, reports: torch.Tensor, round: Round) -> Flags:
+        """What clients send to a shuffler in place of reports [K, P]: which values are high."""
+        return highs(reports, *self.points(round.adaptive_state)).numpy()
+
+
+@dataclass(frozen=True)
 class TwoPointReports(Release):
     """Every coordinate, clamped to its range, is reported as one of two values outside of it.
 
-    Behind a shuffler that hands on nothing below `shuffled` reports (0: there is none) only the
-    multisets of the reports are looked at. A budget line may count on fewer honest ones: the
-    difference is how many dishonest clients it tolerates. Reports of weights are weights;
-    `add_sum_` takes the model off again.
+    A budget line may count on fewer honest reports than `shuffled`: the difference is the number of
+    dishonest clients that it tolerates.
+
+    Attributes:
+        mechanism: The mechanism of one coordinate.
+        ranges: The ranges of the coordinates, which are also the plan's clip schedule.
+        shuffled: The least number of reports that a shuffler hands on; 0 without a shuffler.
     """
 
     mechanism: TwoPointMechanism
     ranges: Ranges
     shuffled: int = 0
 
-    counted = True
-    randomises = True
-    moves = True
+    local = True
 
     @property
     def identity(self) -> Stated:
@@ -48,18 +117,27 @@ class TwoPointReports(Release):
             ("shuffled", self.shuffled),
         )
 
+    @cached_property
+    def channel(self) -> TwoPointChannel:
+        kappa = self.mechanism.kappa
+        if not self.shuffled:
+            return TwoPointChannel(self.ranges, kappa)
+        return Shuffler(self.ranges, kappa, self.shuffled)
+
     @property
-    def minimum(self) -> int:
-        return self.shuffled
+    def requires(self) -> Requirements:
+        return replace(super().requires, only_sum=self.channel.hides_reports)
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         return f"two-point reports at the clients, {lines[-1].claims(1)[-1].short}"
 
-    def check(self, parts: Parts) -> None:
-        if parts.schedule is not None:
-            raise BadInput("two-point reports are clamped to ranges: leave out the clip")
+    def check(self, plan: PlanParts) -> None:
+        if plan.schedule != self.ranges:
+            raise BadInput(
+                "two-point reports are clamped to ranges: their clip schedule is these ranges"
+            )
 
-    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
+    def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
         weights = sum(self.ranges.sizes)
         match line.event:
             case TwoPoint(epsilon):
@@ -72,79 +150,27 @@ class TwoPointReports(Release):
                 return f"reports are those of {self.mechanism}"
         if wrong is not None:
             return wrong
-        if epsilon < self.mechanism.epsilon or line.per < weights or parts.parameters != weights:
+        if epsilon < self.mechanism.epsilon or line.per < weights or plan.parameters != weights:
             return f"{weights} weights are reported by {self.mechanism}"
         return None
 
-    def start(self, params: torch.Tensor) -> torch.Tensor:
-        return self.ranges.start(params)
-
-    def move(self, moving: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        return self.ranges.move(moving, before, after)
-
-    def reachable(
-        self, moving: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
-    ) -> bool:
-        return self.ranges.reachable(moving, params, first, round)
-
-    def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
+    def randomise_(self, rows: torch.Tensor, round: Round) -> None:
         if rows.shape[1] != sum(self.ranges.sizes):
             raise AssertionError("ranges are for another number of weights")
-        keys = asked.streams.keys("client-noise", asked.number, asked.ids)
+        keys = round.streams.keys("client-noise", round.number, round.ids)
         if self.ranges.perturb is Perturb.WEIGHTS:
-            rows += asked.start
-        centre, radius = self.ranges.per_coordinate(asked.moving)
+            rows += round.start
+        centre, radius = self.ranges.per_coordinate(round.adaptive_state)
         self.mechanism.report_(rows, centre, radius, keys)
 
-    def unrandomised_(self, rows: torch.Tensor, asked: Asked) -> None:
-        """The point on the side of the update: the most that a report can say."""
-        centre, reach = self._points(asked.moving)
-        target = rows + asked.start if self.ranges.perturb is Perturb.WEIGHTS else rows
-        rows.copy_(torch.where(target >= centre, centre + reach, centre - reach))
-
-    def read_(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
-        """A message carries one bit, so any other value is somebody's invention."""
-        centre, reach = self._points(asked.moving)
+    def read_(self, rows: torch.Tensor, round: Round) -> torch.Tensor:
+        """Refuse rows with any other value: a message carries one bit per weight."""
+        centre, reach = self.channel.points(round.adaptive_state)
         return ((rows != centre + reach) & (rows != centre - reach)).any(dim=1)
 
-    def add_sum_(
-        self, total: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, asked: Asked
-    ) -> None:
-        if not self.shuffled:
-            add_weighted_(total, rows, weights)
-            if self.ranges.perturb is Perturb.WEIGHTS:
-                total -= weights.sum() * asked.start.to(torch.float64)
-            return
-        counted = rows[weights > 0]
-        if len(counted):
-            self.add_multisets_(total, multisets(counted, *self._points(asked.moving), 1), asked)
-
-    def add_multisets_(self, total: torch.Tensor, found: Multisets, asked: Asked) -> None:
-        """Add the sum of the updates behind what a shuffler handed on to `total`, float64 [P]."""
-        total += found.sums(*self._points(asked.moving))
-        if self.ranges.perturb is Perturb.WEIGHTS:
-            total -= float(found.reports[0]) * asked.start.to(torch.float64)
-
-    def messages(self, rows: torch.Tensor, asked: Asked) -> Flags:
-        """What clients tell a shuffler of their reports [K, P]: which are high, no more."""
-        return highs(rows, *self._points(asked.moving)).numpy()
-
-    def updates_of(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
-        return rows - asked.start if self.ranges.perturb is Perturb.WEIGHTS else rows
-
-    @property
-    def needs_sum(self) -> str:
-        if not self.shuffled:
-            return ""
-        return "a shuffler hands on what was reported per weight, and nobody's report as a whole"
-
-    def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
-        return float(self._points(moving)[1].double().norm()) * math.sqrt(len(ids))
-
-    def _points(self, moving: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where reports lie: the centre of every coordinate, and how far to either side."""
-        centre, radius = self.ranges.per_coordinate(moving)
-        return centre, radius * self.mechanism.kappa
+    def noise_length(self, round: Round, size: int) -> float:
+        reach = self.channel.points(round.adaptive_state)[1]
+        return float(reach.double().norm()) * math.sqrt(len(round.ids))
 
 
 def two_point(
@@ -222,6 +248,7 @@ def two_point(
         sampler=sampler,
         population=population,
         rounds=rounds,
+        schedule=ranges,
         release=TwoPointReports(mechanism, ranges, shuffled + dishonest),
         lines=(*lines, weight),
         parameters=sum(ranges.sizes),
@@ -229,7 +256,7 @@ def two_point(
     if plan.permitted < 1:
         raise BadInput(
             f"budget.epsilon is {budget.epsilon:g} and one round of {alone.per:,} weights costs "
-            f"{lines[0].claims(1)[0].short}: raise it, or leave it out to be told"
+            f"{lines[0].claims(1)[0].short}: raise it, or omit it to see the total cost"
         )
     return plan
 

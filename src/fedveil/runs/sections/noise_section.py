@@ -83,7 +83,7 @@ class NoNoiseSection(Section):
     """No noise, and no claim."""
 
     def build(self, inputs: PlanInputs) -> "PrivacyPlan":
-        from fedveil.privacy.releases.none import unprotected
+        from fedveil.privacy.plan import unprotected
 
         return unprotected(
             inputs.sampler, inputs.clients, rounds=inputs.rounds, schedule=inputs.schedule()

@@ -4,26 +4,23 @@ To add an engine, implement the protocol and give its maker to `Training(make_en
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
+from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.round import Round
-from fedveil.training.adversary import Adversary
 from fedveil.training.cohort import CohortData
+from fedveil.training.participants import Group, Participants
+from fedveil.training.reports import CohortSum
 from fedveil.training.server import Weights
-from fedveil.training.sums import CohortSum
 from fedveil.training.work import ClientWork, is_builtin_work
-
-Ids = npt.NDArray[np.int64]
 
 
 class Engine(Protocol):
@@ -61,7 +58,7 @@ class Job:
     plan: PrivacyPlan
     streams: Streams
     weights: Weights = Weights.UNIFORM
-    adversary: Adversary | None = None
+    participants: Participants = field(default_factory=Participants)
     mixes: bool = False
     rows: bool = False
 
@@ -72,27 +69,22 @@ class Job:
 
     def zero(self) -> CohortSum:
         """The sum over nobody."""
-        noisy = self.plan.release.randomises
+        noisy = self.plan.release.adds_noise
         return CohortSum.zero(self.task.size, self.plan.width, noisy=noisy, keep=self.rows)
 
     @cached_property
     def records(self) -> FederatedData:
-        """The clients' records, and behind them those that an adversary trains on."""
-        poisoned = None if self.adversary is None else self.adversary.poisoned
-        return self.data if poisoned is None else self.data.concatenated(poisoned)
+        """The clients' records, followed by those that the participants bring."""
+        more = self.participants.records
+        return self.data if more is None else self.data.concatenated(more)
 
-    def cohort(self, round: int, ids: Ids, *, cheating: bool) -> CohortData:
-        """The records that clients train on in `round`."""
-        if not cheating or self.adversary is None or self.adversary.poisoned is None:
+    def cohort(self, group: Group, block: slice) -> CohortData:
+        """The records of a block of a group's clients."""
+        ids = group.ids[block]
+        if group.other_records is None:
             return CohortData(self.records, ids)
-        whose = self.adversary.records(round, ids)
-        return CohortData(self.records, ids, np.where(whose < 0, ids, self.data.clients + whose))
-
-    def cheating(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which of these clients cheat in `round`."""
-        if self.adversary is None:
-            return np.zeros(len(ids), dtype=np.bool_)
-        return self.adversary.cheats(round, ids)
+        others = group.other_records[block]
+        return CohortData(self.records, ids, np.where(others < 0, ids, self.data.clients + others))
 
 
 def one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: str = "") -> str:

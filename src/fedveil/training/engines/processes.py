@@ -7,8 +7,7 @@ from typing import Protocol
 
 import torch
 
-from fedveil.privacy.round import Round
-from fedveil.training.engines.engine import Ids
+from fedveil.privacy.channel import Ids, Round
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.tree import Branch
 from fedveil.training.engines.workers import Workers
@@ -60,9 +59,9 @@ def forked(engine: Serial, workers: int) -> Workers:
         measure=lambda params, batch: measure_batch(job.task, params, job.data, batch),
         measure_clients=lambda params, piece: measure_clients(job.task, params, job.data, piece),
         size=job.task.size,
-        moving=len(job.plan.start(job.task.parameters)),
+        state_size=len(job.plan.first_state(job.task.parameters)),
         width=job.plan.width,
-        noisy=job.plan.release.randomises,
+        noisy=job.plan.release.adds_noise,
         keep=job.rows,
     )
 

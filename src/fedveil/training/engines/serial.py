@@ -9,13 +9,13 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.models.memory import Snapshot, difference, keeps_nothing, snapshot
+from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.noise.streams import JointStreams
-from fedveil.privacy.round import Round
 from fedveil.privacy.rows import add_weighted_
-from fedveil.training.adversary import Chance
+from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.chunks import cut
-from fedveil.training.engines.engine import Ids, Job
+from fedveil.training.engines.engine import Job
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.tree import Branch, SumTree
 from fedveil.training.evaluate import (
@@ -27,10 +27,9 @@ from fedveil.training.evaluate import (
 from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import Gradients
-from fedveil.training.reports import Rows
+from fedveil.training.participants import Group
+from fedveil.training.reports import CohortSum, Rows
 from fedveil.training.server import Weights
-from fedveil.training.sums import CohortSum
-from fedveil.training.turn import Turn
 from fedveil.training.work import is_builtin_work
 
 
@@ -83,22 +82,15 @@ class Serial:
             return totals
         starts = torch.stack([round.start for round in rounds])
         starts = starts.repeat_interleave(torch.tensor(lengths), dim=0)
-        streams = JointStreams(tuple(round.streams for round in rounds), tuple(lengths))
+        streams = JointStreams(tuple(round.own_streams for round in rounds), tuple(lengths))
         ends = np.cumsum(lengths).tolist()
         parts = [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
         first = rounds[0]
         whose = np.concatenate([ids + begin for ids, begin in zip(cohorts, begins, strict=True)])
         cohort = CohortData(self.job.data, np.concatenate(cohorts), whose)
-        turn = Turn(
-            first.number,
-            starts,
-            cohort,
-            first.clip,
-            self._gradients,
-            streams,
-            moving=first.moving,
-        )
-        self._add_block_(list(zip(totals, parts, strict=True)), turn, cheating=False)
+        together = replace(first, ids=cohort.ids, start=starts, streams=streams)
+        batch = ClientBatch.of(together, cohort, self._gradients)
+        self._add_block_(list(zip(totals, parts, strict=True)), batch, Group(cohort.ids))
         _check_same("work", self._before, self.job.work)
         return totals
 
@@ -137,27 +129,26 @@ class Serial:
         )
 
     @property
-    def _summed(self) -> bool:
+    def _only_sum(self) -> bool:
         """Whether nobody sees an honest client's own row: not the server, which only sums."""
-        seen = self.job.plan.release.counted or self.job.rows
+        seen = self.job.plan.release.local or self.job.rows
         return not seen and is_builtin_work(self.job.work)
 
     def add_chunk_(self, total: CohortSum, round: Round, ids: Ids) -> None:
         """Add the chunk `ids` of a round: at once when vectorised, client by client when looped.
 
-        Those that cheat are computed after the others, so that honest ones are as fast as ever.
+        Dishonest clients are computed after the others, so that honest ones are as fast as ever.
         """
         job = self.job
         before = _seen_of(job.plan.schedule)
         _ = self._before
-        bad = job.cheating(round.number, ids)
-        for cheating, some in ((False, ids[~bad]), (True, ids[bad])):
-            step = 1 if self.mode is Mode.LOOPED else max(len(some), 1)
-            for a in range(0, len(some), step):
-                cohort = job.cohort(round.number, some[a : a + step], cheating=cheating)
-                summed = self._summed and not cheating
-                turn = Turn.of(round, cohort, self._gradients, summed=summed)
-                self._add_block_([(total, slice(None))], turn, cheating=cheating)
+        for group in job.participants.groups(round.number, ids):
+            step = 1 if self.mode is Mode.LOOPED else max(len(group.ids), 1)
+            for a in range(0, len(group.ids), step):
+                cohort = job.cohort(group, slice(a, a + step))
+                only_sum = self._only_sum and group.honest
+                batch = ClientBatch.of(round, cohort, self._gradients, only_sum=only_sum)
+                self._add_block_([(total, slice(None))], batch, group)
         _check_same("work", self._before, self.job.work)
         _check_same("clip schedule", before, self.job.plan.schedule)
 
@@ -166,24 +157,26 @@ class Serial:
         return _seen_of(self.job.work)
 
     def _add_block_(
-        self, parts: Sequence[tuple[CohortSum, slice]], turn: Turn, *, cheating: bool
+        self, parts: Sequence[tuple[CohortSum, slice]], batch: ClientBatch, group: Group
     ) -> None:
         """Compute a block of clients, and add each part of it to its sum."""
         job = self.job
-        weights = torch.ones(len(turn.cohort), dtype=torch.float64)
+        weights = torch.ones(len(batch.cohort), dtype=torch.float64)
         if job.weights is Weights.EXAMPLES:
-            weights = turn.cohort.weights
+            weights = batch.cohort.weights
 
         def keep_signal(rows: Rows) -> None:
             for total, part in parts:
                 if total.signal is not None:
                     add_weighted_(total.signal, rows.rows[part], weights[part])
 
-        if cheating and job.adversary is not None:
-            sent = job.adversary.report(Chance(job.work, job.plan, turn))
+        if group.honest:
+            sent = client_report(job.work, job.plan, batch, keep_signal)
         else:
-            sent = client_report(job.work, job.plan, turn, keep_signal)
-        server_sum(parts, job.plan, turn, sent, weights, cheating=cheating)
+            sent = job.participants.report(job.work, job.plan, batch)
+        lengths = server_sum(parts, job.plan, batch.round, sent, weights)
+        for total, part in parts:
+            total.note(job.participants.notes(group, lengths[part]))
 
 
 def _seen_of(part: object) -> Snapshot:

@@ -8,7 +8,7 @@ one process, in several, and on many nodes that add up branches of it themselves
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedveil.training.sums import CohortSum
+from fedveil.training.reports import CohortSum
 
 FAN_IN = 8
 

@@ -28,11 +28,11 @@ from fedveil.base.checks import cores
 from fedveil.base.errors import FedveilError
 from fedveil.base.forks import begin_worker, can_fork
 from fedveil.base.interrupts import held
-from fedveil.privacy.round import Round
+from fedveil.privacy.channel import Round
 from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
 from fedveil.training.engines.tree import Branch
 from fedveil.training.evaluate import BatchMetrics, ClientSums
-from fedveil.training.sums import CohortSum
+from fedveil.training.reports import CohortSum
 
 TRIES = 3
 """How often a chunk is tried whose workers die."""
@@ -105,7 +105,7 @@ class Workers:
         measure: Measure,
         measure_clients: MeasureClients,
         size: int,
-        moving: int,
+        state_size: int,
         width: int,
         noisy: bool,
         keep: bool = False,
@@ -114,7 +114,7 @@ class Workers:
         self._measure_clients = measure_clients
         self._size, self._noisy, self._keep = size, noisy, keep
         self._params = _shared(size, torch.float32)
-        self._moving = _shared(moving, torch.float64)
+        self._state = _shared(state_size, torch.float64)
         numbers = CohortSum.numbers(size, width, noisy=noisy)
         each = 1 + min(2, _SPARE_BYTES // (8 * numbers))
         self._slots = [_shared(numbers, torch.float64) for _ in range(count * each)]
@@ -125,9 +125,11 @@ class Workers:
     def branches(self, round: Round, chunks: Sequence[Ids]) -> Iterator[Branch]:
         """The sum of each chunk, in chunk order; each is valid until the next is asked for."""
         self._params.copy_(round.start)
-        self._moving.copy_(round.moving)
+        self._state.copy_(round.adaptive_state)
         nothing = torch.zeros(0)  # what lies in shared memory is not sent
-        jobs = [_Chunk(replace(round, start=nothing, moving=nothing), ids) for ids in chunks]
+        jobs = [
+            _Chunk(replace(round, start=nothing, adaptive_state=nothing), ids) for ids in chunks
+        ]
         for slot, rest in self._ordered(jobs):
             total = CohortSum.over(self._slots[slot], self._size, self._noisy)
             yield Branch(total.with_rest(rest), lent=True)
@@ -249,7 +251,7 @@ class Workers:
                 return pickle.dumps((True, self._measure_clients(self._params, job.piece)))
             numbers = self._slots[slot].zero_()
             total = CohortSum.over(numbers, self._size, self._noisy, self._keep)
-            round = replace(job.round, start=self._params, moving=self._moving)
+            round = replace(job.round, start=self._params, adaptive_state=self._state)
             self._add_chunk_(total, round, job.ids)
             return pickle.dumps((True, total.rest))
         except Exception as e:

@@ -20,10 +20,10 @@ from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import FixedSize, RoundRobin
-from fedveil.privacy.secure import secured
+from fedveil.privacy.secure import with_secure_noise
 from fedveil.training.aggregates import CoordinateMedian
 from fedveil.training.engines.on_ray import pool
 from fedveil.training.engines.on_ray.cluster import RayCluster
@@ -115,7 +115,7 @@ def check_others(data, cluster):
     assert said == also
     noisy = {"laplace": False, "rounds": 3, "budgets": (FREE,), "multiplier": 5.0}
     plan = client_noise(RoundRobin(20), data.clients, Fixed(0.3), **noisy)
-    safe = secured(plan, task.size, diagnostics=True)
+    safe = with_secure_noise(plan, task.size, diagnostics=True)
     settings = {"mode": Mode.LOOPED, "cluster": cluster}
     one, other = (trained(task, data, safe, OneGradient(), **settings)[0] for _ in range(2))
     assert bool(torch.isfinite(one).all())

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.round import Round
+from fedveil.privacy.channel import Round
 from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
 from fedveil.training.engines.on_ray.parcel import Parcel
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.tree import Branch, SumTree
 from fedveil.training.evaluate import BatchMetrics, ClientSums, measure_batch, measure_clients
-from fedveil.training.sums import CohortSum
+from fedveil.training.reports import CohortSum
 
 Numbers = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
-Sent = tuple[Numbers, tuple[Any, ...]]
+ClientReports = tuple[Numbers, tuple[Any, ...]]
 """A sum as it travels: its numbers, and the rest."""
 
 _KEPT = 2
@@ -73,7 +73,7 @@ def _opened(where: list[Any], arrays: Mapping[int, Any]) -> Any:
 
 def chunks_sum(
     engine: Serial, start: Numbers, everyone: Ids, round: Round, chunks: Sequence[Ids]
-) -> Sent:
+) -> ClientReports:
     """The sum of a few chunks in a row, a branch of the tree."""
     job, tree = engine.job, SumTree(engine.job.zero)
     round = replace(round, start=torch.tensor(start), ids=everyone)
@@ -87,11 +87,11 @@ def chunks_sum(
     return _sent(total if len(chunks) == 1 else tree.total())
 
 
-def _sent(total: CohortSum) -> Sent:
+def _sent(total: CohortSum) -> ClientReports:
     return total.whole.numpy(), total.rest
 
 
-def added(size: int, noisy: bool, keep: bool, *parts: Sent) -> Sent:
+def added(size: int, noisy: bool, keep: bool, *parts: ClientReports) -> ClientReports:
     """The sums of a few branches in a row, as one."""
     numbers = torch.zeros(len(parts[0][0]), dtype=torch.float64)
     total = CohortSum.over(numbers, size, noisy, keep)
@@ -100,7 +100,7 @@ def added(size: int, noisy: bool, keep: bool, *parts: Sent) -> Sent:
     return _sent(total)
 
 
-def received(sent: Sent, size: int, noisy: bool) -> CohortSum:
+def received(sent: ClientReports, size: int, noisy: bool) -> CohortSum:
     """A sum that has travelled, where it was put: to be read and not changed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch knows no arrays that are only read

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.round import Round
+from fedveil.privacy.channel import Round
 from fedveil.training.engines.on_ray import node
 from fedveil.training.engines.on_ray.cluster import RayCluster, cluster_cores
 from fedveil.training.engines.on_ray.parcel import packed
@@ -232,7 +232,7 @@ class RayPool:
         job = engine.job
         sent = Serial(job, engine.mode, engine.chunk)
         self._tasks = Tasks(cluster, workers, sent, f"the training of {job.task!r}")
-        self._size, self._noisy, self._keep = job.task.size, job.plan.release.randomises, job.rows
+        self._size, self._noisy, self._keep = job.task.size, job.plan.release.adds_noise, job.rows
 
     def branches(self, round: Round, chunks: Sequence[Ids]) -> Iterator[Branch]:
         """The chunks' sums in order, of many large ones whole branches."""

@@ -1,7 +1,7 @@
-"""What a clip schedule learns from clients beside their updates, and how that is kept private.
+"""`ClipStatistic`: what an adaptive clip collects from clients, and how that stays private.
 
-A schedule states it here; what clients send is cut, flipped or noised by the functions below, so
-that a claim does not rest on who wrote the schedule.
+A schedule declares the statistic. Its rows are cut, flipped and noised here, so that a claim does
+not depend on the code of the schedule.
 """
 
 import math
@@ -16,14 +16,23 @@ from fedveil.privacy.noise.streams import Keys, uniform_
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A row of `width` numbers of each client, in one round of `every`, summed.
+class ClipStatistic:
+    """A statistic that an adaptive clip asks of clients: a row of numbers each, summed with noise.
 
-    A row is no longer than `length` in L2, and has no negative numbers if they are `counts`.
-    Whoever sums, the trusted server or a curator, adds Gaussian noise of standard deviation
-    `noise`; or each client reports its one bit, +-`length`, by randomised response of epsilon
-    `flip`, and nobody need be trusted. `word` names it, `seen` says what it is; a budget that it
-    exceeds is met by changing the recipe's `key`, which is `setting` now, as `remedy` says.
+    Attributes:
+        width: The number of numbers in a row.
+        length: The largest L2 norm of a row.
+        word: Its name, which is also the name of its noise stream.
+        description: What it is, in words.
+        key: The setting that makes it cheaper, for a budget that it exceeds.
+        setting: The value of that setting.
+        remedy: How to change that setting, in words.
+        counts: Whether a row has no negative numbers.
+        noise: The standard deviation of the Gaussian noise that the trusted server or a curator
+            adds to the sum.
+        flip: The epsilon of randomised response, by which each client reports its one bit,
+            +-`length`. Nobody need be trusted then.
+        every: The number of rounds from one report to the next.
 
     | edge | behaviour |
     |---|---|
@@ -35,7 +44,7 @@ class Watched:
     width: int
     length: float
     word: str
-    seen: str
+    description: str
     key: str
     setting: float
     remedy: str
@@ -48,14 +57,16 @@ class Watched:
         if not (0 < self.length <= 1 and self.width >= 1 and self.every >= 1):
             raise BadInput(
                 f"{self.width} {self.word} of length {self.length:g} in one of {self.every} rounds "
-                "cannot be watched: at least one, of a length up to 1"
+                "cannot be reported: at least one, of a length up to 1"
             )
         if not (0 <= self.noise < math.inf and 0 <= self.flip < math.inf):
             raise BadInput(
                 f"{self.word} with noise {self.noise} and flip {self.flip}: finite numbers >= 0"
             )
         if self.flip and self.width != 1:
-            raise BadInput(f"only one bit can be flipped, and {self.width} {self.word} are watched")
+            raise BadInput(
+                f"only one bit can be flipped, and {self.width} {self.word} are reported"
+            )
         if self.flip and self.noise:
             raise BadInput(
                 f"{self.word} with noise {self.noise} and flip {self.flip}: leave one out; "
@@ -77,7 +88,7 @@ class Watched:
         return math.sqrt(2) * self.length if self.counts else 2 * self.length
 
     def due(self, round: int) -> bool:
-        """Whether `round` watches: rounds 1, every + 1, 2 every + 1, ..."""
+        """Whether clients report in `round`: rounds 1, every + 1, 2 every + 1, ..."""
         return (round - 1) % self.every == 0
 
     def cut(self, rows: torch.Tensor, clients: int) -> torch.Tensor:
