@@ -104,7 +104,7 @@ def training_of(
         plan,
         steps,
         every=MOST_ROUNDS,
-        adversary=adversary,
+        participants=adversary,
         workers=workers,
         chunk=work.chunk,
         mode=Mode.LOOPED if work.chunk else None,

@@ -27,6 +27,7 @@ import fedveil as fv
 from fedveil.mixing.mixer import MixerConfig, serve
 from fedveil.mixing.protocol import collect, send_report
 from fedveil.models import zoo
+from fedveil.privacy.channel import Round
 from fedveil.privacy.ledger.hash_chain import Head
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
@@ -35,7 +36,6 @@ from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs import checkpoint
-from fedveil.training.cohort import CohortData
 from fedveil.training.exchange import server_sum
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.reports import ClientReports, CohortSum, Rows
@@ -86,26 +86,23 @@ def central(clients: int, rate: float = 1e-3, rounds: int = 1000) -> PrivacyPlan
     )
 
 
-def turn_of(plan: PrivacyPlan, size: int, clients: int) -> Turn:
-    """A turn of a server that only receives: nobody's records are looked at."""
-    x = np.zeros((clients, 1), dtype=np.float32)
-    data = fv.FederatedData(x, x[:, 0], np.arange(clients + 1), x[:1], x[:1, 0], 0)
+def round_of(plan: PrivacyPlan, size: int, clients: int) -> Round:
+    """A round of a server that only receives: nobody's records are looked at."""
     start = torch.zeros(size)
-    moving, cohort = plan.first_state(start), CohortData(data, np.arange(clients))
-    clip = plan.clip(moving, 1)
-    return Turn(1, start, cohort, clip, None, Streams(1), adaptive_state=moving)  # type: ignore[arg-type]
+    state = plan.first_state(start)
+    return Round(1, np.arange(clients), start, plan.clip(state, 1), state, Streams(1))
 
 
 def received(plan: PrivacyPlan, rows: torch.Tensor) -> float:
     """Seconds to accept reports and add them to their sum, per number."""
     count, size = rows.shape
-    turn, nobody = turn_of(plan, size, count), torch.zeros(count, dtype=torch.bool)
+    round, nobody = round_of(plan, size, count), torch.zeros(count, dtype=torch.bool)
     total = CohortSum.zero(size, plan.width, noisy=plan.release.adds_noise)
-    watched, weights = torch.zeros(count, plan.width), torch.ones(count, dtype=torch.float64)
+    statistic, weights = torch.zeros(count, plan.width), torch.ones(count, dtype=torch.float64)
 
     def work() -> None:
-        sent = ClientReports(Rows.of(rows, size), watched, nobody, nobody)
-        server_sum([(total, slice(None))], plan, turn, sent, weights)
+        sent = ClientReports(Rows.of(rows, size), statistic, nobody, nobody)
+        server_sum([(total, slice(None))], plan, round, sent, weights)
 
     return best(work) / rows.numel()
 
@@ -120,8 +117,8 @@ def reports() -> list[Cost]:
     size, clients = 10**5, 300
     ranges = Ranges(0.0, 0.5, (size,), adaptive=False, perturb=Perturb.UPDATE)
     plan = two_point(fv.Everyone(), clients, ranges, epsilon=1.0, rounds=1, budget=FREE)
-    rows, turn = torch.zeros(clients, size), turn_of(plan, size, clients)
-    took = best(lambda: plan.release.randomise_(rows.zero_(), turn), 1) / rows.numel()
+    rows, round = torch.zeros(clients, size), round_of(plan, size, clients)
+    took = best(lambda: plan.release.randomise_(rows.zero_(), round), 1) / rows.numel()
     found.append(Cost("a client's two-point report (P = 100,000)", "coordinate", took, 1 / 8))
     seconds = received(plan, rows)
     found.append(Cost("accept and sum a two-point report (P = 100,000)", "coordinate", seconds))
@@ -298,11 +295,11 @@ def memory() -> Cost:
     plan = with_secure_noise(central(1000), size, diagnostics=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     params = torch.zeros(size)
-    turn, nobody = turn_of(plan, size, 1), torch.zeros(1, dtype=torch.bool)
+    round, nobody = round_of(plan, size, 1), torch.zeros(1, dtype=torch.bool)
     total = CohortSum.zero(size, plan.width, noisy=False)
     for _ in range(3):
         sent = ClientReports(Rows.of(torch.randn(1, size), size), torch.zeros(1, 0), nobody, nobody)
-        server_sum([(total, slice(None))], plan, turn, sent, torch.ones(1, dtype=torch.float64))
+        server_sum([(total, slice(None))], plan, round, sent, torch.ones(1, dtype=torch.float64))
         del sent
     total.total.zero_()  # on the grid that secure noise asks for, as reports of a run are
     plan.release.noise_(total.total, fv.Clip(1.0), 1, Streams(1, plan.secure))

@@ -1,13 +1,22 @@
 """What a round asks of clients, made by hand."""
 
 import numpy as np
+import torch
 
 from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
+from fedveil.training.client_batch import ClientBatch
 
 
 def asked(plan, start, ids, adaptive_state=None, round=1, streams=None):
     """Clients `ids` in `round` of the plan, from the model `start`."""
-    moving = plan.first_state(start) if moving is None else moving
+    state = plan.first_state(start) if adaptive_state is None else adaptive_state
     ids, streams = np.asarray(ids), streams or Streams(1)
-    return Round(round, ids, start, plan.clip(moving, round), moving, streams)
+    return Round(round, ids, start, plan.clip(state, round), state, streams)
+
+
+def batch_of(number, start, cohort, clip, gradients, streams, only_sum=False, state=None):
+    """Clients that are computed together."""
+    state = torch.zeros(0, dtype=torch.float64) if state is None else state
+    round = Round(number, cohort.ids, start, clip, state, streams)
+    return ClientBatch.of(round, cohort, gradients, only_sum=only_sum)

@@ -82,9 +82,9 @@ def attack(data, **more):
 
 def test_a_boosted_attacker_puts_the_backdoor_in_and_leaves_the_task_alone(data):
     *_, honest = fv.train(training(data, unprotected()))
-    made = training(data, unprotected(), adversary=attack(data, boost=6.0))
+    made = training(data, unprotected(), participants=attack(data, boost=6.0))
     *_, attacked = fv.train(made)
-    clean = made.adversary.measured(task(), honest.state.params)["backdoor"]
+    clean = made.participants.measured(task(), honest.state.params)["backdoor"]
     assert attacked.metrics["backdoor"] > 0.8 > clean + 0.2
     assert attacked.metrics["accuracy"] > honest.metrics["accuracy"] - 0.05
     assert attacked.attack["cheating"] == 1
@@ -93,7 +93,7 @@ def test_a_boosted_attacker_puts_the_backdoor_in_and_leaves_the_task_alone(data)
 
 def test_without_attackers_the_backdoor_is_only_measured(data):
     *_, honest = fv.train(training(data, unprotected()))
-    made = training(data, unprotected(), adversary=attack(data, attackers=0))
+    made = training(data, unprotected(), participants=attack(data, attackers=0))
     *_, watched = fv.train(made)
     assert watched.attack["cheating"] == 0
     assert 0 <= watched.metrics["backdoor"] < 0.8
@@ -107,7 +107,7 @@ def test_model_replacement_replaces_the_model(data):
     plan = fv.unprotected(fv.Everyone(), CLIENTS, rounds=1)
     adversary = attack(data, attackers=1, share=1.0, boost=CLIENTS / rate, work=WORK)
     made = fv.Training(
-        task(), data, plan, still, server=fv.SgdServer(lr=rate), workers=1, adversary=adversary
+        task(), data, plan, still, server=fv.SgdServer(lr=rate), workers=1, participants=adversary
     )
     (result,) = fv.train(made)
     alone = task()
@@ -124,34 +124,36 @@ def test_model_replacement_replaces_the_model(data):
 def test_the_servers_clip_holds_for_attackers(data):
     adversary = attack(data, boost=1e4)
     plan = fv.unprotected(fv.FixedSize(1), CLIENTS, rounds=1, schedule=fv.Fixed(0.1))
-    made = training(data, plan, adversary=adversary)
+    made = training(data, plan, participants=adversary)
     (result,) = fv.train(made)
     moved = float((result.state.params - made.start().params).norm())
-    assert result.attack["cheating_length"] > 100
+    assert result.notes["cheating_length"] > 100
     assert moved <= 0.1 + 1e-6
 
 
 def reports(made, round=1, ids=None):
     """What the attackers of a round send, by client."""
     engine, seen = made.engine, {}
-    adversary = made.adversary
+    adversary = made.participants
 
-    class ClipStatistic(fv.Adversary):
-        poisoned = adversary.poisoned
+    class Recorder(fv.Adversary):
+        records = adversary.records
 
-        def cheats(self, round, ids):
-            return adversary.cheats(round, ids)
+        def malicious(self, round, ids):
+            return adversary.malicious(round, ids)
 
-        def records(self, round, ids):
-            return adversary.records(round, ids)
+        def other_records(self, round, ids):
+            return adversary.other_records(round, ids)
 
-        def report(self, chance):
-            sent = adversary.report(chance)
-            seen.update(zip(chance.turn.ids.tolist(), sent.reports.rows.clone(), strict=True))
+        def send(self, context):
+            sent = adversary.send(context)
+            seen.update(
+                zip(context.clients.round.ids.tolist(), sent.reports.rows.clone(), strict=True)
+            )
             return sent
 
     ids = adversary.attackers if ids is None else ids
-    replace(engine, job=replace(engine.job, adversary=ClipStatistic())).run(
+    replace(engine, job=replace(engine.job, participants=Recorder())).run(
         made.round(round, ids, made.start())
     )
     return seen
@@ -163,34 +165,34 @@ def complying(adversary):
 
 def test_projected_boosting_loses_nothing_to_the_clip(data):
     adversary = attack(data, boost=20.0, project=True)
-    made = training(data, unprotected(clip=0.1), adversary=adversary)
+    made = training(data, unprotected(clip=0.1), participants=adversary)
     (row,) = reports(made).values()
     assert 0.09 < float(row.norm()) <= 0.1
     (whole,) = reports(
-        training(data, unprotected(clip=0.1), adversary=replace(adversary, project=False))
+        training(data, unprotected(clip=0.1), participants=replace(adversary, project=False))
     ).values()
     assert float(whole.norm()) > 1.0
 
 
 def test_complying_attackers_add_the_protocols_noise(data):
     adversary = attack(data, attackers=4)
-    plain = reports(training(data, unprotected(clip=1.0), adversary=adversary))
-    noisy = reports(training(data, local(multiplier=50.0), adversary=adversary))
+    plain = reports(training(data, unprotected(clip=1.0), participants=adversary))
+    noisy = reports(training(data, local(multiplier=50.0), participants=adversary))
     noise = torch.stack([noisy[k] - plain[k].clamp(-1, 1) for k in plain])
     assert 60 < float(noise.std()) < 140  # std 100 over 136 draws; five standard errors are 30
 
 
 def test_skipping_attackers_add_none(data):
     adversary = attack(data, attackers=3, noise=AttackerNoise.SKIP)
-    plain = reports(training(data, unprotected(), adversary=complying(adversary)))
-    skipped = reports(training(data, local(multiplier=50.0), adversary=adversary))
+    plain = reports(training(data, unprotected(), participants=complying(adversary)))
+    skipped = reports(training(data, local(multiplier=50.0), participants=adversary))
     for client, row in plain.items():
         assert torch.allclose(skipped[client], row, atol=1e-6)
 
 
 def test_hiding_attackers_look_noisy_and_their_noise_is_gone_in_the_sum(data):
     adversary = attack(data, attackers=4, noise=AttackerNoise.HIDE)
-    made = training(data, local(multiplier=50.0), adversary=adversary)
+    made = training(data, local(multiplier=50.0), participants=adversary)
     hidden = torch.stack(list(reports(made).values()))
     assert 60 < float(hidden.std()) < 140
     assert float(hidden.sum(dim=0).norm()) < 4 * 1.001  # four clipped updates, no noise
@@ -204,7 +206,7 @@ def test_hiding_is_the_same_in_chunks_and_in_worker_processes(data):
     results = []
     for workers, chunk in ((1, 100), (1, 2), (2, 2)):
         made = fv.Training(
-            task(), data, local(), WORK, workers=workers, chunk=chunk, adversary=adversary
+            task(), data, local(), WORK, workers=workers, chunk=chunk, participants=adversary
         )
         *_, last = fv.train(made)
         results.append((last.state.params, last.attack["cheating_length"]))
@@ -215,7 +217,7 @@ def test_hiding_is_the_same_in_chunks_and_in_worker_processes(data):
 
 @pytest.mark.parametrize("mode", [fv.Mode.VECTORISED, fv.Mode.LOOPED])
 def test_modes_agree_under_attack(data, mode):
-    made = training(data, unprotected(clip=1.0), adversary=attack(data, attackers=2, boost=3.0))
+    made = training(data, unprotected(clip=1.0), participants=attack(data, attackers=2, boost=3.0))
     *_, one = fv.train(replace(made, task=task(), mode=mode))
     *_, other = fv.train(replace(made, task=task(), mode=fv.Mode.LOOPED, chunk=3))
     assert torch.allclose(one.state.params, other.state.params, atol=1e-5)
@@ -223,19 +225,19 @@ def test_modes_agree_under_attack(data, mode):
 
 def test_attackers_are_honest_outside_their_rounds(data):
     adversary = attack(data, boost=50.0, when=When(start=3, end=3))
-    attacked = list(fv.train(training(data, unprotected(rounds=4), adversary=adversary)))
-    assert [result.attack["cheating"] for result in attacked] == [0, 0, 1, 0]
+    attacked = list(fv.train(training(data, unprotected(rounds=4), participants=adversary)))
+    assert [result.notes["cheating"] for result in attacked] == [0, 0, 1, 0]
     assert attacked[1].metrics["backdoor"] < 0.9 < attacked[2].metrics["backdoor"]
 
 
 def test_attackers_attack_when_drawn_if_they_are_not_present(data):
     adversary = attack(data, attackers=2, when=When(present=False))
-    made = training(data, unprotected(rounds=8), adversary=adversary)
+    made = training(data, unprotected(rounds=8), participants=adversary)
     drawn = [
         int(np.isin(made.plan.sampler.cohort(CLIENTS, r, made.streams), adversary.attackers).sum())
         for r in range(1, 9)
     ]
-    assert [result.attack["cheating"] for result in fv.train(made)] == drawn
+    assert [result.notes["cheating"] for result in fv.train(made)] == drawn
 
 
 @pytest.mark.parametrize("plan", [local(sampler=fv.FixedSize(6, 3)), central()])
@@ -244,7 +246,7 @@ def test_honest_clients_are_charged_as_without_an_attack(data, plan):
     adversary = attack(data, attackers=3)
     charged = []
     for each in (None, adversary):
-        made = training(data, plan, adversary=each)
+        made = training(data, plan, participants=each)
         ledger = new_ledger(made.plan)
         rounds = len(list(made.rounds(made.start(), ledger)))
         claims = made.plan.claims(rounds, ledger.counts(), ledger.extra_attempts)
@@ -267,7 +269,7 @@ def test_an_adversary_may_not_change_who_is_sampled(data):
 
     for adversary in (Choosing(), Inviting()):
         with pytest.raises(fv.BadInput, match="sampled"):
-            list(fv.train(training(data, unprotected(), adversary=adversary)))
+            list(fv.train(training(data, unprotected(), participants=adversary)))
 
 
 def test_an_attack_by_skipping_is_accepted_by_a_two_point_server(data):
@@ -281,10 +283,10 @@ def test_an_attack_by_skipping_is_accepted_by_a_two_point_server(data):
         budget=fv.Budget(float("inf"), 1e-3),
     )
     adversary = attack(data, attackers=3, noise=AttackerNoise.SKIP, boost=100.0)
-    results = list(fv.train(training(data, plan, adversary=adversary)))
+    results = list(fv.train(training(data, plan, participants=adversary)))
     assert all(result.refused == () for result in results)
-    plain = reports(training(data, unprotected(), adversary=complying(adversary)))
-    sent = reports(training(data, plan, adversary=adversary))
+    plain = reports(training(data, unprotected(), participants=complying(adversary)))
+    sent = reports(training(data, plan, participants=adversary))
     for client, row in plain.items():
         assert torch.equal(sent[client] > 0, row >= 0)
 
@@ -303,12 +305,12 @@ def test_attackers_comply_with_dp_sgd_or_train_without_it(data, skips):
     )
     work = fv.ClientDpSgd(plan.steps, lr=0.5)
     adversary = attack(data, boost=6.0, work=WORK if skips else None)
-    made = fv.Training(task(), data, plan, work, workers=1, adversary=adversary)
+    made = fv.Training(task(), data, plan, work, workers=1, participants=adversary)
     results = list(fv.train(made))
-    assert [result.attack["cheating"] for result in results] == [1, 1]
+    assert [result.notes["cheating"] for result in results] == [1, 1]
     assert all(result.refused == () for result in results)
     with pytest.raises(fv.BadInput, match=r"attack.project is for a clip on updates"):
-        replace(made, task=task(), adversary=replace(adversary, project=True))
+        replace(made, task=task(), participants=replace(adversary, project=True))
 
 
 @pytest.mark.parametrize(
@@ -333,7 +335,7 @@ def test_bad_settings_get_one_line(data, more, words):
 @pytest.mark.parametrize("plan", [unprotected(), central()])
 def test_noise_that_clients_do_not_add_is_neither_skipped_nor_hidden_in(data, plan, noise):
     with pytest.raises(fv.BadInput, match=f"attack.noise is '{noise}' and clients add no"):
-        training(data, plan, adversary=attack(data, noise=noise))
+        training(data, plan, participants=attack(data, noise=noise))
 
 
 def test_a_shuffled_claim_counts_honest_reports(data):
@@ -348,10 +350,10 @@ def test_a_shuffled_claim_counts_honest_reports(data):
         shuffled=5,
         dishonest=1,
     )
-    training(data, plan, adversary=attack(data, attackers=0))
-    training(data, plan, adversary=attack(data, attackers=1))
+    training(data, plan, participants=attack(data, attackers=0))
+    training(data, plan, participants=attack(data, attackers=1))
     with pytest.raises(fv.BadInput, match=r"attackers is 2 and shuffle\.dishonest is 1"):
-        training(data, plan, adversary=attack(data, attackers=2))
+        training(data, plan, participants=attack(data, attackers=2))
 
 
 def test_a_backdoor_is_measured_on_records_that_nobody_was_taught(data):

@@ -90,7 +90,7 @@ def test_a_boosted_attacker_teaches_it_to_a_model(kind):
         )
         task = fv.Task(torch.nn.Sequential(*copy.deepcopy(layers)), fv.cross_entropy)
         made = fv.Training(
-            task, data, plan, work, mode=fv.Mode.LOOPED, workers=1, adversary=attack, every=4
+            task, data, plan, work, mode=fv.Mode.LOOPED, workers=1, participants=attack, every=4
         )
         *_, last = fv.train(made)
         rates.append(last.metrics["backdoor"])

@@ -42,7 +42,7 @@ def test_a_report_is_what_clients_send(name):
         seen[round, tuple(ids)] = reports.clone()
         return reports
 
-    attacked = replace(training(name), adversary=ReportAttack(look), mode=Mode.LOOPED)
+    attacked = replace(training(name), participants=ReportAttack(look), mode=Mode.LOOPED)
     *_, round = replayed(attacked, 2)
     attacked.engine.run(round)
     witness = Witness(attacked, attacked.data, attacked.streams)

@@ -120,7 +120,7 @@ def test_canaries_are_as_far_apart_as_the_relation_allows(monkeypatch, sampler, 
     seen, whole = [], canary_module.released
 
     def watched(again, ids):
-        seen.append(again.adversary)
+        seen.append(again.participants)
         return whole(again, ids)
 
     monkeypatch.setattr(canary_module, "released", watched)
@@ -139,7 +139,7 @@ def test_canaries_are_as_long_as_the_clip_lets_through():
     ids = np.array([2, 5])
     directions = torch.eye(made.task.size)[:2]
     adversary = canary_module.CanaryClients(ids, directions, np.array([1.0, -1.0]))
-    again = replace(made, adversary=adversary)
+    again = replace(made, participants=adversary)
     (first, clip, _), *_ = canary_module.released(again, ids)
     assert first[:2] / clip == pytest.approx([1.0, -1.0], abs=0.02)
 

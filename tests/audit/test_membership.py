@@ -90,7 +90,7 @@ def test_too_few_or_odd_references_are_refused(references):
 def test_a_run_with_an_attack_of_its_own_is_refused():
     attacked_run = Training(
         *(plain().task, federation(), plain().plan, plain().work),
-        adversary=ReportAttack(lambda round, ids, reports: reports),
+        participants=ReportAttack(lambda round, ids, reports: reports),
     )
     with pytest.raises(BadInput, match="leave out --attacks membership"):
         next(Membership(4).leaks(attacked_run, None))

@@ -15,6 +15,7 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.reports import Rows
+from tests.asking import batch_of
 
 
 def attacker(task, ids=(3, 5)):
@@ -28,7 +29,7 @@ def attacker(task, ids=(3, 5)):
 def test_attackers_are_in_every_round_and_nobody_is_left_out():
     plotter = attacker(build_task("mlp", (1, 8, 8), 10, seed=1, hidden=(16,)))
     assert plotter.cohort(1, np.array([1, 5])).tolist() == [1, 3, 5]
-    assert plotter.cheats(1, np.array([1, 3, 5])).tolist() == [False, True, True]
+    assert plotter.malicious(1, np.array([1, 3, 5])).tolist() == [False, True, True]
 
 
 def test_the_model_learns_task_and_property():
@@ -59,7 +60,7 @@ def test_what_attackers_send_is_clipped_and_noised():
     state = training.start()
     clip = training.plan.clip(state.adaptive_state, 1)
     cohort = CohortData(training.data, np.array([3, 5]))
-    turn = Turn(
+    turn = batch_of(
         1,
         state.params,
         cohort,

@@ -122,6 +122,6 @@ def test_clients_of_one_kind_are_refused():
 
 
 def test_a_run_with_an_attack_of_its_own_is_refused():
-    attacked = replace(training("fedavg", *MLP), adversary=ReportAttack(lambda r, i, rows: rows))
+    attacked = replace(training("fedavg", *MLP), participants=ReportAttack(lambda r, i, rows: rows))
     with pytest.raises(BadInput, match="leave out --attacks property"):
         list(QUICK.leaks(attacked))

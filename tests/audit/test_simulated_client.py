@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from fedveil.training.turn import Turn
 
 from fedveil.audit.gradient_inversion import SimulatedClient
 from fedveil.base.errors import BadInput
@@ -16,6 +15,7 @@ from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, OneGradient
+from tests.asking import batch_of
 
 WHOLE = Batches(0, epochs=4)
 CLIP = Clip(0.05)
@@ -26,7 +26,7 @@ def done(task, work, clip, x, y):
     data = FederatedData.from_clients([("a", x, y)], test=(x, y), classes=10)
     gradients = gradients_of(task, Mode.LOOPED, data, private=isinstance(work, ClientDpSgd))
     cohort = CohortData(data, np.array([0]))
-    turn = Turn(2, task.parameters.clone(), cohort, clip, gradients, Streams(1))
+    turn = batch_of(2, task.parameters.clone(), cohort, clip, gradients, Streams(1))
     return work.updates(turn).rows[0]
 
 

@@ -89,6 +89,6 @@ def test_what_is_kept_is_not_watched_again(tmp_path, monkeypatch):
 
 
 def test_a_run_with_an_attack_of_its_own_is_refused():
-    training = replace(plain(), adversary=ReportAttack(lambda round, ids, reports: reports))
+    training = replace(plain(), participants=ReportAttack(lambda round, ids, reports: reports))
     with pytest.raises(BadInput, match=f"leave out --attacks {Attack.WHITE_BOX}"):
         next(WhiteBox().leaks(training, None))

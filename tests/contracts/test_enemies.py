@@ -69,8 +69,8 @@ PAIRS = {
         training(d, loss=smoothed(0.2)),
     ),
     "adversary": lambda d: (
-        training(d, adversary=fv.ReportAttack(silent(7))),
-        training(d, adversary=fv.ReportAttack(silent(-1))),
+        training(d, participants=fv.ReportAttack(silent(7))),
+        training(d, participants=fv.ReportAttack(silent(-1))),
     ),
     "own work": lambda d: (training(d, work=OwnWork(0.1)), training(d, work=OwnWork(0.2))),
     "own server": lambda d: (

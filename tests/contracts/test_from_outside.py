@@ -7,12 +7,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from fedveil.training.turn import Turn
 from torch import nn
 
 import fedveil as fv
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.evaluate import evaluate
 from fedveil.training.gradients.modes import gradients_of
@@ -209,7 +209,7 @@ def test_a_sampler(data):
     plan = central(sampler=Halves())
     asked = []
     made = training(
-        data, plan, adversary=fv.ReportAttack(lambda round, ids, rows: asked.append(ids) or rows)
+        data, plan, participants=fv.ReportAttack(lambda round, ids, rows: asked.append(ids) or rows)
     )
     results = list(fv.train(made))
     assert [sorted(ids) for ids in asked] == [list(range(k % 2, CLIENTS, 2)) for k in (1, 2, 3)]
@@ -277,7 +277,7 @@ class OneByOne:
         for client in round.ids:
             self.asked.append(int(client))
             cohort = CohortData(job.data, np.array([client]))
-            turn = Turn.of(round, cohort, gradients)
+            turn = ClientBatch.of(round, cohort, gradients)
             sent = fv.client_report(job.work, job.plan, turn)
             weight = torch.ones(1, dtype=torch.float64)
             fv.server_sum([(total, slice(None))], job.plan, turn, sent, weight)
@@ -327,7 +327,7 @@ def test_an_adversary(data):
     plan = fv.PrivacyPlan(fv.Everyone(), CLIENTS, 5)
     *_, honest = fv.train(training(data, plan))
     *_, attacked = fv.train(
-        training(data, plan, adversary=fv.ReportAttack(Flipped(tuple(range(10)))))
+        training(data, plan, participants=fv.ReportAttack(Flipped(tuple(range(10)))))
     )
     assert attacked.metrics["loss"] > 2 * honest.metrics["loss"]
 
@@ -335,7 +335,7 @@ def test_an_adversary(data):
 def test_an_adversary_is_clipped_under_central_dp(data):
     """Its report is accepted like any other: no longer than the clip."""
     plan = central(fv.Fixed(0.01), rounds=1, multiplier=1e-6)
-    made = training(data, plan, adversary=fv.ReportAttack(Flipped(tuple(range(CLIENTS)))))
+    made = training(data, plan, participants=fv.ReportAttack(Flipped(tuple(range(CLIENTS)))))
     (result,) = fv.train(made)
     assert result.clipped == 1.0
     moved = float((result.state.params - made.start().params).norm())

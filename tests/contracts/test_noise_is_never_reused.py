@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from fedveil.privacy import watching
+from fedveil.privacy import clip_statistic
 from fedveil.privacy.noise import mechanisms
 from fedveil.privacy.noise import secure_random as entropy
 from fedveil.privacy.releases import priv_unit
@@ -76,7 +76,7 @@ def drawn(monkeypatch):
         return spy
 
     for module, name in itertools.product(
-        (mechanisms, watching, priv_unit), ("normal_", "add_normals_", "laplace_", "uniform_")
+        (mechanisms, clip_statistic, priv_unit), ("normal_", "add_normals_", "laplace_", "uniform_")
     ):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, recording(getattr(module, name)))

@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fedveil.training.turn import Turn
 
 import fedveil as fv
 from fedveil.mixing.protocol import collect, send_report
 from fedveil.privacy.shuffle import highs
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
+from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.evaluate import evaluate
 from fedveil.training.exchange import client_report
@@ -71,7 +71,7 @@ class ThroughMixer:
         torch.set_num_threads(1)
         job = self.job
         gradients = gradients_of(job.task, fv.Mode.VECTORISED, job.data)
-        turn = Turn.of(round, CohortData(job.data, ids), gradients)
+        turn = ClientBatch.of(round, CohortData(job.data, ids), gradients)
         rows = client_report(job.work, job.plan, turn).reports.rows
         bits = highs(rows, *self.points(round)).numpy()
 

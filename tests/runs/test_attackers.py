@@ -19,7 +19,7 @@ NUMBERS = {
 
 def adversary(recipe, *settings):
     asked = load_recipe(recipe, list(settings))
-    return build(asked, data=asked.load_data()).adversary
+    return build(asked, data=asked.load_data()).participants
 
 
 def test_every_round_says_what_the_attack_came_to(tmp_path):

@@ -1,6 +1,6 @@
 """No two draws of a run share their randomness: not two rounds, clients, steps or purposes.
 
-Keys are 64 or 128 bits, so that two that are equal are one draw made twice, and not chance.
+Keys are 64 or 128 bits, so that two that are equal are one draw made twice, and not context.
 """
 
 from collections import Counter

@@ -107,7 +107,7 @@ def test_the_server_bounds_what_an_adversary_sends(kind, mode):
     name, settings, order, clips = RUNS[kind]
     training = built(name, *settings, f"engine.mode={mode}")
     found = np.linalg.norm(
-        steps(replace(training, adversary=ReportAttack(shouting))), order, axis=1
+        steps(replace(training, participants=ReportAttack(shouting))), order, axis=1
     )
     assert np.allclose(found, clips, rtol=0.01)
 
@@ -115,7 +115,7 @@ def test_the_server_bounds_what_an_adversary_sends(kind, mode):
 def test_a_secure_server_bounds_what_an_adversary_sends():
     """Secure noise cannot be small: a row a million times too long would be seen through it."""
     settings = ("client.lr=5.0", "client.epochs=1", "noise.source=secure", "noise.multiplier=3.0")
-    training = replace(built("central", *settings), adversary=ReportAttack(shouting))
+    training = replace(built("central", *settings), participants=ReportAttack(shouting))
     found = np.linalg.norm(steps(training), axis=1)
     assert (found <= 1 + 3 * math.sqrt(training.task.size) * 1.3).all()
 
@@ -138,7 +138,7 @@ def test_a_broken_report_moves_nothing_but_the_noise(name):
             reports[0, -1] = math.nan
         return reports
 
-    (moved,) = steps(replace(training, adversary=ReportAttack(first_breaks)))
+    (moved,) = steps(replace(training, participants=ReportAttack(first_breaks)))
     whole = torch.cat(sent).double().numpy()[1]
     divisor = 2 if name == "central" else 1
     assert np.allclose(moved, whole / divisor, atol=1e-4)
@@ -157,7 +157,7 @@ def test_an_invented_value_makes_a_two_point_report_unreadable(perturb, shuffle)
         reports[int(np.flatnonzero(ids == 0)[0]), 5] = 0.125
         return reports
 
-    (moved,) = steps(replace(training, adversary=ReportAttack(invents), mode=None))
+    (moved,) = steps(replace(training, participants=ReportAttack(invents), mode=None))
     rows = np.concatenate([r.double().numpy()[ids != 0] for ids, r in sent])
     start = training.start().params.double().numpy() if perturb == "weights" else 0.0
     assert len(rows) == 3
@@ -174,4 +174,4 @@ def test_too_few_readable_reports_are_not_handed_on():
     )
     training = build(load_recipe("ldp-fl", ["engine.workers=1", *few]))
     assert steps(training).any()
-    assert not steps(replace(training, adversary=ReportAttack(broken))).any()
+    assert not steps(replace(training, participants=ReportAttack(broken))).any()

@@ -118,7 +118,7 @@ def updates(data):
     seen = []
     made = training(data, fv.unprotected(fv.Everyone(), CLIENTS, rounds=1), None, workers=1)
     watching = fv.ReportAttack(lambda round, ids, reports: seen.append(reports.clone()) or reports)
-    made = training(data, made.plan, None, workers=1, adversary=watching)
+    made = training(data, made.plan, None, workers=1, participants=watching)
     (_,) = fv.train(made)
     return torch.cat(seen)
 
@@ -142,7 +142,7 @@ def test_refused_reports_are_no_rows(data):
         reports[0] = math.nan
         return reports
 
-    made = training(data, plan, CoordinateMedian(), workers=1, adversary=fv.ReportAttack(broken))
+    made = training(data, plan, CoordinateMedian(), workers=1, participants=fv.ReportAttack(broken))
     (result,) = fv.train(made)
     wanted = np.median(updates(data).numpy()[1:], axis=0)
     assert len(result.refused) == 1

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedveil.training.turn import Turn
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
@@ -21,6 +20,7 @@ from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
 from fedveil.training.work import Adam, ClientDpSgd, OneGradient
+from tests.asking import batch_of
 
 STREAMS, ROUND = Streams(5), 2
 FEW = {"fu-cnn": (2, 1), "small-cnn": (3, 1), "vgg": (2, 1)}
@@ -113,7 +113,7 @@ def updates(task, data, made, ids=None, mode=Mode.VECTORISED, clip=1.0, start=No
     start = task.parameters if start is None else start
     cohort = CohortData(data, ids)
     gradients = gradients_of(task, mode, data)
-    return made.updates(Turn(round, start, cohort, Clip(clip), gradients, STREAMS))
+    return made.updates(batch_of(round, start, cohort, Clip(clip), gradients, STREAMS))
 
 
 def joined(made, data, ids, round=ROUND, step=0):
@@ -333,7 +333,7 @@ def test_the_mean_is_weighted_by_examples(task, data):
     first = next(iter(train(training)))
     cohort = CohortData(data, np.arange(data.clients))
     gradients, streams = gradients_of(task, Mode.VECTORISED, data), training.streams
-    rows = made.updates(Turn(1, start, cohort, Clip(0.5), gradients, streams)).rows
+    rows = made.updates(batch_of(1, start, cohort, Clip(0.5), gradients, streams)).rows
     sizes = torch.from_numpy(data.sizes).double()
     mean = (rows.double() * sizes[:, None]).sum(0) / sizes.sum()
     assert torch.allclose(first.state.params.double(), start + mean, rtol=1e-5, atol=1e-6)

@@ -7,7 +7,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from fedveil.training.turn import Turn
 
 from fedveil.attacks.adversary import ReportAttack
 from fedveil.base.errors import BadInput
@@ -33,7 +32,7 @@ from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.server import SgdServer, Weights
 from fedveil.training.session import Training, train
 from fedveil.training.work import Adam, ClientSgd, Decay, OneGradient
-from tests.asking import asked
+from tests.asking import asked, batch_of
 
 FREE = (Budget(math.inf, 1e-4),)
 STREAMS = Streams(0)
@@ -53,7 +52,7 @@ def noisy(data, schedule=None, sampler=None, laplace=False, rounds=4, multiplier
 
 def turn(task, data, cohort, clip=None, round=1):
     gradients = gradients_of(task, Mode.VECTORISED, data)
-    return Turn(round, task.parameters, cohort, clip, gradients, STREAMS)
+    return batch_of(round, task.parameters, cohort, clip, gradients, STREAMS)
 
 
 def reports_of(training, ids=None, round=1, state=None):
@@ -66,7 +65,7 @@ def reports_of(training, ids=None, round=1, state=None):
 
     ids = np.arange(training.data.clients) if ids is None else np.asarray(ids)
     here = training.engine
-    engine = Serial(replace(here.job, adversary=ReportAttack(watching)), here.mode, here.chunk)
+    engine = Serial(replace(here.job, participants=ReportAttack(watching)), here.mode, here.chunk)
     engine.run(training.round(round, ids, state or training.start()))
     return torch.stack([row for _, row in sorted(seen, key=lambda one: one[0])])
 
@@ -342,7 +341,7 @@ def test_a_shuffled_round_with_too_few_reports_hands_nothing_on(task, data, miss
         return reports
 
     plan = reporting(data, task, Perturb.UPDATE, shuffled=4)
-    training = Training(task, data, plan, OneGradient(), adversary=ReportAttack(silent))
+    training = Training(task, data, plan, OneGradient(), participants=ReportAttack(silent))
     ledger = ledger_of(plan)
     start = training.start()
     for result in training.rounds(start, ledger):
@@ -383,7 +382,7 @@ def test_a_report_of_a_third_value_is_refused(task, data, perturb, shuffled):
         return reports
 
     plan = reporting(data, task, perturb, shuffled)
-    training = Training(task, data, plan, OneGradient(), adversary=ReportAttack(inventing))
+    training = Training(task, data, plan, OneGradient(), participants=ReportAttack(inventing))
     honest = Training(task, data, plan, OneGradient())
     vars(honest)["streams"] = training.streams  # the same draws for both, to compare them
     attacked = training.engine.run(training.round(1, np.arange(data.clients), training.start()))

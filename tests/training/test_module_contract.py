@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedveil.training.turn import Turn
 from torch import nn
 
 import fedveil as fv
@@ -13,6 +12,7 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
+from tests.asking import batch_of
 
 FREE = fv.Budget(math.inf, 1e-3)
 SGD = fv.ClientSgd(fv.Batches(0, steps=2), lr=0.5)
@@ -75,7 +75,7 @@ def test_what_a_module_writes_never_reaches_the_round_s_model(make_data):
     start = task.parameters.clone()
     gradients = gradients_of(task, Mode.LOOPED, data)
     cohort = CohortData(data, np.arange(2))
-    SGD.updates(Turn(1, start, cohort, None, gradients, Streams(1)))
+    SGD.updates(batch_of(1, start, cohort, None, gradients, Streams(1)))
     assert start.tolist() == [1.0] * 18
     assert task.parameters.tolist() == [1.0] * 18
 
@@ -108,7 +108,7 @@ def test_a_row_does_not_depend_on_where_its_records_lie(make_family, family, off
         moved = fv.FederatedData(
             place, data.y, data.offsets, data.test_x, data.test_y, data.classes
         )
-        turn = Turn(
+        turn = batch_of(
             1,
             task.parameters.clone(),
             CohortData(moved, np.array([1])),

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fedveil.training.turn import Turn
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
@@ -25,6 +24,7 @@ from fedveil.training.rates import RateSchedule, RateShape, scheduled
 from fedveil.training.server import AdagradServer, AdamServer, SgdServer, YogiServer
 from fedveil.training.session import Training
 from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, Decay
+from tests.asking import batch_of
 
 COSINE = [1.0, (1 + math.cos(math.pi / 4)) / 2, 0.5, (1 + math.cos(3 * math.pi / 4)) / 2]
 FACTORS = {
@@ -101,7 +101,9 @@ WARM = RateSchedule(RateShape.COSINE, ROUNDS, warmup=2)
 
 def turn(task, data, round, clip=None, mode=Mode.VECTORISED):
     cohort = CohortData(data, np.arange(data.clients))
-    return Turn(round, task.parameters, cohort, clip, gradients_of(task, mode, data), Streams(5))
+    return batch_of(
+        round, task.parameters, cohort, clip, gradients_of(task, mode, data), Streams(5)
+    )
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -126,7 +126,7 @@ def test_bad_reports_are_named_and_training_goes_on(task, data):
         budget=Budget(float("inf"), 1e-3),
         multiplier=1.0,
     )
-    done = list(train(training_of(task, data, plan=plan, adversary=ReportAttack(silent))))
+    done = list(train(training_of(task, data, plan=plan, participants=ReportAttack(silent))))
     assert [result.refused for result in done] == [(1, 4)] * 3
     assert bool(torch.isfinite(done[-1].state.params).all())
 

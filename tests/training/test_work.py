@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fedveil.training.turn import Turn
 
 from fedveil.base.errors import BadInput
 from fedveil.models.zoo import build_task
@@ -16,6 +15,7 @@ from fedveil.training.cohort import Batch, Batches, CohortData
 from fedveil.training.gradients.modes import Mode, Vectorised, gradients_of
 from fedveil.training.reports import DualUpdates
 from fedveil.training.work import Adam, ClientSgd, OneGradient
+from tests.asking import batch_of
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
 STREAMS = Streams(5)
@@ -27,7 +27,7 @@ def updates(task, data, work, mode=Mode.VECTORISED, clip=None, ids=None, start=N
     start = task.parameters if start is None else start
     cohort = CohortData(data, ids)
     gradients = gradients_of(task, mode, data)
-    return work.updates(Turn(ROUND, start, cohort, clip, gradients, STREAMS))
+    return work.updates(batch_of(ROUND, start, cohort, clip, gradients, STREAMS))
 
 
 def records_of(data, client):
@@ -142,14 +142,14 @@ def test_a_proximal_term_is_the_same_in_the_span_of_the_records(make_data, momen
     work = ClientSgd(Batches(3, epochs=3), lr=0.2, momentum=momentum, proximal=1.5)
     cohort, start = CohortData(data, np.arange(data.clients)), torch.randn(task.size)
     spanned, written_out = (
-        work.updates(Turn(ROUND, start, cohort, clip, way(task, data), STREAMS, summed=True))
+        work.updates(batch_of(ROUND, start, cohort, clip, way(task, data), STREAMS, only_sum=True))
         for way in (Vectorised, Ordinary)
     )
     assert isinstance(spanned, DualUpdates)
     rows = spanned.trajectory.rows(spanned.moved)
     assert_close(rows, written_out.rows)
     without = replace(work, proximal=0.0)
-    other = without.updates(Turn(ROUND, start, cohort, clip, Ordinary(task, data), STREAMS))
+    other = without.updates(batch_of(ROUND, start, cohort, clip, Ordinary(task, data), STREAMS))
     assert not torch.allclose(rows, other.rows, rtol=1e-2)
 
 
@@ -159,7 +159,9 @@ def test_steps_that_leave_the_span_are_written_out(make_data, changes):
     task = build_task("softmax", (30,), data.classes, seed=1, hidden=())
     work = ClientSgd(Batches(0, epochs=1), lr=0.1, **changes)
     cohort, ways = CohortData(data, np.arange(data.clients)), Vectorised(task, data)
-    done = work.updates(Turn(ROUND, task.parameters, cohort, None, ways, STREAMS, summed=True))
+    done = work.updates(
+        batch_of(ROUND, task.parameters, cohort, None, ways, STREAMS, only_sum=True)
+    )
     assert isinstance(done, Clipped)
 
 
@@ -246,7 +248,7 @@ def test_every_step_is_projected_around_the_rounds_model(task, data, kind):
 
     cohort = CohortData(data, np.arange(data.clients))
     work = replace(WORKS[kind], lr=1.0)
-    done = work.updates(Turn(ROUND, start, cohort, clip, Spying(task, data), STREAMS))
+    done = work.updates(batch_of(ROUND, start, cohort, clip, Spying(task, data), STREAMS))
     rounding = 1e-5 * float(start.norm())
     assert len(seen) > 10
     assert max(float(norms.max()) for norms in seen) <= clip.value + rounding

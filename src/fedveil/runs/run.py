@@ -393,7 +393,7 @@ class Run:
         )
         updates = sum(round.clients for round in rounds)
         refused = Counter(name for round in rounds for name in round.refused)
-        adversary = self.training.adversary
+        attack = self.training.participants.describe(claims)
         result = {
             "run_dir": str(self.folder),
             "recipe": self.recipe.name,
@@ -401,7 +401,7 @@ class Run:
             "stopped": ending.stopped,
             "why": str(ending),
             **measured,
-            **({} if adversary is None else {"attack": adversary.told(claims)}),
+            **({"attack": attack} if attack else {}),
             **gate.last_over_clients(history, state.params),
             "claims": [claim.to_dict() for claim in claims],
             "ledger": ledger.head().to_dict(),

@@ -1,4 +1,4 @@
-"""Random words that repeat themselves, and how often a test on them may fail by chance."""
+"""Random words that repeat themselves, and how often a test on them may fail by context."""
 
 import numpy as np
 

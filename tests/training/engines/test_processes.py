@@ -283,7 +283,7 @@ def test_an_adversary_keeps_everything_in_one_process(ragged):
         seen.extend(ids.tolist())
         return reports
 
-    list(train(replace(training_of(ragged), adversary=ReportAttack(watching))))
+    list(train(replace(training_of(ragged), participants=ReportAttack(watching))))
     assert len(set(seen)) > 15
 
 

@@ -46,7 +46,7 @@ def engine_for(task, data, clip=None, **changes):
 
 
 def attacked_by(engine, adversary):
-    return replace(engine, job=replace(engine.job, adversary=ReportAttack(adversary)))
+    return replace(engine, job=replace(engine.job, participants=ReportAttack(adversary)))
 
 
 def run(engine, ids=None, round=1):
@@ -168,13 +168,15 @@ def test_bad_reports_count_as_zero_and_are_named(task, data, report, clip):
 
 def test_a_refused_client_has_no_weight_by_examples(task, data):
     adversary = replacing(3, torch.full((21,), torch.nan))
-    done = run(engine_for(task, data, weights=Weights.EXAMPLES, adversary=ReportAttack(adversary)))
+    done = run(
+        engine_for(task, data, weights=Weights.EXAMPLES, participants=ReportAttack(adversary))
+    )
     assert done.weight == data.sizes.sum() - data.sizes[3]
 
 
 def test_a_matrix_of_the_wrong_width_refuses_the_chunk(task, data):
     engine = engine_for(
-        task, data, adversary=ReportAttack(lambda round, ids, reports: reports[:, 1:])
+        task, data, participants=ReportAttack(lambda round, ids, reports: reports[:, 1:])
     )
     done = run(engine)
     assert done.refused == tuple(range(data.clients))
@@ -188,7 +190,7 @@ def test_the_adversary_sees_round_and_clients(task, data):
         seen.append((round, ids.tolist(), tuple(reports.shape)))
         return reports
 
-    run(engine_for(task, data, adversary=ReportAttack(watching), chunk=2), [0, 2, 4], round=9)
+    run(engine_for(task, data, participants=ReportAttack(watching), chunk=2), [0, 2, 4], round=9)
     assert seen == [(9, [0, 2], (2, 21)), (9, [4], (1, 21))]
 
 

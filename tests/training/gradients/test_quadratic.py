@@ -22,6 +22,7 @@ from fedveil.training.gradients.modes import Mode, Vectorised
 from fedveil.training.gradients.trajectories import VmappedTrajectory
 from fedveil.training.session import Training, train
 from fedveil.training.work import ClientSgd, OneGradient
+from tests.asking import batch_of
 
 FEATURES = 4
 
@@ -63,7 +64,9 @@ def test_rows_are_those_of_the_records(task, data, work, clip):
     start = 0.3 * torch.randn(task.size)
     ways = Vectorised(task, data, full_batches=True), general(task, data)
     assert type(ways[0].trajectory(start, cohort, spanned=True)) is QuadraticTrajectory
-    found, wanted = (work.updates(Turn(1, start, cohort, clip, way, Streams(1))) for way in ways)
+    found, wanted = (
+        work.updates(batch_of(1, start, cohort, clip, way, Streams(1))) for way in ways
+    )
     assert torch.allclose(found.rows, wanted.rows, rtol=1e-5, atol=1e-6)
     assert torch.equal(found.clipped, wanted.clipped)
 
@@ -73,7 +76,7 @@ def test_records_are_not_read(task, data, monkeypatch):
     monkeypatch.setattr(CohortData, "x", property(lambda _: pytest.fail("records were read")))
     cohort = CohortData(data, np.arange(6))
     done = ClientSgd(Batches(0, steps=3), 0.01).updates(
-        Turn(1, task.parameters, cohort, None, gradients, Streams(1))
+        batch_of(1, task.parameters, cohort, None, gradients, Streams(1))
     )
     assert bool(done.rows.any(dim=1).all())
 
@@ -108,7 +111,7 @@ def test_values_far_beyond_one_another_do_not_reach_other_clients(task, data, wh
     plain = Vectorised(task, data, full_batches=True)
     cohort = CohortData(data, np.arange(1, 6))
     found, wanted = (
-        OneGradient().updates(Turn(1, task.parameters, cohort, None, g, Streams(1)))
+        OneGradient().updates(batch_of(1, task.parameters, cohort, None, g, Streams(1)))
         for g in (gradients, plain)
     )
     assert torch.equal(found.rows, wanted.rows)

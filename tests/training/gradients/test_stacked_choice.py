@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fedveil.training.turn import Turn
 from torch import nn
 
 from fedveil.base.errors import BadInput
@@ -19,6 +18,7 @@ from fedveil.training.gradients.linear_chains import DualTrajectory, StackedTraj
 from fedveil.training.gradients.modes import Vectorised
 from fedveil.training.gradients.trajectories import VmappedTrajectory
 from fedveil.training.work import ClientSgd, OneGradient
+from tests.asking import batch_of
 from tests.training.gradients.chains import ROUND, STREAMS, WIDE, assert_close, away, chain, whole
 
 
@@ -195,5 +195,5 @@ def test_the_span_is_asked_for_where_it_holds_every_step(make_data, work, clip, 
             return seen[-1]
 
     cohort = CohortData(data, np.arange(data.clients))
-    work.updates(Turn(ROUND, task.parameters, cohort, clip, Spying(task, data), STREAMS))
+    work.updates(batch_of(ROUND, task.parameters, cohort, clip, Spying(task, data), STREAMS))
     assert [type(walk) for walk in seen] == [kind]

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedveil.training.turn import Turn
 
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
@@ -17,6 +16,7 @@ from fedveil.training.gradients.modes import Vectorised
 from fedveil.training.gradients.trajectories import VmappedTrajectory
 from fedveil.training.reports import DualUpdates, accept
 from fedveil.training.work import ClientSgd
+from tests.asking import batch_of
 from tests.training.gradients.chains import (
     ROUND,
     STREAMS,
@@ -151,7 +151,7 @@ def test_local_sgd_ends_where_it_ends_in_any_form(make_data, batches, momentum, 
     start = 0.2 * torch.randn(task.size)
     work = ClientSgd(batches, lr=0.2, momentum=momentum)
     dual, ordinary, general = (
-        work.updates(Turn(ROUND, start, cohort, clip, way(task, data), STREAMS))
+        work.updates(batch_of(ROUND, start, cohort, clip, way(task, data), STREAMS))
         for way in (Vectorised, Ordinary, General)
     )
     assert type(Vectorised(task, data).trajectory(start, cohort, spanned=True)) is DualTrajectory

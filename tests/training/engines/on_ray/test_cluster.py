@@ -72,7 +72,7 @@ def test_an_adversary_that_remembers_stays_in_one_process(ragged):
     plan, work = RECIPES["fedavg"](net(ragged))
     watching = ReportAttack(lambda round, ids, reports: reports)
     with pytest.raises(BadInput, match="ReportAttack remembers"):
-        Training(net(ragged), ragged, plan, work, adversary=watching, cluster=RayCluster())
+        Training(net(ragged), ragged, plan, work, participants=watching, cluster=RayCluster())
 
 
 def test_one_engine_is_enough(ragged):

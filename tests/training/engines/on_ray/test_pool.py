@@ -218,7 +218,7 @@ def test_attackers_and_files_that_nodes_do_not_see(make_data, tmp_path, monkeypa
     attack = BackdoorAttack.of(data, PixelTrigger(target=0), attackers=2, boost=3.0)
     plan, (_, work) = unprotected(FixedSize(10), 12, rounds=3), RECIPES["fedavg"](task)
     training = Training(
-        task, data, plan, work, chunk=2, mode=Mode.LOOPED, adversary=attack, workers=1
+        task, data, plan, work, chunk=2, mode=Mode.LOOPED, participants=attack, workers=1
     )
     start = task.parameters.clone()
     expected = [r.state.params for r in train(training)]
