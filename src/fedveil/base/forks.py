@@ -12,6 +12,7 @@ import mmap
 import os
 import pickle
 import platform
+import re
 import resource
 import signal
 import struct
@@ -41,56 +42,20 @@ _MORE = (
 _depth = 0
 
 _CALLS = {
-    "read": 0,
-    "close": 3,
-    "stat": 4,
-    "fstat": 5,
-    "lstat": 6,
-    "poll": 7,
-    "lseek": 8,
-    "mprotect": 10,
-    "munmap": 11,
-    "brk": 12,
-    "rt_sigaction": 13,
-    "rt_sigprocmask": 14,
-    "rt_sigreturn": 15,
-    "pread64": 17,
-    "access": 21,
-    "sched_yield": 24,
-    "mremap": 25,
-    "nanosleep": 35,
-    "getpid": 39,
-    "exit": 60,
-    "uname": 63,
-    "getcwd": 79,
-    "readlink": 89,
-    "gettimeofday": 96,
-    "getrusage": 98,
-    "sysinfo": 99,
-    "getuid": 102,
-    "getgid": 104,
-    "geteuid": 107,
-    "getegid": 108,
-    "getppid": 110,
-    "sigaltstack": 131,
-    "gettid": 186,
-    "time": 201,
-    "futex": 202,
-    "sched_getaffinity": 204,
-    "getdents64": 217,
-    "restart_syscall": 219,
-    "clock_gettime": 228,
-    "clock_getres": 229,
-    "clock_nanosleep": 230,
-    "exit_group": 231,
-    "newfstatat": 262,
-    "readlinkat": 267,
-    "faccessat": 269,
-    "set_robust_list": 273,
-    "getrandom": 318,
-    "statx": 332,
-    "rseq": 334,
-    "faccessat2": 439,
+    name: int(number)
+    for name, number in re.findall(
+        r"(\w+)=(\d+)",
+        """
+    read=0 close=3 stat=4 fstat=5 lstat=6 poll=7 lseek=8 mprotect=10 munmap=11 brk=12
+    rt_sigaction=13 rt_sigprocmask=14 rt_sigreturn=15 pread64=17 access=21 sched_yield=24
+    mremap=25 nanosleep=35 getpid=39 exit=60 uname=63 getcwd=79 readlink=89 gettimeofday=96
+    getrusage=98 sysinfo=99 getuid=102 getgid=104 geteuid=107 getegid=108 getppid=110
+    sigaltstack=131 gettid=186 time=201 futex=202 sched_getaffinity=204 getdents64=217
+    restart_syscall=219 clock_gettime=228 clock_getres=229 clock_nanosleep=230 exit_group=231
+    newfstatat=262 readlinkat=267 faccessat=269 set_robust_list=273 getrandom=318 statx=332
+    rseq=334 faccessat2=439
+    """,
+    )
 }
 """Calls that change nothing outside this process."""
 
@@ -192,7 +157,7 @@ def _answer(
         gc.freeze()  # what the parent has stays shared, since nothing looks through it
         os.close(reading)
         begin_worker(parent)
-        answer = _refused(writing) if sealed else b""
+        answer = _seal(writing) if sealed else b""
         answer = answer or function()
         with os.fdopen(writing, "wb") as stream:
             stream.write(answer)
@@ -211,25 +176,23 @@ def _as_tensors(function: Callable[[], Tensors]) -> bytes:
         return _ERROR + (str(e) or type(e).__name__).encode()
 
 
-def _refused(writing: int) -> bytes:
-    """Seal this process. Returns an error message if that fails, or nothing."""
+def _seal(writing: int) -> bytes:
+    """Leave this process nothing to write to but its own memory and its answer.
+
+    Returns an error message if that fails, or nothing.
+    """
     try:
-        _seal(writing)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        os.closerange(3, writing)
+        os.closerange(writing + 1, most if 0 < most < _MOST_FILES else _MOST_FILES)
+        _copy_shared_memory()
+        confine(writing)
     except OSError as e:
         return _ERROR + f"a process of its own for each client: {e}".encode()
     return b""
-
-
-def _seal(writing: int) -> None:
-    """Leave this process nothing to write to but its own memory and its answer."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(nowhere, stream)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    os.closerange(3, writing)
-    os.closerange(writing + 1, most if 0 < most < _MOST_FILES else _MOST_FILES)
-    _copy_shared_memory()
-    confine(writing)
 
 
 def _copy_shared_memory() -> None:

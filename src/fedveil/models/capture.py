@@ -83,9 +83,8 @@ def captured(
     """
     _declare()
     _CALLS.clear()
-    part = unroll_(part) if isinstance(part, nn.Module) else part
     if isinstance(part, nn.Module):
-        not_in_place(part)
+        not_in_place(unroll_(part))
     own = _same_tensors(part)
     made, reasons = _Called(part, keyed=keyed, loss=loss), []
     for records, length in ((_RECORDS, len), (_RECORDS, _length), (1, len)):
@@ -157,20 +156,18 @@ def _disagreement(
     learning = [p for p in own.parameters() if p.requires_grad] if whole else []
     for records in (1, 2, 3):
         x = mapped(partial(_some, records), given)
-        found = []
-        for computed in (own, root):
+        results = []
+        for what, computed in (("it", own), ("its graph", root)):
             try:
-                by_graph = computed is root
-                found.append(
-                    _result(computed, x, learning, by_graph=by_graph, keyed=keyed, loss=loss)
+                results.append(
+                    _result(computed, x, learning, keyed=keyed, loss=loss, graph=computed is root)
                 )
             except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as e:
-                if computed is root:
-                    return f"its graph fails for {records} records: {one_line(e)}"
-                return f"it fails for {records} records: {one_line(e)}"
-        for what, a, b in zip(("outputs", *("gradients" for _ in found[0])), *found, strict=False):
+                return f"{what} fails for {records} records: {one_line(e)}"
+        for at, (a, b) in enumerate(zip(*results, strict=False)):
             room = _ROOM * float(a.detach().abs().nan_to_num(posinf=0).max()) if a.numel() else 0
             if a.shape != b.shape or not torch.allclose(a, b, _ROOM, room, equal_nan=True):
+                what = "gradients" if at else "outputs"
                 return f"its {what} are not those of the operators that it calls"
     return ""
 
@@ -180,9 +177,9 @@ def _result(
     x: Inputs[torch.Tensor],
     learning: list[nn.Parameter],
     *,
-    by_graph: bool,
     keyed: bool,
     loss: bool,
+    graph: bool,
 ) -> list[torch.Tensor]:
     """Outputs, and the gradients of their sum with different weights."""
     key = torch.tensor(1) if keyed and len(values_of(x)[0]) == 1 else None
@@ -191,10 +188,7 @@ def _result(
         x = {"outputs": x["outputs"].detach().clone().requires_grad_(), "y": x["y"]}
         leaves.append(x["outputs"])  # type: ignore[arg-type]
     with torch.enable_grad(), Dropout(key) if keyed else nullcontext():
-        if loss and not by_graph:
-            out = computed(*values_of(x))
-        else:
-            out = tensor_of(computed(**x) if isinstance(x, dict) else computed(x))
+        out = _output(computed, x, loss=loss and not graph)
         if not out.requires_grad or not leaves:
             return [out.detach()]
         weights = torch.linspace(0.5, 1.5, out.numel()).view(out.shape).to(out.dtype)
@@ -214,6 +208,14 @@ def _reason(error: Exception) -> str:
     return one_line(Exception(text.split("\n")[0] or type(error).__name__))
 
 
+def _output(part: Any, x: Inputs[torch.Tensor], *, loss: bool) -> torch.Tensor:
+    """Call a module, or a loss of `outputs` and `y`, as a task does."""
+    if loss and isinstance(x, dict):
+        losses: torch.Tensor = part(x["outputs"], x["y"])
+        return losses
+    return tensor_of(part(**x) if isinstance(x, dict) else part(x))
+
+
 class _Called(nn.Module):
     """A module or loss, called as a task calls it, while its plain layers are recorded."""
 
@@ -221,9 +223,8 @@ class _Called(nn.Module):
         super().__init__()
         self.part, self.keyed, self.loss = part, keyed, loss
         layers = part.named_modules() if isinstance(part, nn.Module) else ()
-        plain = [(name, layer) for name, layer in layers if is_plain(layer)]
-        copies = [(name, layer, _same_tensors(layer)) for name, layer in plain]
-        for name, layer, same in copies:
+        plain = [(n, layer, _same_tensors(layer)) for n, layer in layers if is_plain(layer)]
+        for name, layer, same in plain:
             vars(layer)["forward"] = self._written_down(name, same)
 
     def forward(self, x: Inputs[torch.Tensor]) -> torch.Tensor:
@@ -232,19 +233,14 @@ class _Called(nn.Module):
         for values in others:  # they have as many records
             torch._check(values.shape[0] == first.shape[0])  # type: ignore[no-untyped-call]
         with _Recorded(keyed=self.keyed):
-            if self.loss and isinstance(x, dict):
-                loss: torch.Tensor = self.part(x["outputs"], x["y"])
-                return loss
-            return tensor_of(self.part(**x) if isinstance(x, dict) else self.part(x))
+            return _output(self.part, x, loss=self.loss)
 
     def _written_down(self, name: str, layer: nn.Module) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             given, spec = tree_flatten((args, kwargs))
             if not all(v is None or isinstance(v, _GIVEN) for v in given):
                 raise Uncapturable(f"layer {name!r} gets something that is no tensor or number")
-            tensors = [v for v in given if isinstance(v, torch.Tensor)]
-            numbers = iter(range(len(tensors)))
-            form = [_Place(next(numbers)) if isinstance(v, torch.Tensor) else v for v in given]
+            tensors, form = _marked(given)
             call = _Call(name, layer, spec.unflatten(form))
             _CALLS.append(call)
             outputs = torch.ops.fedveil.layer(len(_CALLS) - 1, tensors)
@@ -261,6 +257,17 @@ class _Place:
     """A tensor's number among those that a layer gets or gives."""
 
     index: int
+
+
+def _marked(values: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
+    """The tensors among values, and the values with places instead of these."""
+    tensors: list[torch.Tensor] = []
+    form = list(values)
+    for at, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            form[at] = _Place(len(tensors))
+            tensors.append(value)
+    return tensors, form
 
 
 def _put(tensors: Sequence[Any], value: Any) -> Any:
@@ -305,10 +312,8 @@ def _layer_shapes(number: int, inputs: list[torch.Tensor]) -> list[torch.Tensor]
     }
     args, kwargs = tree_map(partial(_put, inputs), call.gets)
     leaves, spec = tree_flatten(torch.func.functional_call(call.layer, held, args, kwargs))
-    tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
-    numbers = iter(range(len(tensors)))
-    marked = [_Place(next(numbers)) if isinstance(v, torch.Tensor) else v for v in leaves]
-    call.gives = spec.unflatten(marked)
+    tensors, form = _marked(leaves)
+    call.gives = spec.unflatten(form)
     return [v.clone() for v in tensors]
 
 
@@ -385,31 +390,28 @@ def _graph(program: Any, x: Inputs[torch.Tensor], *, alone: bool) -> Graph:
         if isinstance(value, torch.fx.Node):
             return places[value]
         if isinstance(value, list | tuple):
-            return (
-                type(value)(referred(v) for v in value)
-                if type(value) is tuple
-                else [referred(v) for v in value]
-            )
+            items = [referred(v) for v in value]
+            return tuple(items) if type(value) is tuple else items
         if isinstance(value, dict):
             return {key: referred(v) for key, v in value.items()}
         if value is None or isinstance(value, _WRITTEN):
             return value
         raise Uncapturable(f"it computes with a {type(value).__name__}")
 
-    def add(node: Any, step: Step) -> None:
-        places[node] = Ref(len(steps))
-        steps.append(step)
-
     for node in program.graph.nodes:
         if node.op == "placeholder":
-            add(node, _held(specs[node.name], program, constants, inputs))
+            step = _held(specs[node.name], program, constants, inputs)
         elif node.op == "output":
             (output,) = node.args[0]
-            steps.append(Step("operator.getitem", ([referred(output)], 0)))
+            step = Step("operator.getitem", ([referred(output)], 0))
         elif node.op != "call_function":
             raise Uncapturable(f"it holds a {node.target}, which is no operator")
-        elif _name(node.target).split(".")[1:2] not in ([n] for n in _NO_VALUE):
-            add(node, _step(node, referred))
+        elif _name(node.target).split(".")[1:2] in ([name] for name in _NO_VALUE):
+            continue
+        else:
+            step = _step(node, referred)
+        places[node] = Ref(len(steps))
+        steps.append(step)
     return Graph(tuple(steps), constants, alone)
 
 
@@ -450,8 +452,7 @@ def _name(target: Any) -> str:
     """The name of an operator, such as aten.relu.default, operator.add or fedveil.drop.default."""
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
-    home = getattr(target, "__module__", "")
-    home = {"_operator": "operator", "torch": "torch"}.get(home, home)
+    home = getattr(target, "__module__", "").replace("_operator", "operator")
     return f"{home}.{getattr(target, '__name__', target)}"
 
 
@@ -485,16 +486,12 @@ def _check_operator(name: str, target: Any, args: tuple[Any, ...], kwargs: dict[
         learns = word == "scaled_dot_product_attention" or at is None or bool(args[at + 1])
         if share and learns:
             raise Uncapturable(f"it draws random numbers ({word}), which only dropout may")
-    if word not in PURE or target._schema.is_mutable or not _is_listed(name):
-        raise Uncapturable(f"it calls {word}, which is not on the list of operators without memory")
-
-
-def _is_listed(name: str) -> bool:
     try:
-        function_of(name)
+        listed = bool(function_of(name)) and word in PURE and not target._schema.is_mutable
     except KeyError:
-        return False
-    return True
+        listed = False
+    if not listed:
+        raise Uncapturable(f"it calls {word}, which is not on the list of operators without memory")
 
 
 @contextmanager

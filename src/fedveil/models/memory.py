@@ -12,7 +12,7 @@ import random
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from enum import Enum
 from functools import lru_cache, partial
 from typing import Any
@@ -95,7 +95,9 @@ def check_process() -> None:
     A mode that is entered sees every operator of every client, whatever module is trained.
     """
     entered: list[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    function_modes = [mode for mode in entered if not _is_ours(mode)]
+    function_modes = [
+        mode for mode in entered if type(mode) is not DeviceContext and not _is_ours(type(mode))
+    ]
     modes = [*function_modes, *_get_current_dispatch_mode_stack()]
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         raise BadInput(
@@ -109,15 +111,9 @@ def check_process() -> None:
         )
 
 
-def _is_ours(mode: object) -> bool:
-    """A mode of this package, or torch's default device."""
-    ours = type(mode).__module__.startswith("fedveil.") and _is_known(type(mode))
-    return type(mode) is DeviceContext or ours
-
-
 def _is_plain_layer(layer: nn.Module) -> bool:
     kind = type(layer)
-    if isinstance(layer, _STATEFUL) and not _without_statistics(layer):
+    if isinstance(layer, _STATEFUL) and getattr(layer, "running_mean", layer) is not None:
         return False
     if not (kind.__module__.startswith(_HOMES) and _is_known(kind)):
         return False
@@ -146,10 +142,6 @@ def _is_plain_tensor(tensor: torch.Tensor) -> bool:
     return type(tensor) in _TENSORS and not vars(tensor) and not tensor._backward_hooks
 
 
-def _without_statistics(layer: nn.Module) -> bool:
-    return getattr(layer, "running_mean", layer) is None
-
-
 def _is_value(value: Any) -> bool:
     """Something that a pass of plain code leaves as it is."""
     if type(value) in _VALUES:
@@ -157,14 +149,10 @@ def _is_value(value: Any) -> bool:
     if type(value) in (tuple, list, set):
         return all(map(_is_value, value))
     if type(value) is dict:
-        return all(map(_is_value, _flat(value)))
+        return all(map(_is_value, (*value.keys(), *value.values())))
     if isinstance(value, type):
         return _is_known(value)
     return any(value is activation for activation in _ACTIVATIONS)
-
-
-def _flat(table: dict[Any, Any]) -> Iterable[Any]:
-    return (*table.keys(), *table.values())
 
 
 def _is_known(part: object) -> bool:
@@ -231,7 +219,7 @@ def keeps_nothing(part: object) -> bool:
         return True
     if isinstance(part, types.MethodType):
         return keeps_nothing(part.__self__)
-    if not _ours(kind) or not hasattr(part, "__dict__"):
+    if not _is_ours(kind) or not hasattr(part, "__dict__"):
         return False
     return isinstance(part, Enum) or all(map(keeps_nothing, vars(part).values()))
 
@@ -363,11 +351,9 @@ def _globals_of_methods(kind: type) -> dict[str, Any]:
     return found
 
 
-@lru_cache(256)
-def _ours(kind: type) -> bool:
-    """Whether a class is found in the module of ours that it says it is from."""
-    module = sys.modules.get(kind.__module__) if kind.__module__.startswith("fedveil.") else None
-    return getattr(module, kind.__name__, None) is kind
+def _is_ours(kind: type) -> bool:
+    """Whether a class is found in the module of ours that it names as its own."""
+    return kind.__module__.startswith("fedveil.") and _is_known(kind)
 
 
 @lru_cache(256)
