@@ -12,7 +12,7 @@ from scipy import stats
 from fedveil.base.errors import BadInput, UnsupportedEvent
 from fedveil.privacy.accounting.claims import Accountant, Relation
 from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
-from fedveil.privacy.accounting.composition import covers, epsilon, noise_in, supports
+from fedveil.privacy.accounting.composition import _composition, covers, epsilon, noise_in
 from fedveil.privacy.accounting.events import (
     Event,
     FixedSampled,
@@ -132,7 +132,7 @@ def test_no_noise_means_infinity(event, accountant):
     ids=str,
 )
 def test_entry_that_is_not_in_the_table_is_refused(event, relation, accountant):
-    assert not supports(event, relation, accountant)
+    assert _composition(event, relation, accountant) is None
     for count in (0, 1):
         with pytest.raises(UnsupportedEvent, match=str(relation)):
             epsilon(event, count, 1e-5, relation, accountant)
@@ -159,7 +159,7 @@ def test_table_has_these_entries_and_no_others():
     assert {type(event) for event in table} == set(get_args(Event))
     for event, known in table.items():
         for accountant in Accountant:
-            found = [r for r in Relation if supports(event, r, accountant)]
+            found = [r for r in Relation if _composition(event, r, accountant) is not None]
             assert found == known.get(accountant, []), (event, accountant)
 
 

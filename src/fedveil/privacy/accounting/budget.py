@@ -28,7 +28,7 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.privacy.accounting.composition import FINE, epsilon, rounds_within, supports
+from fedveil.privacy.accounting.composition import FINE, accountants_of, epsilon, rounds_within
 from fedveil.privacy.accounting.events import Event, GaussianWithCurator
 
 _MILESTONES = 32
@@ -205,10 +205,7 @@ class BudgetLine:
     @cached_property
     def accountants(self) -> tuple[Accountant, ...]:
         """The accountants that know this event. The epsilon of the first one counts."""
-        known = tuple(a for a in Accountant if supports(self.event, self.relation, a))
-        if not known:
-            raise BadInput(f"no accountant knows {self.event} under {self.relation}")
-        return known
+        return accountants_of(self.event, self.relation)
 
     def claims(
         self, participations: int, holds_for: str = "everyone", *, interval: float = FINE
@@ -309,15 +306,18 @@ class BudgetLine:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, for the ledger."""
-        values = {**vars(self), "epsilon": self.budget.epsilon, "delta": self.budget.delta}
-        row = {name: write(values[name]) for name, (write, _) in _COLUMNS.items()}
+        values, row = {**vars(self), **vars(self.budget)}, {}
+        for name, (write, _) in _COLUMNS.items():
+            row[name] = write(values[name])
         return {**row, "rounds": list(self.rounds)} if self.rounds else row
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "BudgetLine":
         """Inverse of `to_dict`."""
         try:
-            values = {name: read(raw[name]) for name, (_, read) in _COLUMNS.items()}
+            values = {}
+            for name, (_, read) in _COLUMNS.items():
+                values[name] = read(raw[name])
             budget = Budget(values.pop("epsilon"), values.pop("delta"))
             rounds = tuple(int(round) for round in raw.get("rounds", ()))
             return cls(budget=budget, rounds=rounds, **values)

@@ -24,10 +24,10 @@ from fedveil.privacy.accounting.claims import (
 from fedveil.privacy.accounting.closed_forms import gaussian_epsilon, root
 from fedveil.privacy.accounting.composition import (
     FINE,
+    accountants_of,
     coarse_interval,
     epsilon,
     rounds_within,
-    supports,
 )
 from fedveil.privacy.accounting.events import (
     Event,
@@ -67,10 +67,7 @@ def least_noise(
     if math.isinf(budget.epsilon):
         raise BadInput("give noise.multiplier or budget.epsilon: one follows from the other")
     event = make_event(1.0)
-    if accountant is None:
-        accountant = next((a for a in Accountant if supports(event, relation, a)), None)
-    if accountant is None:
-        raise BadInput(f"no accountant knows {event} under {relation}")
+    accountant = accountant or accountants_of(event, relation)[0]
     if accountant is Accountant.PURE:
         return a_little_more(count / budget.epsilon)
     guess = _guess_noise(event, count, budget)

@@ -96,6 +96,11 @@ def epsilon(
     if count < 0:
         raise BadInput(f"rounds is {count}: a number >= 0 is needed")
     composed_epsilon = _composition(event, relation, accountant)
+    if composed_epsilon is None:
+        raise UnsupportedEvent(
+            f"{accountant.upper()} has no entry for {kind_of(event)} under {relation}: "
+            "use another sampler or accountant"
+        )
     if count == 0:
         return 0.0
     if noise_in(event) < _NO_NOISE:
@@ -103,13 +108,18 @@ def epsilon(
     return composed_epsilon(count, delta, interval)
 
 
-def supports(event: Event, relation: Relation, accountant: Accountant) -> bool:
-    """Whether the table has an entry for this release."""
-    try:
-        _composition(event, relation, accountant)
-    except UnsupportedEvent:
-        return False
-    return True
+def accountants_of(event: Event, relation: Relation) -> tuple[Accountant, ...]:
+    """The accountants with an entry for this release, of which the first one counts.
+
+    An event that none of them knows is refused.
+    """
+    known = []
+    for accountant in Accountant:
+        if _composition(event, relation, accountant) is not None:
+            known.append(accountant)
+    if not known:
+        raise BadInput(f"no accountant knows {event} under {relation}")
+    return tuple(known)
 
 
 def noise_in(event: Event) -> float:
@@ -134,8 +144,8 @@ def covers(added: float, claimed: float) -> bool:
 
 def _composition(
     event: Event, relation: Relation, accountant: Accountant
-) -> Callable[[int, float, float], float]:
-    """The table of (event, relation, accountant): (count, delta, interval) -> epsilon.
+) -> Callable[[int, float, float], float] | None:
+    """The table of (event, relation, accountant): (count, delta, interval) -> epsilon, or None.
 
     A plain Gaussian is the pair N(0, m^2), N(1, m^2) under every relation, m being relative to
     that relation's sensitivity. Under replacement a Poisson-sampled cohort differs by a row of
@@ -178,10 +188,7 @@ def _composition(
             )
         case WithMetrics(PoissonSampled(rate, Gaussian(m)), Gaussian(c), most), Accountant.PLD:
             return partial(_sampled_epsilon, replaces, rate, m, c / math.sqrt(most))
-    raise UnsupportedEvent(
-        f"{accountant.upper()} has no entry for {kind_of(event)} under {relation}: "
-        "use another sampler or accountant"
-    )
+    return None
 
 
 def _renyi() -> Any:

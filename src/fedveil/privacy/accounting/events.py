@@ -5,73 +5,74 @@ its meaning; an event that an accountant does not know is refused.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fedveil.base.errors import BadInput
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class _Noise:
+    """Noise of `multiplier` times the sensitivity. A multiplier of 0 is a release without noise."""
+
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.multiplier < math.inf:
+            raise BadInput(f"noise.multiplier is {self.multiplier}: a number >= 0 is needed")
+
+
+@dataclass(frozen=True)
+class Gaussian(_Noise):
     """Gaussian noise of standard deviation `multiplier` times the L2 sensitivity.
 
     The sensitivity is the one under the claim's own relation: S for add-remove and zero-out,
     2 S for replacement. A multiplier of 0 is a release without noise.
     """
 
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        _check_multiplier(self.multiplier)
-
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(_Noise):
     """Laplace noise of scale `multiplier` times the L1 sensitivity under the claim's relation."""
 
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        _check_multiplier(self.multiplier)
-
 
 @dataclass(frozen=True)
-class FuGaussian:
+class FuGaussian(_Noise):
     """Gaussian noise of `multiplier` sensitivities, read as Fu et al. do, with their constant c_2.
 
     Their formula borrows a theorem outside its conditions: it is kept to reproduce their figures.
     """
 
-    multiplier: float
     c2: float
 
     def __post_init__(self) -> None:
-        _check_multiplier(self.multiplier)
+        super().__post_init__()
         if not 0 < self.c2 < math.inf:
             raise BadInput(f"c2 is {self.c2}: a positive number is needed")
 
 
 @dataclass(frozen=True)
-class TwoPoint:
-    """One two-valued report whose probabilities differ by at most e^epsilon between any inputs."""
+class _Report:
+    """A report of which any two inputs' probabilities differ by at most e^epsilon."""
 
     epsilon: float
 
     def __post_init__(self) -> None:
-        _check_report(self.epsilon)
+        if not 0 < self.epsilon < math.inf:
+            raise BadInput(f"epsilon of a report is {self.epsilon}: a positive number is needed")
 
 
 @dataclass(frozen=True)
-class PureReport:
+class TwoPoint(_Report):
+    """One two-valued report whose probabilities differ by at most e^epsilon between any inputs."""
+
+
+@dataclass(frozen=True)
+class PureReport(_Report):
     """One report, of whatever form, that is `epsilon`-DP by itself.
 
     The probability of any set of reports differs by at most e^epsilon between any two inputs.
     """
-
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        _check_report(self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -207,27 +208,27 @@ def to_dict(event: Event) -> dict[str, Any]:
     >>> to_dict(PoissonSampled(0.1, Gaussian(1.0)))
     {'kind': 'poisson-sampled', 'rate': 0.1, 'event': {'kind': 'gaussian', 'multiplier': 1.0}}
     """
-    fields = {
-        name: to_dict(value) if name in _INNER else value for name, value in vars(event).items()
-    }
-    return {"kind": kind_of(event), **fields}
+    values: dict[str, Any] = {"kind": kind_of(event)}
+    for name, value in vars(event).items():
+        values[name] = to_dict(value) if name in _INNER else value
+    return values
 
 
 def from_dict(raw: dict[str, Any]) -> Event:
     """Inverse of `to_dict`. An unknown kind is refused."""
     try:
-        fields = dict(raw)
-        kind = _KINDS.get(fields.pop("kind"))
+        values = dict(raw)
+        kind = _KINDS.get(values.pop("kind"))
         if kind is None:
             raise BadInput(f"event kind {raw['kind']!r} is unknown to this version of fedveil")
-        types = kind.__annotations__
-        if fields.keys() != types.keys():
+        types: dict[str, Any] = {field.name: field.type for field in fields(kind)}
+        if values.keys() != types.keys():
             raise BadInput(f"a {raw['kind']} event has the fields {', '.join(types)}")
-        values: dict[str, Any] = {
-            name: from_dict(value) if name in _INNER else types[name](value)
-            for name, value in fields.items()
-        }
-        for name in _INNER & values.keys():
+        for name, value in values.items():
+            if name not in _INNER:
+                values[name] = types[name](value)
+                continue
+            values[name] = from_dict(value)
             if not isinstance(values[name], types[name]):
                 wanted = getattr(types[name], "__name__", str(types[name]))
                 raise BadInput(f"a {raw['kind']} event holds a {wanted}")
@@ -236,13 +237,3 @@ def from_dict(raw: dict[str, Any]) -> Event:
         if isinstance(e, BadInput):
             raise
         raise BadInput(f"event {raw!r} cannot be read: {e}") from e
-
-
-def _check_multiplier(multiplier: float) -> None:
-    if not 0 <= multiplier < math.inf:
-        raise BadInput(f"noise.multiplier is {multiplier}: a number >= 0 is needed")
-
-
-def _check_report(epsilon: float) -> None:
-    if not 0 < epsilon < math.inf:
-        raise BadInput(f"epsilon of a report is {epsilon}: a positive number is needed")
