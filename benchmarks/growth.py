@@ -18,7 +18,7 @@ from ours import MOST_ROUNDS, whole_rounds
 
 import fedveil as fv
 from fedveil.models import zoo
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.gradients.modes import Mode
 
@@ -120,7 +120,7 @@ def large_model() -> dict[str, float]:
     training = fv.Training(task, data, central(200, 100, 2), work, every=MOST_ROUNDS)
     pids = [worker.process.pid for worker in training.engine._pool._workers]
     inherited = [_status(pid, "RssAnon") + _status(pid, "RssFile") for pid in pids]
-    ledger, peak, seconds = Ledger.create(None, {"run": "benchmark"}, (), 2), 0.0, []
+    ledger, peak, seconds = Ledger.create(None, LedgerRun({"run": "benchmark"}, (), 2)), 0.0, []
     for result in training.rounds(training.start(), ledger):
         grown = [_status(p, "VmHWM") - i for p, i in zip(pids, inherited, strict=True)]
         peak = max(peak, *grown)

@@ -27,7 +27,7 @@ import fedveil as fv
 from fedveil.attacks.image_backdoors import PixelTrigger
 from fedveil.models import zoo
 from fedveil.models.metrics import PerExample
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.rows import Norm
@@ -121,10 +121,7 @@ def whole_rounds(training: fv.Training, warm_up: int = 3) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(
             Path(folder) / "ledger.db",
-            {"run": "benchmark"},
-            plan.lines,
-            plan.permitted,
-            plan.counted_clients,
+            LedgerRun({"run": "benchmark"}, plan.lines, plan.permitted, plan.counted_clients),
         )
         began = time.perf_counter()
         for _ in training.rounds(training.start(), ledger):

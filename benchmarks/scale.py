@@ -29,7 +29,7 @@ from fedveil.mixing.protocol import collect, send_report
 from fedveil.models import zoo
 from fedveil.privacy.channel import Round
 from fedveil.privacy.ledger.hash_chain import Head
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
@@ -173,7 +173,7 @@ def ledger_costs() -> list[Cost]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "ledger.db"
             ledger = Ledger.create(
-                path, {"run": "scale"}, plan.lines, plan.permitted, plan.counted_clients
+                path, LedgerRun({"run": "scale"}, plan.lines, plan.permitted, plan.counted_clients)
             )
             seconds, empty = [], path.stat().st_size
             for r in range(1, rounds + 1):
@@ -267,7 +267,7 @@ def simulated(clients: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.db"
         ledger = Ledger.create(
-            path, {"run": "scale"}, plan.lines, plan.permitted, plan.counted_clients
+            path, LedgerRun({"run": "scale"}, plan.lines, plan.permitted, plan.counted_clients)
         )
         began, used = time.perf_counter(), time.process_time()
         for result in training.rounds(training.start(), ledger):

@@ -13,7 +13,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from work import WORK
 
 from fedveil.privacy.clip import Clip
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.rows import add_weighted_, row_norms
 from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
@@ -75,7 +75,7 @@ def test_norms_and_sums_of_rows(benchmark: BenchmarkFixture, shape: tuple[int, i
 def test_a_durable_charge(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     plan = training_of(WORK["a-1"], 100_000).plan
     ledger = Ledger.create(
-        tmp_path / "ledger.db", {"run": "benchmark"}, plan.lines, plan.permitted, 5_000
+        tmp_path / "ledger.db", LedgerRun({"run": "benchmark"}, plan.lines, plan.permitted, 5_000)
     )
     rounds = iter(range(1, 100_001))
     benchmark.pedantic(lambda: ledger.charge(next(rounds), np.arange(500)), rounds=200)

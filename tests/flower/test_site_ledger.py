@@ -12,7 +12,7 @@ from fedveil.flower.messages import Answer, Refusal
 from fedveil.flower.site import Site
 from fedveil.flower.site_file import read_site_file
 from fedveil.flower.site_ledger import SiteLedger
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.runs import evidence
 from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 from tests.flower.sites import (
@@ -130,7 +130,7 @@ def test_the_ledger_of_a_run_is_not_taken_for_a_site_s(tmp_path: Path) -> None:
     site = open_site(tmp_path)
     site.ledger.folder.mkdir(parents=True)
     about = {"run": "another", "recipe": "", "data": "", "noise": "secure", "seed": ""}
-    ledger = Ledger.create(site.ledger.file, about, site.plan.lines, 4)
+    ledger = Ledger.create(site.ledger.file, LedgerRun(about, site.plan.lines, 4))
     ledger.charge(1)
     ledger.close()
     site.ledger.accept()

@@ -6,7 +6,7 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.zoo import build_task
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.sampling import Everyone
 
 SIZES = (7, 1, 4, 10, 3)
@@ -82,6 +82,8 @@ def open_ledger():
 
     def opened(plan):
         about = {"run": "test"}
-        return Ledger.create(None, about, plan.lines, plan.permitted, plan.counted_clients)
+        return Ledger.create(
+            None, LedgerRun(about, plan.lines, plan.permitted, plan.counted_clients)
+        )
 
     return opened

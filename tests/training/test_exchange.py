@@ -16,7 +16,7 @@ from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.ledger.file import read_participations
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import unprotected
 from fedveil.privacy.ranges import Perturb, Ranges
@@ -120,7 +120,7 @@ def test_a_client_that_diverged_reports_a_randomised_zero_and_is_named(make_fami
 
 def ledger_of(plan, path=None):
     about = {"run": "test"}
-    return Ledger.create(path, about, plan.lines, plan.permitted, plan.counted_clients)
+    return Ledger.create(path, LedgerRun(about, plan.lines, plan.permitted, plan.counted_clients))
 
 
 STEPS = ClientSgd(Batches(2, steps=4), lr=0.7)

@@ -45,7 +45,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.channel import Round
 from fedveil.privacy.clip_schedules import Lengths
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.rows import row_norms
@@ -140,11 +140,7 @@ class PrivateStrategy(Strategy):
         about = {"run": Path(ledger).stem, "noise": "secure" if plan.secure else "seeded"}
         self.ledger = Ledger.create(
             Path(ledger),
-            about,
-            plan.every_line,
-            plan.permitted,
-            plan.counted_clients,
-            repeats=False,
+            LedgerRun(about, plan.every_line, plan.permitted, plan.counted_clients, repeats=False),
         )
         self._streams = Streams(secrets.randbits(128) if seed is None else seed, plan.secure)
         self._nodes: list[int] = []

@@ -20,7 +20,7 @@ from fedveil.flower.site_file import SiteFile
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.file import connect, one_look, query, read_runs, transaction
 from fedveil.privacy.ledger.hash_chain import Head, verify
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.runs.run_directory import sync_folder, write_atomic
 
 LOG = logging.getLogger("fedveil.site")
@@ -194,12 +194,12 @@ class SiteLedger:
         )
 
     def _open_ledger(self, about: dict[str, str], terms: Terms) -> Ledger:
-        rest = (about, terms.lines, terms.permitted_turns)
+        run = LedgerRun(about, terms.lines, terms.permitted_turns)
         if not self.file.exists():
-            return Ledger.create(self.file, *rest)
+            return Ledger.create(self.file, run)
         if about["run"] in read_runs(self.file):
-            return Ledger.reopen(self.file, *rest)
-        return Ledger.join(self.file, *rest, 0, None)
+            return Ledger.reopen(self.file, run)
+        return Ledger.join(self.file, run)
 
     def _note(self, run: str, round: int, attempt: int, charged: int, today: date) -> int:
         """Note an ask durably. Returns the run's attempts beyond each round's first."""

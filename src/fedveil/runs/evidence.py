@@ -25,8 +25,8 @@ from fedveil.privacy.ledger.shared import common_of, spent_in
 from fedveil.privacy.ledger.statement import (
     Charged,
     Statement,
-    charged,
     lines_of,
+    read_charged,
     statement,
     statements,
 )
@@ -101,7 +101,7 @@ def charged_of(folder: Path) -> Charged | None:
     file = file_of(folder)
     with one_look(file):
         name = _run_in(folder, list(read_runs(file)))
-        return None if name is None else charged(file, name)
+        return None if name is None else read_charged(file, name)
 
 
 def verify_ledger(path: Path, head: str | None) -> str:

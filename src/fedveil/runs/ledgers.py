@@ -11,7 +11,7 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.ledger.file import query, read_runs
 from fedveil.privacy.ledger.hash_chain import verify
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.ledger.shared import (
     Common,
     check_common,
@@ -81,9 +81,9 @@ def open_ledger(
     if shared is None and not (folder / "ledger.json").exists():
         if not path.exists() or (_unmade(path) and not _begun(folder)):
             about = {"run": folder.resolve().name, **about}
-            return Ledger.create(path, about, *account, repeats=repeats)
+            return Ledger.create(path, LedgerRun(about, *account, repeats=repeats))
         name = next(iter(read_runs(path)), "")  # the directory may have been renamed since
-        return Ledger.reopen(path, {"run": name, **about}, *account, repeats=repeats)
+        return Ledger.reopen(path, LedgerRun({"run": name, **about}, *account, repeats=repeats))
     about = {"run": name_of(folder), **about}
     rest = (about, *account)
     if not path.exists():
@@ -95,13 +95,13 @@ def open_ledger(
         _make_shared(path, shared, *rest)
     common = (shared or Shared(path)).common(plan.every_line, about["data"], common_of(path))
     if about["run"] in read_runs(path):
-        return Ledger.reopen(path, *rest, common, repeats=repeats)
+        return Ledger.reopen(path, LedgerRun(*rest, common, repeats=repeats))
     if _begun(folder):
         raise BadInput(
             f"{path} does not know the run {about['run']!r}: what it has spent is unknown; "
             "restore the ledger it was started with, or start over"
         )
-    return Ledger.join(path, *rest, common, repeats=repeats)
+    return Ledger.join(path, LedgerRun(*rest, common, repeats=repeats))
 
 
 def _make_shared(
@@ -115,7 +115,7 @@ def _make_shared(
     """Make a shared ledger with this run on it, atomically, unless another process was faster."""
     common = shared.common(lines, about["data"], None)
     new = path.with_name(f".{path.name}.{about['run']}.tmp")
-    Ledger.create(new, about, lines, permitted, clients, common).close()
+    Ledger.create(new, LedgerRun(about, lines, permitted, clients, common)).close()
     try:
         os.link(new, path)
     except FileExistsError:

@@ -21,7 +21,7 @@ from fedveil.models.task import Features, Task
 from fedveil.models.trial import check_fits, check_together, check_unit, isolate, mixes_records
 from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.channel import Ids, Round
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import DIAGNOSTICS
@@ -460,5 +460,5 @@ def _differing(x: Inputs[Array]) -> npt.NDArray[np.intp]:
 def new_ledger(plan: PrivacyPlan) -> Ledger:
     """A ledger in memory, for a training that leaves no run behind."""
     return Ledger.create(
-        None, {"run": "training"}, plan.every_line, plan.permitted, plan.counted_clients
+        None, LedgerRun({"run": "training"}, plan.every_line, plan.permitted, plan.counted_clients)
     )

@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from fedveil.privacy.ledger.file import read_charges
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 
 ABOUT = {"run": "one", "recipe": "abc", "data": "def"}
 
@@ -17,7 +17,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def ledger(path, make_line):
-    ledger = Ledger.create(path, ABOUT, (make_line(),), 5)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (make_line(),), 5))
     yield ledger
     ledger.close()
 

@@ -12,7 +12,7 @@ from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.accounting.events import Gaussian, to_dict
 from fedveil.privacy.ledger.file import read_about, read_charges, read_participations, read_runs
 from fedveil.privacy.ledger.hash_chain import read_links
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from tests.privacy.ledger.conftest import ABOUT, alter, rounds_on_disk
 
 # --- charging ---
@@ -34,7 +34,7 @@ def test_charge_says_what_was_released_and_when(ledger, path, make_line):
 
 def test_the_time_of_a_secure_charge_is_not_told(path, make_line):
     """How long a round took would tell how many clients it had."""
-    ledger = Ledger.create(path, ABOUT, (make_line(noise=NoiseSource.SECURE),), 5)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (make_line(noise=NoiseSource.SECURE),), 5))
     ledger.charge(1)
     ledger.close()
     (charge,) = read_charges(path)
@@ -45,7 +45,7 @@ def test_what_is_said_of_data_and_cohorts_confirms_no_guess(tmp_path, make_line)
     """The same run on the same data twice: nothing that a digest of them would make equal."""
     told = []
     for name in ("a.db", "b.db"):
-        ledger = Ledger.create(tmp_path / name, ABOUT, (make_line(),), 5, clients=3)
+        ledger = Ledger.create(tmp_path / name, LedgerRun(ABOUT, (make_line(),), 5, clients=3))
         ledger.charge(1, np.array([0, 2]))
         ledger.close()
         salt = read_about(tmp_path / name)["salt"]
@@ -65,7 +65,7 @@ def test_round_that_would_exceed_the_budget_is_refused_and_not_written(ledger, p
 
 
 def test_budget_of_nothing_refuses_the_first_round(path, make_line):
-    ledger = Ledger.create(path, ABOUT, (make_line(),), 0)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (make_line(),), 0))
     with pytest.raises(BudgetExhausted):
         ledger.charge(1)
     ledger.close()
@@ -83,7 +83,7 @@ def test_replay_is_free_even_at_the_end_of_the_budget(ledger, path):
 
 def test_rounds_cannot_be_skipped(path, make_line):
     """With shares, skipped rounds could all be one client's: count x share would be too low."""
-    ledger = Ledger.create(path, ABOUT, (make_line(share=Fraction(1, 4)),), 5)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (make_line(share=Fraction(1, 4)),), 5))
     ledger.charge(1)
     with pytest.raises((BadInput, AssertionError)):
         ledger.charge(5)
@@ -99,7 +99,7 @@ def test_rounds_count_from_one(ledger, path, round):
 
 
 def test_no_lines_mean_no_charges_and_no_refusals(path):
-    ledger = Ledger.create(path, ABOUT, (), 1)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (), 1))
     for round in range(1, 10):
         ledger.charge(round)
     ledger.close()
@@ -107,7 +107,7 @@ def test_no_lines_mean_no_charges_and_no_refusals(path):
 
 
 def test_ledger_in_memory_keeps_the_budget_too(make_line):
-    ledger = Ledger.create(None, ABOUT, (make_line(),), 1)
+    ledger = Ledger.create(None, LedgerRun(ABOUT, (make_line(),), 1))
     ledger.charge(1)
     ledger.charge(1)
     with pytest.raises(BudgetExhausted):
@@ -120,7 +120,7 @@ def test_ledger_in_memory_keeps_the_budget_too(make_line):
 
 def test_every_line_is_charged_in_the_rounds_in_which_it_is_due(path, make_line):
     lines = (make_line(), make_line(covers="norms", every=3, event=Gaussian(7.0)))
-    ledger = Ledger.create(path, ABOUT, lines, 9)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, lines, 9))
     for round in range(1, 8):
         ledger.charge(round)
     assert ledger.charged() == 7
@@ -132,7 +132,7 @@ def test_every_line_is_charged_in_the_rounds_in_which_it_is_due(path, make_line)
 
 
 def test_another_reading_of_a_release_is_not_charged(path, make_line):
-    ledger = Ledger.create(path, ABOUT, (make_line(), make_line(reading=True)), 9)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (make_line(), make_line(reading=True)), 9))
     ledger.charge(1)
     ledger.close()
     assert len(read_charges(path)) == 1
@@ -143,7 +143,7 @@ def test_another_reading_of_a_release_is_not_charged(path, make_line):
 
 @pytest.fixture
 def counting(path, make_line):
-    ledger = Ledger.create(path, ABOUT, (make_line(),), 5, clients=3)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (make_line(),), 5, clients=3))
     yield ledger
     ledger.close()
 
@@ -194,7 +194,7 @@ def test_ledger_tells_the_turns_of_any_number_of_rounds(counting, path, make_lin
     for rounds in (4, 1, 0, 2, 3, 4):
         assert counting.turns(rounds).tolist() == expected[rounds]
     counting.close()
-    again = Ledger.reopen(path, ABOUT, (make_line(),), 5, clients=3)
+    again = Ledger.reopen(path, LedgerRun(ABOUT, (make_line(),), 5, clients=3))
     assert again.turns(2).tolist() == expected[2]
     assert again.counts().tolist() == expected[4]
     again.close()
@@ -202,7 +202,7 @@ def test_ledger_tells_the_turns_of_any_number_of_rounds(counting, path, make_lin
 
 def test_ledger_of_another_number_of_clients_is_refused(counting, path, make_line):
     with pytest.raises(LedgerMismatch, match="clients is '3'"):
-        Ledger.reopen(path, ABOUT, (make_line(),), 5, clients=4)
+        Ledger.reopen(path, LedgerRun(ABOUT, (make_line(),), 5, clients=4))
 
 
 @pytest.mark.parametrize("bad", ["x'0102'", "x'09000000'"], ids=["cut", "nobody's"])

@@ -11,7 +11,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import NoiseSource, Relation, Trust
 from fedveil.privacy.accounting.events import Gaussian, GaussianWithCurator
 from fedveil.privacy.ledger.file import read_charges
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from tests.privacy.ledger.conftest import ABOUT
 
 
@@ -27,7 +27,7 @@ def within(make_line, releases, **changes):
 
 def test_secure_noise_is_never_replayed_for_free(path, make_line):
     """New randomness on the same data is a second release."""
-    ledger = Ledger.create(path, ABOUT, (within(make_line, 5),), 5)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (within(make_line, 5),), 5))
     assert [ledger.charge(1), ledger.charge(2), ledger.charge(2), ledger.charge(2)] == [0, 0, 1, 2]
     assert (ledger.charged(), ledger.extra_attempts) == (2, 2)
     assert ledger.charge(3) == 0
@@ -45,7 +45,7 @@ def test_secure_noise_is_never_replayed_for_free(path, make_line):
 
 
 def test_what_the_budget_has_beyond_the_plan_pays_for_attempts(path, make_line):
-    ledger = Ledger.create(path, ABOUT, (within(make_line, 4),), 3)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (within(make_line, 4),), 3))
     charges = [ledger.charge(1), ledger.charge(2), ledger.charge(2), ledger.charge(3)]
     assert charges == [0, 0, 1, 0]
     with pytest.raises(BudgetExhausted, match=r"budget of updates, .* again \(2\)"):
@@ -60,7 +60,7 @@ def test_an_attempt_is_a_turn_of_the_clients_asked(path, make_line):
     local = {"noise": NoiseSource.SECURE, "trust": Trust.LOCAL, "relation": Relation.REPLACE}
     terms = make_line(**local)
     most = terms.permitted(1000)
-    ledger = Ledger.create(path, {"run": "one"}, (terms,), most, 2)
+    ledger = Ledger.create(path, LedgerRun({"run": "one"}, (terms,), most, 2))
     for round in range(1, most + 1):
         ledger.charge(round, np.array([0]))
     with pytest.raises(BudgetExhausted):
@@ -73,7 +73,7 @@ def test_an_attempt_is_a_turn_of_the_clients_asked(path, make_line):
 def test_without_a_limit_as_many_attempts_as_rounds(path, make_line):
     """So many does the sampler's share of delta pay for."""
     line = make_line(noise=NoiseSource.SECURE, budget=Budget(math.inf, 1e-5))
-    ledger = Ledger.create(path, ABOUT, (line,), 2)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (line,), 2))
     assert [ledger.charge(1), ledger.charge(1), ledger.charge(1)] == [0, 1, 2]
     with pytest.raises(BudgetExhausted, match="3 rounds were done again"):
         ledger.charge(1)
@@ -87,7 +87,7 @@ def test_what_cannot_be_vouched_for_is_not_charged(path, make_line):
     line = make_line(
         noise=NoiseSource.SECURE, budget=Budget(math.inf, 1e-5), slip=0.0, vouched=vouched
     )
-    ledger = Ledger.create(path, ABOUT, (line,), 3)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (line,), 3))
     assert [ledger.charge(1), ledger.charge(1), ledger.charge(2)] == [0, 1, 0]
     with pytest.raises(BudgetExhausted, match=r"done again \(1\)"):
         ledger.charge(3)
@@ -97,7 +97,7 @@ def test_what_cannot_be_vouched_for_is_not_charged(path, make_line):
 def test_a_line_that_is_due_now_and_then_has_a_budget_of_its_own(path, make_line):
     """Histograms in rounds 1 and 3 of 4, calibrated for two: a third would exceed their budget."""
     lines = (within(make_line, 5), within(make_line, 2, covers="norms", every=2))
-    ledger = Ledger.create(path, ABOUT, lines, 4)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, lines, 4))
     assert [ledger.charge(1), ledger.charge(1), ledger.charge(2)] == [0, 1, 0]
     with pytest.raises(BudgetExhausted, match=r"budget of norms, .* again \(1\)"):
         ledger.charge(3)
@@ -111,7 +111,7 @@ def test_rounds_done_again_are_charged_for_what_the_curator_published(path, make
     plain = make_line(event=event, relation=Relation.REPLACE, noise=NoiseSource.SECURE)
     limit = plain.claims(5)[0].epsilon
     line = replace(plain, budget=Budget(limit, 1e-5))
-    ledger = Ledger.create(path, ABOUT, (line,), 3)
+    ledger = Ledger.create(path, LedgerRun(ABOUT, (line,), 3))
     assert [ledger.charge(1), ledger.charge(2)] == [0, 0]
     with pytest.raises(BudgetExhausted, match=r"done again \(1\)"):
         ledger.charge(2)

@@ -14,7 +14,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.ledger.file import read_about, read_charges, read_runs
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from tests.privacy.ledger.conftest import ABOUT, alter, rounds_on_disk
 
 # --- durability ---
@@ -22,7 +22,7 @@ from tests.privacy.ledger.conftest import ABOUT, alter, rounds_on_disk
 
 def test_every_connection_waits_for_the_disk(ledger, path, make_line):
     """2 is FULL, which syncs the log at every commit; 0 and 1 may lose a charge in a power cut."""
-    again = Ledger.reopen(path, ABOUT, (make_line(),), 5)
+    again = Ledger.reopen(path, LedgerRun(ABOUT, (make_line(),), 5))
     for one in (ledger, again):
         assert one._db.execute("PRAGMA synchronous").fetchone()[0] >= 2
         assert one._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
@@ -34,7 +34,7 @@ def test_charge_survives_a_process_killed_right_after_it(path, make_line):
     terms = make_line()
 
     def charge():
-        ledger = Ledger.create(path, ABOUT, (terms,), 2)
+        ledger = Ledger.create(path, LedgerRun(ABOUT, (terms,), 2))
         ledger.charge(1)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -43,7 +43,7 @@ def test_charge_survives_a_process_killed_right_after_it(path, make_line):
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert rounds_on_disk(path) == [1]
-    ledger = Ledger.reopen(path, ABOUT, (terms,), 2)
+    ledger = Ledger.reopen(path, LedgerRun(ABOUT, (terms,), 2))
     ledger.charge(1)
     ledger.charge(2)
     with pytest.raises(BudgetExhausted):
@@ -69,7 +69,7 @@ def test_reopened_ledger_remembers_what_was_charged(ledger, path, make_line):
     for round in range(1, 5):
         ledger.charge(round)
     ledger.close()
-    again = Ledger.reopen(path, ABOUT, (make_line(),), 5)
+    again = Ledger.reopen(path, LedgerRun(ABOUT, (make_line(),), 5))
     again.charge(5)
     with pytest.raises(BudgetExhausted):
         again.charge(6)
@@ -79,7 +79,7 @@ def test_reopened_ledger_remembers_what_was_charged(ledger, path, make_line):
 @pytest.mark.parametrize("key", ["run", "recipe", "data"])
 def test_ledger_of_something_else_is_refused(ledger, path, make_line, key):
     with pytest.raises(LedgerMismatch, match=key):
-        Ledger.reopen(path, {**ABOUT, key: "other"}, (make_line(),), 5)
+        Ledger.reopen(path, LedgerRun({**ABOUT, key: "other"}, (make_line(),), 5))
 
 
 @pytest.mark.parametrize(
@@ -101,18 +101,18 @@ def test_ledger_of_something_else_is_refused(ledger, path, make_line, key):
 )
 def test_ledger_with_other_terms_is_refused(ledger, path, make_line, change):
     with pytest.raises(LedgerMismatch, match="lines"):
-        Ledger.reopen(path, ABOUT, (make_line(**change),), 5)
+        Ledger.reopen(path, LedgerRun(ABOUT, (make_line(**change),), 5))
 
 
 def test_ledger_without_lines_is_not_taken_for_one_with_lines(ledger, path):
     with pytest.raises(LedgerMismatch, match="lines"):
-        Ledger.reopen(path, ABOUT, (), 5)
+        Ledger.reopen(path, LedgerRun(ABOUT, (), 5))
 
 
 def test_new_ledger_never_overwrites_an_old_one(ledger, path, make_line):
     ledger.charge(1)
     with pytest.raises((BadInput, sqlite3.OperationalError), match="exist"):
-        Ledger.create(path, ABOUT, (make_line(),), 5)
+        Ledger.create(path, LedgerRun(ABOUT, (make_line(),), 5))
     assert rounds_on_disk(path) == [1]
 
 
@@ -131,7 +131,7 @@ def test_about_is_what_was_written(ledger, path):
 
 
 def test_two_connections_share_one_budget(ledger, path, make_line):
-    other = Ledger.reopen(path, ABOUT, (make_line(),), 5)
+    other = Ledger.reopen(path, LedgerRun(ABOUT, (make_line(),), 5))
     for round in range(1, 6):
         (ledger if round % 2 else other).charge(round)
     for one in (ledger, other):
@@ -145,7 +145,7 @@ def test_connections_that_race_for_a_round_charge_it_once(ledger, path, make_lin
     barrier, failures = threading.Barrier(4), []
 
     def run():
-        mine = Ledger.reopen(path, ABOUT, (make_line(),), 5)
+        mine = Ledger.reopen(path, LedgerRun(ABOUT, (make_line(),), 5))
         barrier.wait()
         try:
             for round in range(1, 6):
@@ -180,7 +180,7 @@ def test_charge_waits_for_a_writer_and_raises_if_it_never_ends(ledger, path):
 
 
 def open_again(path, terms):
-    Ledger.reopen(path, ABOUT, (terms,), 5)
+    Ledger.reopen(path, LedgerRun(ABOUT, (terms,), 5))
 
 
 READERS = [

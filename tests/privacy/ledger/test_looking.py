@@ -12,7 +12,7 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger import file as ledger_file
 from fedveil.privacy.ledger.file import one_look, query, read_charges, read_runs
 from fedveil.privacy.ledger.hash_chain import verify
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 
 COUNT = "SELECT COUNT(*) FROM charges"
 
@@ -24,7 +24,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def ledger(path, make_line):
-    ledger = Ledger.create(path, {"run": "one", "data": "d"}, (make_line(),), 500)
+    ledger = Ledger.create(path, LedgerRun({"run": "one", "data": "d"}, (make_line(),), 500))
     yield ledger
     ledger.close()
 
@@ -93,7 +93,7 @@ def test_locks_of_this_process_outlive_a_look(ledger, path):
 
 
 def charge_on(path, lines, ready):
-    ledger = Ledger.reopen(path, {"run": "one", "data": "d"}, lines, 500)
+    ledger = Ledger.reopen(path, LedgerRun({"run": "one", "data": "d"}, lines, 500))
     ready.set()
     for round in range(1, 301):
         ledger.charge(round)
@@ -103,7 +103,7 @@ def charge_on(path, lines, ready):
 def test_a_ledger_that_is_being_written_is_whole_at_every_look(path, make_line):
     """Charges by another process, and a checkpoint of its log at the end."""
     lines = (make_line(),)
-    Ledger.create(path, {"run": "one", "data": "d"}, lines, 500).close()
+    Ledger.create(path, LedgerRun({"run": "one", "data": "d"}, lines, 500)).close()
     fork = multiprocessing.get_context("fork")
     ready = fork.Event()
     writer = fork.Process(target=charge_on, args=(path, lines, ready))

@@ -10,7 +10,7 @@ from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import HELD_OUT
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.ledger.hash_chain import verify
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.ledger.shared import Common
 from fedveil.privacy.ledger.statement import statement
 from fedveil.privacy.priced_metrics import priced_metrics
@@ -43,7 +43,8 @@ def plan_of(*, secure=False, rounds=ROUNDS):
 
 def opened(plan, path=None, *, again=False):
     made = Ledger.reopen if again else Ledger.create
-    return made(path, ABOUT, plan.every_line, plan.permitted, plan.counted_clients)
+    run = LedgerRun(ABOUT, plan.every_line, plan.permitted, plan.counted_clients)
+    return made(path, run)
 
 
 def measured(path):

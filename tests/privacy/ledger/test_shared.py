@@ -12,7 +12,7 @@ from fedveil.privacy.accounting.claims import NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Gaussian, Shuffled, TwoPoint
 from fedveil.privacy.ledger.file import read_charges, read_participations, read_runs
 from fedveil.privacy.ledger.hash_chain import verify
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.ledger.shared import Common, RenyiFilter, common_of, renyi_curve, spent_in
 
 LIMIT, DELTA = 3.0, 1e-5
@@ -46,7 +46,7 @@ def opened(path, make_line):
         lines = (make_line(**{"event": EVENT, **terms}),)
         common = Common.from_lines(lines, data, epsilon)
         open = Ledger.join if path.exists() else Ledger.create
-        ledgers.append(open(path, about(run, seed), lines, permitted, clients, common))
+        ledgers.append(open(path, LedgerRun(about(run, seed), lines, permitted, clients, common)))
         return ledgers[-1]
 
     yield make
@@ -141,7 +141,9 @@ def test_a_run_that_was_closed_goes_on_where_it_was(opened, path, make_line):
     opened("one", permitted=30)
     charge_all(opened("two", permitted=4))
     lines = (make_line(event=EVENT),)
-    again = Ledger.reopen(path, about("two"), lines, 4, 0, Common.from_lines(lines, "d", LIMIT))
+    again = Ledger.reopen(
+        path, LedgerRun(about("two"), lines, 4, 0, Common.from_lines(lines, "d", LIMIT))
+    )
     assert (again.charged(), again.charge(2)) == (4, 0)
     with pytest.raises(BudgetExhausted):
         again.charge(5)
@@ -214,11 +216,11 @@ def test_another_number_of_counted_clients_is_refused(opened, path):
 def test_counts_of_repeated_attempts_are_those_of_the_clients_asked(path, make_line):
     """An attempt at an earlier round comes last, although its round does not."""
     lines = (make_line(noise=NoiseSource.SECURE, trust=Trust.LOCAL, relation=Relation.REPLACE),)
-    ledger = Ledger.create(path, about("one"), lines, 100, 8)
+    ledger = Ledger.create(path, LedgerRun(about("one"), lines, 100, 8))
     for round in (1, 2, 3):
         ledger.charge(round, np.array([round]))
     ledger.close()
-    again = Ledger.reopen(path, about("one"), lines, 100, 8)
+    again = Ledger.reopen(path, LedgerRun(about("one"), lines, 100, 8))
     assert again.turns(3).tolist() == [0, 1, 1, 1, 0, 0, 0, 0]
     again.charge(2, np.array([6]))
     assert again.turns(3).tolist() == [0, 1, 1, 1, 0, 0, 1, 0]
@@ -277,10 +279,12 @@ def test_a_name_is_used_once(opened):
 
 def test_a_runs_own_ledger_is_not_shared(path, make_line):
     lines = (make_line(),)
-    Ledger.create(path, about("one"), lines, 5).close()
+    Ledger.create(path, LedgerRun(about("one"), lines, 5)).close()
     assert common_of(path) is None
     with pytest.raises(LedgerMismatch, match="not set in the ledger"):
-        Ledger.join(path, about("two"), lines, 5, 0, Common.from_lines(lines, "d", LIMIT))
+        Ledger.join(
+            path, LedgerRun(about("two"), lines, 5, 0, Common.from_lines(lines, "d", LIMIT))
+        )
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -329,7 +333,7 @@ def test_threads_that_charge_at_once_never_overspend(path, opened, make_line):
     def work(name):
         try:
             common = Common.from_lines(lines, "d", LIMIT)
-            ledger = Ledger.join(path, about(name), lines, 10_000, 0, common)
+            ledger = Ledger.join(path, LedgerRun(about(name), lines, 10_000, 0, common))
             start.wait()
             done.append(charge_all(ledger))
             ledger.close()
@@ -349,7 +353,7 @@ def test_threads_that_charge_at_once_never_overspend(path, opened, make_line):
 def charge_at_random(path, name, lines, ready, done):
     """A process with cohorts of its own, until a client is at its limit."""
     common = Common.from_lines(lines, "d", LIMIT)
-    ledger = Ledger.join(path, about(name), lines, 10_000, 8, common)
+    ledger = Ledger.join(path, LedgerRun(about(name), lines, 10_000, 8, common))
     ready.wait()
     random, rounds = np.random.default_rng(int(name)), 0
     try:

@@ -14,7 +14,7 @@ from fedveil.privacy.accounting.budget import NOT_DECIDED, Budget, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.accounting.events import Gaussian, to_dict
 from fedveil.privacy.ledger.file import read_runs
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.ledger.statement import statements
 
 
@@ -25,7 +25,7 @@ def write(tmp_path):
     def make(*lines, rounds, counts=None, planned=None):
         path = tmp_path / "ledger.db"
         clients = 0 if counts is None else len(counts)
-        ledger = Ledger.create(path, {"run": "one"}, lines, planned or rounds, clients)
+        ledger = Ledger.create(path, LedgerRun({"run": "one"}, lines, planned or rounds, clients))
         for round in range(1, rounds + 1):
             ledger.charge(round, None if counts is None else np.flatnonzero(counts >= round))
         ledger.close()
@@ -61,7 +61,7 @@ def test_rounds_that_were_done_again_are_told(make_line, tmp_path):
     """Each attempt with secure noise is one more release."""
     terms = make_line(noise=NoiseSource.SECURE)
     path = tmp_path / "ledger.db"
-    ledger = Ledger.create(path, {"run": "one"}, (terms,), 3, 0)
+    ledger = Ledger.create(path, LedgerRun({"run": "one"}, (terms,), 3, 0))
     for round in (1, 1, 2, 3, 3, 3):
         ledger.charge(round)
     ledger.close()

@@ -12,7 +12,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.ledger.file import read_closing
 from fedveil.privacy.ledger.hash_chain import Head, verify
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.ledger.shared import Common
 
 CLIENTS = 6
@@ -29,13 +29,13 @@ def path(tmp_path, make_line):
     lines = (make_line(noise=NoiseSource.SECURE, budget=Budget(3.0, 1e-5)),)
     common = Common.from_lines(lines, "d", 9.0)
     rest = (lines, 9, CLIENTS, common)
-    first = Ledger.create(path, about("one"), *rest)
+    first = Ledger.create(path, LedgerRun(about("one"), *rest))
     first.charge(1, np.array([0, 1]))
-    second = Ledger.join(path, about("two"), *rest)
+    second = Ledger.join(path, LedgerRun(about("two"), *rest))
     second.charge(1, np.array([], dtype=np.int64))
     first.charge(2, np.array([2, 3]))
     first.charge(2, np.array([2, 4]))
-    third = Ledger.join(path, about("three"), *rest)
+    third = Ledger.join(path, LedgerRun(about("three"), *rest))
     third.charge(1, np.array([5]))
     third.end({"result.json": "a"})
     third.note_resumed()
@@ -206,7 +206,7 @@ def test_the_last_end_of_a_run_counts(path):
 def test_a_run_that_goes_on_is_open(path, make_line):
     lines = (make_line(noise=NoiseSource.SECURE),)
     ledger = Ledger.reopen(
-        path, about("two"), lines, 9, CLIENTS, Common.from_lines(lines, "d", 9.0)
+        path, LedgerRun(about("two"), lines, 9, CLIENTS, Common.from_lines(lines, "d", 9.0))
     )
     ledger.note_resumed()
     assert (ledger.closing_files(), read_closing(path, "two")) == ({}, {})
@@ -240,7 +240,7 @@ def test_a_ledger_that_went_on_still_has_the_old_head(path, make_line):
     head = verify(path)
     lines = (make_line(noise=NoiseSource.SECURE),)
     ledger = Ledger.reopen(
-        path, about("one"), lines, 9, CLIENTS, Common.from_lines(lines, "d", 9.0)
+        path, LedgerRun(about("one"), lines, 9, CLIENTS, Common.from_lines(lines, "d", 9.0))
     )
     ledger.charge(3, np.array([1]))
     ledger.close()
@@ -252,7 +252,7 @@ def test_a_ledger_written_anew_is_found_by_who_knows_the_head(path, tmp_path, ma
     head = verify(path)
     other = tmp_path / "other.db"
     lines = (make_line(),)
-    ledger = Ledger.create(other, about("one"), lines, 11)
+    ledger = Ledger.create(other, LedgerRun(about("one"), lines, 11))
     for round in range(1, 12):
         ledger.charge(round)
     ledger.close()
@@ -263,7 +263,7 @@ def test_a_ledger_written_anew_is_found_by_who_knows_the_head(path, tmp_path, ma
 
 def test_a_ledger_without_charges_has_a_head_too(tmp_path, make_line):
     path = tmp_path / "ledger.db"
-    Ledger.create(path, about("one"), (make_line(),), 9).close()
+    Ledger.create(path, LedgerRun(about("one"), (make_line(),), 9)).close()
     head = verify(path)
     assert head.length == 0
     alter(path, "INSERT INTO about VALUES ('note', 'mine')")
@@ -276,7 +276,7 @@ def test_a_ledger_without_charges_has_a_head_too(tmp_path, make_line):
 def test_the_head_that_a_ledger_tells_is_the_one_that_is_verified(path, make_line):
     lines = (make_line(noise=NoiseSource.SECURE),)
     ledger = Ledger.reopen(
-        path, about("one"), lines, 9, CLIENTS, Common.from_lines(lines, "d", 9.0)
+        path, LedgerRun(about("one"), lines, 9, CLIENTS, Common.from_lines(lines, "d", 9.0))
     )
     assert ledger.head() == verify(path)
     ledger.close()

@@ -32,7 +32,7 @@ _LOGS = ("-wal", "-journal")
 _TRIES = 5
 
 _looks: ContextVar[dict[Path, sqlite3.Connection] | None] = ContextVar("looks", default=None)
-_written: Counter[Path] = Counter()
+_writers: Counter[Path] = Counter()
 _guard = threading.Lock()
 
 
@@ -61,47 +61,20 @@ def one_look(path: Path) -> Iterator[sqlite3.Connection]:
     if path in looks:
         yield looks[path]
         return
-    _check_there(path)
+    try:
+        exists = path.is_file()
+    except OSError as e:
+        raise BadInput(f"{path}: the ledger cannot be read: {e}") from e
+    if not exists:
+        raise BadInput(f"{path}: there is no ledger here; give a run directory or its ledger.db")
     file = path.resolve()
     with ExitStack() as stack:
-        db = stack.enter_context(_opened(path, file))
-        before = _signature(file)
-        token = _looks.set({**looks, path: db})
-        try:
-            yield db
-        except BadInput as e:
-            if _signature(file) != before and not _written[file]:
-                raise BadInput(f"{path}: it was written while it was read; look again") from e
-            raise
-        finally:
-            _looks.reset(token)
-
-
-def begin_writing(path: Path) -> None:
-    """This process has the ledger open, and SQLite's locks on it.
-
-    They are lost when the process closes any descriptor of the file that SQLite does not know of:
-    from now on it is read in place.
-    """
-    with _guard:
-        _written[path.resolve()] += 1
-
-
-def end_writing(path: Path) -> None:
-    """This process has closed it again."""
-    with _guard:
-        _written[path.resolve()] -= 1
-
-
-@contextmanager
-def _opened(path: Path, file: Path) -> Iterator[sqlite3.Connection]:
-    with ExitStack() as stack:
-        if _written[file]:
-            where, uri = str(file), False
-        elif not _logs(path, file):
-            where, uri = f"{file.as_uri()}?mode=ro&immutable=1", True
-        else:
-            where, uri = str(stack.enter_context(_copy(path, file))), False
+        where, uri = str(file), False
+        if not _writers[file]:
+            if _logs(path, file):
+                where = str(stack.enter_context(_copy(path, file)))
+            else:
+                where, uri = f"{file.as_uri()}?mode=ro&immutable=1", True
         try:
             db = sqlite3.connect(where, isolation_level=None, timeout=10, uri=uri)
             stack.callback(db.close)
@@ -111,7 +84,26 @@ def _opened(path: Path, file: Path) -> Iterator[sqlite3.Connection]:
             raise BadInput(f"{path}: the ledger cannot be opened ({reason})") from e
         except DAMAGED as e:
             raise BadInput(f"{path}: not a fedveil ledger ({one_line(e)})") from e
-        yield db
+        before = _signature(file)
+        token = _looks.set({**looks, path: db})
+        try:
+            yield db
+        except BadInput as e:
+            if _signature(file) != before and not _writers[file]:
+                raise BadInput(f"{path}: it was written while it was read; look again") from e
+            raise
+        finally:
+            _looks.reset(token)
+
+
+def count_writer(path: Path, change: int) -> None:
+    """Note that this process has opened (1) or closed (-1) the ledger for writing.
+
+    It then has SQLite's locks on the file, which are lost when the process closes any descriptor
+    of it that SQLite does not know of. So it is read in place meanwhile.
+    """
+    with _guard:
+        _writers[path.resolve()] += change
 
 
 @contextmanager
@@ -122,62 +114,46 @@ def _copy(path: Path, file: Path) -> Iterator[Path]:
     except OSError as e:
         raise BadInput(f"{path}: its log can be read in a copy only: {e}; set TMPDIR") from e
     with folder as name:
-        tries = (Path(name) / f"{number}.db" for number in range(_TRIES))
-        try:
-            whole = next((copy for copy in tries if _copied_at_once(path, file, copy)), None)
-        except OSError as e:
-            raise BadInput(f"{path}: the ledger cannot be read: {e}") from e
-        if whole is None:
-            raise BadInput(f"{path}: it is being written all the time; look again")
-        yield whole
-
-
-def _copied_at_once(path: Path, file: Path, copied: Path) -> bool:
-    """Copy the file. Returns whether nothing was written meanwhile."""
-    before = _signature(file)
-    try:
-        shutil.copyfile(file, copied)
-        for log in _logs(path, file):
-            shutil.copyfile(f"{file}{log}", f"{copied}{log}")
-    except FileNotFoundError:
-        return False
-    return _signature(file) == before
-
-
-def _check_there(path: Path) -> None:
-    try:
-        there = path.is_file()
-    except OSError as e:
-        raise BadInput(f"{path}: the ledger cannot be read: {e}") from e
-    if not there:
-        raise BadInput(f"{path}: there is no ledger here; give a run directory or its ledger.db")
+        for number in range(_TRIES):
+            copy, before = Path(name) / f"{number}.db", _signature(file)
+            try:
+                shutil.copyfile(file, copy)
+                for log in _logs(path, file):
+                    shutil.copyfile(f"{file}{log}", f"{copy}{log}")
+            except FileNotFoundError:
+                continue
+            except OSError as e:
+                raise BadInput(f"{path}: the ledger cannot be read: {e}") from e
+            if _signature(file) == before:  # nothing was written meanwhile
+                yield copy
+                return
+        raise BadInput(f"{path}: it is being written all the time; look again")
 
 
 def _logs(path: Path, file: Path) -> list[str]:
     """Which logs of a ledger have content."""
-    try:
-        return [log for log in _LOGS if _size(Path(f"{file}{log}"))]
-    except OSError as e:
-        raise BadInput(f"{path}: its log cannot be read: {e}") from e
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+    logs = []
+    for log in _LOGS:
+        try:
+            if Path(f"{file}{log}").stat().st_size:
+                logs.append(log)
+        except FileNotFoundError:
+            continue
+        except OSError as e:
+            raise BadInput(f"{path}: its log cannot be read: {e}") from e
+    return logs
 
 
 def _signature(file: Path) -> tuple[object, ...]:
     """What changes when the file or its log is written."""
-    found: list[object] = []
-    for part in (file, *(Path(f"{file}{log}") for log in _LOGS)):
+    parts: list[object] = []
+    for suffix in ("", *_LOGS):
         try:
-            stat = part.stat()
-            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+            stat = Path(f"{file}{suffix}").stat()
+            parts.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            parts.append(None)
+    return tuple(parts)
 
 
 FORMAT = "5"
@@ -242,7 +218,7 @@ def read_about(path: Path) -> dict[str, str]:
     with one_look(path):
         rows, tables = query(path, "SELECT key, value FROM about"), set(query(path, _TABLES))
     try:
-        about = {as_text(k): as_text(v) for k, v in rows}
+        about = {column(name, str): column(value, str) for name, value in rows}
     except TypeError as e:
         raise BadInput(f"{path}: not a fedveil ledger ({one_line(e)})") from e
     if about.get("format") != FORMAT:
@@ -271,7 +247,7 @@ def read_runs(path: Path) -> dict[str, dict[str, str]]:
         read_about(path)
         rows = query(path, "SELECT run, about FROM runs ORDER BY rowid")
     try:
-        return {as_text(run): _texts(json.loads(as_text(about))) for run, about in rows}
+        return {column(run, str): _texts(about) for run, about in rows}
     except (ValueError, TypeError) as e:
         raise BadInput(f"{path}: a run cannot be read: {e}") from e
 
@@ -283,34 +259,29 @@ def read_charges(path: Path, run: str | None = None) -> list[Charge]:
         "SELECT round, attempt, covers, event, charged_at, run FROM charges "
         "ORDER BY run, round, attempt, covers",
     )
+    kinds = (int, int, str, str, str, str)
+    charges = []
     try:
-        found = [
-            Charge(
-                as_count(round),
-                as_count(attempt),
-                as_text(covers),
-                dict(json.loads(as_text(event))),
-                as_text(at),
-                as_text(of),
-            )
-            for round, attempt, covers, event, at, of in rows
-        ]
+        for row in rows:
+            values = [column(value, kind) for value, kind in zip(row, kinds, strict=True)]
+            values[3] = dict(json.loads(values[3]))
+            charges.append(Charge(*values))
     except (ValueError, TypeError) as e:
         raise BadInput(f"{path}: a charge cannot be read: {e}") from e
-    return [charge for charge in found if run is None or charge.run == run]
+    return [charge for charge in charges if run is None or charge.run == run]
 
 
 def read_participations(path: Path, run: str | None = None) -> Counts | None:
     """How often each client took part in a run (the only one, if it is left out)."""
     with one_look(path):
         runs = read_runs(path)
-        found = query(path, "SELECT run, ids FROM cohorts")
+        rows = query(path, "SELECT run, ids FROM cohorts")
     name = run if run is not None else next(iter(runs), "")
-    rows = [ids for of, ids in found if of == name]
     try:
         counts = np.zeros(counted_clients(runs.get(name, {})), dtype=np.int64)
-        for ids in rows:
-            counts[ids_from_bytes(ids)] += 1
+        for owner, ids in rows:
+            if owner == name:
+                counts[ids_from_bytes(ids)] += 1
     except (ValueError, TypeError, IndexError) as e:
         raise BadInput(f"{path}: the ledger's cohorts cannot be read: {e}") from e
     return counts if len(counts) else None
@@ -320,7 +291,7 @@ def read_closing(path: Path, run: str) -> dict[str, str]:
     """The digests of a run's files when it ended last, empty while it is open."""
     rows = query(path, "SELECT run, files FROM closings ORDER BY seq DESC")
     try:
-        return next((_texts(json.loads(as_text(files))) for of, files in rows if of == run), {})
+        return next((_texts(files) for owner, files in rows if owner == run), {})
     except (ValueError, TypeError) as e:
         raise BadInput(f"{path}: the end of the run {run!r} cannot be read: {e}") from e
 
@@ -333,25 +304,20 @@ def counted_clients(about: dict[str, str]) -> int:
     return clients
 
 
-def as_text(value: object) -> str:
-    """A column as text. SQLite may hold any type there."""
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} where text should be")
+def column(value: Any, kind: type) -> Any:
+    """The value of a column, which is of that type. SQLite may hold any type there."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{type(value).__name__} where {_KINDS[kind]} should be")
     return value
 
 
-def as_count(value: object) -> int:
-    """A column of counts."""
-    if not isinstance(value, int):
-        raise TypeError(f"{type(value).__name__} where a count should be")
-    return value
+_KINDS = {str: "text", int: "a count", bytes: "a cohort", dict: "names and texts"}
 
 
-def _texts(about: object) -> dict[str, str]:
-    """What a run registered with."""
-    if not isinstance(about, dict):
-        raise TypeError(f"{type(about).__name__} where names and texts should be")
-    return {name: as_text(value) for name, value in about.items()}
+def _texts(text: Any) -> dict[str, str]:
+    """Names and texts, stored as JSON."""
+    values = column(json.loads(column(text, str)), dict)
+    return {name: column(value, str) for name, value in values.items()}
 
 
 def ids_from_bytes(ids: bytes) -> Ids:

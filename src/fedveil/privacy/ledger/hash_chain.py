@@ -15,10 +15,9 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.ledger.file import as_count, as_text, one_look, query, read_about
+from fedveil.privacy.ledger.file import column, one_look, query, read_about
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,9 @@ class Closing:
     runs: str
 
 
+Link = Entry | Closing
+
+
 def digest(content: bytes | str) -> str:
     """SHA-256, in hexadecimal."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
@@ -86,12 +88,12 @@ def first_hash(about: dict[str, str]) -> str:
     return digest(json.dumps(about, sort_keys=True))
 
 
-def next_hash(before: str, entry: Entry | Closing) -> str:
+def next_hash(before: str, entry: Link) -> str:
     """The hash of an entry after `before`. A charge and a closing never have the same content."""
     return digest(json.dumps([before, *vars(entry).values()]))
 
 
-def broken_at(first: str, links: Iterable[tuple[Entry | Closing, str]]) -> int | None:
+def broken_at(first: str, links: Iterable[tuple[Link, str]]) -> int | None:
     """The first entry, counting from 1, whose hash is wrong. None if all are right.
 
     >>> a = Entry("r", 1, 0, "updates", "{}", "now", "", "")
@@ -101,9 +103,9 @@ def broken_at(first: str, links: Iterable[tuple[Entry | Closing, str]]) -> int |
     (None, 1)
     """
     before = first
-    for number, (entry, found) in enumerate(links, 1):
+    for number, (entry, noted) in enumerate(links, 1):
         before = next_hash(before, entry)
-        if before != found:
+        if before != noted:
             return number
     return None
 
@@ -114,10 +116,10 @@ def head_of(db: sqlite3.Connection) -> Head:
         db.execute(f"SELECT seq, hash FROM {table} ORDER BY seq DESC LIMIT 1").fetchone()
         for table in ("charges", "closings")
     )
-    seq, found = max((row for row in last if row is not None), default=(0, ""))
+    seq, noted = max((row for row in last if row is not None), default=(0, ""))
     if not seq:
         return Head(first_hash(dict(db.execute("SELECT key, value FROM about"))), 0)
-    return Head(str(found), int(seq))
+    return Head(str(noted), int(seq))
 
 
 def runs_digest(db: sqlite3.Connection) -> str:
@@ -127,35 +129,15 @@ def runs_digest(db: sqlite3.Connection) -> str:
     )
 
 
-def add_charge(db: sqlite3.Connection, entry: Entry) -> None:
-    """Append a charge. The caller holds a transaction."""
-    head = _after(head_of(db), entry)
-    values = (entry.run, entry.round, entry.attempt, entry.covers, entry.event, entry.charged_at)
-    row = (head.length, *values, head.hash)
-    db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-
-
-def add_closing(db: sqlite3.Connection, run: str, files: dict[str, str], at: str) -> Head:
-    """Append the files that a run left. The caller holds a transaction."""
-    entry = Closing(run, json.dumps(files, sort_keys=True), at, runs_digest(db))
-    head = _after(head_of(db), entry)
-    row = (head.length, run, entry.files, at, head.hash)
-    db.execute("INSERT INTO closings VALUES (?, ?, ?, ?, ?)", row)
+def append(db: sqlite3.Connection, entry: Link) -> Head:
+    """Append a charge or a closing. The caller holds a transaction."""
+    last = head_of(db)
+    head = Head(next_hash(last.hash, entry), last.length + 1)
+    table, columns = ("charges", 6) if isinstance(entry, Entry) else ("closings", 3)
+    row = (head.length, *list(vars(entry).values())[:columns], head.hash)
+    db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
     return head
 
-
-def last_closing(db: sqlite3.Connection, run: str) -> dict[str, str]:
-    """The files that a run left when it ended last, empty while it is open."""
-    query = "SELECT files FROM closings WHERE run = ? ORDER BY seq DESC LIMIT 1"
-    row = db.execute(query, (run,)).fetchone()
-    return {} if row is None else dict(json.loads(row[0]))
-
-
-def _after(head: Head, entry: Entry | Closing) -> Head:
-    return Head(next_hash(head.hash, entry), head.length + 1)
-
-
-Link = Entry | Closing
 
 _CHARGES = (
     "SELECT seq, charges.run, round, attempt, covers, event, charged_at, ids, hash "
@@ -163,6 +145,7 @@ _CHARGES = (
 )
 _CLOSINGS = "SELECT seq, run, files, closed_at, hash FROM closings"
 _HASHES = "SELECT seq, hash FROM "
+_CHARGE_TYPES, _CLOSING_TYPES = (str, int, int, str, str, str), (str, str, str)
 
 
 def verify(path: Path, *known: Head) -> Head:
@@ -189,7 +172,7 @@ def verify(path: Path, *known: Head) -> Head:
         )
     if not cohorts <= {(e.run, e.round, e.attempt) for e, _ in links if isinstance(e, Entry)}:
         raise BadInput(f"{path}: there is a cohort without a charge: the ledger was changed")
-    hashes = [first_hash(about), *(found for _, found in links)]
+    hashes = [first_hash(about), *(noted for _, noted in links)]
     for head in known:
         check_head(path, head, hashes)
     return Head(hashes[-1], len(links))
@@ -213,62 +196,48 @@ def read_hashes(path: Path) -> list[str]:
     with one_look(path):
         first = first_hash(read_about(path))
         rows = [row for table in ("charges", "closings") for row in query(path, _HASHES + table)]
-    return [first, *(str(found) for _, found in sorted(rows, key=lambda row: int(row[0])))]
+    return [first, *(str(noted) for _, noted in sorted(rows, key=lambda row: int(row[0])))]
 
 
 def read_links(path: Path, salt: str) -> list[tuple[Link, str]]:
     """The charges and closings as the chain sees them, and the hash noted with each."""
     with one_look(path):
-        runs = _runs(path)
+        runs = _registered_runs(path)
         rows = [*query(path, _CHARGES), *query(path, _CLOSINGS)]
     links: list[tuple[Link, str]] = []
     digests: dict[int, str] = {}
-    for number, (seq, *row, found) in enumerate(sorted(rows, key=lambda row: int(row[0])), 1):
+    for number, (seq, *row, noted) in enumerate(sorted(rows, key=lambda row: int(row[0])), 1):
         if seq != number:
             raise BadInput(f"{path}: entry {number} is missing: the ledger was changed")
-        there = [text for after, text in runs if after < number]
-        if len(there) not in digests:  # runs are only ever added
-            digests[len(there)] = digest_of(there)
+        before = [text for after, text in runs if after < number]
+        if len(before) not in digests:  # runs are only ever added
+            digests[len(before)] = digest_of(before)
+        registered = digests[len(before)]
         try:
-            links.append((_link(row, salt, digests[len(there)]), as_text(found)))
+            if len(row) == 3:
+                link: Link = Closing(*map(column, row, _CLOSING_TYPES), runs=registered)
+            else:
+                cohort = "" if row[6] is None else seal(salt, column(row[6], bytes))
+                link = Entry(*map(column, row, _CHARGE_TYPES), ids=cohort, runs=registered)
+            links.append((link, column(noted, str)))
         except TypeError as e:
             raise BadInput(f"{path}: entry {number} cannot be read: {e}") from e
     return links
-
-
-def _link(row: list[Any], salt: str, runs: str) -> Link:
-    """A row of either table as the chain sees it."""
-    if len(row) == 3:
-        run, files, at = map(as_text, row)
-        return Closing(run, files, at, runs)
-    run, round, attempt, covers, event, at, ids = row
-    if not isinstance(ids, bytes | None):
-        raise TypeError(f"{type(ids).__name__} where a cohort should be")
-    return Entry(
-        as_text(run),
-        as_count(round),
-        as_count(attempt),
-        as_text(covers),
-        as_text(event),
-        as_text(at),
-        "" if ids is None else seal(salt, ids),
-        runs,
-    )
 
 
 def _entry_text(link: Link) -> str:
     return f"{'the end' if isinstance(link, Closing) else f'round {link.round}'} of {link.run}"
 
 
-def _runs(path: Path) -> list[tuple[int, str]]:
-    """What each run registered with, in order, and how many entries there were before it."""
-    found = []
+def _registered_runs(path: Path) -> list[tuple[int, str]]:
+    """How many entries there were before each run, and what it registered with, in order."""
+    runs = []
     for run, text in query(path, "SELECT run, about FROM runs ORDER BY rowid"):
         try:
             about = json.loads(text)
             if about["run"] != run:
                 raise ValueError(f"it calls itself {about['run']!r}")
-            found.append((int(about["after"]), str(text)))
+            runs.append((int(about["after"]), str(text)))
         except (ValueError, LookupError, TypeError, OverflowError) as e:
             raise BadInput(f"{path}: the run {run!r} cannot be read: {e}") from e
-    return found
+    return runs

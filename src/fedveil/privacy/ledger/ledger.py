@@ -10,6 +10,7 @@ ledger until it is closed. Charges, and what a run left at its end, are chained 
 import json
 import secrets
 import sqlite3
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,29 +26,48 @@ from fedveil.privacy.ledger.file import (
     SCHEMA,
     Counts,
     Ids,
-    begin_writing,
     connect,
-    end_writing,
+    count_writer,
     ids_from_bytes,
     read_about,
     read_runs,
     transaction,
 )
-from fedveil.privacy.ledger.hash_chain import (
-    Entry,
-    Head,
-    add_charge,
-    add_closing,
-    head_of,
-    last_closing,
-    runs_digest,
-)
+from fedveil.privacy.ledger.hash_chain import Closing, Entry, Head
 from fedveil.privacy.ledger.shared import Common, SharedBudget, check_common, check_company
 
-Lines = tuple[BudgetLine, ...]
-
-
 _SEALED = ("data", "identity")
+
+
+@dataclass(frozen=True)
+class LedgerRun:
+    """A run as a ledger knows it.
+
+    Attributes:
+        about: Whose ledger it is, with the run's name under "run".
+        lines: What is charged, and within which budgets.
+        permitted: The number of rounds that fit the budgets.
+        clients: How many clients' turns are counted, 0 if none are.
+        common: What the runs of a shared ledger have in common, None if it is the run's own.
+        repeats: Whether a round done again with seeded noise is the same round.
+    """
+
+    about: dict[str, str]
+    lines: tuple[BudgetLine, ...]
+    permitted: int
+    clients: int = 0
+    common: Common | None = None
+    repeats: bool = True
+
+    def rows(self, salt: str) -> dict[str, str]:
+        """The values that identify the run. Digests of private things are sealed."""
+        rows, lines = dict(self.about), []
+        for key in _SEALED:
+            if key in rows:
+                rows[key] = hash_chain.seal(salt, rows[key])
+        for line in self.lines:
+            lines.append(line.to_dict())
+        return {**rows, "lines": json.dumps(lines), "clients": str(self.clients)}
 
 
 class Ledger:
@@ -77,45 +97,27 @@ class Ledger:
     | file missing, corrupt or of another version | BadInput |
     """
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        about: dict[str, str],
-        lines: Lines,
-        permitted: int,
-        clients: int,
-        common: Common | None,
-        repeats: bool = True,
-    ) -> None:
-        self._db, self._run, self._salt = connection, about["run"], _salt(connection)
-        self._file = _file(connection)
+    def __init__(self, connection: sqlite3.Connection, run: LedgerRun) -> None:
+        self._db, self._run, self._salt = connection, run.about["run"], _salt(connection)
+        name = connection.execute("PRAGMA database_list").fetchone()[2]  # empty for memory
+        self._file = Path(name) if name else None
         if self._file is not None:
-            begin_writing(self._file)
-        self._lines, self._permitted = lines, permitted
-        self._replays = repeats and all(line.noise is NoiseSource.SEEDED for line in lines)
-        self._turns, self._counted = np.zeros(clients, dtype=np.int64), 0
+            count_writer(self._file, 1)
+        self._lines, self._permitted = run.lines, run.permitted
+        seeded = all(line.noise is NoiseSource.SEEDED for line in run.lines)
+        self._replays = run.repeats and seeded
+        self._turns, self._counted = np.zeros(run.clients, dtype=np.int64), 0
         self._lasting: dict[tuple[str, int], bool] = {}
         self.refusal: BudgetExhausted | None = None
-        self._shared = None if common is None else SharedBudget(common, clients, lines)
+        self._shared: SharedBudget | None = None
+        if run.common is not None:
+            self._shared = SharedBudget(run.common, run.clients, run.lines)
 
     @classmethod
-    def create(
-        cls,
-        path: Path | None,
-        about: dict[str, str],
-        lines: Lines,
-        permitted: int,
-        clients: int = 0,
-        common: Common | None = None,
-        *,
-        repeats: bool = True,
-    ) -> "Ledger":
+    def create(cls, path: Path | None, run: LedgerRun) -> "Ledger":
         """A new ledger at `path` (None: in memory, for a training that leaves no run behind).
 
-        `about` says whose ledger it is, with the run's name under "run"; `permitted` is the
-        number of rounds that fit the budgets in `lines`; `clients` is how many clients' turns are
-        counted, 0 if none are; `common` makes it one that other runs may share; `repeats` says
-        that a round done again with seeded noise is the same round.
+        With a `common` budget it is one that other runs may share.
         """
         db = connect(path)
         db.execute("PRAGMA journal_mode = WAL")
@@ -123,72 +125,52 @@ class Ledger:
             for statement in filter(str.strip, SCHEMA.split(";")):
                 db.execute(statement)
             salt = secrets.token_hex(32)
-            rows = {"format": FORMAT, "salt": salt, **(common.to_rows(salt) if common else {})}
+            shared = run.common.to_rows(salt) if run.common else {}
+            rows = {"format": FORMAT, "salt": salt, **shared}
             db.executemany("INSERT INTO about VALUES (?, ?)", rows.items())
-            _register(db, about, lines, permitted, clients)
-        return cls(db, about, lines, permitted, clients, common, repeats)
+            _register(db, run)
+        return cls(db, run)
 
     @classmethod
-    def reopen(
-        cls,
-        path: Path,
-        about: dict[str, str],
-        lines: Lines,
-        permitted: int,
-        clients: int = 0,
-        common: Common | None = None,
-        *,
-        repeats: bool = True,
-    ) -> "Ledger":
+    def reopen(cls, path: Path, run: LedgerRun) -> "Ledger":
         """Open a run's ledger again. Refuses one that belongs to something else."""
-        stored = _read_run(path, about["run"])
-        salt = read_about(path)["salt"]
-        for key, value in _run_rows(about, lines, clients, salt).items():
-            if stored.get(key) != value:
-                if key == "identity":
-                    raise LedgerMismatch(f"{path}: {_other_identity(stored)}")
-                raise LedgerMismatch(
-                    f"{path}: {key} is {stored.get(key)!r} in the ledger and {value!r} now: "
-                    "resume with what the run was started with, or start a new run"
-                )
-        check_common(path, common)
-        return cls(connect(path), about, lines, permitted, clients, common, repeats)
+        runs, name = read_runs(path), run.about["run"]
+        if name not in runs and len(runs) != 1:
+            raise LedgerMismatch(f"{path}: there is no run {name!r} in this ledger")
+        stored = runs[name] if name in runs else next(iter(runs.values()))
+        for key, value in run.rows(read_about(path)["salt"]).items():
+            if stored.get(key) == value:
+                continue
+            if key == "identity":
+                raise LedgerMismatch(f"{path}: {_other_identity(stored)}")
+            raise LedgerMismatch(
+                f"{path}: {key} is {stored.get(key)!r} in the ledger and {value!r} now: "
+                "resume with what the run was started with, or start a new run"
+            )
+        check_common(path, run.common)
+        return cls(connect(path), run)
 
     @classmethod
-    def join(
-        cls,
-        path: Path,
-        about: dict[str, str],
-        lines: Lines,
-        permitted: int,
-        clients: int,
-        common: Common | None,
-        *,
-        repeats: bool = True,
-    ) -> "Ledger":
+    def join(cls, path: Path, run: LedgerRun) -> "Ledger":
         """Start a new run on an existing ledger. Refused if a shared one promises something else.
 
-        Without `common` runs stand beside each other, and nobody adds them up.
+        Without a `common` budget runs stand beside each other, and nobody adds them up.
         """
         read_about(path)
-        check_common(path, common)
+        check_common(path, run.common)
         db = connect(path)
         try:
             with transaction(db):
-                if db.execute("SELECT 1 FROM runs WHERE run = ?", (about["run"],)).fetchone():
-                    raise LedgerMismatch(f"{path}: there is a run {about['run']!r} already")
-                others = db.execute("SELECT run, about FROM runs").fetchall()
-                check_company(
-                    path,
-                    {str(run): json.loads(text) for run, text in others},
-                    about.get("seed", ""),
-                    clients,
-                )
-                _register(db, about, lines, permitted, clients)
+                rows = db.execute("SELECT run, about FROM runs").fetchall()
+                others = {str(name): json.loads(text) for name, text in rows}
+                if run.about["run"] in others:
+                    raise LedgerMismatch(f"{path}: there is a run {run.about['run']!r} already")
+                check_company(path, others, run.about.get("seed", ""), run.clients)
+                _register(db, run)
         except BaseException:
             db.close()
             raise
-        return cls(db, about, lines, permitted, clients, common, repeats)
+        return cls(db, run)
 
     def charge(self, round: int, ids: Ids | None = None) -> int:
         """Charge `round` (counting from 1), or raise `BudgetExhausted` and write nothing.
@@ -202,7 +184,7 @@ class Ledger:
         cohort = b"" if ids is None else ids.astype("<u4").tobytes()
         with transaction(self._db):
             before = self._last_attempt(round)
-            attempt = self._after(before)
+            attempt = self.attempt(round)
             if before is not None and self._replays:
                 if ids is not None and self._cohort(round) != cohort:
                     raise LedgerMismatch(
@@ -214,7 +196,12 @@ class Ledger:
             except BudgetExhausted as e:
                 self.refusal = e
                 raise
-            self._insert(round, attempt, cohort, ids is not None)
+            if ids is not None:
+                row = (self._run, round, attempt, cohort)
+                self._db.execute("INSERT INTO cohorts VALUES (?, ?, ?, ?)", row)
+            for line in self._lines:
+                if line.due(round) and not line.reading and not line.rounds:
+                    self._add(line, round, attempt)
         return attempt
 
     def charge_measurement(self, round: int) -> bool:
@@ -253,11 +240,8 @@ class Ledger:
 
     def attempt(self, round: int) -> int:
         """Which attempt at `round` the next charge is for, counting from 0."""
-        return self._after(self._last_attempt(round))
-
-    def _after(self, before: int | None) -> int:
-        """The attempt after `before`, the last charged one. A replay has the same number."""
-        return 0 if before is None else before + (not self._replays)
+        last = self._last_attempt(round)
+        return 0 if last is None else last + (not self._replays)  # a replay has the same number
 
     def _last_attempt(self, round: int) -> int | None:
         query = "SELECT MAX(attempt) FROM charges WHERE run = ? AND round = ?"
@@ -324,14 +308,6 @@ class Ledger:
             self._lasting[key] = line.affords(end)
         return self._lasting[key]
 
-    def _insert(self, round: int, attempt: int, cohort: bytes, counted: bool) -> None:
-        if counted:
-            taken = (self._run, round, attempt, cohort)
-            self._db.execute("INSERT INTO cohorts VALUES (?, ?, ?, ?)", taken)
-        for line in self._lines:
-            if line.due(round) and not line.reading and not line.rounds:
-                self._add(line, round, attempt)
-
     def _add(self, line: BudgetLine, round: int, attempt: int) -> None:
         """One entry, with who took part where that is counted."""
         query = "SELECT ids FROM cohorts WHERE run = ? AND round = ? AND attempt = ?"
@@ -344,9 +320,9 @@ class Ledger:
             json.dumps(events.to_dict(line.event)),
             self._now(),
             "" if cohort is None else hash_chain.seal(self._salt, bytes(cohort[0])),
-            runs_digest(self._db),
+            hash_chain.runs_digest(self._db),
         )
-        add_charge(self._db, entry)
+        hash_chain.append(self._db, entry)
 
     def _now(self) -> str:
         now = datetime.now(UTC)
@@ -355,10 +331,11 @@ class Ledger:
     def end(self, files: dict[str, str]) -> Head:
         """Note what the run left when it ended: a digest by file name. Returns the new head.
 
-        A later one takes its place; `note_resumed` takes it back.
+        Calling it again replaces the closing entry. `note_resumed` voids it.
         """
         with transaction(self._db):
-            return add_closing(self._db, self._run, files, self._now())
+            text, runs = json.dumps(files, sort_keys=True), hash_chain.runs_digest(self._db)
+            return hash_chain.append(self._db, Closing(self._run, text, self._now(), runs))
 
     def note_resumed(self) -> None:
         """Note that a run that had ended is resumed, before anything it left is changed."""
@@ -367,11 +344,13 @@ class Ledger:
 
     def closing_files(self) -> dict[str, str]:
         """The files that the run left when it ended last, empty while it is open."""
-        return last_closing(self._db, self._run)
+        query = "SELECT files FROM closings WHERE run = ? ORDER BY seq DESC LIMIT 1"
+        row = self._db.execute(query, (self._run,)).fetchone()
+        return {} if row is None else dict(json.loads(row[0]))
 
     def head(self) -> Head:
         """The end of the chain: to be kept elsewhere as well."""
-        return head_of(self._db)
+        return hash_chain.head_of(self._db)
 
     def charged(self) -> int:
         """How many rounds were charged, released or not."""
@@ -435,17 +414,8 @@ class Ledger:
         """Close the file."""
         self._db.close()
         if self._file is not None:
-            end_writing(self._file)
+            count_writer(self._file, -1)
             self._file = None
-
-
-def _read_run(path: Path, run: str) -> dict[str, str]:
-    runs = read_runs(path)
-    if run in runs:
-        return runs[run]
-    if len(runs) == 1:
-        return next(iter(runs.values()))
-    raise LedgerMismatch(f"{path}: there is no run {run!r} in this ledger")
 
 
 def _other_identity(stored: dict[str, str]) -> str:
@@ -456,33 +426,16 @@ def _other_identity(stored: dict[str, str]) -> str:
     return f"{what}; finish it with the version of fedveil that began it, or start over"
 
 
-def _register(
-    db: sqlite3.Connection, about: dict[str, str], lines: Lines, permitted: int, clients: int
-) -> None:
+def _register(db: sqlite3.Connection, run: LedgerRun) -> None:
     """Note what a run is known by, and how many rounds it may do.
 
     `after` is the number of entries there were: from the next on, the chain covers the run.
     """
-    rest = {"permitted": str(permitted), "after": str(head_of(db).length)}
-    text = json.dumps({**_run_rows(about, lines, clients, _salt(db)), **rest})
-    db.execute("INSERT INTO runs VALUES (?, ?)", (about["run"], text))
-
-
-def _run_rows(about: dict[str, str], lines: Lines, clients: int, salt: str) -> dict[str, str]:
-    """The rows that identify a run. Digests of private things are sealed."""
-    private = {key: hash_chain.seal(salt, about[key]) for key in _SEALED if key in about}
-    return {**about, **private, "lines": _text(lines), "clients": str(clients)}
-
-
-def _file(db: sqlite3.Connection) -> Path | None:
-    """The file of a connection, None for memory."""
-    name = db.execute("PRAGMA database_list").fetchone()[2]
-    return Path(name) if name else None
+    after = hash_chain.head_of(db).length
+    rest = {"permitted": str(run.permitted), "after": str(after)}
+    text = json.dumps({**run.rows(_salt(db)), **rest})
+    db.execute("INSERT INTO runs VALUES (?, ?)", (run.about["run"], text))
 
 
 def _salt(db: sqlite3.Connection) -> str:
     return str(db.execute("SELECT value FROM about WHERE key = 'salt'").fetchone()[0])
-
-
-def _text(lines: Lines) -> str:
-    return json.dumps([line.to_dict() for line in lines])

@@ -9,7 +9,8 @@ arXiv 2008.11193).
 import json
 import math
 import sqlite3
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -117,10 +118,8 @@ def renyi_curve(event: Event, relation: Relation, orders: tuple[int, ...] = ORDE
             return _laplace(a, m)
         case TwoPoint(eps0) | PureReport(eps0):
             return _two_point(a, eps0)
-        case GaussianWithBit(gaussian, bit):
-            return renyi_curve(gaussian, relation, orders) + renyi_curve(bit, relation, orders)
-        case GaussianWithCurator(gaussian, curator, _):
-            return renyi_curve(gaussian, relation, orders) + renyi_curve(curator, relation, orders)
+        case GaussianWithBit(first, second) | GaussianWithCurator(first, second, _):
+            return renyi_curve(first, relation, orders) + renyi_curve(second, relation, orders)
         case PoissonSampled(rate, gaussian) if relation is not Relation.REPLACE and rate < 1:
             if gaussian.multiplier > 0:
                 return np.array([_sampled(order, rate, gaussian.multiplier) for order in orders])
@@ -136,8 +135,7 @@ def _laplace(a: Curve, m: float) -> Curve:
     """Divergence of Laplace noise of scale m (Mironov 2017, Table II), at most 1/m."""
     first = np.log(a / (2 * a - 1)) + (a - 1) / m
     second = np.log((a - 1) / (2 * a - 1)) - a / m
-    found: Curve = np.minimum(np.logaddexp(first, second) / (a - 1), 1 / m)
-    return found
+    return np.asarray(np.minimum(np.logaddexp(first, second) / (a - 1), 1 / m))
 
 
 def _two_point(a: Curve, eps0: float) -> Curve:
@@ -148,8 +146,7 @@ def _two_point(a: Curve, eps0: float) -> Curve:
     high = -math.log1p(math.exp(-eps0))
     low = high - eps0
     both = np.logaddexp(a * high + (1 - a) * low, a * low + (1 - a) * high)
-    found: Curve = np.minimum(both / (a - 1), eps0)
-    return found
+    return np.asarray(np.minimum(both / (a - 1), eps0))
 
 
 def _sampled(order: int, rate: float, m: float) -> float:
@@ -169,13 +166,13 @@ Ids = npt.NDArray[np.int64]
 class Common:
     """What runs that share a ledger have in common, and the budget they share."""
 
-    unit: str
-    neighbours: str
-    trust: str
+    unit: Unit
+    neighbours: Relation
+    trust: Trust
     epsilon: float
     delta: float
     data: str
-    noise: str
+    noise: NoiseSource
 
     @classmethod
     def from_lines(cls, lines: tuple[BudgetLine, ...], data: str, epsilon: float) -> "Common":
@@ -187,15 +184,8 @@ class Common:
                 "--ledger, or as_published, budget.epsilons, two-point reports and evaluate.epsilon"
             )
         line = charged[0]
-        return cls(
-            str(line.unit),
-            str(line.relation),
-            str(line.trust),
-            epsilon,
-            line.budget.delta,
-            data,
-            str(line.noise),
-        )
+        terms = line.unit, line.relation, line.trust
+        return cls(*terms, epsilon, line.budget.delta, data, line.noise)
 
     @property
     def filter(self) -> RenyiFilter:
@@ -204,7 +194,7 @@ class Common:
         With secure noise 2^-10 of delta is kept for what its sampler is off the exact law, which
         is enough for 2^50 numbers drawn by all runs together (docs/proofs/filter.md).
         """
-        if self.noise != NoiseSource.SECURE:
+        if self.noise is not NoiseSource.SECURE:
             return RenyiFilter(self.epsilon, self.delta)
         kept = self.delta * 2.0**-10
         if delta_of_sampler(2**50, 1, self.epsilon) > kept:
@@ -219,11 +209,11 @@ class Common:
         claim = PrivacyClaim(
             epsilon=spent,
             delta=self.delta,
-            unit=Unit(self.unit),
-            neighbours=Relation(self.neighbours),
-            trust=Trust(self.trust),
+            unit=self.unit,
+            neighbours=self.neighbours,
+            trust=self.trust,
             accountant=Accountant.RDP,
-            noise=NoiseSource(self.noise),
+            noise=self.noise,
         )
         left = claim.left_of(self.epsilon)
         return f"all runs together, by a Renyi filter: {claim}; {left} is left"
@@ -273,12 +263,7 @@ class SharedBudget:
         turns = max(0.0, math.floor(min(room.max(axis=1).min(), float(rounds))))
         if not self._counted:
             return int(turns)
-        low, high = 0, rounds
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = line.participations(middle) <= turns
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        return bisect_right(range(rounds + 1), turns, key=line.participations) - 1
 
     def _catch_up(self, db: sqlite3.Connection) -> None:
         """Read the charges that were made since the last look, by whichever run."""
@@ -336,24 +321,14 @@ def check_company(path: Path, runs: dict[str, dict[str, str]], seed: str, client
 
 def common_of(path: Path) -> Common | None:
     """The terms that the runs of a ledger share, `data` sealed. None if it is not shared."""
-    rows = {
-        key.removeprefix("common "): value
-        for key, value in read_about(path).items()
-        if key.startswith("common ")
-    }
+    rows = {key: value for key, value in read_about(path).items() if key.startswith("common ")}
     if not rows:
         return None
     try:
-        found = {name: json.loads(value) for name, value in rows.items()}
-        return Common(
-            unit=str(Unit(found["unit"])),
-            neighbours=str(Relation(found["neighbours"])),
-            trust=str(Trust(found["trust"])),
-            epsilon=float(found["epsilon"]),
-            delta=float(found["delta"]),
-            data=str(found["data"]),
-            noise=str(NoiseSource(found["noise"])),
-        )
+        values = {}
+        for field in fields(Common):
+            values[field.name] = field.type(json.loads(rows[f"common {field.name}"]))  # type: ignore[operator]
+        return Common(**values)
     except (KeyError, ValueError, TypeError) as e:
         raise BadInput(f"{path}: what its runs have in common cannot be read: {e}") from e
 

@@ -100,39 +100,31 @@ def statements(path: Path) -> list[Statement]:
 
 def statement(path: Path, run: str) -> Statement:
     """Of one run of a ledger, which has to know it."""
-    found = charged(path, run)
-    return Statement(run, found.charges, found.claims, found.budget)
+    charges = read_charged(path, run)
+    return Statement(run, charges.charges, charges.claims, charges.budget)
 
 
 def lines_of(path: Path, run: str) -> tuple[BudgetLine, ...]:
     """What a run of the ledger is charged for."""
-    return _lines(path, read_runs(path)[run])
-
-
-def _lines(path: Path, about: dict[str, str]) -> tuple[BudgetLine, ...]:
+    lines = []
     try:
-        return tuple(BudgetLine.from_dict(raw) for raw in json.loads(about["lines"]))
+        for raw in json.loads(read_runs(path)[run]["lines"]):
+            lines.append(BudgetLine.from_dict(raw))
     except (KeyError, ValueError, TypeError) as e:
         raise BadInput(f"{path}: the ledger's lines cannot be read: {e}") from e
+    return tuple(lines)
 
 
-def _planned(path: Path, about: dict[str, str]) -> int | None:
-    try:
-        return int(about["permitted"]) if "permitted" in about else None
-    except ValueError as e:
-        raise BadInput(f"{path}: how many rounds were planned cannot be read: {e}") from e
-
-
-def charged(path: Path, run: str) -> Charged:
+def read_charged(path: Path, run: str) -> Charged:
     """Read a run's charges. Refuses one whose event is not that of its line."""
     with one_look(path):
-        about = read_runs(path)[run]
-        charges, lines, planned = (
-            read_charges(path, run),
-            _lines(path, about),
-            _planned(path, about),
-        )
+        about, lines = read_runs(path)[run], lines_of(path, run)
+        charges = read_charges(path, run)
         counts = read_participations(path, run) if lines else None
+    try:
+        planned = int(about["permitted"]) if "permitted" in about else None
+    except ValueError as e:
+        raise BadInput(f"{path}: how many rounds were planned cannot be read: {e}") from e
     promised = {line.covers: line.event for line in lines if not line.reading}
     for charge in charges:
         if promised.get(charge.covers) != from_dict(charge.event):
@@ -140,7 +132,7 @@ def charged(path: Path, run: str) -> Charged:
                 f"{path}: round {charge.round} was charged for {charge.event} on the line "
                 f"{charge.covers!r}, which is not what the ledger promises: the file was changed"
             )
-    found = Charged(run, charges, lines, counts, planned)
-    if lines and {charge.round for charge in charges} != set(range(1, found.rounds + 1)):
+    charged = Charged(run, charges, lines, counts, planned)
+    if lines and {charge.round for charge in charges} != set(range(1, charged.rounds + 1)):
         raise BadInput(f"{path}: charges are missing between the first and the last round")
-    return found
+    return charged
