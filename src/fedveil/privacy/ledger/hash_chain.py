@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.file import column, one_look, query, read_about
@@ -214,12 +215,14 @@ def read_links(path: Path, salt: str) -> list[tuple[Link, str]]:
             digests[len(before)] = digest_of(before)
         registered = digests[len(before)]
         try:
+            values: list[Any]
             if len(row) == 3:
-                link: Link = Closing(*map(column, row, _CLOSING_TYPES), runs=registered)
+                values = [*map(column, row, _CLOSING_TYPES), registered]
+                links.append((Closing(*values), column(noted, str)))
             else:
                 cohort = "" if row[6] is None else seal(salt, column(row[6], bytes))
-                link = Entry(*map(column, row, _CHARGE_TYPES), ids=cohort, runs=registered)
-            links.append((link, column(noted, str)))
+                values = [*map(column, row, _CHARGE_TYPES), cohort, registered]
+                links.append((Entry(*values), column(noted, str)))
         except TypeError as e:
             raise BadInput(f"{path}: entry {number} cannot be read: {e}") from e
     return links
