@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from fedveil.base.errors import BadInput
 from fedveil.cli import options
@@ -20,32 +21,30 @@ site = typer.Typer(
     name="site", help="For the owner of a site in a federation.", no_args_is_help=True
 )
 
-File = Annotated[Path, typer.Argument(metavar="SITE.toml", help="What the owner says of the site.")]
+File = Annotated[Path, Argument(metavar="SITE.toml", help="What the owner says of the site.")]
 
 
 def deploy(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a .toml file.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    recipe: Annotated[str, Argument(help="A shipped recipe or a .toml file.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="A new folder.")],
     sites: Annotated[
-        str | None, typer.Option(help="Names of the sites, in order: north,south,east.")
+        str | None, Option(help="Names of the sites, in order: north,south,east.")
     ] = None,
     demo: Annotated[
         int | None,
-        typer.Option(help="Divide the recipe's data among so many sites, and run it all here."),
+        Option(help="Divide the recipe's data among so many sites, and run it all here."),
     ] = None,
     divide: Annotated[
-        bool, typer.Option("--divide", help="Divide the recipe's data among the sites.")
+        bool, Option("--divide", help="Divide the recipe's data among the sites.")
     ] = False,
     address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Of SuperLink; default: 127.0.0.1:9092."),
+        str | None, Option(metavar="HOST:PORT", help="Of SuperLink; default: 127.0.0.1:9092.")
     ] = None,
     mixer: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Of the mixer, for a recipe with [shuffle]."),
+        str | None, Option(metavar="HOST:PORT", help="Of the mixer, for a recipe with [shuffle].")
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds that a round waits; default: 600, in a demo 60.")
+        float | None, Option(help="Seconds that a round waits; default: 600, in a demo 60.")
     ] = None,
     set_: options.Set = None,
     data: options.Data = None,
@@ -104,30 +103,29 @@ def _demonstrate(deployment: "Deployment", folder: Path) -> None:
 
 
 def mixer(
-    positions: Annotated[int, typer.Option(help="Weights per report.")],
-    minimum: Annotated[int, typer.Option(help="Fewest reports that are handed on.")],
-    expected: Annotated[int, typer.Option(help="Reports after which a round closes.")],
-    rounds: Annotated[int, typer.Option(help="Rounds to serve.")] = 1,
-    deadline: Annotated[float, typer.Option(help="Seconds a round stays open.")] = 60.0,
-    idle: Annotated[float, typer.Option(help="Seconds a client may be silent.")] = 30.0,
-    seconds: Annotated[float, typer.Option(help="Seconds after which it stops.")] = 3600.0,
-    attempts: Annotated[int, typer.Option(help="Attempts at each round, at most.")] = 1,
-    host: Annotated[str, typer.Option(help="IP address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0: any.")] = 0,
-    certificate: Annotated[str | None, typer.Option(help="Its certificate, for TLS.")] = None,
-    key: Annotated[str | None, typer.Option(help="The certificate's private key.")] = None,
+    positions: Annotated[int, Option(help="Weights per report.")],
+    minimum: Annotated[int, Option(help="Fewest reports that are handed on.")],
+    expected: Annotated[int, Option(help="Reports after which a round closes.")],
+    rounds: Annotated[int, Option(help="Rounds to serve.")] = 1,
+    deadline: Annotated[float, Option(help="Seconds a round stays open.")] = 60.0,
+    idle: Annotated[float, Option(help="Seconds a client may be silent.")] = 30.0,
+    seconds: Annotated[float, Option(help="Seconds after which it stops.")] = 3600.0,
+    attempts: Annotated[int, Option(help="Attempts at each round, at most.")] = 1,
+    host: Annotated[str, Option(help="IP address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port; 0: any.")] = 0,
+    certificate: Annotated[str | None, Option(help="Its certificate, for TLS.")] = None,
+    key: Annotated[str | None, Option(help="The certificate's private key.")] = None,
     clients_ca: Annotated[
-        str | None, typer.Option(help="The authority that signs members' certificates.")
+        str | None, Option(help="The authority that signs members' certificates.")
     ] = None,
     members: Annotated[
-        Path | None, typer.Option(help="File with the members' names, one per line.")
+        Path | None, Option(help="File with the members' names, one per line.")
     ] = None,
     opened: Annotated[
-        str | None, typer.Option(help="File for the rounds that were opened: none opens twice.")
+        str | None, Option(help="File for the rounds that were opened: none opens twice.")
     ] = None,
     simulated: Annotated[
-        bool,
-        typer.Option("--simulated", help="Do without members, for simulations on this machine."),
+        bool, Option("--simulated", help="Do without members, for simulations on this machine.")
     ] = False,
 ) -> None:
     """Run a mixer for two-point reports: it hands on, per position, only how many were high."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from fedveil.base.errors import BadInput
 from fedveil.cli import options
@@ -29,7 +29,7 @@ def recipes(json_: options.Json = False) -> None:
 def explain(
     name: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SECTION[.KEY] | TERM]", help="None: all sections and terms."),
+        Argument(metavar="[SECTION[.KEY] | TERM]", help="None: all sections and terms."),
     ] = None,
     json_: options.Json = False,
 ) -> None:
@@ -61,13 +61,13 @@ def explain(
 
 
 def account(
-    delta: Annotated[float, typer.Option(help="The delta of the claim.")],
-    noise: Annotated[float | None, typer.Option(help="Noise multiplier, std / clip.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Poisson sampling rate.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon (PLD).")] = None,
+    delta: Annotated[float, Option(help="The delta of the claim.")],
+    noise: Annotated[float | None, Option(help="Noise multiplier, std / clip.")] = None,
+    rate: Annotated[float | None, Option(help="Poisson sampling rate.")] = None,
+    rounds: Annotated[int | None, Option(help="Number of rounds.")] = None,
+    epsilon: Annotated[float | None, Option(help="Target epsilon (PLD).")] = None,
     units: Annotated[
-        int, typer.Option(help="Claims for somebody with so many clients, at the same delta.")
+        int, Option(help="Claims for somebody with so many clients, at the same delta.")
     ] = 1,
     json_: options.Json = False,
 ) -> None:
@@ -88,14 +88,14 @@ def account(
 
 
 def ledger(
-    path: Annotated[Path, typer.Argument(help="A run directory or a ledger.db.")],
+    path: Annotated[Path, Argument(help="A run directory or a ledger.db.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check charges, and the files of a run directory.")
+        bool, Option("--verify", help="Check charges, and the files of a run directory.")
     ] = False,
     head: Annotated[
-        str | None, typer.Option(help="HASH:LENGTH as known from elsewhere, for --verify.")
+        str | None, Option(help="HASH:LENGTH as known from elsewhere, for --verify.")
     ] = None,
-    export: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
+    export: Annotated[Path | None, Option(help="Write everything as JSON.")] = None,
     json_: options.Json = False,
 ) -> None:
     """Print what a run promises, under which conditions, what it spent, and every charge."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import click
 import typer
+from typer import Option
 from typer.main import get_command
 from typer.utils import get_params_from_function
 
@@ -53,10 +54,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _before_any_command(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
+        bool, Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options before the command."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from fedveil.base.checks import check_address, check_option, check_workers, shown
 from fedveil.base.errors import BadInput
@@ -17,26 +18,22 @@ if TYPE_CHECKING:
 
     from fedveil.training.engines.on_ray.cluster import RayCluster
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress line.")]
-Workers = Annotated[int, typer.Option(help="Processes; 0: one per core.")]
-Engine = Annotated[
-    str | None, typer.Option(help="Where to compute: processes (of this machine) or ray.")
-]
+Json = Annotated[bool, Option("--json", help="Print JSON on standard output.")]
+Quiet = Annotated[bool, Option("--quiet", help="No progress line.")]
+Workers = Annotated[int, Option(help="Processes; 0: one per core.")]
+Engine = Annotated[str | None, Option(help="Where to compute: processes (of this machine) or ray.")]
 Address = Annotated[
-    str | None,
-    typer.Option(help="The Ray cluster to join: auto or host:port; default: one of its own."),
+    str | None, Option(help="The Ray cluster to join: auto or host:port; default: one of its own.")
 ]
 Data = Annotated[
-    Path | None,
-    typer.Option(help="Folder with published data sets (mnist, ...); default: FEDVEIL_DATA."),
+    Path | None, Option(help="Folder with published data sets (mnist, ...); default: FEDVEIL_DATA.")
 ]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Run the code that the recipe names (model.path).")
+    bool, Option("--allow-code", help="Run the code that the recipe names (model.path).")
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
+    Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
 ]
 
 _LOADING = "loading ..."

@@ -4,20 +4,20 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from fedveil.base.errors import BadInput
 from fedveil.cli import options
 
 _RUN_HELP = "The directory of a run that has ended."
-Run = Annotated[Path, typer.Argument(metavar="RUN", help=_RUN_HELP)]
+Run = Annotated[Path, Argument(metavar="RUN", help=_RUN_HELP)]
 
 
 def evaluate(
     run: Run,
     data: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="A table with targets; or the folder with published data sets, for their test "
             "split; default: the recipe's own test split."
         ),
@@ -41,9 +41,9 @@ def evaluate(
 def predict(
     run: Run,
     rows: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="A .csv or .parquet table, or .npy records.")
+        Path, Argument(metavar="INPUT", help="A .csv or .parquet table, or .npy records.")
     ],
-    out: Annotated[Path | None, typer.Option(help="A CSV file; default: the screen.")] = None,
+    out: Annotated[Path | None, Option(help="A CSV file; default: the screen.")] = None,
     allow_code: options.AllowCode = False,
 ) -> None:
     """Predict rows with a run's model: one line of CSV for each, labels as the table has them."""
@@ -60,7 +60,7 @@ def predict(
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN ...", help="Run directories.")],
+    folders: Annotated[list[Path], Argument(metavar="RUN RUN ...", help="Run directories.")],
     json_: options.Json = False,
 ) -> None:
     """Put runs side by side: metrics, claims, and where their recipes differ."""
@@ -90,17 +90,17 @@ def compare(
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN [RUN ...]", help="Run directories, or one sweep.")
+        list[Path], Argument(metavar="RUN [RUN ...]", help="Run directories, or one sweep.")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="An HTML file; default: report.html in the run's directory, or here for several."
         ),
     ] = None,
     audit: Annotated[
         list[Path] | None,
-        typer.Option(help="A directory that `fedveil audit RUN --out` left; repeatable."),
+        Option(help="A directory that `fedveil audit RUN --out` left; repeatable."),
     ] = None,
 ) -> None:
     """Write report.html again, with what an audit found, or compare runs on one page."""
@@ -145,32 +145,32 @@ def _write_report(folders: list[Path], out: Path | None, audits: list[Path]) -> 
 
 
 def audit(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help=_RUN_HELP)] = None,
+    run: Annotated[Path | None, Argument(metavar="[RUN]", help=_RUN_HELP)] = None,
     attacks: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Of randomiser, sensitivity, statistics, canaries, one-run, membership, "
             "white-box, property, inversion; default: all that fit."
         ),
     ] = None,
     self_test: Annotated[
-        bool, typer.Option("--self-test", help="Audit every release of this installation.")
+        bool, Option("--self-test", help="Audit every release of this installation.")
     ] = False,
-    draws: Annotated[int, typer.Option(help="Draws of each input of a randomiser.")] = 100_000,
-    canaries: Annotated[int, typer.Option(help="Canaries, of clients or of records.")] = 1_000,
-    references: Annotated[int, typer.Option(help="Reference models of a membership attack.")] = 16,
+    draws: Annotated[int, Option(help="Draws of each input of a randomiser.")] = 100_000,
+    canaries: Annotated[int, Option(help="Canaries, of clients or of records.")] = 1_000,
+    references: Annotated[int, Option(help="Reference models of a membership attack.")] = 16,
     property_: Annotated[
         str,
-        typer.Option(
+        Option(
             "--property",
             help="What is asked of clients: planted, a feature of images (thickness, slant, "
             "brightness), or COLUMN[=VALUE] of a table.",
         ),
     ] = "planted",
-    seed: Annotated[int, typer.Option(help="Seed of the audit's own draws.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the audit's own draws.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory for figures and models' losses; resumes what is found there."),
+        Option(help="Directory for figures and models' losses; resumes what is found there."),
     ] = None,
     data: options.Data = None,
     workers: options.Workers = 0,

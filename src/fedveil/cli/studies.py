@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from fedveil.base.errors import BadInput
 from fedveil.base.interrupts import listen
@@ -17,42 +17,34 @@ _REPEAT = 20
 
 def plan(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe to plan on its data; none: formulas only.")
+        str | None, Argument(help="A recipe to plan on its data; none: formulas only.")
     ] = None,
     set_: options.Set = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Rank by training, not by the theory's bound.")
+        bool, Option("--simulate", help="Rank by training, not by the theory's bound.")
     ] = False,
     against: Annotated[
-        list[str] | None, typer.Option(help="Another recipe to compare with; repeatable.")
+        list[str] | None, Option(help="Another recipe to compare with; repeatable.")
     ] = None,
-    steps: Annotated[
-        str, typer.Option(help="E to look at: local steps per round.")
-    ] = "1,2,3,4,6,12",
+    steps: Annotated[str, Option(help="E to look at: local steps per round.")] = "1,2,3,4,6,12",
     iterations: Annotated[
-        str, typer.Option(help="T to look at: local steps in all.")
+        str, Option(help="T to look at: local steps in all.")
     ] = "12,24,36,60,120",
-    clips: Annotated[str, typer.Option(help="Clip norms to look at; none: the recipe's.")] = "",
-    rates: Annotated[str, typer.Option(help="Learning rates to look at; none: as given.")] = "",
+    clips: Annotated[str, Option(help="Clip norms to look at; none: the recipe's.")] = "",
+    rates: Annotated[str, Option(help="Learning rates to look at; none: as given.")] = "",
     repeat: Annotated[
         int | None,
-        typer.Option(
-            help="Repetitions of a full comparison; a tenth of its cost is spent; default: 20."
-        ),
+        Option(help="Repetitions of a full comparison; a tenth of its cost is spent; default: 20."),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients (formulas only).")] = None,
-    per_round: Annotated[int | None, typer.Option(help="Clients per round.")] = None,
-    parameters: Annotated[int | None, typer.Option(help="Parameters of the model.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The epsilon to be claimed.")] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="The delta to be claimed; default: 1e-5.")
-    ] = None,
-    noise: Annotated[
-        str | None, typer.Option(help="laplace or gaussian; default: gaussian.")
-    ] = None,
-    trust: Annotated[str | None, typer.Option(help="local or central; default: local.")] = None,
+    clients: Annotated[int | None, Option(help="Clients (formulas only).")] = None,
+    per_round: Annotated[int | None, Option(help="Clients per round.")] = None,
+    parameters: Annotated[int | None, Option(help="Parameters of the model.")] = None,
+    epsilon: Annotated[float | None, Option(help="The epsilon to be claimed.")] = None,
+    delta: Annotated[float | None, Option(help="The delta to be claimed; default: 1e-5.")] = None,
+    noise: Annotated[str | None, Option(help="laplace or gaussian; default: gaussian.")] = None,
+    trust: Annotated[str | None, Option(help="local or central; default: local.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The recipe to write; its page goes beside it.")
+        Path | None, Option(help="The recipe to write; its page goes beside it.")
     ] = None,
     data: options.Data = None,
     workers: options.Workers = 0,
@@ -127,16 +119,15 @@ def plan(
 
 
 def sweep(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a .toml file.")],
+    recipe: Annotated[str, Argument(help="A shipped recipe or a .toml file.")],
     grid: Annotated[
-        list[str],
-        typer.Option("--grid", metavar="KEY=V,V,...", help="An axis of the grid; repeatable."),
+        list[str], Option("--grid", metavar="KEY=V,V,...", help="An axis of the grid; repeatable.")
     ],
-    out: Annotated[Path, typer.Option(help="Directory; resumes a sweep found there.")],
-    repeat: Annotated[int, typer.Option(help="Repetitions of every cell.")] = 1,
+    out: Annotated[Path, Option(help="Directory; resumes a sweep found there.")],
+    repeat: Annotated[int, Option(help="Repetitions of every cell.")] = 1,
     set_: options.Set = None,
     curves: Annotated[
-        bool, typer.Option("--curves", help="Measure along the way, as evaluate.every says.")
+        bool, Option("--curves", help="Measure along the way, as evaluate.every says.")
     ] = False,
     data: options.Data = None,
     workers: options.Workers = 0,
@@ -174,17 +165,15 @@ def sweep(
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="fu, clip-decay, ldp-fl or naseri.")],
+    paper: Annotated[str, Argument(help="fu, clip-decay, ldp-fl or naseri.")],
     item: Annotated[
-        list[str] | None, typer.Option(help="A table or figure; repeatable; default: all.")
+        list[str] | None, Option(help="A table or figure; repeatable; default: all.")
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="quick: minutes; paper: the paper's sizes, as far as data allow.")
+        str, Option(help="quick: minutes; paper: the paper's sizes, as far as data allow.")
     ] = "quick",
-    repeat: Annotated[int | None, typer.Option(help="Repetitions; default: by scale.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory; resumes what is found there.")
-    ] = None,
+    repeat: Annotated[int | None, Option(help="Repetitions; default: by scale.")] = None,
+    out: Annotated[Path | None, Option(help="Directory; resumes what is found there.")] = None,
     data: options.Data = None,
     workers: options.Workers = 0,
     engine: options.Engine = None,

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from fedveil.base.checks import check_ledger_epsilon
 from fedveil.base.errors import BadInput
@@ -22,27 +22,26 @@ _SERVER_END_SECONDS = 10.0  # the longest wait for the end of the page's server
 
 def run(
     recipe: Annotated[
-        str | None, typer.Argument(help="A shipped recipe or a .toml file; default: central.")
+        str | None, Argument(help="A shipped recipe or a .toml file; default: central.")
     ] = None,
     set_: options.Set = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory (new or empty).")] = None,
+    out: Annotated[Path | None, Option(help="Run directory (new or empty).")] = None,
     data: options.Data = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume an interrupted run.")] = None,
+    resume: Annotated[Path | None, Option(help="Resume an interrupted run.")] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="A ledger that runs on the same data share.")
+        Path | None, Option(help="A ledger that runs on the same data share.")
     ] = None,
     ledger_epsilon: Annotated[
-        float | None, typer.Option(help="Its common budget, when it is new; default: the run's.")
+        float | None, Option(help="Its common budget, when it is new; default: the run's.")
     ] = None,
     log: Annotated[
-        list[str] | None,
-        typer.Option(help="Log to tensorboard, mlflow or wandb as well; repeatable."),
+        list[str] | None, Option(help="Log to tensorboard, mlflow or wandb as well; repeatable.")
     ] = None,
     engine: options.Engine = None,
     address: options.Address = None,
     allow_code: options.AllowCode = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show the run on a live page while it trains.")
+        bool, Option("--watch", help="Show the run on a live page while it trains.")
     ] = False,
     quiet: options.Quiet = False,
     json_: options.Json = False,
@@ -116,14 +115,14 @@ def _print_below_progress(text: str) -> None:
 
 def watch(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="Whose runs to follow, or one run's directory.")
+        Path, Argument(metavar="[DIR]", help="Whose runs to follow, or one run's directory.")
     ] = _RUNS,
-    port: Annotated[int, typer.Option(help="Port; 0: any.")] = 0,
-    host: Annotated[str, typer.Option(help="IP address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port; 0: any.")] = 0,
+    host: Annotated[str, Option(help="IP address to listen on.")] = "127.0.0.1",
     outside: Annotated[
-        bool, typer.Option("--outside", help="Let --host be reached from other machines.")
+        bool, Option("--outside", help="Let --host be reached from other machines.")
     ] = False,
-    while_stdin: Annotated[bool, typer.Option("--while-stdin", hidden=True)] = False,
+    while_stdin: Annotated[bool, Option("--while-stdin", hidden=True)] = False,
 ) -> None:
     """Follow runs on a page while they train, and try what-if on its sliders."""
     options.check_path("DIR", folder)

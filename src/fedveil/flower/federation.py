@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput, one_line
@@ -46,27 +46,22 @@ T = TypeVar("T")
 class MixerSection(Section):
     """`[mixer]`: where reports go for a recipe with `[shuffle]`."""
 
-    host: str = Field(description="Its host, as its certificate names it.")
-    port: int = Field(description="Its port.")
-    ca: str | None = Field(
-        default=None,
-        description="File with the certificate of the authority that signed the mixer's. Left "
-        "out: those that this machine trusts.",
-    )
-    certificate: str | None = Field(
-        default=None,
-        description="The certificate by which the mixer knows this site or the server. Default: "
-        "none, which a mixer takes in simulations only.",
-    )
-    key: str | None = Field(
-        default=None, description="The private key of that certificate. Default: none."
-    )
-    spread: float = Field(
-        default=0.0, description="Seconds over which a site spreads the messages of a report."
-    )
-    insecure: bool = Field(
-        default=False, description="Whether to do without TLS: for tests on one machine."
-    )
+    host: str
+    """Its host, as its certificate names it."""
+    port: int
+    """Its port."""
+    ca: str | None = None
+    """File with the certificate of the authority that signed the mixer's. Left out: those that this
+    machine trusts."""
+    certificate: str | None = None
+    """The certificate by which the mixer knows this site or the server. Default: none, which a
+    mixer takes in simulations only."""
+    key: str | None = None
+    """The private key of that certificate. Default: none."""
+    spread: float = 0.0
+    """Seconds over which a site spreads the messages of a report."""
+    insecure: bool = False
+    """Whether to do without TLS: for tests on one machine."""
 
     def check(self) -> None:
         """Refuse what no mixer can be reached by."""
@@ -177,7 +172,7 @@ class Federation(Section):
 
     sites: list[RegisteredSite]
     deadline: float = 600.0
-    minimum: int = Field(default=1)
+    minimum: int = 1
     wait: float = 3600.0
     data: DataSection | None = None
     mixer: MixerSection | None = None

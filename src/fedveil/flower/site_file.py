@@ -2,9 +2,9 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from fedveil.base.checks import BUDGET, CLIENTS, DELTA, MULTIPLIER, REPORT_EPSILON, STEPS, within
 from fedveil.base.errors import BadInput
@@ -13,7 +13,7 @@ from fedveil.flower.messages import check_site_name
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import explain_error, load_recipe
 from fedveil.runs.sections.data_section import ColumnSection, DataSection
-from fedveil.runs.sections.section import Section, forms_of
+from fedveil.runs.sections.section import Section, forms_of, setting
 
 _LARGEST = 1 << 18
 TABLES = (".csv", ".parquet")
@@ -22,72 +22,47 @@ TABLES = (".csv", ".parquet")
 class EpsilonSection(Section):
     """`[policy.epsilon]`: what all runs of a period may cost together, by what they protect."""
 
-    client: Annotated[float | None, BUDGET] = Field(
-        default=None,
-        description="The most that all runs may cost the whole site. Left out: no run is taken "
-        "that protects clients.",
-    )
-    record: Annotated[float | None, BUDGET] = Field(
-        default=None,
-        description="The most that all runs may cost one record. Left out: no run is taken that "
-        "protects records.",
-    )
+    client: float | None = setting(BUDGET, None)
+    """The most that all runs may cost the whole site. Left out: no run is taken that protects
+    clients."""
+    record: float | None = setting(BUDGET, None)
+    """The most that all runs may cost one record. Left out: no run is taken that protects
+    records."""
 
 
 class PolicySection(Section):
     """`[policy]`: what the owner agrees to, whatever a server asks."""
 
-    epsilon: EpsilonSection = Field(
-        default=EpsilonSection(), description="What all runs may cost together."
-    )
-    delta: Annotated[float, DELTA] = Field(
-        default=1e-4, description="The most that the deltas of all runs may add up to."
-    )
-    days: Annotated[int | None, within(1, 1_000_000, "1 to 1,000,000 is needed")] = Field(
-        default=None,
-        description="The period that epsilon and delta are for: runs that were last charged longer "
-        "ago do not count. Left out: all runs count for ever.",
-    )
-    trust: list[Literal["local", "shuffled", "central"]] = Field(
-        default=["local"],
-        description="Whom the owner is ready to trust: 'local' nobody; 'shuffled' a mixer; "
-        "'central' the server, which then sees updates without noise.",
-    )
-    recipes: list[str] | None = Field(
-        default=None,
-        description="Which recipes may be taken part in, by name or by digest (fedveil site check "
-        "tells it). Left out: whichever `recipe` is.",
-    )
-    noise: Annotated[float | None, MULTIPLIER] = Field(
-        default=None,
-        description="The least noise multiplier; Gaussian and Laplace noise have one. Left out: "
-        "epsilon alone decides.",
-    )
-    report_epsilon: Annotated[float | None, REPORT_EPSILON] = Field(
-        default=None,
-        description="The largest epsilon of one report, for noise without a multiplier (two-point, "
-        "priv-unit). Left out: no such noise where `noise` is given; else epsilon alone decides.",
-    )
-    steps: Annotated[int | None, STEPS] = Field(
-        default=None,
-        description="The most local steps in one round. Left out: as many as the recipe has.",
-    )
-    seeded: bool = Field(
-        default=False,
-        description="Whether noise may come from a seeded stream. Where this site adds it, the "
-        "seed is then the operating system's and never leaves; where the server does, it knows "
-        "the seed.",
-    )
-    unprotected: bool = Field(
-        default=False,
-        description="Whether recipes that claim nothing may be taken part in: what is sent then "
-        "has no protection.",
-    )
-    repeats: Annotated[int, within(0, 1_000_000, "0 to 1,000,000 is needed")] = Field(
-        default=0,
-        description="How many more turns than planned a run may have, for rounds that the server "
-        "has to do again; each is charged, and is within the run's budget.",
-    )
+    epsilon: EpsilonSection = EpsilonSection()
+    """What all runs may cost together."""
+    delta: float = setting(DELTA, 1e-4)
+    """The most that the deltas of all runs may add up to."""
+    days: int | None = setting(within(1, 1_000_000, "1 to 1,000,000 is needed"), None)
+    """The period that epsilon and delta are for: runs that were last charged longer ago do not
+    count. Left out: all runs count for ever."""
+    trust: list[Literal["local", "shuffled", "central"]] = ["local"]
+    """Whom the owner is ready to trust: 'local' nobody; 'shuffled' a mixer; 'central' the server,
+    which then sees updates without noise."""
+    recipes: list[str] | None = None
+    """Which recipes may be taken part in, by name or by digest (fedveil site check tells it). Left
+    out: whichever `recipe` is."""
+    noise: float | None = setting(MULTIPLIER, None)
+    """The least noise multiplier; Gaussian and Laplace noise have one. Left out: epsilon alone
+    decides."""
+    report_epsilon: float | None = setting(REPORT_EPSILON, None)
+    """The largest epsilon of one report, for noise without a multiplier (two-point, priv-unit).
+    Left out: no such noise where `noise` is given; else epsilon alone decides."""
+    steps: int | None = setting(STEPS, None)
+    """The most local steps in one round. Left out: as many as the recipe has."""
+    seeded: bool = False
+    """Whether noise may come from a seeded stream. Where this site adds it, the seed is then the
+    operating system's and never leaves; where the server does, it knows the seed."""
+    unprotected: bool = False
+    """Whether recipes that claim nothing may be taken part in: what is sent then has no
+    protection."""
+    repeats: int = setting(within(0, 1_000_000, "0 to 1,000,000 is needed"), 0)
+    """How many more turns than planned a run may have, for rounds that the server has to do again;
+    each is charged, and is within the run's budget."""
 
     def check(self) -> None:
         """Refuse limits that are out of range: one that is no number would limit nothing."""
@@ -97,34 +72,29 @@ class PolicySection(Section):
 class SiteFile(Section):
     """What a site is. Paths are relative to the folder of `site.toml`."""
 
-    name: str = Field(description="The site's name, as the federation lists it.")
-    recipe: str = Field(description="The owner's own copy of the recipe: a file.")
-    clients: Annotated[int, CLIENTS] = Field(
-        description="How many sites the federation has, online or not."
-    )
-    number: int | None = Field(
-        default=None,
-        description="This site's place in the federation's list, from 0. Needed where clients "
-        "have budgets of their own (budget.epsilons).",
-    )
-    ledger: str = Field(
-        default="ledger", description="The folder with the site's ledger; made when it is missing."
-    )
-    witness: str | None = Field(
-        default=None,
-        description="A file outside that folder which remembers the ledger's end, so that a ledger "
-        "that was lost or put back is noticed. Left out: NAME.head.json beside site.toml.",
-    )
-    allow_code: bool = Field(
-        default=False, description="Whether the code that the recipe names may be run (model.path)."
-    )
-    data: DataSection = Field(description="The site's own records: the keys of a recipe's [data].")
-    policy: PolicySection = Field(default=PolicySection(), description="What the owner agrees to.")
-    mixer: MixerSection | None = Field(
-        default=None,
-        description="The mixer, for a recipe with [shuffle], and for no other. Left out: reports "
-        "go to the server.",
-    )
+    name: str
+    """The site's name, as the federation lists it."""
+    recipe: str
+    """The owner's own copy of the recipe: a file."""
+    clients: int = setting(CLIENTS)
+    """How many sites the federation has, online or not."""
+    number: int | None = None
+    """This site's place in the federation's list, from 0. Needed where clients have budgets of
+    their own (budget.epsilons)."""
+    ledger: str = "ledger"
+    """The folder with the site's ledger; made when it is missing."""
+    witness: str | None = None
+    """A file outside that folder which remembers the ledger's end, so that a ledger that was lost
+    or put back is noticed. Left out: NAME.head.json beside site.toml."""
+    allow_code: bool = False
+    """Whether the code that the recipe names may be run (model.path)."""
+    data: DataSection
+    """The site's own records: the keys of a recipe's [data]."""
+    policy: PolicySection = PolicySection()
+    """What the owner agrees to."""
+    mixer: MixerSection | None = None
+    """The mixer, for a recipe with [shuffle], and for no other. Left out: reports go to the
+    server."""
 
 
 FORMS = forms_of(SiteFile)
