@@ -116,9 +116,7 @@ ONE_IN = {
     },
     "tests/training/test_inputs.py": {"test_bags_learn_the_same_in_both_modes_or_are_looped": 2},
     "tests/training/test_over_clients.py": {"test_it_is_measured_when_it_was_asked_for": 2},
-    "tests/training/engines/on_ray/test_pool.py": {
-        "test_tasks_of_several_chunks_come_to_the_same": 6
-    },
+    "tests/training/engines/test_ray_pool.py": {"test_tasks_of_several_chunks_come_to_the_same": 6},
     "tests/training/test_targets.py": {
         "test_a_run_from_python_has_the_usual_loss_and_predicts": 3,
         "test_both_modes_learn_the_same": 2,

@@ -81,7 +81,7 @@ from fedveil.training.aggregates import TrimmedMean as TrimmedMean
 from fedveil.training.cohort import Batches as Batches
 from fedveil.training.engines.engine import Engine as Engine
 from fedveil.training.engines.engine import Job as Job
-from fedveil.training.engines.on_ray.cluster import RayCluster as RayCluster
+from fedveil.training.engines.ray_cluster import RayCluster as RayCluster
 from fedveil.training.exchange import client_report as client_report
 from fedveil.training.exchange import server_sum as server_sum
 from fedveil.training.gradients.modes import Mode as Mode

@@ -33,9 +33,11 @@ PROCESS = """
     Process.start("it", [sys.executable, "-c", "import time; time.sleep(60)"], Path("it.log"))
 """
 WORKERS = """
-    from fedveil.training.engines.workers import Workers
-    does = dict.fromkeys(("add_chunk_", "measure", "measure_clients"), print)
-    Workers(1, **does, size=1, moving=0, width=0, noisy=False)
+    from unittest.mock import MagicMock
+    from fedveil.training.engines.processes import Workers
+    engine = MagicMock()
+    engine.job.task.size, engine.job.plan.width, engine.job.plan.release.randomises = 1, 0, False
+    Workers(engine, 1)
 """
 TRIAL_POOL = """
     from fedveil.tuning.trial_pools import TrialPool

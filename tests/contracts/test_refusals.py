@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.training.engines.on_ray import node
+from fedveil.training.engines import ray_pool
 from fedveil.training.engines.serial import Serial
 from fedveil.training.in_step import train_in_step
 from fedveil.training.reports import DualUpdates
@@ -117,10 +117,10 @@ def test_sums_that_travel_keep_who_was_refused_and_what_is_left(chunks):
     pieces = np.array_split(EVERYBODY, chunks)
     round = training.round(1, EVERYBODY, state)
     known = (round.start.numpy(), EVERYBODY, round)
-    sent = [node.chunks_sum(engine, *known, [piece]) for piece in pieces]
+    sent = [ray_pool.chunks_sum(engine, *known, [piece]) for piece in pieces]
     size = training.task.size
-    together = node.received(node.added(size, False, False, *sent), size, False)
-    branch = node.received(node.chunks_sum(engine, *known, pieces), size, False)
+    together = ray_pool.received(ray_pool.added(size, False, False, *sent), size, False)
+    branch = ray_pool.received(ray_pool.chunks_sum(engine, *known, pieces), size, False)
     for found in (together, branch):
         assert found.refused == (BROKEN,)
         assert found.weight == CLIENTS - 1

@@ -13,7 +13,7 @@ from fedveil.attacks.image_backdoors import PixelTrigger
 from fedveil.base.errors import BadInput
 from fedveil.privacy.clip import Clip
 from fedveil.training.cohort import Batch, CohortData
-from fedveil.training.engines.timings import timings
+from fedveil.training.engines.mode_choice import timings
 from fedveil.training.evaluate import evaluate
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import VmappedTrajectory

@@ -10,7 +10,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.privacy.clip import Clip
 from fedveil.training.cohort import Batch, CohortData
-from fedveil.training.engines.timings import timings
+from fedveil.training.engines.mode_choice import timings
 from fedveil.training.gradients.modes import Mode, gradients_of
 
 WORDS, LENGTH, FEATURES, LABELS = 7, 5, 6, 4

@@ -7,7 +7,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
-from fedveil.training.engines.timings import timings
+from fedveil.training.engines.mode_choice import timings
 from fedveil.training.gradients.modes import Mode
 
 WORDS, LENGTH = 5, 3

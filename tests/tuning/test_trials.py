@@ -9,7 +9,7 @@ import pytest
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.training.engines.workers import WorkerLost
+from fedveil.training.engines.processes import WorkerLost
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import train
 from fedveil.tuning.recipe_grid import axis, cells

@@ -22,9 +22,9 @@ from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.engines.on_ray.cluster import RayCluster
+from fedveil.training.engines.processes import available_workers
+from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.engines.serial import Serial
-from fedveil.training.engines.workers import available
 from fedveil.training.evaluate import BATCH
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.session import Training, new_ledger
@@ -162,7 +162,9 @@ class ShadowRunner:
         """
         arrays = [self.cache.load(name) for name in names]
         left = [number for number, array in enumerate(arrays) if array is None]
-        processes = self.workers or (available() if self.cluster is None else max(1, len(left)))
+        processes = self.workers or (
+            available_workers() if self.cluster is None else max(1, len(left))
+        )
         size = max(1, min(together, -(-len(left) // processes)))
         jobs = [(shadow_models, left[a : a + size]) for a in range(0, len(left), size)]
         for job, results in pool_outcomes(jobs, trial, self.workers, self.cluster):

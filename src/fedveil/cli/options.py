@@ -16,7 +16,7 @@ from fedveil.base.errors import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedveil.training.engines.on_ray.cluster import RayCluster
+    from fedveil.training.engines.ray_cluster import RayCluster
 
 Json = Annotated[bool, Option("--json", help="Print JSON on standard output.")]
 Quiet = Annotated[bool, Option("--quiet", help="No progress line.")]
@@ -68,7 +68,7 @@ def cluster_of(engine: str | None, address: str | None, workers: int = 0) -> "Ra
     check_engine(engine, address)
     if engine != "ray":
         return None
-    from fedveil.training.engines.on_ray.cluster import RayCluster
+    from fedveil.training.engines.ray_cluster import RayCluster
 
     return RayCluster(address)
 
@@ -132,7 +132,7 @@ def resumable(folder: Path | None) -> Iterator[None]:
 
     `folder` is where the same command resumes, if there is one.
     """
-    from fedveil.training.engines.workers import WorkerLost
+    from fedveil.training.engines.processes import WorkerLost
 
     how = "" if folder is None else f": the same command resumes it in {folder}"
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedveil.papers.paper_page import Page
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted
-from fedveil.training.engines.on_ray.cluster import RayCluster
+from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.tuning.recipe_grid import Axis
 from fedveil.tuning.repetitions import Mean, mean_of
 from fedveil.tuning.sweep import Sweep

@@ -29,15 +29,13 @@ from fedveil.training.aggregates import Aggregate
 from fedveil.training.agreement import check_aggregate, check_agreement
 from fedveil.training.arguments import check_arguments
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.chunks import MEMORY, fitting_chunk
 from fedveil.training.engines.engine import Engine, EngineMaker, Job, one_by_one
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
-from fedveil.training.engines.on_ray.cluster import RayCluster
-from fedveil.training.engines.on_ray.pool import RayPool
-from fedveil.training.engines.processes import Pool, Processes
+from fedveil.training.engines.mode_choice import MEMORY, fitting_chunk, mode_of, timings
+from fedveil.training.engines.processes import Pool, Processes, available_workers
+from fedveil.training.engines.ray_cluster import RayCluster
+from fedveil.training.engines.ray_pool import RayPool
 from fedveil.training.engines.serial import Serial
-from fedveil.training.engines.timings import mode_of, timings
-from fedveil.training.engines.workers import available
 from fedveil.training.evaluate import check_measurable, over_clients
 from fedveil.training.gate import Gate
 from fedveil.training.gradients.modes import Mode
@@ -400,7 +398,7 @@ class Training:
         )
         if self.cluster is not None:
             return Processes(job, mode, chunk, self.workers, self._on_cluster)
-        workers = self.workers or available()
+        workers = self.workers or available_workers()
         if workers == 1 or self.participants.remembers:
             return Serial(job, mode, chunk)
         return Processes(job, mode, chunk, workers)

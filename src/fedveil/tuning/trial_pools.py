@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 
 from fedveil.base.forks import begin_worker
 from fedveil.base.interrupts import held
-from fedveil.training.engines.on_ray.cluster import RayCluster
-from fedveil.training.engines.on_ray.pool import Tasks
-from fedveil.training.engines.workers import WorkerLost, available
+from fedveil.training.engines.processes import WorkerLost, available_workers
+from fedveil.training.engines.ray_cluster import RayCluster
+from fedveil.training.engines.ray_tasks import Tasks
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -129,7 +129,7 @@ def pool_outcomes(
     On the cluster if there is one, on `workers` processes of this machine (0: one per core) if
     that is more than one, and otherwise in this process.
     """
-    processes = min(len(jobs), workers or available())
+    processes = min(len(jobs), workers or available_workers())
     if not jobs or (cluster is None and processes == 1):
         yield from ((number, trial(*job)) for number, job in enumerate(jobs))
         return

@@ -20,9 +20,9 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import on_this_machine
-from fedveil.training.engines.on_ray.cluster import RayCluster
+from fedveil.training.engines.processes import available_workers
+from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.engines.serial import Serial
-from fedveil.training.engines.workers import available
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.round import RoundResult
@@ -206,7 +206,7 @@ class Laboratory:
     @contextmanager
     def pooled(self, cells: Sequence[PreparedCell]) -> Iterator[None]:
         """Keep the processes from one call of `trials` on these cells to the next."""
-        count = self.workers or available()
+        count = self.workers or available_workers()
         if self.cluster is None and count == 1:
             yield
             return

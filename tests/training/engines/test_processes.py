@@ -25,7 +25,7 @@ from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.training.cohort import Batches
-from fedveil.training.engines.workers import WorkerLost
+from fedveil.training.engines.processes import WorkerLost
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train

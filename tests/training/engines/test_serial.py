@@ -20,9 +20,10 @@ from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import unprotected
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.cohort import Batches
-from fedveil.training.engines import chunks
-from fedveil.training.engines.chunks import cut, fitting_chunk, multiplications
+from fedveil.training.engines import mode_choice
+from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.engine import Job
+from fedveil.training.engines.mode_choice import fitting_chunk, multiplications
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import Weights
@@ -224,8 +225,8 @@ def test_the_chunk_fits_memory_and_is_at_least_one(make_family, data, task):
 
 
 def test_looped_chunks_of_a_wide_model_leave_work_for_every_core(task, data, monkeypatch):
-    monkeypatch.setattr(chunks, "_WIDE", 2)
-    monkeypatch.setattr(chunks, "_WORK", 0)
+    monkeypatch.setattr(mode_choice, "_WIDE", 2)
+    monkeypatch.setattr(mode_choice, "_WORK", 0)
     work = OneGradient()
     found = [fitting_chunk(task, data, work, Mode.LOOPED, cohort=n) for n in (1, 4, 9, 16.5, 1e6)]
     assert found == [1, 1, 2, 4, 8]

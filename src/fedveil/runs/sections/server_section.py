@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedveil.privacy.sampling import Sampler
     from fedveil.runs.recipe import Recipe
     from fedveil.training.aggregates import Aggregate
-    from fedveil.training.engines.on_ray.cluster import RayCluster
+    from fedveil.training.engines.ray_cluster import RayCluster
     from fedveil.training.server import ServerOptimizer
 
 
@@ -238,7 +238,7 @@ class EngineSection(Section):
 
     def build_cluster(self) -> "RayCluster | None":
         """The cluster that clients are computed on; None for this machine."""
-        from fedveil.training.engines.on_ray.cluster import RayCluster
+        from fedveil.training.engines.ray_cluster import RayCluster
 
         return RayCluster(self.address) if self.kind == "ray" else None
 

@@ -1,32 +1,25 @@
-"""How a cohort is cut into chunks: fixed by the recipe and the data, never by the workers."""
+"""How a cohort is cut into chunks, and in which order their sums are added.
 
-import math
+Both are fixed by the recipe and the data, never by the workers. Eight chunks in a row make a sum,
+eight of those the next, and so on. Floating-point sums depend on how they are bracketed. With one
+tree for all engines, a cohort has the same sum to the last bit in one process, in several, and on
+many nodes that add up branches of it themselves.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
-from fedveil.base.inputs import values_of
-from fedveil.data.federated import FederatedData
-from fedveil.models.task import Task
-from fedveil.training.cohort import tensors
-from fedveil.training.gradients.least_squares import uses_quadratics
-from fedveil.training.gradients.linear_chains import linear_chain
-from fedveil.training.gradients.modes import Mode
-from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork
+from fedveil.training.reports import CohortSum
 
-MEMORY = 512
-"""MiB for the clients that are computed together, per worker."""
+Ids = npt.NDArray[np.int64]
 
-_LEAST, _MOST = 32, 4096
-_WORK = 1 << 23  # multiplications in a chunk: enough to hide its overhead, few enough to share
-_WIDE = 1 << 20
+FAN_IN = 8
 
 
-def cut(
-    ids: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], chunk: int
-) -> list[npt.NDArray[np.int64]]:
+def cut(ids: Ids, sizes: Ids, chunk: int) -> list[Ids]:
     """Chunks of at most `chunk` clients of similar size, the largest first.
 
     Several chunks are a power of two, equally long, so that 2, 4 or 8 workers have equal shares.
@@ -39,45 +32,55 @@ def cut(
     return [largest_first] if count == 1 else np.array_split(largest_first, count)
 
 
-def fitting_chunk(
-    task: Task,
-    data: FederatedData,
-    work: ClientWork,
-    mode: Mode,
-    memory: int = MEMORY,
-    cohort: float = math.inf,
-) -> int:
-    """How many clients are summed together: what `memory` MiB hold, or less if it is enough work.
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A sum of chunks in a row.
 
-    Vectorised, a client needs its padded records and six rows of parameters, and two more for Adam.
-    Looped, one client is in memory at a time and a chunk is only the unit in which work is handed
-    out: several clients of a wide model, whose sum takes long to hand back, or with little to do;
-    but never so many that a `cohort` of the expected size is fewer than four chunks.
+    Attributes:
+        total: The sum.
+        level: Its height in the tree: at level k it has 8^k chunks, the last branches fewer.
+        lent: The sum is valid only until the next one comes.
     """
-    longest = int(data.sizes.max())
-    if mode is Mode.LOOPED:
-        light = _WORK // (task.size * (3 * work.records_per_round(longest) + 16))
-        return int(max(1, min(max(light, min(8, task.size // _WIDE)), _MOST, cohort // 4)))
-    width = sum(map(math.prod, values_of(data.record_shape)))
-    adam = isinstance(work, ClientSgd | ClientDpSgd) and work.adam is not None
-    numbers = (8 if adam else 6) * task.size + 3 * longest * width
-    effort = 3 * multiplications(task, data) * work.records_per_round(longest) + 16 * task.size
-    if work.full_batches(longest) and uses_quadratics(task, data):
-        effort = task.size * (task.size * work.records_per_round(longest) // longest + 16)
-    return max(1, min(_MOST, memory * 2**20 // (4 * numbers), max(_LEAST, _WORK // effort)))
+
+    total: CohortSum
+    level: int = 0
+    lent: bool = False
 
 
-def multiplications(task: Task, data: FederatedData) -> int:
-    """Of one record's forward pass; a gradient takes about three times as many.
+class SumTree:
+    """Adds branches that come in chunk order, whole levels of them or chunk by chunk.
 
-    A chain of linear layers takes every weight once. Anything else is counted, for which PyTorch
-    loads its compiler: about a second.
+    It keeps one sum per level. `zero` makes the sum over nobody.
     """
-    flatten, layers = linear_chain(task)
-    shape = data.record_shape
-    if layers and not isinstance(shape, dict) and (flatten or len(shape) == 1):
-        return task.size
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        task.outputs(task.named(task.parameters.clone()), tensors(data.examples(1)[0]))
-    return max(task.size, counter.get_total_flops() // 2)
+
+    def __init__(self, zero: Callable[[], CohortSum]) -> None:
+        self._zero = zero
+        self._levels: list[tuple[CohortSum | None, int]] = []
+
+    def add_(self, branch: Branch) -> None:
+        """Add the next branch. The first sum of a level is kept, or a copy of one that is lent.
+
+        A full level goes up when the next branch comes, so that eight chunks need one sum.
+        """
+        while len(self._levels) <= branch.level:
+            self._levels.append((None, 0))
+        total, count = self._levels[branch.level]
+        if total is not None and count == FAN_IN:
+            self.add_(Branch(total, branch.level + 1))
+            total, count = None, 0
+        if total is None and not branch.lent:
+            self._levels[branch.level] = branch.total, 1
+            return
+        total = total or self._zero()
+        total.add_(branch.total)
+        self._levels[branch.level] = total, count + 1
+
+    def total(self) -> CohortSum:
+        """The sum of all branches. Nothing can be added afterwards."""
+        level, total = 0, None
+        while level < len(self._levels):
+            total, _ = self._levels[level]
+            level += 1
+            if total is not None and level < len(self._levels):
+                self.add_(Branch(total, level))
+        return total or self._zero()

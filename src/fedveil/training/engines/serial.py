@@ -14,10 +14,9 @@ from fedveil.privacy.noise.streams import JointStreams
 from fedveil.privacy.rows import add_weighted_
 from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.chunks import cut
+from fedveil.training.engines.chunks import Branch, SumTree, cut
 from fedveil.training.engines.engine import Job
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.engines.tree import Branch, SumTree
 from fedveil.training.evaluate import (
     combined_metrics,
     evaluation_batches,

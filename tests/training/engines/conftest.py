@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from fedveil.training.engines.on_ray.cluster import _SETTINGS
+from fedveil.training.engines.ray_cluster import _SETTINGS
 
 
 @pytest.fixture

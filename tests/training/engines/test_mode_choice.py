@@ -11,9 +11,8 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
 from fedveil.training.cohort import Batches
-from fedveil.training.engines import timings as module
-from fedveil.training.engines.chunks import MEMORY
-from fedveil.training.engines.timings import mode_of, raced, timings
+from fedveil.training.engines import mode_choice as module
+from fedveil.training.engines.mode_choice import MEMORY, mode_of, raced, timings
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd
 

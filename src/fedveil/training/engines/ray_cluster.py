@@ -1,9 +1,9 @@
-"""`RayCluster`: a Ray cluster that somebody runs, or one of our own on this machine.
+"""`RayCluster`: an existing Ray cluster, or one of our own on this machine.
 
-Our own listens on the loopback interface only and asks for a token that nobody else knows, tells
-nobody of its use, has no dashboard, and keeps its files, in which records may be, in a folder that
-only this user can open. It ends with its last user, and the folder with it. A cluster that was
-merely joined is left as it was found.
+Our own listens on the loopback interface only and requires a secret token. It reports no usage, has
+no dashboard, and keeps its files, in which records may be, in a folder that only this user can
+open. It ends with its last user, and the folder with it. A cluster that was merely joined is left
+as it was found.
 """
 
 import importlib.util
@@ -23,10 +23,10 @@ from unittest.mock import patch
 
 from fedveil.base.checks import check_address, shown
 from fedveil.base.errors import BadInput, one_line
-from fedveil.training.engines.workers import available
+from fedveil.training.engines.processes import available_workers
 
 OOM_RETRIES = 2
-"""How often our own cluster tries again what ran out of memory; Ray by itself never stops."""
+"""How often our own cluster repeats a task that ran out of memory. Ray itself never stops."""
 
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -59,9 +59,9 @@ class RayCluster:
 
     @contextmanager
     def joined(self, workers: int) -> Iterator[int]:
-        """Be connected inside; gives the number of workers, which of 0 is one per core.
+        """Context manager: connect, and yield the number of workers (0 means one per core).
 
-        The first one inside connects, the last one to leave disconnects.
+        The first user connects, the last one disconnects.
         """
         _enter(self.address, workers)
         try:
@@ -88,8 +88,8 @@ def check_package() -> None:
         raise BadInput("engine 'ray' needs a package: pip install 'fedveil[ray]'")
 
 
-class _Here:
-    """The one connection that a process has to Ray, as far as it is ours."""
+class _Connection:
+    """The one connection of this process to Ray, if we made it."""
 
     users = 0
     address: str | None = None
@@ -100,28 +100,28 @@ class _Here:
 def _enter(address: str | None, workers: int) -> None:
     import ray
 
-    with _Here.lock:
-        if _Here.users and _Here.address != address:
+    with _Connection.lock:
+        if _Connection.users and _Connection.address != address:
             raise BadInput(
-                f"this process uses the Ray cluster {shown(_Here.address or 'of its own')}: "
+                f"this process uses the Ray cluster {shown(_Connection.address or 'of its own')}: "
                 f"finish there before {shown(address or 'one of its own')}"
             )
         if not ray.is_initialized():
             with ExitStack() as opened:
                 _connect(address, workers, opened)
-                _Here.opened = opened.pop_all()
-        _Here.users, _Here.address = _Here.users + 1, address
+                _Connection.opened = opened.pop_all()
+        _Connection.users, _Connection.address = _Connection.users + 1, address
 
 
 def _leave() -> None:
-    with _Here.lock:
-        _Here.users -= 1
-        if not _Here.users:
-            _Here.opened.close()
+    with _Connection.lock:
+        _Connection.users -= 1
+        if not _Connection.users:
+            _Connection.opened.close()
 
 
 def _connect(address: str | None, workers: int, opened: ExitStack) -> None:
-    """Connect to the cluster, or start one; `opened` undoes it."""
+    """Connect to the cluster, or start one. `opened` undoes it."""
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
@@ -130,7 +130,7 @@ def _connect(address: str | None, workers: int, opened: ExitStack) -> None:
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
         opened.enter_context(_guarded())
         options |= {
-            "num_cpus": workers or available(),
+            "num_cpus": workers or available_workers(),
             "num_gpus": 0,
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
@@ -155,7 +155,7 @@ def _connect(address: str | None, workers: int, opened: ExitStack) -> None:
 
 
 def _knock(address: str | None) -> None:
-    """See whether anybody is at an address; Ray would try for minutes."""
+    """Fail at once if nobody is at an address. Ray would try for minutes."""
     if address not in (None, "auto"):
         host, _, port = str(address).rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
@@ -170,7 +170,7 @@ def _disconnect() -> None:
 
 @contextmanager
 def _guarded() -> Iterator[None]:
-    """Inside, a cluster that is started listens on loopback, and to those who know the token.
+    """Inside, a cluster that is started listens on loopback only and requires the token.
 
     Ray replaces the loopback address by one that others reach, unless clusters are ruled out.
     """
@@ -187,7 +187,7 @@ def _guarded() -> Iterator[None]:
 
 
 def _set_authentication(environment: dict[str, str | None]) -> None:
-    """Ray reads these when it is imported; so it is made to read them again."""
+    """Set variables of the environment that Ray reads on import, and make it read them again."""
     from ray import _raylet
 
     inner: Any = _raylet
@@ -202,7 +202,7 @@ def _set_authentication(environment: dict[str, str | None]) -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; whoever listened to it before does so again."""
+    """Restore the handler of SIGTERM afterwards: Ray takes it for itself."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

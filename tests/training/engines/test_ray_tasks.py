@@ -17,8 +17,8 @@ from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
 from fedveil.models.trial import check_fits
 from fedveil.privacy.noise.secure_random import SecureRandom
-from fedveil.training.engines.on_ray.parcel import MappedFile, packed
-from fedveil.training.engines.on_ray.pool import level_of
+from fedveil.training.engines.ray_pool import level_of
+from fedveil.training.engines.ray_tasks import MappedFile, packed
 
 
 def sent(thing):
@@ -65,7 +65,7 @@ def test_a_file_that_has_gone_or_changed_is_missing_and_replaced_by_its_array(sa
 
 def test_a_part_of_a_mapped_array_is_sent_whole(saved):
     part = saved.x[100:300]
-    assert MappedFile.of(part) is None
+    assert MappedFile.behind(part) is None
     parcel, _ = packed(part, what="a part")
     assert not parcel.files
     assert np.array_equal(parcel.opened({}), part)

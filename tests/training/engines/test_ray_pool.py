@@ -25,18 +25,17 @@ from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.sampling import FixedSize, RoundRobin
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.training.aggregates import CoordinateMedian
-from fedveil.training.engines.on_ray import pool
-from fedveil.training.engines.on_ray.cluster import RayCluster
-from fedveil.training.engines.on_ray.pool import RayPool
-from fedveil.training.engines.processes import Processes
+from fedveil.training.engines import ray_pool as pool
+from fedveil.training.engines.processes import Processes, WorkerLost
+from fedveil.training.engines.ray_cluster import RayCluster
+from fedveil.training.engines.ray_pool import RayPool
 from fedveil.training.engines.serial import Serial
-from fedveil.training.engines.workers import WorkerLost
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import Training, train
 from fedveil.training.work import OneGradient
 from tests.asking import asked
-from tests.training.engines.on_ray.test_parcel import sent
 from tests.training.engines.test_processes import FREE, RECIPES, net, ragged, trained
+from tests.training.engines.test_ray_tasks import sent
 
 assert ragged
 pytestmark = pytest.mark.filterwarnings(  # Ray leaves files and sockets open
@@ -55,8 +54,8 @@ class Here:
     def put(self, value):
         return value
 
-    def ordered(self, function, calls, join=None):
-        assert join is None
+    def ordered(self, function, calls, block=1, join=None):
+        assert block == 1
         self.calls += [(function, len(calls))]
         return (pickle.loads(pickle.dumps(function(self.thing, *given))) for given in calls)
 

@@ -1,0 +1,216 @@
+"""The execution mode and the chunk size of a training: by a rule, or by a race if asked for."""
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedveil.base.inputs import mapped, taken, values_of
+from fedveil.data.federated import Array, FederatedData
+from fedveil.models.task import Task
+from fedveil.models.trial import goes_together
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.noise.streams import Streams
+from fedveil.training.cohort import Batch, CohortData, Draws, FullBatch, tensors
+from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.gradients.least_squares import uses_quadratics
+from fedveil.training.gradients.linear_chains import linear_chain
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork
+
+MEMORY = 512
+"""MiB per worker for the clients that are computed together."""
+
+Trial = Callable[[int, int], float]
+"""(clients, records of each) -> seconds per client and record of one local step."""
+
+_LEAST, _MOST = 32, 4096
+_WORK = 1 << 23  # multiplications in a chunk: enough to hide its overhead, few enough to share
+_WIDE = 1 << 20
+_LITTLE = 1 << 20
+_WORTHWHILE = 4
+_SIZES = ((2, 1), (2, 4), (8, 16), (32, 64))
+_CLIENTS, _RECORDS = _SIZES[-1]
+_LONG, _LONGEST = 0.2, 1.0
+_CLEARLY = 4
+_OVERHEAD, _CLIENT_OVERHEAD = 0.05, 0.002
+
+
+def fitting_chunk(
+    task: Task,
+    data: FederatedData,
+    work: ClientWork,
+    mode: Mode,
+    memory: int = MEMORY,
+    cohort: float = math.inf,
+) -> int:
+    """How many clients are summed together: as many as fit `memory` MiB, or fewer if enough work.
+
+    Vectorised, a client needs its padded records and six rows of parameters, and two more for Adam.
+    Looped, one client is in memory at a time and a chunk is only the unit of work: several clients
+    of a wide model, whose sum takes long to return, or with little to do. But never so many that a
+    `cohort` of the expected size is fewer than four chunks.
+    """
+    longest = int(data.sizes.max())
+    if mode is Mode.LOOPED:
+        light = _WORK // (task.size * (3 * work.records_per_round(longest) + 16))
+        return int(max(1, min(max(light, min(8, task.size // _WIDE)), _MOST, cohort // 4)))
+    width = sum(map(math.prod, values_of(data.record_shape)))
+    adam = isinstance(work, ClientSgd | ClientDpSgd) and work.adam is not None
+    numbers = (8 if adam else 6) * task.size + 3 * longest * width
+    effort = 3 * multiplications(task, data) * work.records_per_round(longest) + 16 * task.size
+    if work.full_batches(longest) and uses_quadratics(task, data):
+        effort = task.size * (task.size * work.records_per_round(longest) // longest + 16)
+    return max(1, min(_MOST, memory * 2**20 // (4 * numbers), max(_LEAST, _WORK // effort)))
+
+
+def multiplications(task: Task, data: FederatedData) -> int:
+    """Multiplications in one record's forward pass. A gradient takes about three times as many.
+
+    A chain of linear layers takes every weight once. Anything else is counted, for which PyTorch
+    loads its compiler: about a second.
+    """
+    flatten, layers = linear_chain(task)
+    shape = data.record_shape
+    if layers and not isinstance(shape, dict) and (flatten or len(shape) == 1):
+        return task.size
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        task.outputs(task.named(task.parameters.clone()), tensors(data.examples(1)[0]))
+    return max(task.size, counter.get_total_flops() // 2)
+
+
+def mode_of(task: Task, data: FederatedData, work: ClientWork, memory: int) -> Mode:
+    """The mode by a rule from model, numbers of records and recipe, never from measured time.
+
+    | model | mode |
+    |---|---|
+    | a chain of linear layers of at most 2^20 parameters, on real numbers | vectorised |
+    | any other, not recurrent, whose step takes at most 2^20 multiplications | vectorised |
+    | one that vmap cannot compute, or of which `memory` holds fewer than 4 clients | looped |
+    | all others | looped |
+
+    A chain is batched algebra side by side. Of anything else a step of few multiplications is all
+    overhead, which vmap shares between clients. It makes the operations of longer steps slower. A
+    step is that of a client with the median number of records.
+    """
+    layers = task.module.modules()
+    if any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in layers):
+        return Mode.LOOPED
+    real = not isinstance(data.x, dict) and data.x.dtype.kind == "f"
+    chain = real and bool(linear_chain(task)[1])
+    usual = work.records_per_step(int(np.median(data.sizes)))
+    short = task.size <= _WIDE if chain else multiplications(task, data) * usual <= _LITTLE
+    if not short or fitting_chunk(task, data, work, Mode.VECTORISED, memory) < _WORTHWHILE:
+        return Mode.LOOPED
+    examples, targets = data.examples(2)
+    few = np.arange(2) % len(targets)
+    x, y = tensors(taken(examples, few)), torch.from_numpy(targets[few])
+    return Mode.VECTORISED if chain or goes_together(task, x, y) else Mode.LOOPED
+
+
+def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> dict[Mode, float]:
+    """Seconds per client of one local step in each mode that is possible.
+
+    Vectorised is not, if an operation has no rule for vmap or `memory` holds few clients.
+
+    The records are random or from the test split. The time of a step is recorded with the run, so
+    it may depend on nothing about the clients but their median number of records.
+    """
+    usual = work.records_per_step(int(np.median(data.sizes)))
+    chunk = fitting_chunk(task, data, work, Mode.VECTORISED, memory)
+    most = min(_CLIENTS, data.clients), min(_RECORDS, usual)
+    modes = [Mode.VECTORISED] if chunk >= _WORTHWHILE else []
+    with one_thread():
+        random = _random_data(data, *most)
+        trials = {mode: _trial(task, random, work, mode) for mode in (*modes, Mode.LOOPED)}
+        sizes = [(min(most[0], chunk, c), min(most[1], r)) for c, r in _SIZES]
+        found = raced(trials, list(dict.fromkeys(sizes)))
+    return {mode: seconds * most[1] for mode, seconds in found.items()}
+
+
+def raced(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode, float]:
+    """The results of the trials at the largest size, or the largest that takes about a second.
+
+    Sizes ascend. A mode that has clearly lost is not tried any further. With little to do all of it
+    is overhead, so that none has lost before a step takes a while. Looped, there is an overhead per
+    client: with so many times more records, a record costs so many times less at best.
+    """
+    found: dict[Mode, float] = {}
+    running = dict(trials)
+    for number, (clients, records) in enumerate(sizes):
+        for mode in list(running):
+            try:
+                found[mode] = running[mode](clients, records)
+            except RuntimeError:  # vmap has no rule for one of the module's operations
+                if mode is Mode.LOOPED:
+                    raise
+                del running[mode]
+        best = min(found.values())
+        for mode in list(running):
+            seconds, ratio = found[mode] * clients * records, found[mode] / best
+            hopeless = seconds > _CLIENT_OVERHEAD and ratio > 2 * sizes[-1][1] / records
+            if (seconds > _OVERHEAD and ratio > _CLEARLY) or (mode is Mode.LOOPED and hopeless):
+                del running[mode]
+        if len(running) == 1 or number + 1 == len(sizes):
+            break
+        more = sizes[number + 1][0] * sizes[number + 1][1]
+        if more * max(found[mode] for mode in running) > _LONGEST:
+            break
+    return found
+
+
+def _trial(task: Task, data: FederatedData, work: ClientWork, mode: Mode) -> Trial:
+    longest = int(data.sizes[0])
+    private = isinstance(work, ClientDpSgd)
+    full = work.full_batches(longest)
+    gradients = gradients_of(task, mode, data, full_batches=full, private=private)
+    loaded = False
+
+    def seconds(clients: int, records: int) -> float:
+        nonlocal loaded
+        if not loaded:  # the first step of a process loads what it needs, which may take seconds
+            loaded = True
+            seconds(clients, records)
+        cohort = CohortData(data, np.arange(clients))
+        trajectory = gradients.trajectory(task.parameters, cohort, spanned=not private)
+        moved = torch.zeros(clients, trajectory.width)
+        draws = Draws(Streams(0), 0, cohort.ids, 0)
+        if records == longest:
+            batch: Batch = FullBatch(cohort.sizes, longest, draws)
+        else:
+            index = torch.arange(records).expand(clients, -1)
+            batch = Batch(index, torch.ones(clients, records), draws)
+        best, began = math.inf, time.perf_counter()
+        for _ in range(3):
+            before = time.perf_counter()
+            if private:
+                trajectory.clipped_sum(moved, batch, Clip(1.0))
+            else:
+                trajectory.mean(moved, batch)
+            best = min(best, time.perf_counter() - before)
+            if time.perf_counter() - began > _LONG:
+                break
+        return best / (clients * records)
+
+    return seconds
+
+
+def _random_data(data: FederatedData, clients: int, records: int) -> FederatedData:
+    """Random records of the right shape, with whole numbers from test records."""
+    number = clients * records
+
+    def some(values: Array) -> Array:
+        if values.dtype.kind != "f":  # whole numbers that a module can take, such as lengths
+            return values[np.arange(number) % len(values)]
+        drawn = torch.randn((number, *values.shape[1:]), generator=torch.Generator().manual_seed(0))
+        return drawn.numpy().astype(values.dtype, copy=False)
+
+    x = mapped(some, data.examples(number)[0])
+    y = np.zeros((number, *data.y.shape[1:]), dtype=data.y.dtype)
+    offsets = np.arange(clients + 1, dtype=np.int64) * records
+    return FederatedData(x, y, offsets, taken(x, slice(1)), y[:1], data.classes)
