@@ -36,7 +36,7 @@ WORKERS = """
     from unittest.mock import MagicMock
     from fedveil.training.engines.processes import Workers
     engine = MagicMock()
-    engine.job.task.size, engine.job.plan.width, engine.job.plan.release.randomises = 1, 0, False
+    engine.job.task.size, engine.job.plan.width, engine.job.plan.release.adds_noise = 1, 0, False
     Workers(engine, 1)
 """
 TRIAL_POOL = """

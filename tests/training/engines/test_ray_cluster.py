@@ -6,11 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from fedveil.training.engines.on_ray import cluster as clusters
 
 from fedveil.attacks.adversary import ReportAttack
 from fedveil.base.errors import BadInput
 from fedveil.runs.recipe_file import load_recipe, on_this_machine, with_engine
+from fedveil.training.engines import ray_cluster as clusters
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.session import Training
 from tests.training.engines.test_processes import RECIPES, net, ragged

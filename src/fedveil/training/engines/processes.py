@@ -29,9 +29,8 @@ from fedveil.base.forks import begin_worker, can_fork
 from fedveil.base.interrupts import held
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
-from fedveil.privacy.channel import Round
+from fedveil.privacy.channel import Ids, Round
 from fedveil.training.engines.chunks import Branch
-from fedveil.training.engines.engine import Ids
 from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
 from fedveil.training.engines.serial import Serial
 from fedveil.training.evaluate import (
@@ -126,7 +125,7 @@ class Workers:
         self._engine, job = engine, engine.job
         self._size, self._noisy = job.task.size, job.plan.release.adds_noise
         self._params = _shared(self._size, torch.float32)
-        self._state = _shared(len(job.plan.start(job.task.parameters)), torch.float64)
+        self._state = _shared(len(job.plan.first_state(job.task.parameters)), torch.float64)
         numbers = CohortSum.numbers(self._size, job.plan.width, noisy=self._noisy)
         each = 1 + min(2, _SPARE_BYTES // (8 * numbers))
         self._slots = [_shared(numbers, torch.float64) for _ in range(count * each)]

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.channel import Round
+from fedveil.privacy.channel import Ids, Round
 from fedveil.training.engines.chunks import FAN_IN, Branch, SumTree
-from fedveil.training.engines.engine import Ids
 from fedveil.training.engines.housekeeping import LARGE_MODEL
 from fedveil.training.engines.processes import TRIES, M, Measure
 from fedveil.training.engines.ray_cluster import RayCluster
