@@ -251,7 +251,7 @@ def test_figures_of_papers_are_over_the_epsilon_of_their_budgets():
 
 @KINDS
 def test_an_audit_that_finds_nothing_to_attack_names_it(folder, claims, monkeypatch):
-    found = SimpleNamespace(findings=[], leaks=[])
+    found = SimpleNamespace(findings=[], leaks=[], left_out=[])
     monkeypatch.setattr(audit_command, "run_attacks", lambda *_: found)
     monkeypatch.setattr(audit_command, "charged_lines", lambda _: None)
     monkeypatch.setattr(audit_command, "check_charged", lambda *_: None)

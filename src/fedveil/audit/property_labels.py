@@ -98,21 +98,20 @@ def feature_of(name: str, data: FederatedData) -> RecordFeature:
 def _of_column(name: str, schema: TableSchema) -> RecordFeature:
     """The value of a number column, or 1 where a category column has the value."""
     column, _, value = name.partition("=")
-    first = 0
-    for each in schema.features:
-        if each.name == column and not each.shape:
-            if each.values is None:
-                return lambda x: np.asarray(x[:, first], dtype=np.float64)
-            known = [str(entry) for entry in each.values]
-            if value not in known:
-                raise BadInput(
-                    f"property {shown(name)}: {column!r} has the values {', '.join(known[:8])}"
-                    f"{', ...' if len(known) > 8 else ''}; name one, {column}=value"
-                )
-            place = first + known.index(value)
+    place = 0
+    for feature in schema.features:
+        if feature.name == column and not feature.shape:
+            if feature.values is not None:
+                known = [str(entry) for entry in feature.values]
+                if value not in known:
+                    raise BadInput(
+                        f"property {shown(name)}: {column!r} has the values {', '.join(known[:8])}"
+                        f"{', ...' if len(known) > 8 else ''}; name one, {column}=value"
+                    )
+                place += known.index(value)
             return lambda x: np.asarray(x[:, place], dtype=np.float64)
-        first += each.width
-    names = ", ".join(each.name for each in schema.features)
+        place += feature.width
+    names = ", ".join(feature.name for feature in schema.features)
     raise BadInput(f"property {shown(name)} is of no feature: use planted, or one of {names}")
 
 
@@ -163,65 +162,34 @@ def property_labels(name: str, data: FederatedData, auxiliary: int, seed: int) -
     """
     data.check_tested("an audit of properties")
     generator = np.random.default_rng([seed, 0x9120])
+    own_has = np.arange(2 * auxiliary) % 2 == 1
+    shape = len(own_has), max(1, int(np.median(data.sizes)))
     if name == PLANTED:
-        x: Any = check_real(data)
+        check_real(data)
         has = generator.permutation(data.clients) < data.clients // 2
         _check_both(name, has)
-        rows = np.repeat(has, data.sizes)
-        planted = np.where(_across(rows, x), _dimmed(x), x).astype(x.dtype)
-        return PropertyLabels(replace(data, x=planted), has, *_planted(data, auxiliary, generator))
+        own = _owning(data, generator.integers(len(data.test_y), size=shape))
+        return PropertyLabels(_dimmed(data, has), has, _dimmed(own, own_has), own_has)
     feature = feature_of(name, data)
     public = feature(np.asarray(data.test_x))
     values = relative(feature(np.asarray(data.x)), data.y, public, data.test_y, data.classes)
     means = np.add.reduceat(values, data.offsets[:-1]) / data.sizes
     has = means > np.median(means)
     _check_both(name, has)
-    return PropertyLabels(data, has, *_drawn(name, feature, data, auxiliary, generator))
-
-
-def _planted(
-    data: FederatedData, auxiliary: int, generator: np.random.Generator
-) -> tuple[FederatedData, Flags]:
-    """Clients with random test records, dimmed for every other client."""
-    has, size = _kinds(data, auxiliary)
-    rows = generator.integers(len(data.test_y), size=(len(has), size))
-    own = _owning(data, rows)
-    x: Any = own.x
-    dimmed = np.where(_across(np.repeat(has, size), x), _dimmed(x), x).astype(x.dtype)
-    return replace(own, x=dimmed), has
-
-
-def _drawn(
-    name: str,
-    feature: RecordFeature,
-    data: FederatedData,
-    auxiliary: int,
-    generator: np.random.Generator,
-) -> tuple[FederatedData, Flags]:
-    """Clients with random test records.
-
-    Between half and all of the records of a client with the property are from the feature's upper
-    half, and as many from the lower half for a client without it.
-    """
-    has, size = _kinds(data, auxiliary)
-    public = feature(np.asarray(data.test_x))
+    # Of a client with the property between half and all of the records are from the feature's
+    # upper half, and as many from the lower half of a client without it.
     above = relative(public, data.test_y, public, data.test_y, data.classes)
     upper = above > 0 if (above > 0).any() else above >= 0
     if upper.all():
         raise BadInput(f"property {name!r}: all test records are alike, nobody can learn it")
-    share = generator.uniform(0.5, 1.0, size=len(has))
-    high = generator.random((len(has), size)) < np.where(has, share, 1 - share)[:, None]
+    share = generator.uniform(0.5, 1.0, size=len(own_has))
+    high = generator.random(shape) < np.where(own_has, share, 1 - share)[:, None]
     rows = np.where(
         high,
-        generator.choice(np.flatnonzero(upper), size=high.shape),
-        generator.choice(np.flatnonzero(~upper), size=high.shape),
+        generator.choice(np.flatnonzero(upper), size=shape),
+        generator.choice(np.flatnonzero(~upper), size=shape),
     )
-    return _owning(data, rows), has
-
-
-def _kinds(data: FederatedData, auxiliary: int) -> tuple[Flags, int]:
-    """(mask of attacker clients with the property, records per client: the median)."""
-    return np.arange(2 * auxiliary) % 2 == 1, max(1, int(np.median(data.sizes)))
+    return PropertyLabels(data, has, _owning(data, rows), own_has)
 
 
 def _owning(data: FederatedData, rows: npt.NDArray[np.intp]) -> FederatedData:
@@ -229,18 +197,16 @@ def _owning(data: FederatedData, rows: npt.NDArray[np.intp]) -> FederatedData:
     x: Any = data.test_x
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1]
     flat = rows.reshape(-1)
-    found = data.with_clients(x[flat], data.test_y[flat], offsets)
-    return replace(found, test_owners=np.zeros(len(data.test_y), dtype=np.int64))
+    clients = data.with_clients(x[flat], data.test_y[flat], offsets)
+    return replace(clients, test_owners=np.zeros(len(data.test_y), dtype=np.int64))
 
 
-def _dimmed(x: Array) -> Array:
-    found: Array = x * np.asarray(_DIMMED, dtype=x.dtype)
-    return found
-
-
-def _across(flags: Flags, x: Array) -> Flags:
-    """Flags [N] in the shape of records [N, ...]."""
-    return flags.reshape(-1, *(1 for _ in x.shape[1:]))
+def _dimmed(data: FederatedData, has: Flags) -> FederatedData:
+    """The clients with their records dimmed where they have the property."""
+    x: Any = data.x
+    rows = np.repeat(has, data.sizes).reshape(-1, *(1 for _ in x.shape[1:]))
+    dimmed = x * np.asarray(_DIMMED, dtype=x.dtype)
+    return replace(data, x=np.where(rows, dimmed, x).astype(x.dtype))
 
 
 def _check_both(name: str, has: Flags) -> None:
