@@ -27,21 +27,9 @@ from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.gradients.least_squares import Quadratics, is_least_squares
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd, ClientWork
+from fedveil.tuning import theory
 from fedveil.tuning.plan_report import PlanReport, check_budget, option_of, recipe_text, rounds_text
 from fedveil.tuning.recipe_grid import Space, candidates
-from fedveil.tuning.theory import (
-    Constants,
-    GaussianNoise,
-    LaplaceNoise,
-    Noise,
-    NoNoise,
-    Sizes,
-    best_rounds,
-    constant,
-    convergence,
-    decayed_bound,
-    error_bound,
-)
 from fedveil.tuning.trials import Laboratory
 
 _CLIENTS = 32
@@ -53,7 +41,7 @@ _FLAT_EXACTLY = 1e-12
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
-def constants_of(task: Task, data: FederatedData, seed: int = 0) -> Constants:
+def constants_of(task: Task, data: FederatedData, seed: int = 0) -> theory.Constants:
     """Exact constants for linear regression by squared error, estimates otherwise.
 
     G is the longest gradient of a client at the start or at the optimum in either case; noise can
@@ -69,7 +57,7 @@ def constants_of(task: Task, data: FederatedData, seed: int = 0) -> Constants:
         return _sampled(task, data, seed)
 
 
-def _of_quadratics(quadratics: Quadratics, start: torch.Tensor) -> Constants:
+def _of_quadratics(quadratics: Quadratics, start: torch.Tensor) -> theory.Constants:
     """From the eigenvalues of H_l and the optima of w'H_l w / 2 - h_l'w.
 
     The gradient of a quadratic function is longest, on the way from start to optimum, at an end.
@@ -82,7 +70,7 @@ def _of_quadratics(quadratics: Quadratics, start: torch.Tensor) -> Constants:
     ends = [torch.mv(curvature.flatten(0, 1), w).view_as(slope) - slope for w in (start, best)]
     away = torch.linalg.solve(curvature, ends[1])
     gaps = 0.5 * (ends[1] * away).sum(dim=1)
-    return Constants(
+    return theory.Constants(
         smoothness=smoothness,
         convexity=convexity,
         heterogeneity=float(gaps.mean().clamp_min(0)),
@@ -92,7 +80,7 @@ def _of_quadratics(quadratics: Quadratics, start: torch.Tensor) -> Constants:
     )
 
 
-def _sampled(task: Task, data: FederatedData, seed: int) -> Constants:
+def _sampled(task: Task, data: FederatedData, seed: int) -> theory.Constants:
     """From a few clients: curvature at the start and at the optimum, optima by descent."""
     drawn = np.random.default_rng(seed).permutation(data.clients)[:_CLIENTS]
     losses = [_loss_of(task, CohortData(data, np.array([client]))) for client in drawn]
@@ -107,7 +95,7 @@ def _sampled(task: Task, data: FederatedData, seed: int) -> Constants:
     ends.append(_extremes(losses, best, generator))
     gaps = [float(loss(best) - loss(_optimum(loss, best))) for loss in losses]
     lengths = [float(grad(loss)(w).norm()) for loss in losses for w in (start, best)]
-    return Constants(
+    return theory.Constants(
         smoothness=max(most for _, most in ends),
         convexity=min(least for least, _ in ends),
         heterogeneity=max(0.0, math.fsum(gaps) / len(gaps)),
@@ -219,9 +207,9 @@ def theorise(
     noise_of(options[0].recipe)
     data = training.data
     cohort = round(training.plan.sampler.expected(data.clients))
-    sizes = Sizes(data.clients, cohort, training.task.size)
+    sizes = theory.Sizes(data.clients, cohort, training.task.size)
     constants = constants_of(training.task, data)
-    noises: dict[str, Noise] = {}
+    noises: dict[str, theory.Noise] = {}
     ranked = []
     for cell in options:
         prepared = laboratory.prepare(cell, mode=Mode.LOOPED)  # nothing is trained
@@ -234,7 +222,7 @@ def theorise(
     ranked.sort(key=lambda option: option[0])
     _, bound, label, first = ranked[0]
     steps, _ = first.cell.steps_and_rounds
-    star = best_rounds(bound, steps, _MOST_ROUNDS)
+    star = theory.best_rounds(bound, steps, _MOST_ROUNDS)
     exponent = next(iter(noises.values())).exponent
     warnings = [_CONSTANTS]
     if star == 1:
@@ -248,7 +236,7 @@ def theorise(
         measure="bound",
         options=[option_of(p, value, math.nan, f"{value:.3g}") for value, *_, p in ranked],
         reasons=[
-            f"z = {exponent:g}: {convergence(exponent)}",
+            f"z = {exponent:g}: {theory.convergence(exponent)}",
             f"lambda {constants.smoothness:.3g}, mu {constants.convexity:.3g}, Gamma "
             f"{constants.heterogeneity:.3g}, G {constants.gradient:.3g}, |start - optimum|^2 "
             f"{constants.distance:.3g}",
@@ -277,7 +265,7 @@ def work_of(work: ClientWork) -> ClientSgd:
 
 
 def bound_of(
-    constants: Constants, sizes: Sizes, noise: Noise, work: ClientSgd
+    constants: theory.Constants, sizes: theory.Sizes, noise: theory.Noise, work: ClientSgd
 ) -> tuple[Callable[[int, int], float], str]:
     """(E|theta - theta*|^2 by (E, rounds), the learning rate that it is for, in words).
 
@@ -285,20 +273,20 @@ def bound_of(
     """
     fastest = 1 / (4 * constants.smoothness)
     if work.decay is None and work.lr <= fastest:
-        bound = partial(error_bound, constants, sizes, noise, constant(work.lr))
+        bound = partial(theory.error_bound, constants, sizes, noise, theory.constant(work.lr))
         return lambda e, r: bound(steps=e, rounds=r), f"for the recipe's learning rate, {work.lr:g}"
     return (
-        lambda e, r: decayed_bound(constants, sizes, noise, steps=e, rounds=r),
+        lambda e, r: theory.decayed_bound(constants, sizes, noise, steps=e, rounds=r),
         f"for the rate 2 / (mu (k + gamma)): the recipe's is not below 1 / (4 lambda) = "
         f"{fastest:.3g}, where the theory ends",
     )
 
 
-def noise_of(recipe: Recipe) -> Noise:
+def noise_of(recipe: Recipe) -> theory.Noise:
     """The recipe's noise as the theory sees it: what clients add to clipped gradients."""
     clip, noise, budget = recipe.clip, recipe.noise, recipe.budget
     if noise.kind == "none":
-        return NoNoise()
+        return theory.NoNoise()
     if (
         budget is None
         or budget.epsilons is not None
@@ -318,11 +306,11 @@ def noise_of(recipe: Recipe) -> Noise:
     value = float(getattr(clip, "value", 0.0))
     half = 0.5 if budget.as_published else 1.0
     if noise.kind == "laplace":
-        return LaplaceNoise(budget.epsilon, half * value)
+        return theory.LaplaceNoise(budget.epsilon, half * value)
     if budget.as_published:
         c2 = float(getattr(noise, "c2", None) or 1.0)
-        return GaussianNoise(
+        return theory.GaussianNoise(
             c2 * math.sqrt(math.log(1 / budget.delta)) / budget.epsilon, half * value
         )
     one = least_noise(Gaussian, 1, Budget(budget.epsilon, budget.delta), Relation.REPLACE)
-    return GaussianNoise(one, half * value)
+    return theory.GaussianNoise(one, half * value)
