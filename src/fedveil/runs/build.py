@@ -17,6 +17,7 @@ from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
 from fedveil.runs.sections.section import in_keys
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.participants import Participants
@@ -75,9 +76,10 @@ def build(
     check_same_module(task, recipe.model.digest)
     if plan is None:
         metrics = recipe.evaluate.build_price(recipe, sampler, data, task)
-        inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics)
+        inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics, rounds)
         with in_keys(**_KEYS):
             plan = _plan(recipe, inputs)
+    on_ray = recipe.engine.kind == "ray" and make_engine is None
     with in_keys(**_KEYS):
         return Training(
             task=task,
@@ -96,7 +98,7 @@ def build(
             chunk=recipe.engine.chunk,
             memory=recipe.engine.memory,
             workers=recipe.engine.workers,
-            cluster=None if make_engine else recipe.engine.build_cluster(),
+            cluster=RayCluster(recipe.engine.address) if on_ray else None,
             every=recipe.evaluate.every or 1,
             diagnostics=recipe.evaluate.diagnostics,
             clients_every=recipe.evaluate.rounds_between_clients(rounds),

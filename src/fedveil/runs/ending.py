@@ -52,32 +52,29 @@ class Ending:
         return "request" if self.requested else "interrupted"
 
     def __str__(self) -> str:
-        return f"{self._what_counts()}; {self._stop()}; {self._what_is_left()}"
-
-    def _what_counts(self) -> str:
-        first = counting(self.claims)
+        first, rounds = counting(self.claims), self.plan.rounds
         if first is None:
-            return "nothing is claimed"
-        text = f"the claim that counts is {first}"
-        beside = smaller(self.claims)
-        if beside is not None:
-            text += f", which holds whoever ended the run and why; {beside.short}"
-        if any(claim.accountant is not first.accountant for claim in self.claims):
-            text += "; other accountants are listed for comparison"
-        return text
-
-    def _stop(self) -> str:
-        if self.stopped == "rounds":
-            return f"all {self.plan.rounds} planned rounds are done"
-        after = f"after round {self.done} of {self.plan.rounds}"
-        if self.stopped == "interrupted":
-            return f"it was interrupted {after}"
-        if self.stopped == "request":
-            return f"it was asked to end {after}"
-        whose = "its own budget"
-        if isinstance(self.ledger.refusal, CommonBudgetExhausted):
-            whose = f"the budget that runs on {self.file} share"
-        return f"it was stopped {after} by {whose}"
+            text = "nothing is claimed"
+        else:
+            text = f"the claim that counts is {first}"
+            second = smaller(self.claims)
+            if second is not None:
+                text += f", which holds whoever ended the run and why; {second.short}"
+            if any(claim.accountant is not first.accountant for claim in self.claims):
+                text += "; other accountants are listed for comparison"
+        after = f"after round {self.done} of {rounds}"
+        match self.stopped:
+            case "rounds":
+                stop = f"all {rounds} planned rounds are done"
+            case "interrupted":
+                stop = f"it was interrupted {after}"
+            case "request":
+                stop = f"it was asked to end {after}"
+            case "budget":
+                shared = isinstance(self.ledger.refusal, CommonBudgetExhausted)
+                whose = f"the budget that runs on {self.file} share" if shared else "its own budget"
+                stop = f"it was stopped {after} by {whose}"
+        return f"{text}; {stop}; {self._what_is_left()}"
 
     def _what_is_left(self) -> str:
         text = "nothing of it is left to run"
@@ -121,19 +118,34 @@ def diagnose(history: list[dict[str, Any]]) -> list[str]:
     losses = [line["loss"] for line in history if "loss" in line]
     if not rounds or len(losses) < 2:
         return []
-    notes = _refusals(rounds)
+    notes = []
+    refused = sum(line["refused"] or 0 for line in rounds)
+    if refused:
+        reports = sum(line["clients"] or 0 for line in rounds)
+        notes.append(
+            f"{refused} of {reports} reports were not finite or of the wrong length and counted as "
+            "zero: lower client.lr, or look at the clients named in result.json"
+        )
     if any(f"loss{INTERVAL}" in line for line in rounds):
         return notes  # with noise on it, the loss says too little
-    broken = [line["round"] for line in history if not _finite(line.get("loss", 0.0))]
+    broken = [
+        line["round"]
+        for line in history
+        if "loss" in line and (line["loss"] is None or not math.isfinite(line["loss"]))
+    ]
     if broken:
         return [
             f"the loss is not finite from round {broken[0]} on: lower client.lr or server.lr",
             *notes,
         ]
-    gain = 1 - losses[-1] / losses[0] if losses[0] > 0 else 0.0
-    if gain > _LITTLE and losses[-1] <= 1.5 * min(losses):
+    first, best, last = losses[0], min(losses), losses[-1]
+    gain = 1 - last / first if first > 0 else 0.0
+    if gain > _LITTLE and last <= 1.5 * best:
         return notes
-    notes.insert(0, _verdict(losses))
+    verdict = f"the model hardly learnt: loss {first:.4g} at the start, {last:.4g} at the end"
+    if last > 1.5 * best:
+        verdict = f"the model got worse again: loss {best:.4g} at best, {last:.4g} at the end"
+    notes.insert(0, verdict)
     shares = [line["clipped"] for line in rounds if line["clipped"] is not None]
     clipped = sum(shares) / len(shares) if shares else 0.0
     if clipped >= _ALL and rounds[-1].get("clip") is not None:
@@ -152,32 +164,10 @@ def diagnose(history: list[dict[str, Any]]) -> list[str]:
                 "more clients per round, fewer parameters or a larger epsilon"
             )
     if len(notes) == 1 and shares:
-        worse = losses[-1] > losses[0] or losses[-1] > 1.5 * min(losses)
+        worse = last > first or last > 1.5 * best
         notes.append(
             "the steps overshoot: lower client.lr or server.lr"
             if worse
             else "the steps are too small: raise client.lr, server.lr, client.epochs or rounds"
         )
     return notes
-
-
-def _verdict(losses: list[float]) -> str:
-    first, best, last = losses[0], min(losses), losses[-1]
-    if last > 1.5 * best:
-        return f"the model got worse again: loss {best:.4g} at best, {last:.4g} at the end"
-    return f"the model hardly learnt: loss {first:.4g} at the start, {last:.4g} at the end"
-
-
-def _refusals(rounds: list[dict[str, Any]]) -> list[str]:
-    refused = sum(line["refused"] or 0 for line in rounds)
-    reports = sum(line["clients"] or 0 for line in rounds)
-    if not refused:
-        return []
-    return [
-        f"{refused} of {reports} reports were not finite or of the wrong length and counted as "
-        "zero: lower client.lr, or look at the clients named in result.json"
-    ]
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

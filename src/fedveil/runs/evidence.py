@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ def statements_of(path: Path) -> LedgerStatements:
         warnings = []
         try:
             hashes = read_hashes(file)
-            for head in remembered(path):
+            for head in saved_heads(path):
                 check_head(file, head, hashes)
         except BadInput as e:
             warnings.append(str(e))
@@ -111,7 +110,7 @@ def verify_ledger(path: Path, head: str | None) -> str:
     files in the directory must be those that the run left, with the claims that the charges give.
     """
     file = file_of(path)
-    known = remembered(path) + ([] if head is None else [_read_head(head)])
+    known = saved_heads(path) + ([] if head is None else [_read_head(head)])
     with one_look(file):
         end = verify(file, *known)
         run = statement_of(path)
@@ -217,7 +216,7 @@ def name_of(folder: Path) -> str:
         raise BadInput(f"{pointer} cannot be read: {e}") from e
 
 
-def left(path: Path) -> Path:
+def unchanged_file(path: Path) -> Path:
     """Return the path of a file that a run left, unless the ledger shows that it was changed.
 
     A model may be given away without the ledger, which is private. Then nothing is compared, and
@@ -227,7 +226,9 @@ def left(path: Path) -> Path:
     if file.is_file():
         shared = (folder / "ledger.json").is_file()
         run = name_of(folder) if shared else next(iter(read_runs(file)), "")
-        check_unchanged(path, file, run)
+        noted = read_closing(file, run).get(path.name)
+        for difference in [] if noted is None else _of_file(path, noted):
+            raise BadInput(difference)
     return path
 
 
@@ -236,12 +237,7 @@ def save_head(folder: Path, head: Head) -> None:
     write_atomic(folder / "head.json", (json.dumps(head.to_dict(), indent=2) + "\n").encode())
 
 
-def saved_head(folder: Path) -> Head | None:
-    """The ledger's head when the run last ended, or None."""
-    return _head_in(folder / "head.json", lambda stored: stored)
-
-
-def remembered(path: Path) -> list[Head]:
+def saved_heads(path: Path) -> list[Head]:
     """The heads of the ledger that a run directory has saved. Empty for a file."""
     try:
         if not path.is_dir():
@@ -249,23 +245,20 @@ def remembered(path: Path) -> list[Head]:
     except OSError as e:
         raise BadInput(f"{path} cannot be read: {e}") from e
     heads = (
-        saved_head(path),
-        head_of_result(path),
+        read_head(path / "head.json"),
+        read_head(path / "result.json"),
         checkpoint.recorded_head(path / "checkpoint"),
     )
     return [head for head in heads if head is not None]
 
 
-def head_of_result(path: Path) -> Head | None:
-    """The ledger's head in the result of a run directory, or None without a result."""
-    return _head_in(path / "result.json", lambda stored: stored["ledger"])
-
-
-def _head_in(path: Path, find: Callable[[Any], Any]) -> Head | None:
+def read_head(path: Path) -> Head | None:
+    """The ledger's head in head.json, or in result.json as its entry "ledger". None without it."""
     try:
         if not path.is_file():
             return None
-        stored = find(json.loads(path.read_text()))
+        stored = json.loads(path.read_text())
+        stored = stored["ledger"] if path.name == "result.json" else stored
         return Head(str(stored["head"]), int(stored["length"]))
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
         raise BadInput(f"{path} cannot be read: {e}") from e
@@ -335,13 +328,6 @@ def differences(folder: Path, file: Path, statement: Statement) -> list[str]:
         *(text for name, noted in closed.items() for text in _of_file(folder / name, noted)),
         *_of_claims(folder, statement, ended=bool(closed)),
     ]
-
-
-def check_unchanged(path: Path, file: Path, run: str) -> None:
-    """Refuse a file that has changed since the run ended, by the ledger in `file`."""
-    noted = read_closing(file, run).get(path.name)
-    for difference in [] if noted is None else _of_file(path, noted):
-        raise BadInput(difference)
 
 
 def _of_recipe(folder: Path, about: dict[str, str]) -> list[str]:

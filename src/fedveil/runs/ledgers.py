@@ -74,12 +74,14 @@ def open_ledger(
     `about` is what the ledger notes about the run beside its name. `shared` is for new runs.
     """
     path, plan = file_of(folder), training.plan
-    if _begun(folder) and not path.exists():
+    # A round may have been charged, since metrics are written before the first.
+    begun = any((folder / name).exists() for name in ("checkpoint", "metrics.jsonl"))
+    if begun and not path.exists():
         raise BadInput(f"{path} is missing: what this run has spent is unknown; start over")
     account = (plan.every_line, plan.permitted, plan.counted_clients)
     repeats = not training.data.elsewhere  # other clients may answer the next time
     if shared is None and not (folder / "ledger.json").exists():
-        if not path.exists() or (_unmade(path) and not _begun(folder)):
+        if not path.exists() or (not begun and _unmade(path)):
             about = {"run": folder.resolve().name, **about}
             return Ledger.create(path, LedgerRun(about, *account, repeats=repeats))
         name = next(iter(read_runs(path)), "")  # the directory may have been renamed since
@@ -96,7 +98,7 @@ def open_ledger(
     common = (shared or Shared(path)).common(plan.every_line, about["data"], common_of(path))
     if about["run"] in read_runs(path):
         return Ledger.reopen(path, LedgerRun(*rest, common, repeats=repeats))
-    if _begun(folder):
+    if begun:
         raise BadInput(
             f"{path} does not know the run {about['run']!r}: what it has spent is unknown; "
             "restore the ledger it was started with, or start over"
@@ -122,11 +124,6 @@ def _make_shared(
         pass
     finally:
         new.unlink()
-
-
-def _begun(folder: Path) -> bool:
-    """Whether a round may have been charged: metrics are written before the first."""
-    return any((folder / name).exists() for name in ("checkpoint", "metrics.jsonl"))
 
 
 def _unmade(path: Path) -> bool:

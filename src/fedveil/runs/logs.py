@@ -186,7 +186,7 @@ class Logs:
 
     def write(self, line: Line) -> None:
         """Log a line, unless its round was logged before."""
-        if line["round"] <= self._last:
+        if line["round"] <= self._last or not self._trackers:
             return
         if self._live:
             self._pass_on(line)

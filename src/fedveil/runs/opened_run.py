@@ -31,7 +31,7 @@ from fedveil.data.vocabulary import lines_of
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
-from fedveil.runs.evidence import left
+from fedveil.runs.evidence import unchanged_file
 from fedveil.runs.modules import METADATA_KEY, Model, add_metrics, note_claims, own_task
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import recipe_in
@@ -69,7 +69,7 @@ class StoredModel:
     schema: TableSchema
 
     @classmethod
-    def of(
+    def from_training(
         cls,
         model: ModelSection,
         training: Training,
@@ -80,7 +80,7 @@ class StoredModel:
         task, data = training.task, training.data
         tensors = {name: value.clone() for name, value in task.named(params).items()}
         layers = layers_of(task)
-        schema, types = data.schema or arrays(data), mapped(lambda x: str(x.dtype), data.x)
+        schema, types = data.schema or array_schema(data), mapped(lambda x: str(x.dtype), data.x)
         return cls(tensors, model, data.record_shape, types, data.target, claims, layers, schema)
 
     def inputs(self, rows: object) -> Inputs[Array]:
@@ -134,12 +134,18 @@ class StoredModel:
             with safetensors.safe_open(path, framework="pt") as f:
                 about: dict[str, Any] = json.loads(f.metadata()[METADATA_KEY])
                 tensors = {name: f.get_tensor(name) for name in list(f.keys())}
+            # Older files have the number of labels only.
+            target = about.get("target") or {"classes": about["classes"]}
             return cls(
                 tensors,
                 ModelSection.model_validate(about["model"]),
                 mapped(lambda shape: tuple(map(int, shape)), about["record_shape"]),
                 about.get("record_type", ""),
-                _target(about),
+                Target(
+                    int(target["classes"]),
+                    tuple(target.get("shape", ())),
+                    bool(target.get("several")),
+                ),
                 tuple(map(PrivacyClaim.from_dict, about["claims"])),
                 str(about["layers"]),
                 TableSchema.from_dict(about["schema"]),
@@ -150,28 +156,21 @@ class StoredModel:
             ) from e
 
 
-def _target(about: dict[str, Any]) -> Target:
-    """What is predicted. Older files have the number of labels only."""
-    said = about.get("target") or {"classes": about["classes"]}
-    return Target(int(said["classes"]), tuple(said.get("shape", ())), bool(said.get("several")))
-
-
 def layers_of(task: Task) -> str:
     """A digest of the layers as they print, and of the frozen weights."""
     return hashlib.sha256(identity((str(task.module), task.frozen)).encode()).hexdigest()
 
 
-def arrays(data: FederatedData) -> TableSchema:
-    """Records that are arrays as they are, and labels that are called by their numbers."""
-    inputs = data.x if isinstance(data.x, dict) else {"x": data.x}
-    columns = tuple(_column(name, array) for name, array in inputs.items())
-    return TableSchema(columns, Column.of_target("y", data.target), isinstance(data.x, dict))
-
-
-def _column(name: str, array: Array) -> Column:
-    if array.ndim == 1:
-        return Column(name, mean=0.0, std=1.0)
-    return Column(name, shape=tuple(array.shape[1:]), whole=array.dtype.kind in "iu")
+def array_schema(data: FederatedData) -> TableSchema:
+    """The schema of records that are arrays: as they are, with labels called by their numbers."""
+    columns = []
+    for name, array in (data.x if isinstance(data.x, dict) else {"x": data.x}).items():
+        if array.ndim == 1:
+            columns.append(Column(name, mean=0.0, std=1.0))
+        else:
+            whole = array.dtype.kind in "iu"
+            columns.append(Column(name, shape=tuple(array.shape[1:]), whole=whole))
+    return TableSchema(tuple(columns), Column.of_target("y", data.target), isinstance(data.x, dict))
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +209,7 @@ class OpenedRun:
                 f"{path} is missing: the run has not ended; fedveil.resume, or fedveil run "
                 f"--resume {self.folder}, ends it"
             )
-        path = left(path)
+        path = unchanged_file(path)
         try:
             result: dict[str, Any] = json.loads(path.read_text())
             return result
@@ -235,7 +234,7 @@ class OpenedRun:
     @cached_property
     def stored(self) -> StoredModel:
         """The weights and what belongs to them."""
-        return StoredModel.read(left(self.folder / "model.safetensors"))
+        return StoredModel.read(unchanged_file(self.folder / "model.safetensors"))
 
     @cached_property
     def task(self) -> Task:

@@ -294,11 +294,12 @@ def to_toml(document: dict[str, Any]) -> str:
 
 def _pairs(section: dict[str, Any]) -> list[str]:
     """`key = value` for each key, in quotes unless TOML can do without."""
-    return [
-        f"{key if key and not set(key) - _BARE else _value(key)} = {_value(value)}"
-        for key, value in section.items()
-        if value is not None
-    ]
+    pairs = []
+    for key, value in section.items():
+        if value is not None:
+            bare = key and not set(key) - _BARE
+            pairs.append(f"{key if bare else _value(key)} = {_value(value)}")
+    return pairs
 
 
 def _value(value: Any) -> str:

@@ -9,7 +9,7 @@ from fedveil.base.errors import BadInput
 from fedveil.pages.html import Markup
 from fedveil.pages.run_report import RunContents, run_page
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.runs.evidence import file_of, left, statement_of, verify_ledger
+from fedveil.runs.evidence import file_of, statement_of, unchanged_file, verify_ledger
 from fedveil.runs.glossary import terms_of
 from fedveil.runs.run_directory import read_metrics, write_atomic
 
@@ -49,7 +49,7 @@ def read_contents(folder: Path) -> RunContents:
     path, result = folder / "result.json", {}
     if path.is_file():
         try:
-            content = left(path).read_bytes()
+            content = unchanged_file(path).read_bytes()
         except OSError as e:
             raise BadInput(f"{path} cannot be read: {e}") from e
         result = parse_result(path, content)

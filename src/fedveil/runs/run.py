@@ -15,21 +15,18 @@ from typing import Any
 from fedveil.base.checks import CODE, OWN
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.privacy.ledger.hash_chain import digest, verify
 from fedveil.privacy.ledger.ledger import Ledger
-from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs import checkpoint
 from fedveil.runs.build import build, changes_in_place, check_given, resolved
 from fedveil.runs.ending import Ending, diagnose, room
 from fedveil.runs.evidence import (
     file_digests,
     file_of,
-    head_of_result,
+    read_head,
     recipe_digest,
     save_head,
-    saved_head,
 )
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
@@ -227,6 +224,7 @@ class Run:
 
         A line is yielded once it is on disk and in the logs.
         """
+        checkpoints = self.folder / "checkpoint"
         try:
             with (
                 locked(self.folder),
@@ -258,7 +256,7 @@ class Run:
                             metrics.write(json_text(line))
                             metrics.flush()
                             if result.round % self.recipe.engine.checkpoint == 0:
-                                checkpoint.save(self._checkpoints, result.state, ledger.head())
+                                checkpoint.save(checkpoints, result.state, ledger.head())
                             logs.write(line)
                             yield line
                             if stop_requested(self.folder):
@@ -314,7 +312,7 @@ class Run:
         that the run is open again before any file changes.
         """
         plan, gate, first = self.training.plan, self.training.gate, self.training.start()
-        saved, damage = checkpoint.load_latest(self._checkpoints, first)
+        saved, damage = checkpoint.load_latest(self.folder / "checkpoint", first)
         state = first if saved is None else saved.state
         metrics = self.folder / "metrics.jsonl"
         history, damaged_metrics = read_metrics(metrics)
@@ -357,9 +355,9 @@ class Run:
                     "the whole ledger or start over"
                 )
         heads = [] if saved is None else [saved.head]
-        for read in (head_of_result, saved_head):
+        for name in ("result.json", "head.json"):
             try:
-                head = read(self.folder)
+                head = read_head(self.folder / name)
                 heads += [] if head is None else [head]
             except BadInput as e:
                 self.remarks.append(f"{e}; it is written again")
@@ -378,7 +376,7 @@ class Run:
         history = done.before + [round.line for round in rounds]
         self.remarks += changes_in_place(self.training.data, self.recipe)
         self._write_metrics(history)
-        checkpoint.save(self._checkpoints, state, ledger.head())
+        checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         measured = gate.last(history, state.params)
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.extra_attempts)
@@ -394,6 +392,14 @@ class Run:
         updates = sum(round.clients for round in rounds)
         refused = Counter(name for round in rounds for name in round.refused)
         attack = self.training.participants.describe(claims)
+        budget, counted, limit = None, budgeted(claims), plan.limit
+        if plan.promise is not None and counted is not None:
+            budget = {
+                "epsilon": "inf" if limit is None else limit,
+                "left": "inf" if limit is None else max(0.0, limit - counted.epsilon),
+                "claim": plan.promise.context,
+                "rounds_permitted": plan.permitted,
+            }
         result = {
             "run_dir": str(self.folder),
             "recipe": self.recipe.name,
@@ -405,13 +411,13 @@ class Run:
             **gate.last_over_clients(history, state.params),
             "claims": [claim.to_dict() for claim in claims],
             "ledger": ledger.head().to_dict(),
-            "budget": _budget(plan, claims),
+            "budget": budget,
             "noise": plan.describe(),
             "timing": gate.timing(seconds, len(rounds), updates),
             "refused": dict(refused.most_common()),
             "notes": self.remarks + diagnose(history),
         }
-        stored = StoredModel.of(self.recipe.model, self.training, state.params, claims)
+        stored = StoredModel.from_training(self.recipe.model, self.training, state.params, claims)
         write_atomic(self.folder / "model.safetensors", stored.to_bytes())
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
         save_head(self.folder, ledger.end(file_digests(self.folder)))
@@ -436,26 +442,9 @@ class Run:
             return f"fedveil run --resume {self.folder}{code}"
         return f"fedveil.resume({', '.join([repr(str(self.folder)), *own])})"
 
-    @property
-    def _checkpoints(self) -> Path:
-        return self.folder / "checkpoint"
-
 
 @lru_cache(maxsize=1)
 def _resolved_by() -> str:
     """The versions, and the kind of machine, that results depend on in their last bits."""
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
     return f"# resolved by {versions} on {platform.system()} {platform.machine()}"
-
-
-def _budget(plan: PrivacyPlan, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any] | None:
-    first = budgeted(claims)
-    if plan.promise is None or first is None:
-        return None
-    limit, spent = plan.limit, first.epsilon
-    return {
-        "epsilon": "inf" if limit is None else limit,
-        "left": "inf" if limit is None else max(0.0, limit - spent),
-        "claim": plan.promise.context,
-        "rounds_permitted": plan.permitted,
-    }

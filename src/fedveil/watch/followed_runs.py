@@ -25,7 +25,7 @@ from fedveil.privacy.accounting.budget import Spending
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted, counting, smaller
 from fedveil.privacy.ledger.statement import Charged, Statement
-from fedveil.runs.evidence import charged_of, file_of, is_open, left
+from fedveil.runs.evidence import charged_of, file_of, is_open, unchanged_file
 from fedveil.runs.report import claims_in, parse_result
 from fedveil.runs.run_directory import STOP_FILE, History, in_use, parse_metrics, stop_requested
 
@@ -277,7 +277,7 @@ class FollowedRun:
         content = content_of(path)
         if content is None:
             return None
-        result = parse_result(left(path), content)
+        result = parse_result(unchanged_file(path), content)
         return result, claims_in(result, path)
 
     def _statement(

@@ -58,7 +58,8 @@ class FixedClipSection(Section):
         from fedveil.privacy.rows import Norm
 
         with in_keys("clip"):
-            return _per_gradient(Fixed(self.value, Norm(self.norm)), self.each, inputs)
+            schedule = Fixed(self.value, Norm(self.norm))
+            return schedule if self.each == "update" else _per_gradient(schedule, inputs)
 
 
 class PolyClipSection(Section):
@@ -83,7 +84,7 @@ class PolyClipSection(Section):
         floor = self.value / 1000 if self.floor is None else self.floor
         with in_keys("clip", rounds="rounds"):
             schedule = Poly(self.value, self.power, inputs.rounds, floor, Norm(self.norm))
-        return _per_gradient(schedule, self.each, inputs)
+        return schedule if self.each == "update" else _per_gradient(schedule, inputs)
 
 
 class QuantileClipSection(Section):
@@ -209,14 +210,12 @@ ClipSection = Annotated[
 ]
 
 
-def _per_gradient(schedule: "Fixed | Poly", each: str, inputs: "PlanInputs") -> "ClipSchedule":
-    """The clip of a whole update, or what it is for an update of clipped gradients."""
+def _per_gradient(schedule: "Fixed | Poly", inputs: "PlanInputs") -> "ClipSchedule":
+    """The clip of an update that consists of clipped gradients."""
     from fedveil.privacy.clip_schedules import PerGradient
     from fedveil.training.work import ClientSgd
 
     work, budget = inputs.work, inputs.recipe.budget
-    if each == "update":
-        return schedule
     if not isinstance(work, ClientSgd):
         raise BadInput("clip.each = 'gradient' needs client.kind = 'sgd'")
     work.reach(1)

@@ -43,6 +43,7 @@ class PlanInputs:
         work: What a client computes; None for DP-SGD, which is made from the plan.
         task: The model.
         metrics: Metrics of the clients themselves, which their claim has to cover.
+        rounds: How many rounds are planned.
     """
 
     recipe: "Recipe"
@@ -51,10 +52,7 @@ class PlanInputs:
     work: "ClientWork | None"
     task: "Task"
     metrics: "PricedMetrics | None"
-
-    @property
-    def rounds(self) -> int:
-        return self.recipe.total_rounds
+    rounds: int
 
     @property
     def section(self) -> "BudgetSection":

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from fedveil.privacy.sampling import Sampler
     from fedveil.runs.recipe import Recipe
     from fedveil.training.aggregates import Aggregate
-    from fedveil.training.engines.ray_cluster import RayCluster
     from fedveil.training.server import ServerOptimizer
 
 
@@ -235,12 +234,6 @@ class EngineSection(Section):
     checkpoint: int = setting(COUNT, 1)
     """Rounds from one checkpoint to the next, from which --resume continues; with secure noise
     always 1."""
-
-    def build_cluster(self) -> "RayCluster | None":
-        """The cluster that clients are computed on; None for this machine."""
-        from fedveil.training.engines.ray_cluster import RayCluster
-
-        return RayCluster(self.address) if self.kind == "ray" else None
 
     def check_together(self) -> None:
         """Refuse an address without a cluster, and timings that nobody measured."""
