@@ -395,7 +395,7 @@ def _policy(keys: Mapping[str, Any], plan: PrivacyPlan, terms: Terms) -> Policy:
         section = PolicySection.model_validate(dict(keys))
     except ValidationError as e:
         raise BadInput(f"policy: {one_line(e)}") from e
-    section.check()
+    section.check_values("policy")  # a limit that is no number would limit nothing
     for key in ("recipes", "steps", "repeats"):
         if key in section.model_fields_set:
             raise BadInput(f"policy.{key} is for sites that have a recipe: leave it out")

@@ -41,6 +41,14 @@ from fedveil.runs.sections.section import Section
 _MIXER_POLL = 0.2  # seconds from one question to the mixer to the next
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Section)
+
+
+def with_absolute_paths(section: S, folder: Path, *keys: str) -> S:
+    """The section with the files that these keys name, relative to `folder`, as absolute paths."""
+    files = {key: getattr(section, key) for key in keys}
+    paths = {key: str(folder / file) for key, file in files.items() if isinstance(file, str)}
+    return section.model_copy(update=paths)
 
 
 class MixerSection(Section):
@@ -79,9 +87,7 @@ class MixerSection(Section):
 
     def with_absolute_paths(self, folder: Path) -> "MixerSection":
         """The same with paths that are relative to `folder` made absolute."""
-        files = {name: getattr(self, name) for name in ("ca", "certificate", "key")}
-        changes = {name: str(folder / file) for name, file in files.items() if file is not None}
-        return self.model_copy(update=changes)
+        return with_absolute_paths(self, folder, "ca", "certificate", "key")
 
 
 @dataclass(frozen=True)

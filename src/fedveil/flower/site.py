@@ -18,10 +18,10 @@ from fedveil.base.checks import TABLE
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.flower.federation import MixerLink
+from fedveil.flower.federation import MixerLink, with_absolute_paths
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.policy import Offer, Policy, build_for_plan, local_steps, terms_of
-from fedveil.flower.site_file import TABLES, SiteFile, read_site_file, recipe_of
+from fedveil.flower.site_file import TABLES, SiteFile, read_site_file
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger, today
 from fedveil.mixing.protocol import Refused, round_number
 from fedveil.privacy.channel import Round
@@ -30,6 +30,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread
@@ -72,7 +73,9 @@ class Site:
     def open(cls, path: Path | str) -> "Site":
         """Open the site that a `site.toml` describes. Raises `BadInput` if that cannot be."""
         file = read_site_file(Path(path))
-        recipe = recipe_of(file)
+        if not file.recipe.endswith(".toml"):
+            raise BadInput(f"recipe is {file.recipe!r}: name the owner's own copy, a .toml file")
+        recipe = load_recipe(file.recipe)
         if recipe.attack is not None:
             raise BadInput(f"{file.recipe}: [attack] is for simulations: leave it out")
         site = cls(file, recipe, _records(file, recipe))
@@ -255,16 +258,10 @@ def _training(file: SiteFile, recipe: Recipe, records: FederatedData) -> Trainin
     It is made for its plan and its checks: nothing is measured at a site, on whatever records.
     Files that the recipe names are beside it.
     """
-    folder, model = Path(file.recipe).parent, recipe.model
-    named = {key: getattr(model, key) for key in ("path", "weights")}
-    paths = {key: str(folder / name) for key, name in named.items() if name is not None}
+    model = with_absolute_paths(recipe.model, Path(file.recipe).parent, "path", "weights")
     free = {"epsilon": None, "delta": None, "loss_clip": None}
-    recipe = recipe.model_copy(
-        update={
-            "model": model.model_copy(update=paths),
-            "evaluate": recipe.evaluate.model_copy(update=free),
-        }
-    )
+    evaluate = recipe.evaluate.model_copy(update=free)
+    recipe = recipe.model_copy(update={"model": model, "evaluate": evaluate})
     names = [str(number) for number in range(file.clients)]
     everyone = records.at_sites(names, [records.records] * file.clients)
     no_test = taken(everyone.test_x, slice(0))

@@ -2,17 +2,16 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
 from fedveil.base.checks import BUDGET, CLIENTS, DELTA, MULTIPLIER, REPORT_EPSILON, STEPS, within
 from fedveil.base.errors import BadInput
-from fedveil.flower.federation import MixerSection
+from fedveil.flower.federation import MixerSection, with_absolute_paths
 from fedveil.flower.messages import check_site_name
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import explain_error, load_recipe
-from fedveil.runs.sections.data_section import ColumnSection, DataSection
+from fedveil.runs.recipe_file import explain_error
+from fedveil.runs.sections.data_section import DataSection
 from fedveil.runs.sections.section import Section, forms_of, setting
 
 _LARGEST = 1 << 18
@@ -64,10 +63,6 @@ class PolicySection(Section):
     """How many more turns than planned a run may have, for rounds that the server has to do again;
     each is charged, and is within the run's budget."""
 
-    def check(self) -> None:
-        """Refuse limits that are out of range: one that is no number would limit nothing."""
-        self.check_values("policy")
-
 
 class SiteFile(Section):
     """What a site is. Paths are relative to the folder of `site.toml`."""
@@ -112,39 +107,21 @@ def read_site_file(path: Path) -> SiteFile:
     try:
         with path.open("rb") as stream:
             content = stream.read(_LARGEST + 1)
-        if len(content) > _LARGEST:
-            raise BadInput(f"{path} is longer than {_LARGEST} bytes: no site.toml is")
-        raw = tomllib.loads(content.decode())
+        raw = {} if len(content) > _LARGEST else tomllib.loads(content.decode())
     except (OSError, ValueError, RecursionError) as e:
-        if isinstance(e, BadInput):
-            raise
         raise BadInput(f"{path} cannot be read: {e}") from e
+    if len(content) > _LARGEST:
+        raise BadInput(f"{path} is longer than {_LARGEST} bytes: no site.toml is")
     try:
         site = SiteFile.model_validate(raw)
     except ValidationError as e:
         raise BadInput(f"{path}: {explain_error(e, FORMS)}") from e
-    _check_values(path, site)
-    return _resolved(path, site)
-
-
-def recipe_of(site: SiteFile) -> Recipe:
-    """The owner's copy of the recipe, as it is written."""
-    if not site.recipe.endswith(".toml"):
-        raise BadInput(f"recipe is {site.recipe!r}: name the owner's own copy, a .toml file")
-    return load_recipe(site.recipe)
-
-
-def _check_values(path: Path, site: SiteFile) -> None:
     check_site_name(site.name)
     site.check_values()
     if site.number is not None and not 0 <= site.number < site.clients:
         raise BadInput(f"{path}: number is {site.number}: 0 to {site.clients - 1} is needed")
     if site.mixer is not None:
         site.mixer.check()
-
-
-def _resolved(path: Path, site: SiteFile) -> SiteFile:
-    """The same with every path absolute."""
     folder = path.resolve().parent
     ledger = folder / site.ledger
     witness = folder / (site.witness or f"{site.name}.head.json")
@@ -158,24 +135,21 @@ def _resolved(path: Path, site: SiteFile) -> SiteFile:
             "recipe": str(folder / site.recipe),
             "ledger": str(ledger),
             "witness": str(witness),
-            "data": _data(folder, site.data),
+            "data": _data_with_absolute_paths(site.data, folder),
             "mixer": None if site.mixer is None else site.mixer.with_absolute_paths(folder),
         }
     )
 
 
-def _data(folder: Path, section: DataSection) -> DataSection:
-    changes: dict[str, Any] = {}
-    if section.path is not None:
-        changes["path"] = str(folder / section.path)
+def _data_with_absolute_paths(section: DataSection, folder: Path) -> DataSection:
+    keys = ["path"]
     if isinstance(section.test, str) and section.test.endswith(TABLES):
-        changes["test"] = str(folder / section.test)
-    if section.columns is not None:
-        changes["columns"] = {name: _column(folder, c) for name, c in section.columns.items()}
-    return section.model_copy(update=changes)
-
-
-def _column(folder: Path, column: ColumnSection) -> ColumnSection:
-    files = {key: getattr(column, key) for key in ("words", "public", "also")}
-    paths = {key: str(folder / file) for key, file in files.items() if isinstance(file, str)}
-    return column.model_copy(update=paths)
+        keys.append("test")
+    section = with_absolute_paths(section, folder, *keys)
+    if section.columns is None:
+        return section
+    columns = {
+        name: with_absolute_paths(column, folder, "words", "public", "also")
+        for name, column in section.columns.items()
+    }
+    return section.model_copy(update={"columns": columns})
