@@ -142,20 +142,17 @@ def save_arrays(folder: Path, arrays: Mapping[str, Array | None], meta: Mapping[
     (folder / "meta.json").write_text(json.dumps(meta) + "\n")
 
 
-def read_meta(
-    folder: Path, needed: Mapping[str, type], optional: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Read meta.json: `needed` keys with their types, `optional` ones with their defaults."""
+def read_meta(folder: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Read meta.json: the number of classes, and keys with defaults, in the defaults' types."""
     path = folder / "meta.json"
     try:
         meta = json.loads(path.read_text())
-        values = {key: meta[key] for key in needed}
-        values |= {key: meta.get(key, default) for key, default in optional.items()}
+        values = {"classes": meta["classes"]}
+        values |= {key: meta.get(key, default) for key, default in defaults.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise BadInput(f"{path}: not a saved data set ({e})") from e
-    types = {**needed, **{key: type(default) for key, default in optional.items()}}
     for key, value in values.items():
-        if type(value) is not types[key]:
+        if type(value) is not type(defaults.get(key, 0)):
             raise BadInput(f"{path}: {key} is {shown(value)}, not what save writes")
     return values
 

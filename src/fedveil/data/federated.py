@@ -517,7 +517,6 @@ this claim
         """Map a saved data set into memory: a million clients open without being read."""
         meta = data_files.read_meta(
             Path(folder),
-            {"classes": int},
             # Older data have no owners of test records and say whether they are clients'.
             {**_META, "schema": {}, "inputs": [], "test_of_clients": False},
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,14 @@ from fedveil.data.membership_sets import load_location30, load_purchase100, load
 from fedveil.data.own_table import TableOptions, table_records
 from fedveil.data.partition import Records
 from fedveil.data.regression_sets import load_diabetes, load_lending_club
-from fedveil.data.vocabulary import complete_declaration
 
 EMBEDDED = ("digits", "diabetes", "saved", "table")
 """What no data folder is needed for: scikit-learn's own, and data that name their path."""
 
-_OPTIONS = {
-    "femnist": ("min_records", "digits"),
-    "lending-club": ("grades", "held_out"),
-    "diabetes": ("held_out",),
-    "sentiment140": ("columns", "statistics", "test", "min_records"),
-    "reddit": ("columns", "statistics", "test", "min_records"),
-}
-FITTING = tuple(name for name, options in _OPTIONS.items() if "held_out" in options)
+FITTING = ("lending-club", "diabetes")
 """The data sets whose features are fitted on records."""
 
-TEXTS = tuple(name for name, options in _OPTIONS.items() if "columns" in options)
+TEXTS = ("sentiment140", "reddit")
 """The data sets of texts, which are read as a table is."""
 
 
@@ -45,21 +38,14 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
     if name not in DATA_SETS:
         listed = f"use one of {', '.join(DATA_SETS)}{hint(name, DATA_SETS)}"
         raise BadInput(f"data set {name!r} is unknown: {listed}")
-    known = _OPTIONS.get(name, ())
+    loader, known = _LOADERS[name]
     for option in options:
         if option not in known:
             raise BadInput(
                 f"{name} has no option {option!r}: it takes {', '.join(known) or 'none'}"
             )
-    if name in _EMBEDDED_LOADERS:
-        records = _EMBEDDED_LOADERS[name](**options)
-    else:
-        records = _LOADERS[name](data_root(root), **options)
+    records = loader(**options) if name in EMBEDDED else loader(data_root(root), **options)
     return replace(records, public_test=True)
-
-
-def _load_fashion_mnist(root: Path) -> Records:
-    return load_mnist(root, "fashion-mnist")
 
 
 def _load_sentiment140(root: Path, **options: Any) -> Records:
@@ -73,9 +59,9 @@ def _load_sentiment140(root: Path, **options: Any) -> Records:
         ["sentiment140/*.parquet"],
         expected="a parquet file of tweets with label (0 or 4), user and text",
     )
-    usual = {"length": 30, "buckets": 4096}
     labels = {"label": {"values": [0, 4]}}
-    return _load_texts("sentiment140", path, "label", "user", ["text"], usual, labels, **options)
+    usual = {"length": 30, "buckets": 4096}
+    return _load_texts("sentiment140", path, "label", "user", ["text"], labels, usual, **options)
 
 
 def _load_reddit(root: Path, **options: Any) -> Records:
@@ -88,7 +74,7 @@ def _load_reddit(root: Path, **options: Any) -> Records:
         root, ["reddit/*.parquet"], expected="a parquet file of comments with author and text"
     )
     usual = {"length": 20, "most_words": 4000, "min_texts": 5}
-    return _load_texts("reddit", path, "text", "author", None, usual, {}, **options)
+    return _load_texts("reddit", path, "text", "author", None, {}, usual, **options)
 
 
 def _load_texts(
@@ -97,8 +83,8 @@ def _load_texts(
     target: str,
     client: str,
     features: list[str] | None,
-    usual: Mapping[str, Any],
     other_columns: Mapping[str, object],
+    usual: Mapping[str, Any],
     *,
     columns: Mapping[str, object] | None = None,
     test: object = None,
@@ -106,28 +92,37 @@ def _load_texts(
 ) -> Records:
     """A table of texts by owner, about a fifth of whom is held out.
 
-    Options are those of `FederatedData.from_table`; `usual` declares the column "text" where
-    `columns` does not. Most owners wrote one text: merge them (partition "grouped"), or keep those
-    with `min_records`.
+    Options are those of `FederatedData.from_table`. `usual` completes the declaration of the column
+    "text"; of its words, only where `columns` says nothing of words. Most owners wrote one text:
+    merge them (partition "grouped"), or keep those with `min_records`.
     """
-    declared = {**other_columns, **complete_declaration(name, columns, usual)}
-    table_options = TableOptions(target, client, features, declared, test or "by-client", **options)
-    return replace(table_records(path, table_options), name=name)
+    for column in columns or {}:
+        if column != "text":
+            raise BadInput(
+                f"columns.{column} is declared and {name} has one column to declare, 'text': leave "
+                "it out"
+            )
+    text = (columns or {}).get("text", {})
+    if isinstance(text, Mapping):
+        completed = usual if text.keys() <= {"length", "fill"} else {"length": usual["length"]}
+        text = {**completed, **text}
+    declared = {**other_columns, "text": text}
+    table = TableOptions(target, client, features, declared, test or "by-client", **options)
+    return replace(table_records(path, table), name=name)
 
 
-_EMBEDDED_LOADERS: dict[str, Callable[..., Records]] = {
-    "digits": load_digits,
-    "diabetes": load_diabetes,
-}
-_LOADERS: dict[str, Callable[..., Records]] = {
-    "mnist": load_mnist,
-    "fashion-mnist": _load_fashion_mnist,
-    "femnist": load_femnist,
-    "cifar10": load_cifar10,
-    "sentiment140": _load_sentiment140,
-    "reddit": _load_reddit,
-    "location30": load_location30,
-    "purchase100": load_purchase100,
-    "texas100": load_texas100,
-    "lending-club": load_lending_club,
+_OF_TEXTS = ("columns", "statistics", "test", "min_records")
+_LOADERS: dict[str, tuple[Callable[..., Records], tuple[str, ...]]] = {
+    "digits": (load_digits, ()),
+    "diabetes": (load_diabetes, ("held_out",)),
+    "mnist": (load_mnist, ()),
+    "fashion-mnist": (partial(load_mnist, name="fashion-mnist"), ()),
+    "femnist": (load_femnist, ("min_records", "digits")),
+    "cifar10": (load_cifar10, ()),
+    "sentiment140": (_load_sentiment140, _OF_TEXTS),
+    "reddit": (_load_reddit, _OF_TEXTS),
+    "location30": (load_location30, ()),
+    "purchase100": (load_purchase100, ()),
+    "texas100": (load_texas100, ()),
+    "lending-club": (load_lending_club, ("grades", "held_out")),
 }

@@ -21,6 +21,7 @@ OWNED = ("natural", "grouped")
 
 TESTS = ("by-client", "records")
 
+_SHARED = ("test_x", "test_y", "classes", "fitted", "fitted_on_test", "remarks", "schema")
 _STREAM = int.from_bytes(b"partition", "big")
 _RESAMPLING, _SHORTENING = 1, 2
 _MOST_BYTES = 1 << 30  # of records drawn with replacement
@@ -119,21 +120,24 @@ def partition(
     """
     if kind not in KINDS:
         raise BadInput(f"partition {kind!r} is unknown: use one of {', '.join(KINDS)}")
-    if alpha is not None and kind != "dirichlet":
-        raise BadInput(f"alpha {alpha} has no effect on partition {kind!r}: leave it out")
-    if shards_per_client != 1 and kind != "shards":
-        raise BadInput(
-            f"shards_per_client {shards_per_client} has no effect on partition {kind!r}: "
-            "leave it out"
-        )
     if test not in (None, *TESTS):
         raise BadInput(f"test is {test!r}: use one of {', '.join(TESTS)}")
-    if test is not None and kind not in OWNED:
-        raise BadInput(f"test {test!r} has no effect on partition {kind!r}: leave it out")
+    for option, given, kinds in (
+        (f"alpha {alpha}", alpha is not None, ("dirichlet",)),
+        (f"shards_per_client {shards_per_client}", shards_per_client != 1, ("shards",)),
+        (f"test {test!r}", test is not None, OWNED),
+    ):
+        if given and kind not in kinds:
+            raise BadInput(f"{option} has no effect on partition {kind!r}: leave it out")
     random = _generator(seed)
     if kind in OWNED:
         return _by_owner(records, kind, clients, seed, random, hold_out=test != "records")
     sizes = _equal_sizes(len(records.y), clients)
+    if kind != "iid" and records.y.ndim > 1:
+        raise BadInput(
+            f"{records.name} has targets of shape {records.y.shape[1:]}, which partition {kind!r} "
+            "cannot sort by: use iid"
+        )
     match kind:
         case "iid":
             order = random.permutation(len(records.y))
@@ -141,14 +145,11 @@ def partition(
             order, sizes = _shards(records, len(sizes), shards_per_client, random)
         case _:
             order = _dirichlet(records, sizes, alpha, random)
-    data = _federate(records, order, sizes)
-    if records.owners is None:
-        return data
-    remark = (
-        "records of one owner are dealt to several clients: a claim per client is not about an "
-        "owner"
-    )
-    return replace(data, remarks=(*data.remarks, remark))
+    if records.owners is not None:
+        remark = "records of one owner are dealt to several clients"
+        remark = f"{remark}: a claim per client is not about an owner"
+        records = replace(records, remarks=(*records.remarks, remark))
+    return _federate(records, order, sizes)
 
 
 def resampled(records: Records, count: int, seed: int) -> Records:
@@ -163,12 +164,9 @@ def resampled(records: Records, count: int, seed: int) -> Records:
     if count > most:
         raise BadInput(f"resample is {count}: at most {most} records of this size are possible")
     rows = _generator(seed, _RESAMPLING).integers(len(records.y), size=count)
-    drawn = replace(records, x=taken(records.x, rows), y=records.y[rows])
-    if records.owners is not None:
-        drawn = replace(drawn, owners=records.owners[rows])
-    if records.row_numbers is not None:
-        drawn = replace(drawn, row_numbers=records.row_numbers[rows])
-    return drawn
+    arrays = {name: getattr(records, name) for name in ("y", "owners", "row_numbers")}
+    drawn = {name: array[rows] for name, array in arrays.items() if array is not None}
+    return replace(records, x=taken(records.x, rows), **drawn)
 
 
 def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
@@ -213,26 +211,14 @@ def _shards(
             f"{count} shards ({clients} clients x {shards_per_client}) for {len(records.y)} "
             "training records: use fewer"
         )
-    _check_one_target(records, "shards")
     order = np.argsort(records.y, kind="stable")
     sizes = _equal_sizes(len(order), count)
     if shards_per_client == 1:
         return order, sizes
     shards = np.split(order, np.cumsum(sizes)[:-1])
     dealt = random.permutation(count)
-    return (
-        np.concatenate([shards[shard] for shard in dealt]),
-        sizes[dealt].reshape(clients, shards_per_client).sum(axis=1),
-    )
-
-
-def _check_one_target(records: Records, kind: str) -> None:
-    """Refuse to sort records by more than one label or number each."""
-    if records.y.ndim > 1:
-        raise BadInput(
-            f"{records.name} has targets of shape {records.y.shape[1:]}, which partition {kind!r} "
-            "cannot sort by: use iid"
-        )
+    sizes = sizes[dealt].reshape(clients, shards_per_client).sum(axis=1)
+    return np.concatenate([shards[shard] for shard in dealt]), sizes
 
 
 def _dirichlet(
@@ -243,7 +229,6 @@ def _dirichlet(
             f"{records.name} has no labels, so no dirichlet partition: use shards, which sorts by "
             "the number to be predicted"
         )
-    _check_one_target(records, "dirichlet")
     if alpha is None or not (alpha > 0 and math.isfinite(alpha)):
         raise BadInput(f"alpha is {alpha}: a dirichlet partition needs a number above 0")
     shuffled = random.permutation(len(records.y))
@@ -339,18 +324,16 @@ def _tested_on(
     data: FederatedData, records: Records, owners: Rows, held_out: Rows
 ) -> FederatedData:
     """The same clients with the records of held-out owners as the test split."""
-    rows = np.isin(owners, held_out)
-    x, y, whose = [taken(records.x, rows)], [records.y[rows]], [owners[rows]]
+    parts = [(records.x, records.y, owners)]
     if records.test_owners is not None:
-        more = np.isin(records.test_owners, held_out)
-        x.append(taken(records.test_x, more))
-        y.append(records.test_y[more])
-        whose.append(records.test_owners[more])
-    who = np.concatenate(whose)
+        parts.append((records.test_x, records.test_y, records.test_owners))
+    rows = [np.isin(part_owners, held_out) for _, _, part_owners in parts]
+    chosen = [(taken(x, r), y[r], o[r]) for (x, y, o), r in zip(parts, rows, strict=True)]
+    who = np.concatenate([o for _, _, o in chosen])
     return replace(
         data,
-        test_x=join_inputs(x, np.concatenate),
-        test_y=np.concatenate(y),
+        test_x=join_inputs([x for x, _, _ in chosen], np.concatenate),
+        test_y=np.concatenate([y for _, y, _ in chosen]),
         test_owners=np.full(len(who), PUBLIC) if records.public_test else held_out_number(who),
     )
 
@@ -367,15 +350,9 @@ def _federate(
         x=taken(records.x, order),
         y=records.y[order],
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        test_x=records.test_x,
-        test_y=records.test_y,
-        classes=records.classes,
         names=names,
         test_owners=_test_owners(records, order, sizes, client_of),
-        fitted=records.fitted,
-        fitted_on_test=records.fitted_on_test,
-        remarks=records.remarks,
-        schema=records.schema,
+        **{name: getattr(records, name) for name in _SHARED},
     )
 
 

@@ -63,11 +63,8 @@ def load_lending_club(root: Path, *, grades: bool = True, held_out: bool = False
     without a rate are left out. A published csv wins over the compact parquet. With `held_out`
     everything is fitted on the test split instead of the training split.
     """
-    path = find_file(
-        root,
-        _TABLES,
-        expected="the public file of accepted Lending Club loans, as on Kaggle",
-    )
+    expected = "the public file of accepted Lending Club loans, as on Kaggle"
+    path = find_file(root, _TABLES, expected=expected)
     table = _read(path, () if grades else _PRICING)
     rate = _numbers(table[TARGET])
     loans = np.flatnonzero(np.isfinite(rate))
@@ -75,83 +72,71 @@ def load_lending_club(root: Path, *, grades: bool = True, held_out: bool = False
         raise malformed(path, f"loans with a number in {TARGET}", len(loans))
     table, y = table.take(loans), rate[loans].astype(np.float32)
     train, test = holdout(len(loans))
-    seen = test if held_out else train
-    columns = [_numbers(table[c], seen) for c in table.column_names if c != TARGET]
-    x = _components(path, columns, seen)
-    return Records.with_holdout(
-        "lending-club",
-        x,
-        y,
-        classes=0,
-        fitted="" if held_out else FITTED,
-        fitted_on_test=FITTED if held_out else "",
-    )
+    fitted_rows = test if held_out else train
+    columns = [_numbers(table[c], fitted_rows) for c in table.column_names if c != TARGET]
+    x = _components(path, columns, fitted_rows)
+    return Records.with_holdout("lending-club", x, y, classes=0, **_fits(FITTED, held_out))
+
+
+def _fits(what: str, held_out: bool) -> dict[str, str]:
+    return {"fitted_on_test" if held_out else "fitted": what}
 
 
 def _read(path: Path, left_out: tuple[str, ...]) -> Any:
     """The target and the feature columns as an Arrow table of numbers and strings."""
-    arrow = _pyarrow()
+    arrow, parquet, arrow_csv = (
+        optional_module(module, package="pyarrow", needed_by="lending-club")
+        for module in ("pyarrow", "pyarrow.parquet", "pyarrow.csv")
+    )
     with reading(path, "a table of loans", arrow.ArrowException):
-        names = _column_names(path)
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as lines:
+                names = next(csv.reader(lines), [])
+        else:
+            names = list(parquet.read_schema(path).names)
         if TARGET not in names or len(set(names)) != len(names):
             raise malformed(path, f"distinct columns, one {TARGET}", ", ".join(names) or "none")
-        table = _read_columns(
-            path, [c for c in names if c not in left_out and not _NO_FEATURE.fullmatch(c)]
-        )
-        kinds = [
-            arrow.string() if _is_text(column) else arrow.float64() for column in table.columns
-        ]
+        columns = [c for c in names if c not in left_out and not _NO_FEATURE.fullmatch(c)]
+        if path.suffix == ".csv":
+            strings = dict.fromkeys(columns, arrow.string())
+            table = arrow_csv.read_csv(
+                path,
+                parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+                convert_options=arrow_csv.ConvertOptions(
+                    include_columns=columns, column_types=strings
+                ),
+            )
+        else:
+            table = parquet.read_table(path, columns=columns)
+        kinds = [arrow.string() if _is_text(c) else arrow.float64() for c in table.columns]
         return table.cast(arrow.schema(list(zip(table.column_names, kinds, strict=True))))
 
 
-def _pyarrow(module: str = "pyarrow") -> Any:
-    return optional_module(module, package="pyarrow", needed_by="lending-club")
-
-
-def _column_names(path: Path) -> list[str]:
-    if path.suffix == ".csv":
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            return next(csv.reader(lines), [])
-    return list(_pyarrow("pyarrow.parquet").read_schema(path).names)
-
-
-def _read_columns(path: Path, columns: list[str]) -> Any:
-    """Columns of a parquet file with their types, or of a csv file all as strings."""
-    if path.suffix != ".csv":
-        return _pyarrow("pyarrow.parquet").read_table(path, columns=columns)
-    reader = _pyarrow("pyarrow.csv")
-    strings = dict.fromkeys(columns, _pyarrow().string())
-    return reader.read_csv(
-        path,
-        parse_options=reader.ParseOptions(newlines_in_values=True),
-        convert_options=reader.ConvertOptions(include_columns=columns, column_types=strings),
-    )
-
-
-def _numbers(column: Any, seen: Rows | None = None) -> Floats:
+def _numbers(column: Any, fitted_rows: Rows | None = None) -> Floats:
     """A column as numbers, NaN where missing or absurdly large.
 
-    If some text in the rows `seen` is not a quantity, text becomes its rank among theirs.
+    If some text in `fitted_rows` is not a quantity, text becomes its rank among theirs.
     """
-    values: Floats = _text_to_numbers(column, seen) if _is_text(column) else column.to_numpy()
+    if _is_text(column):
+        encoded = column.combine_chunks().dictionary_encode()
+        codes: Rows = encoded.indices.fill_null(-1).to_numpy()
+        words = [word.strip() for word in encoded.dictionary.to_pylist()]
+        numbers = {word: _quantity(word) for word in words}
+        if fitted_rows is not None:
+            fitted = {words[code] for code in np.unique(codes[fitted_rows]) if code >= 0}
+            fitted = fitted.difference(_MISSING)
+            if any(math.isnan(numbers[word]) for word in fitted):
+                numbers = {word: float(rank) for rank, word in enumerate(sorted(fitted))}
+        # The last entry is that of code -1.
+        lookup = np.array([*(numbers.get(word, math.nan) for word in words), math.nan])
+        values: Floats = lookup[codes]
+    else:
+        values = column.to_numpy()
     return np.where(np.abs(values) < LARGEST, values, math.nan)
 
 
 def _is_text(column: Any) -> bool:
     return "string" in str(column.type)
-
-
-def _text_to_numbers(column: Any, rows: Rows | None) -> Floats:
-    encoded = column.combine_chunks().dictionary_encode()
-    codes: Rows = encoded.indices.fill_null(-1).to_numpy()
-    words = [word.strip() for word in encoded.dictionary.to_pylist()]
-    meaning = {word: _quantity(word) for word in words}
-    if rows is not None:
-        seen = {words[code] for code in np.unique(codes[rows]) if code >= 0}.difference(_MISSING)
-        if any(math.isnan(meaning[word]) for word in seen):
-            meaning = {word: float(rank) for rank, word in enumerate(sorted(seen))}
-    lookup: Floats = np.array([*(meaning.get(word, math.nan) for word in words), math.nan])
-    return lookup[codes]
 
 
 def _quantity(word: str) -> float:
@@ -165,16 +150,16 @@ def _quantity(word: str) -> float:
     return math.nan
 
 
-def _components(path: Path, columns: list[Floats], seen: Rows) -> npt.NDArray[np.float32]:
-    """Fill, standardise and project the columns, as fitted on the rows `seen`."""
-    usable = [c for c in columns if _is_usable(c[seen])]
+def _components(path: Path, columns: list[Floats], fitted_rows: Rows) -> npt.NDArray[np.float32]:
+    """Fill, standardise and project the columns, as fitted on `fitted_rows`."""
+    usable = [c for c in columns if _is_usable(c[fitted_rows])]
     if len(usable) < COMPONENTS:
         raise malformed(path, f"at least {COMPONENTS} usable feature columns", len(usable))
     values = np.column_stack(usable)
-    means = np.nanmean(values[seen], axis=0)
+    means = np.nanmean(values[fitted_rows], axis=0)
     values = np.where(np.isnan(values), means, values) - means
-    values /= values[seen].std(axis=0)
-    _, directions = np.linalg.eigh(values[seen].T @ values[seen])
+    values /= values[fitted_rows].std(axis=0)
+    _, directions = np.linalg.eigh(values[fitted_rows].T @ values[fitted_rows])
     top = directions[:, : -COMPONENTS - 1 : -1]
     largest = np.abs(top).argmax(axis=0)
     top = top * np.sign(top[largest, np.arange(COMPONENTS)])
@@ -204,11 +189,5 @@ def load_diabetes(*, held_out: bool = False) -> Records:
     test = holdout(len(x))[1]
     x = (x - x[test].mean(axis=0)) / x[test].std(axis=0) if held_out else x * np.sqrt(len(x))
     x, y = x.astype(np.float32), (y / 100).astype(np.float32)
-    return Records.with_holdout(
-        "diabetes",
-        x,
-        y,
-        classes=0,
-        fitted="" if held_out else DIABETES_FITTED,
-        fitted_on_test=DIABETES_FITTED if held_out else "",
-    )
+    fits = _fits(DIABETES_FITTED, held_out)
+    return Records.with_holdout("diabetes", x, y, classes=0, **fits)

@@ -312,24 +312,3 @@ def known_words(
     outputs = outputs.copy()
     outputs[..., [PADDING, UNKNOWN]] = -np.inf
     return outputs
-
-
-def complete_declaration(
-    name: str, columns: Mapping[str, object] | None, usual: Mapping[str, Any]
-) -> dict[str, object]:
-    """The declaration of a data set's column "text", completed by `usual`.
-
-    The usual words hold where nothing is said of words.
-    """
-    columns = columns or {}
-    for column in columns:
-        if column != "text":
-            raise BadInput(
-                f"columns.{column} is declared and {name} has one column to declare, 'text': leave "
-                "it out"
-            )
-    declared = columns.get("text", {})
-    if not isinstance(declared, Mapping):
-        return {"text": declared}
-    length = {"length": usual["length"]}
-    return {"text": {**(usual if declared.keys() <= {*length, "fill"} else length), **declared}}
