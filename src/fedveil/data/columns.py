@@ -66,23 +66,20 @@ class Column:
 
     def __post_init__(self) -> None:
         _check_scale(self)
-        _check_classes(self)
         plain: dict[str, Any] = {
             key: float(getattr(self, key)) for key in _SCALES if getattr(self, key) is not None
         }
         if self.text is not None:
             plain |= {"shape": (self.text.length,), "whole": True}
-        elif self.classes and not self.shape:
+        elif isinstance(self.classes, int | np.integer) and self.classes and not self.shape:
             plain["whole"] = True
         if self.values is not None:
-            plain["values"] = tuple(map(_plain, self.values))
-        if self.fill is not None:
-            plain["fill"] = self.fill.item() if isinstance(self.fill, np.generic) else self.fill
-        for key, value in plain.items():
+            plain["values"] = tuple(
+                value.strip() if isinstance(value, str) else _plain(value) for value in self.values
+            )
+        for key, value in {**plain, "fill": _plain(self.fill)}.items():
             object.__setattr__(self, key, value)
-        _check_values(self)
-        if self.fill is not None:
-            _check_fill(self)
+        _check_labels(self)
 
     @classmethod
     def of_target(cls, name: str, target: Target) -> "Column":
@@ -119,11 +116,6 @@ class Column:
         return cls(name, **others, text=Text.declared(where, of_text) if of_text else None)
 
     @property
-    def declaration_key(self) -> str:
-        """The key that declares this column, on one line."""
-        return declaration_key(self.name)
-
-    @property
     def scaled(self) -> bool:
         """Whether it says how numbers are scaled."""
         return self.low is not None or self.mean is not None
@@ -148,7 +140,7 @@ class Column:
         """Scaled numbers [rows]."""
         numbers, odd = as_numbers(table[self.name])
         if odd.any():
-            values = f"{self.declaration_key}.values"
+            values = f"{declaration_key(self.name)}.values"
             need = f": a number is needed (or declare {values}, if it has categories)"
             raise self._entry_error(table, int(np.argmax(odd)), need)
         missing = np.isnan(numbers)
@@ -183,7 +175,7 @@ class Column:
             entries = [fill if entry is None else entry for entry in entries]
         codes = np.array([places.get(entry, -1) for entry in entries], dtype=np.int64)
         if not self.other and (codes < 0).any():
-            where = self.declaration_key
+            where = declaration_key(self.name)
             way_out = f"add it to {where}.values, or declare {where}.other = true"
             if target:
                 way_out = f"declare all labels in {where}.values"
@@ -269,9 +261,9 @@ class Column:
             problem = "is empty, and it is the target: remove the row"
             raise table.entry_error(self.name, row, problem)
         if self.fill is None:
+            key = f"{declaration_key(self.name)}.fill"
             problem = (
-                f"is empty: declare a public value for such entries ({self.declaration_key}.fill), "
-                "or remove the row"
+                f"is empty: declare a public value for such entries ({key}), or remove the row"
             )
             raise table.entry_error(self.name, row, problem)
         return self.fill
@@ -286,7 +278,7 @@ def declaration_key(name: str) -> str:
 
 
 def _check_scale(column: Column) -> None:
-    where = column.declaration_key
+    where = declaration_key(column.name)
     for key in _SCALES:
         value = getattr(column, key)
         number = isinstance(value, Real) and not isinstance(value, bool)
@@ -312,58 +304,50 @@ def _check_scale(column: Column) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A text without spaces around it, or a number that JSON knows."""
-    if isinstance(value, str):
-        return value.strip()
+    """A number that JSON knows, or the value as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _check_values(column: Column) -> None:
-    where, values = column.declaration_key, column.values
+def _check_labels(column: Column) -> None:
+    where, values, classes = declaration_key(column.name), column.values, column.classes
     if not isinstance(column.other, bool):
         raise BadInput(f"{where}.other is {shown(column.other)}: use true or false")
-    if values is None:
-        return
-    if column.shape:
-        raise BadInput(f"{where} holds arrays, which have no values: declare low and high")
-    if not values:
-        raise BadInput(f"{where}.values is empty: list the categories or labels")
-    if len(values) > MOST_VALUES:
-        raise BadInput(f"{where} has {len(values)} values: at most {MOST_VALUES} are possible")
-    texts = [isinstance(value, str) for value in values]
-    numbers = [isinstance(value, Real) and value == value for value in values]
-    if not (all(texts) or all(numbers)):
-        raise BadInput(f"{where}.values is {shown(list(values))}: use texts only, or numbers only")
-    if len(set(values)) < len(values) or "" in values:
-        raise BadInput(f"{where}.values has an entry twice or an empty one: list each once")
-
-
-def _check_classes(column: Column) -> None:
-    where, classes = column.declaration_key, column.classes
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 0:
         raise BadInput(f"{where}.classes is {shown(classes)}: give the number of labels")
-    if not classes:
-        return
-    if column.values is not None or column.scaled:
-        key = "low or mean" if column.values is None else "values"
+    if classes and (values is not None or column.scaled):
+        key = "low or mean" if values is None else "values"
         raise BadInput(f"{where} has classes and also {key}: leave one out")
-    if column.shape and not column.whole and column.shape != (classes,):
+    if classes and column.shape and not column.whole and column.shape != (classes,):
         raise BadInput(
             f"{where}.classes is {classes} and the column holds real numbers of shape "
             f"{column.shape}: one for each label is needed, or labels as whole numbers"
         )
+    if values is not None:
+        if column.shape:
+            raise BadInput(f"{where} holds arrays, which have no values: declare low and high")
+        if not values:
+            raise BadInput(f"{where}.values is empty: list the categories or labels")
+        if len(values) > MOST_VALUES:
+            raise BadInput(f"{where} has {len(values)} values: at most {MOST_VALUES} are possible")
+        numbers = all(isinstance(value, Real) and value == value for value in values)
+        if not (numbers or all(isinstance(value, str) for value in values)):
+            given = shown(list(values))
+            raise BadInput(f"{where}.values is {given}: use texts only, or numbers only")
+        if len(set(values)) < len(values) or "" in values:
+            raise BadInput(f"{where}.values has an entry twice or an empty one: list each once")
+    if column.fill is not None:
+        _check_fill(column, f"{where}.fill is {shown(column.fill)}")
 
 
-def _check_fill(column: Column) -> None:
-    key, fill = f"{column.declaration_key}.fill", column.fill
+def _check_fill(column: Column, stated: str) -> None:
+    fill, values = column.fill, column.values
     if not isinstance(fill, str | Real) or fill != fill:
-        raise BadInput(f"{key} is {shown(fill)}: a number or a text is needed")
+        raise BadInput(f"{stated}: a number or a text is needed")
     if column.text is not None and not isinstance(fill, str):
-        raise BadInput(f"{key} is {shown(fill)}: a text is needed")
+        raise BadInput(f"{stated}: a text is needed")
     if column.shape and column.text is None:
-        raise BadInput(f"{key} is {shown(fill)}: arrays are not filled in, remove the rows")
+        raise BadInput(f"{stated}: arrays are not filled in, remove the rows")
     if column.scaled and isinstance(fill, str):
-        raise BadInput(f"{key} is {shown(fill)}: a number is needed")
-    if column.values is not None and not column.other and fill not in column.values:
-        values = f"{column.declaration_key}.values"
-        raise BadInput(f"{key} is {shown(fill)}, which is none of {values}")
+        raise BadInput(f"{stated}: a number is needed")
+    if values is not None and not column.other and fill not in values:
+        raise BadInput(f"{stated}, which is none of {declaration_key(column.name)}.values")

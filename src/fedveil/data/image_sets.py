@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -244,43 +243,37 @@ def _read_leaf(folder: Path) -> tuple[Array, ...]:
     names: dict[str, int] = {}
     parts = []
     for part in ("train", "test"):
+        files = sorted((folder / part).glob("*.json"))
+        if not files:
+            raise BadInput(
+                f"{folder / part} has no json file: expected what LEAF's preprocessing writes"
+            )
         writers: set[str] = set()
-        for path, user, x, y in _leaf_users(folder / part):
-            if user in writers:
-                raise malformed(path, "every writer once", f"writer {user!r} again")
-            writers.add(user)
-            number = names.setdefault(user, len(names))
-            parts.append((x, y, np.full(len(y), number), np.full(len(y), part == "train")))
+        for path in files:
+            for user, x, y in _leaf_users(path):
+                if user in writers:
+                    raise malformed(path, "every writer once", f"writer {user!r} again")
+                writers.add(user)
+                number = names.setdefault(user, len(names))
+                parts.append((x, y, np.full(len(y), number), np.full(len(y), part == "train")))
     pixels, labels, owners, trains = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return 1 - pixels.reshape(-1, 1, 28, 28), labels, owners, trains, np.array(list(names))
 
 
-def _leaf_users(folder: Path) -> Iterator[tuple[Path, str, Array, Array]]:
-    """(file, writer, pixels, labels) for every writer in the json files of a folder."""
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise BadInput(f"{folder} has no json file: expected what LEAF's preprocessing writes")
-    for path in files:
-        with reading(
-            path, "LEAF json with users, num_samples, user_data", TypeError, RecursionError
-        ):
-            content = json.loads(path.read_bytes())
-            users, counts, data = content["users"], content["num_samples"], content["user_data"]
-            pairs = list(zip(users, counts, strict=True))
-        if not pairs:
-            raise malformed(path, "at least one writer", "none")
-        for user, count in pairs:
-            yield path, str(user), *_leaf_records(path, user, count, data)
-
-
-def _leaf_records(path: Path, user: Any, count: Any, data: Any) -> tuple[Array, Array]:
-    """One writer's pixels as [n, 784] and labels."""
-    with reading(path, f"x and y of writer {user!r}", TypeError, IndexError):
-        x = np.asarray(data[user]["x"], dtype=np.float32)
-        y = np.asarray(data[user]["y"])
-    if x.shape != (count, 784) or count == 0 or not ((x >= 0) & (x <= 1)).all():
-        raise malformed(
-            path, f"{count} x 784 pixels in 0..1 for writer {user!r}", f"shape {x.shape}"
-        )
-    check_codes(path, y, records=len(x), count=_CHARACTERS)
-    return x, y.astype(np.int64)
+def _leaf_users(path: Path) -> Iterator[tuple[str, Array, Array]]:
+    """(writer, pixels [n, 784], labels) for every writer in a json file."""
+    with reading(path, "LEAF json with users, num_samples, user_data", TypeError, RecursionError):
+        content = json.loads(path.read_bytes())
+        users, counts, data = content["users"], content["num_samples"], content["user_data"]
+        pairs = list(zip(users, counts, strict=True))
+    if not pairs:
+        raise malformed(path, "at least one writer", "none")
+    for user, count in pairs:
+        with reading(path, f"x and y of writer {user!r}", TypeError, IndexError):
+            x = np.asarray(data[user]["x"], dtype=np.float32)
+            y = np.asarray(data[user]["y"])
+        if x.shape != (count, 784) or count == 0 or not ((x >= 0) & (x <= 1)).all():
+            wanted = f"{count} x 784 pixels in 0..1 for writer {user!r}"
+            raise malformed(path, wanted, f"shape {x.shape}")
+        check_codes(path, y, records=len(x), count=_CHARACTERS)
+        yield str(user), x, y.astype(np.int64)

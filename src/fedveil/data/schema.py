@@ -14,7 +14,7 @@ import numpy as np
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, single
-from fedveil.data.columns import MOST_VALUES, Column
+from fedveil.data.columns import MOST_VALUES, Column, declaration_key
 from fedveil.data.tables import (
     Table,
     are_arrays,
@@ -67,12 +67,12 @@ class TableSchema:
         if target.whole and not target.as_target.classes:
             raise BadInput(
                 f"target {target.name!r} holds arrays of whole numbers: say how many labels "
-                f"there are ({target.declaration_key}.classes)"
+                f"there are ({declaration_key(target.name)}.classes)"
             )
         if target.text is None and (target.fill is not None or target.other):
+            where = declaration_key(target.name)
             raise BadInput(
-                f"{target.declaration_key} is the target, which has no fill and no other: remove "
-                "the rows"
+                f"{where} is the target, which has no fill and no other: remove the rows"
             )
 
     @property
@@ -233,9 +233,8 @@ def _fit_feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     if column.text is not None:
         return _fit_text(column, rows)
     if column.classes:
-        raise BadInput(
-            f"{column.declaration_key}.classes is for the target: declare values, or leave it out"
-        )
+        key = f"{declaration_key(column.name)}.classes"
+        raise BadInput(f"{key} is for the target: declare values, or leave it out")
     if are_arrays(entries):
         return _fit_array(column, rows), ""
     if _is_declared(column):
@@ -247,7 +246,7 @@ def _fit_feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     if np.ptp(numbers) == 0:
         raise BadInput(
             f"{rows.name}: column {column.name!r} is {numbers[0]:g} in all {whose}: leave it out "
-            f"of features, or declare {column.declaration_key}.low and high"
+            f"of features, or declare {declaration_key(column.name)}.low and high"
         )
     column = replace(column, mean=float(numbers.mean()), std=float(numbers.std()))
     return column, "means and standard deviations"
@@ -283,7 +282,7 @@ def _fit_array(column: Column, rows: Table) -> Column:
 
 def _fit_target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     """The target column as declared, or guessed from the rows: labels or a number."""
-    entries, where = rows[column.name], column.declaration_key
+    entries, where = rows[column.name], declaration_key(column.name)
     if are_arrays(entries):
         return _fit_array(column, rows), ""
     if _is_declared(column):
@@ -316,7 +315,7 @@ def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
     if len(distinct) == 1:
         raise _one_value(column, rows, whose, repr(distinct[0]))
     if len(distinct) > MOST_VALUES or (len(distinct) > FEW and 2 * len(distinct) > len(rows)):
-        where = column.declaration_key
+        where = declaration_key(column.name)
         raise BadInput(
             f"{rows.name}: column {column.name!r} has {len(distinct)} different texts in "
             f"{len(rows)} {whose}: leave it out of features, or declare {where}"
@@ -328,5 +327,5 @@ def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
 def _one_value(column: Column, rows: Table, whose: str, value: str) -> BadInput:
     return BadInput(
         f"{rows.name}: column {column.name!r} is {value} in all {whose}: declare "
-        f"{column.declaration_key}.values, or leave it out"
+        f"{declaration_key(column.name)}.values, or leave it out"
     )

@@ -48,14 +48,13 @@ def check_input_name(what: str, name: object) -> None:
         )
 
 
-def _check_lengths(what: str, inputs: Inputs[Array]) -> None:
+def _check_lengths(what: str, inputs: dict[str, Array]) -> None:
     """Refuse named inputs that are not as many records each."""
-    for name, array in labelled(what, inputs).items():
-        if len(array) != count(inputs):
-            first = next(iter(labelled(what, inputs)))
-            raise BadInput(
-                f"{name} has {len(array)} rows and {first} {count(inputs)}: give one per record"
-            )
+    first, length = next((name, len(array)) for name, array in inputs.items())
+    for name, array in inputs.items():
+        if len(array) != length:
+            problem = f"{what}.{name} has {len(array)} rows and {what}.{first} {length}"
+            raise BadInput(f"{problem}: give one per record")
 
 
 def array_of(what: str, value: object) -> Array:
@@ -205,8 +204,9 @@ def check_structure(data: "FederatedData") -> None:
             )
     if len(offsets) < 2:
         raise BadInput("no clients: offsets need at least two entries")
-    _check_lengths("x", x)
-    _check_lengths("test_x", test_x)
+    for what, inputs in (("x", x), ("test_x", test_x)):
+        if isinstance(inputs, dict):
+            _check_lengths(what, inputs)
     if offsets[0] != 0 or offsets[-1] != count(x) or (np.diff(offsets) < 0).any():
         raise BadInput(f"offsets must rise from 0 to the number of records, {count(x)}")
     if len(y) != count(x):
