@@ -12,7 +12,7 @@ NAMES = {"data.name": DATA_NAMES, "model.name": MODEL_NAMES}
 
 
 @pytest.mark.parametrize(
-    ("key", "name"), [(k, name) for k, known in NAMES.items() for name in known.names]
+    ("key", "name"), [(k, name) for k, known in NAMES.items() for name in known.choices]
 )
 def test_known_names_pass(key, name):
     NAMES[key].check(key, name)
@@ -42,12 +42,12 @@ def test_other_names_are_refused_with_the_nearest(key, name, message):
 
 
 def test_saved_data_are_a_recipes_and_no_data_set():
-    assert set(DATA_NAMES.names) - set(DATA_SETS) == {"saved", "table"}
-    assert MODEL_NAMES.names == (*MODELS, "code")
+    assert set(DATA_NAMES.choices) - set(DATA_SETS) == {"saved", "table"}
+    assert MODEL_NAMES.choices == (*MODELS, "code")
 
 
 def test_slips_of_one_letter_are_found():
-    for names in (DATA_NAMES.names, MODEL_NAMES.names):
+    for names in (DATA_NAMES.choices, MODEL_NAMES.choices):
         for name in names:
             if len(name) > 3:
                 for at in range(len(name)):

@@ -65,7 +65,7 @@ def losses_of(task, params, x):
     with torch.inference_mode():
         return np.stack(
             [
-                task.measure(params, torch.tensor(x), torch.full((len(x),), label))
+                task.measure_batch(params, torch.tensor(x), torch.full((len(x),), label))
                 .per_example["loss"]
                 .double()
                 .numpy()

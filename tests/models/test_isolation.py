@@ -314,7 +314,7 @@ def test_a_layer_that_works_in_place_writes_to_nothing_of_a_graph():
     root = hollow_copy(module, lambda parameter: parameter)
     graph = captured(module, torch.zeros(4, 3))
     with torch.no_grad():
-        found = [graph.run(root, torch.ones(4, 3)) for _ in range(3)]
+        found = [graph.compute(root, torch.ones(4, 3)) for _ in range(3)]
     assert torch.equal(found[0], found[2])
     assert root.kept.tolist() == [-1.0]
 

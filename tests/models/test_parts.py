@@ -68,6 +68,6 @@ def test_metrics_by_name_by_function_or_both():
 
 def test_every_number_of_a_round_is_taken():
     fields = dict.fromkeys(RoundResult.__dataclass_fields__)
-    empty = {"metrics": {}, "over_clients": {}, "attack": {}, "refused": ()}
+    empty = {"metrics": {}, "over_clients": {}, "notes": {}, "refused": ()}
     result = RoundResult(**{**fields, **empty, "spent": lambda: None, "quoted": lambda: None})
     assert set(result.numbers()) <= TAKEN

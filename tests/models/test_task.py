@@ -234,7 +234,7 @@ class Spoils(nn.Module):
 def test_no_check_or_measurement_reaches_the_parameters():
     task = classifier(Spoils()).by_own_code()
     check_fits(task, X, Y, classes=2)
-    task.measure(task.parameters, X, Y)
+    task.measure_batch(task.parameters, X, Y)
     assert task.parameters.tolist() == [1.0] * 6
     assert task.module.weight.tolist() == [[1.0] * 3] * 2
 
@@ -242,7 +242,7 @@ def test_no_check_or_measurement_reaches_the_parameters():
 def test_measured_in_eval_mode_and_learnt_in_the_module_s_own():
     task = classifier(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)))
     params = torch.randn(task.size)
-    first, second = (task.measure(params, X, Y).per_example["loss"] for _ in range(2))
+    first, second = (task.measure_batch(params, X, Y).per_example["loss"] for _ in range(2))
     assert torch.equal(first, second)
     task.look(X, Y)
     keyed = [task.losses(task.named(params), X, Y, torch.arange(len(X)) + k) for k in range(2)]

@@ -148,7 +148,7 @@ def test_modes_are_timed_and_the_test_split_is_measured(task, data):
     assert set(timings(task, data, SGD, 512)) == set(Mode)
     found = evaluate(task, task.parameters, data, batch=5)
     x = {name: torch.tensor(value) for name, value in data.test_x.items()}
-    expected = task.measure(task.parameters, x, torch.tensor(data.test_y)).per_example
+    expected = task.measure_batch(task.parameters, x, torch.tensor(data.test_y)).per_example
     assert found == pytest.approx({n: float(v.mean()) for n, v in expected.items()}, rel=1e-5)
 
 

@@ -22,7 +22,7 @@ def one_by_one(task, data):
     for k in range(data.clients):
         own = slice(*data.offsets[k : k + 2])
         x, y = torch.tensor(data.x[own]), torch.tensor(data.y[own])
-        each = task.measure(task.parameters, x, y).per_example
+        each = task.measure_batch(task.parameters, x, y).per_example
         for name, values in found.items():
             values.append(float(each[name].double().mean()))
     return {name: np.sort(values) for name, values in found.items()}

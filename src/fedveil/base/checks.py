@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any
 
 from fedveil.base.errors import BadArgument, BadInput
 
@@ -77,7 +77,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Each:
-    """What each number of a list may be; there is at least one."""
+    """What each number of a list that is not empty may be."""
 
     limits: Limits
 
@@ -96,7 +96,7 @@ class Each:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value may be, by a function that refuses all others; `text` is that in words."""
+    """A function that refuses wrong values, and `text`, which says what a value may be."""
 
     check: Callable[[str, Any], None]
     text: str = ""
@@ -325,19 +325,19 @@ _ALIKE = 0.7  # two letters of four exchanged are
 class OneOf:
     """The names that a key of a recipe may have, and one that messages do not list."""
 
-    names: tuple[str, ...]
+    choices: tuple[str, ...]
     unlisted: str | None = None
-    text: ClassVar[str] = ""
+    text = ""
 
     def check(self, key: str, value: str) -> None:
         """Refuse a name that is unknown.
 
         >>> MODEL_NAMES.check("model.name", "mlp")
         """
-        if value not in (*self.names, self.unlisted):
-            known = ", ".join(self.names)
+        if value not in (*self.choices, self.unlisted):
+            known = ", ".join(self.choices)
             raise BadInput(
-                f"{key} is {shown(value)}: choose one of {known}{hint(value, self.names)}"
+                f"{key} is {shown(value)}: choose one of {known}{hint(value, self.choices)}"
             )
 
 

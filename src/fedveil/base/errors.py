@@ -23,9 +23,9 @@ class BadArgument(BadInput):
         super().__init__(message, *arguments)
 
     def __str__(self) -> str:
-        return self.text(lambda argument: argument)
+        return self.with_names(lambda argument: argument)
 
-    def text(self, name: Callable[[str], str]) -> str:
+    def with_names(self, name: Callable[[str], str]) -> str:
         """The message, with each argument called by another name."""
         message, *arguments = self.args
         for argument in arguments:

@@ -82,7 +82,7 @@ def identity(value: Any) -> str:
     "([sampler='poisson',rate=0.5],3)"
     """
     try:
-        return without_recursion(_Writer().write, value)
+        return without_recursion(_Writer().text_of, value)
     except RecursionError as e:
         raise BadInput(
             f"the {type(value).__name__} of this training is nested too deeply to be told from "
@@ -135,7 +135,7 @@ class _Writer:
         self._written: dict[int, tuple[int, Any]] = {}
         self._users = 0  # how many parts of a user contain what is being written
 
-    def write(self, value: Any) -> str | _Writing:
+    def text_of(self, value: Any) -> str | _Writing:
         """The text of a value, or a generator that writes it."""
         match value:
             case Enum():

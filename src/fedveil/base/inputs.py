@@ -44,7 +44,7 @@ class Target:
         return not self.shape
 
     @property
-    def outputs(self) -> tuple[int, ...]:
+    def output_shape(self) -> tuple[int, ...]:
         """The shape of a model's outputs for one record."""
         if self.classes and not self.several:
             return (*self.shape, self.classes)

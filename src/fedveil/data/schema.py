@@ -135,9 +135,9 @@ class TableSchema:
         next words, it is the one after the end of each text, if these `records` are given.
         """
         logits, target = np.asarray(outputs, dtype=np.float64), self.target_column.as_target
-        if logits.shape[1:] != target.outputs:
+        if logits.shape[1:] != target.output_shape:
             raise BadInput(
-                f"outputs have shape {logits.shape}: one row per record and {target.outputs} "
+                f"outputs have shape {logits.shape}: one row per record and {target.output_shape} "
                 "numbers in each are needed"
             )
         if not target.classes:

@@ -38,8 +38,8 @@ from fedveil.models.graph import (
     PURE,
     SIZES,
     Graph,
+    Operation,
     Ref,
-    Step,
     function_of,
     hollow_copy,
     kind_of,
@@ -382,7 +382,7 @@ def _graph(program: Any, x: Inputs[torch.Tensor], *, alone: bool) -> Graph:
     _check_outputs(signature)
     specs = {spec.arg.name: spec for spec in signature.input_specs}
     inputs = iter(x if isinstance(x, dict) else [None])
-    steps: list[Step] = []
+    steps: list[Operation] = []
     constants: dict[str, torch.Tensor] = {}
     places: dict[Any, Ref] = {}
 
@@ -403,7 +403,7 @@ def _graph(program: Any, x: Inputs[torch.Tensor], *, alone: bool) -> Graph:
             step = _held(specs[node.name], program, constants, inputs)
         elif node.op == "output":
             (output,) = node.args[0]
-            step = Step("operator.getitem", ([referred(output)], 0))
+            step = Operation("operator.getitem", ([referred(output)], 0))
         elif node.op != "call_function":
             raise Uncapturable(f"it holds a {node.target}, which is no operator")
         elif _name(node.target).split(".")[1:2] in ([name] for name in _NO_VALUE):
@@ -433,18 +433,18 @@ def _check_outputs(signature: Any) -> None:
 
 def _held(
     spec: Any, program: Any, constants: dict[str, torch.Tensor], inputs: Iterator[Any]
-) -> Step:
+) -> Operation:
     match spec.kind.name:
         case "USER_INPUT":
-            return Step("input", (next(inputs),))
+            return Operation("input", (next(inputs),))
         case "PARAMETER" | "BUFFER":
-            return Step("held", (spec.target.removeprefix(_PREFIX),))
+            return Operation("held", (spec.target.removeprefix(_PREFIX),))
         case "CONSTANT_TENSOR":
             constant = program.constants[spec.target]
             if not isinstance(constant, torch.Tensor) or constant.requires_grad:
                 raise Uncapturable(f"it computes with {spec.target!r}, which is not its own")
             constants[spec.target] = plain_tensor(constant).clone()
-            return Step("constant", (spec.target,))
+            return Operation("constant", (spec.target,))
     raise Uncapturable(f"it holds a {spec.kind.name.lower()}")
 
 
@@ -456,18 +456,18 @@ def _name(target: Any) -> str:
     return f"{home}.{getattr(target, '__name__', target)}"
 
 
-def _step(node: Any, referred: Callable[[Any], Any]) -> Step:
+def _step(node: Any, referred: Callable[[Any], Any]) -> Operation:
     name = _name(node.target)
     if name == "fedveil.layer.default":
         number, tensors = node.args
         args, kwargs = tree_map(partial(_put, referred(list(tensors))), _CALLS[number].gets)
-        return Step("layer", (_CALLS[number].name, args, kwargs))
+        return Operation("layer", (_CALLS[number].name, args, kwargs))
     if name == "fedveil.drop.default":
         kind, x, p = node.args
-        return Step(f"drop.{kind}", (referred(x), p))
+        return Operation(f"drop.{kind}", (referred(x), p))
     args, kwargs = referred(tuple(node.args)), referred(dict(node.kwargs))
     _check_operator(name, node.target, args, kwargs)
-    return Step(name, args, kwargs)
+    return Operation(name, args, kwargs)
 
 
 _DROPOUT_AT = {"scaled_dot_product_attention": 4, "lstm": 5, "gru": 5, "rnn_tanh": 5, "rnn_relu": 5}

@@ -83,7 +83,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Step:
+class Operation:
     """One operation. Arguments are values, or `Ref`s to the values of earlier steps."""
 
     op: str
@@ -99,15 +99,15 @@ class Graph:
     is then computed record by record.
     """
 
-    steps: tuple[Step, ...]
+    operations: tuple[Operation, ...]
     constants: Mapping[str, torch.Tensor]
     alone: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To other processes: the data alone."""
-        return Graph, (self.steps, dict(self.constants), self.alone)
+        return Graph, (self.operations, dict(self.constants), self.alone)
 
-    def run(self, root: nn.Module, x: Inputs[torch.Tensor]) -> torch.Tensor:
+    def compute(self, root: nn.Module, x: Inputs[torch.Tensor]) -> torch.Tensor:
         """The output for inputs x [B, ...], with the parameters that `root` has at the moment."""
         if not self.alone or len(values_of(x)[0]) == 1:
             return self._run(root, x)
@@ -115,7 +115,7 @@ class Graph:
         return found
 
     def _run(self, root: nn.Module, x: Inputs[torch.Tensor]) -> torch.Tensor:
-        values: list[Any] = [None] * len(self.steps)
+        values: list[Any] = [None] * len(self.operations)
         for at, (function, step, unused) in enumerate(self._program):
             match step.op:
                 case "input":
@@ -140,17 +140,17 @@ class Graph:
         return output
 
     @cached_property
-    def _program(self) -> list[tuple[Callable[..., Any], Step, tuple[int, ...]]]:
+    def _program(self) -> list[tuple[Callable[..., Any], Operation, tuple[int, ...]]]:
         """(function, step, numbers of the values that no later step uses) of each step."""
         last = dict[int, int]()
-        for at, step in enumerate(self.steps):
+        for at, step in enumerate(self.operations):
             last |= dict.fromkeys(_refs((step.args, step.kwargs)), at)
         unused = dict[int, list[int]]()
         for number, at in last.items():
             unused.setdefault(at, []).append(number)
         return [
             (function_of(step.op), step, tuple(unused.get(at, ())))
-            for at, step in enumerate(self.steps)
+            for at, step in enumerate(self.operations)
         ]
 
 
@@ -164,7 +164,7 @@ class Captured(nn.Module):
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         """The output of the graph for inputs of this kind, passed as to the module."""
         x: Inputs[torch.Tensor] = args[0] if args else kwargs
-        return self.graphs[kind_of(x)].run(self, x)
+        return self.graphs[kind_of(x)].compute(self, x)
 
 
 def hollow_copy(module: nn.Module, hollow: Callable[[nn.Parameter], nn.Parameter]) -> Captured:
@@ -207,7 +207,7 @@ def _fill(new: nn.Module, old: nn.Module, memo: dict[int, Any], made: dict[int, 
 
 
 def _plain_copy(child: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
-    """A copy of a layer that is plain; None if it is not.
+    """A copy of a plain layer, None for other layers.
 
     A copy's parameters have no attributes of their own, which other libraries put on them.
     """

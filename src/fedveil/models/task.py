@@ -345,15 +345,17 @@ class Task:
             raise BadInput(f"the {name} cannot be captured: {e.args[0]}") from None
         part.graphs[kind_of(given)] = graph
 
-    def measure(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measurements":
+    def measure_batch(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measurements":
         """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
         if self.needs_fork:
-            return Measurements.from_tensors(sealed(lambda: self.measure(flat, x, y).to_tensors()))
+            return Measurements.from_tensors(
+                sealed(lambda: self.measure_batch(flat, x, y).to_tensors())
+            )
         outputs = self.answers(flat, x)
         measured = Measurements({"loss": self.each_loss(outputs, y)}, {})
         for name, measure in self.measures.items():
             if isinstance(measure, Metric):
-                measured.statistics[name] = measure.statistics(outputs, y)
+                measured.batch_statistics[name] = measure.statistics(outputs, y)
             else:
                 measured.per_example[name] = measure(outputs, y)
         return measured
@@ -403,16 +405,16 @@ class Measurements:
 
     Attributes:
         per_example: The loss and those metrics that are means over examples, [B] by name.
-        statistics: What each `Metric` needs of the batch, by name.
+        batch_statistics: What each `Metric` needs of the batch, by name.
     """
 
     per_example: dict[str, torch.Tensor]
-    statistics: dict[str, tuple[Array, ...]]
+    batch_statistics: dict[str, tuple[Array, ...]]
 
     def to_tensors(self) -> dict[str, torch.Tensor]:
         """All of it as tensors by name, which a sealed fork can return."""
         tensors = {f"per-example {name}": value for name, value in self.per_example.items()}
-        for name, arrays in self.statistics.items():
+        for name, arrays in self.batch_statistics.items():
             for k, array in enumerate(arrays):
                 tensors[f"statistics {k} {name}"] = torch.from_numpy(array)
         return tensors
@@ -427,7 +429,10 @@ class Measurements:
                 made.per_example[name] = tensors[text]
             else:
                 name = name.partition(" ")[2]
-                made.statistics[name] = (*made.statistics.get(name, ()), tensors[text].numpy())
+                made.batch_statistics[name] = (
+                    *made.batch_statistics.get(name, ()),
+                    tensors[text].numpy(),
+                )
         return made
 
 

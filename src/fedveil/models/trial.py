@@ -36,7 +36,7 @@ from fedveil.base.forks import can_confine, can_fork, forked, sealed
 from fedveil.base.inputs import PADDING, labelled, mapped, shape_of, taken, values_of
 from fedveil.models.capture import Uncapturable, captured, prepare
 from fedveil.models.graph import Graph, Kind, kind_of
-from fedveil.models.memory import Snapshot, check_process, difference
+from fedveil.models.memory import check_process, difference
 from fedveil.models.metrics import is_of_labels, is_of_numbers
 from fedveil.models.task import Features, Named, Task, first_line
 
@@ -175,7 +175,7 @@ def check_fits(
             values = [task.losses(task.named(task.parameters.clone()), x, y)]
             _check_metrics(task, classes)
             if measured:
-                values += task.measure(task.parameters, x, y).per_example.values()
+                values += task.measure_batch(task.parameters, x, y).per_example.values()
     except BadInput:
         raise
     except _NO_FIT as e:
@@ -252,7 +252,7 @@ def check_together(task: Task, x: Features, y: torch.Tensor) -> None:
 def _mixes(task: Task, x: Features, y: torch.Tensor) -> bool:
     away = torch.randn(task.size, generator=torch.Generator().manual_seed(0))
     real = any(value.is_floating_point() for value in values_of(x))
-    stretched = [mapped(_stretched, x)] if real else []
+    stretched = [mapped(lambda v: v * _STRETCH if v.is_floating_point() else v, x)] if real else []
     full = with_labels(y)
     targets = (y,) if torch.equal(y, full) else (y, full)
     mixes = False
@@ -286,7 +286,12 @@ def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool
                 f"forward pass: switch its checkpointing off, or its cache ({first_line(e)})"
             ) from e
         raise BadInput(f"the model does not take one record at a time: {first_line(e)}") from e
-    _check_unchanged(before, task)
+    if (name := difference(before, task.snapshot())) is not None:
+        raise BadInput(
+            f"{name!r} of the model changes when records pass through it: what one client's "
+            "records leave there would reach others outside the clip; compute it in every "
+            "pass, or leave it out"
+        )
     every = (*alone, again, *beside, *others, after, *keyed)
     finite = [g for g in every if bool(torch.isfinite(g).all())]
     if len(finite) < len(every):
@@ -307,17 +312,6 @@ def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool
             "records, and lets the records of a batch see each other: leave one of the two out"
         )
     return mixes
-
-
-def _check_unchanged(before: Snapshot, task: Task) -> None:
-    """Refuse a module or loss that has kept something, where snapshots see it."""
-    name = difference(before, task.snapshot())
-    if name is not None:
-        raise BadInput(
-            f"{name!r} of the model changes when records pass through it: what one client's "
-            "records leave there would reach others outside the clip; compute it in every "
-            "pass, or leave it out"
-        )
 
 
 def _keyed(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> list[torch.Tensor]:
@@ -400,7 +394,7 @@ def _check_draws(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -
     task.each_loss(outputs, y)
     if _differ(before, _states()):
         raise BadInput("the loss draws random numbers, so no round could be repeated: remove them")
-    task.measure(flat, x, y)
+    task.measure_batch(flat, x, y)
     if _differ(before, _states()):
         raise BadInput(
             f"the model {type(task.module).__name__} draws random numbers when it is measured, in "
@@ -448,10 +442,6 @@ def _shaken(values: torch.Tensor) -> torch.Tensor:
 def with_labels(y: torch.Tensor) -> torch.Tensor:
     """Targets with a label where they have none: a record without labels has no gradient."""
     return y if y.is_floating_point() else torch.where(y == PADDING, 0, y)
-
-
-def _stretched(values: torch.Tensor) -> torch.Tensor:
-    return values * _STRETCH if values.is_floating_point() else values
 
 
 def _only(k: int, x: Features, y: torch.Tensor) -> tuple[Features, torch.Tensor]:

@@ -109,7 +109,7 @@ class _Attention(nn.MultiheadAttention):
         attn_mask: torch.Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Any:
         if not under_vmap():
             given = (query, key, value, key_padding_mask, need_weights, attn_mask)
             return super().forward(*given, average_attn_weights, is_causal)
@@ -192,9 +192,7 @@ class _Normed(torch.autograd.Function):
     """Group norm without weights: what it gives, and the means and scales of the groups."""
 
     @staticmethod
-    def forward(
-        x: torch.Tensor, groups: int, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(x: torch.Tensor, groups: int, eps: float) -> Any:
         return torch.native_group_norm(_laid(x), None, None, *_sides(x), groups, eps)
 
     @staticmethod

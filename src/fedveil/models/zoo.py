@@ -78,34 +78,31 @@ def build_task(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         match name:
-            case "linear":
-                module = linear(features)
-            case "softmax":
-                module = softmax(features, outputs)
+            case "linear" | "softmax":
+                module = linear(features, outputs)
             case "mlp":
                 module = mlp(features, outputs, hidden)
             case "fu-cnn":
-                module = fu_cnn(*_image(name, record_shape, 28), outputs)
+                module = fu_cnn(_channels(name, record_shape, 28), outputs)
             case "small-cnn":
-                module = small_cnn(*_image(name, record_shape, 28), outputs)
+                module = small_cnn(_channels(name, record_shape, 28), outputs)
             case _ if name in TEXT_MODELS:
                 module = _reader(name, record_shape, outputs, hidden, reading)
             case _:
-                module = vgg(*_image(name, record_shape, 32), outputs)
+                module = vgg(_channels(name, record_shape, 32), outputs)
     places = record_shape if name in NEXT_WORD else ()
     task = Task(module, *usual(Target(classes, places)))
     task.tried = _TRIED.setdefault((name, record_shape, classes, hidden, reading), {})
     return task
 
 
-def linear(features: int) -> nn.Module:
-    """Linear regression from zero: 11 parameters on Lending Club's 10 components."""
-    return _zeroed(nn.Sequential(nn.Flatten(), nn.Linear(features, 1)))
-
-
-def softmax(features: int, outputs: int) -> nn.Module:
-    """Softmax regression from zero: 650 parameters on the digits."""
-    return _zeroed(nn.Sequential(nn.Flatten(), nn.Linear(features, outputs)))
+def linear(features: int, outputs: int = 1) -> nn.Module:
+    """Linear or softmax regression from zero: 11 parameters on Lending Club's 10 components."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(features, outputs))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+    return module
 
 
 def mlp(features: int, outputs: int, hidden: tuple[int, ...]) -> nn.Module:
@@ -179,23 +176,23 @@ def _reader(
             f"model.embedding is {reading.embedding} and model.heads {reading.heads}: heads have "
             "equal parts of the embedding, use a multiple"
         )
-    sizes = reading.embedding, reading.layers, reading.heads
-    return TextTransformer(reading.words, shape[0], *sizes, outputs, each=each)
+    return TextTransformer(
+        reading.words,
+        shape[0],
+        reading.embedding,
+        reading.layers,
+        reading.heads,
+        outputs,
+        each=each,
+    )
 
 
-def _image(name: str, shape: tuple[int, ...], side: int) -> tuple[int]:
+def _channels(name: str, shape: tuple[int, ...], side: int) -> int:
     if len(shape) != 3 or shape[1:] != (side, side):
         raise BadInput(
             f"model {name!r} takes images of {side} x {side} and the records have shape {shape}"
         )
-    return (shape[0],)
-
-
-def _zeroed(module: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.zero_()
-    return module
+    return shape[0]
 
 
 class TextLstm(nn.Module):

@@ -145,7 +145,7 @@ def _keys(path: str, kind: str, field: FieldInfo, recipes: dict[str, Any]) -> It
 
 def _key(path: str, kind: str, field: FieldInfo, recipes: dict[str, Any]) -> Key:
     meaning, left_out = _meaning(field)
-    names = [name for one in field.metadata if isinstance(one, OneOf) for name in one.names]
+    names = [name for one in field.metadata if isinstance(one, OneOf) for name in one.choices]
     type_ = f"one of {', '.join(map(_text, names))}" if names else _type(field.annotation)
     limits = ", ".join(limits.text for limits in field.metadata)
     return Key(path, kind, type_, limits, left_out, meaning, recipes)

@@ -63,7 +63,7 @@ def evaluate(
 
 def evaluation_batches(data: FederatedData, batch: int = BATCH) -> list[slice]:
     """The test split in slices of `batch` records, fewer where a record has many outputs."""
-    batch = max(1, min(batch, _OUTPUTS // math.prod(data.target.outputs)))
+    batch = max(1, min(batch, _OUTPUTS // math.prod(data.target.output_shape)))
     return [slice(a, a + batch) for a in range(0, len(data.test_y), batch)]
 
 
@@ -73,7 +73,7 @@ def measure_batch(
     """Measure one batch of the test split."""
     measured = _measure(task, params, data.test_x, data.test_y, batch)
     sums = {name: float(each.double().sum()) for name, each in measured.per_example.items()}
-    return BatchMetrics(len(data.test_y[batch]), sums, measured.statistics)
+    return BatchMetrics(len(data.test_y[batch]), sums, measured.batch_statistics)
 
 
 def combined_metrics(task: Task, batches: Sequence[BatchMetrics]) -> dict[str, float]:
@@ -112,7 +112,7 @@ def check_kept(task: Task, data: FederatedData) -> None:
     if few < 2 or not any(isinstance(metric, Metric) for metric in task.measures.values()):
         return
     one, many = (
-        _measure(task, task.parameters, data.test_x, data.test_y, slice(n)).statistics
+        _measure(task, task.parameters, data.test_x, data.test_y, slice(n)).batch_statistics
         for n in (1, few)
     )
     for name in one:
@@ -130,7 +130,7 @@ def _measure(
     task: Task, params: torch.Tensor, x: Inputs[Array], y: Array, rows: slice | Rows
 ) -> Measurements:
     with torch.inference_mode():
-        return task.measure(params, tensors(taken(x, rows)), torch.tensor(y[rows]))
+        return task.measure_batch(params, tensors(taken(x, rows)), torch.tensor(y[rows]))
 
 
 @dataclass(frozen=True)

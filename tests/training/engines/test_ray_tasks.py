@@ -106,7 +106,7 @@ def test_a_task_is_sent_with_its_vector_once_and_its_views(make_data):
     assert other.drops is task.drops
     other.parameters.zero_()
     assert float(other.module.first.weight.detach().abs().sum()) == 0.0
-    assert other.measure(task.parameters, x, y).per_example.keys() == {"loss", "accuracy"}
+    assert other.measure_batch(task.parameters, x, y).per_example.keys() == {"loss", "accuracy"}
 
 
 @pytest.mark.slow

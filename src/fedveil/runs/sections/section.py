@@ -58,7 +58,7 @@ def in_keys(section: str = "", **keys: str) -> Iterator[None]:
         yield
     except BadArgument as e:
         prefix = f"{section}." if section else ""
-        raise BadInput(e.text(lambda argument: keys.get(argument, prefix + argument))) from e
+        raise BadInput(e.with_names(lambda argument: keys.get(argument, prefix + argument))) from e
 
 
 class Section(BaseModel):
