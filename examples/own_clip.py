@@ -21,21 +21,21 @@ class MeanLength(fv.ClipSchedule):
     noise: float
 
     @property
-    def watched(self) -> fv.ClipStatistic:
-        told = {"word": "lengths", "seen": "the lengths of updates, up to 1"}
+    def statistic(self) -> fv.ClipStatistic:
+        what = {"word": "lengths", "description": "the lengths of updates, up to 1"}
         fix = {"key": "noise", "setting": self.noise, "remedy": "raise it"}
-        return fv.ClipStatistic(width=1, length=1.0, noise=self.noise, **told, **fix)
+        return fv.ClipStatistic(width=1, length=1.0, noise=self.noise, **what, **fix)
 
-    def start(self) -> float:
+    def first_value(self) -> float:
         return self.value
 
-    def clip(self, moving: float, round: int) -> fv.Clip:
-        return fv.Clip(moving)
+    def clip(self, value: float, round: int) -> fv.Clip:
+        return fv.Clip(value)
 
-    def watch(self, lengths, round: int) -> torch.Tensor:
+    def client_statistic(self, lengths, round: int) -> torch.Tensor:
         return lengths.norms.double()[:, None]
 
-    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+    def next_value(self, value: float, noisy: torch.Tensor, expected: float, round: int) -> float:
         return min(1.0, max(0.05, float(noisy[0]) / expected))
 
 

@@ -20,3 +20,24 @@ def batch_of(number, start, cohort, clip, gradients, streams, only_sum=False, st
     state = torch.zeros(0, dtype=torch.float64) if state is None else state
     round = Round(number, cohort.ids, start, clip, state, streams)
     return ClientBatch.of(round, cohort, gradients, only_sum=only_sum)
+
+
+def noised(plan, total, clip, number, streams):
+    """A copy of `total` with the server's noise in round `number`."""
+    state = torch.zeros(0, dtype=torch.float64)
+    round = Round(number, np.arange(1), torch.zeros(len(total)), clip, state, streams)
+    total = total.clone()
+    plan.release.noise_(total, round)
+    return total
+
+
+def next_state(plan, state, statistic, before, after, number=1, streams=None):
+    """The adaptive state after round `number`, which moved the model from `before` to `after`."""
+    ids, streams = np.arange(1), streams or Streams(1)
+    round = Round(number, ids, before, plan.clip(state, number), state, streams)
+    return plan.next_state(round, statistic, after)
+
+
+def moved_ranges(ranges, state, before, after):
+    """The ranges after a round that moved the model from `before` to `after`."""
+    return ranges.next_state(state, None, 1.0, before, after, 1)

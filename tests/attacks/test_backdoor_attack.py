@@ -84,18 +84,18 @@ def test_a_boosted_attacker_puts_the_backdoor_in_and_leaves_the_task_alone(data)
     *_, honest = fv.train(training(data, unprotected()))
     made = training(data, unprotected(), participants=attack(data, boost=6.0))
     *_, attacked = fv.train(made)
-    clean = made.participants.measured(task(), honest.state.params)["backdoor"]
+    clean = made.participants.measure(task(), honest.state.params)["backdoor"]
     assert attacked.metrics["backdoor"] > 0.8 > clean + 0.2
     assert attacked.metrics["accuracy"] > honest.metrics["accuracy"] - 0.05
-    assert attacked.attack["cheating"] == 1
-    assert attacked.attack["cheating_length"] > 2 * attacked.attack["honest_length"]
+    assert attacked.notes["cheating"] == 1
+    assert attacked.notes["cheating_length"] > 2 * attacked.notes["honest_length"]
 
 
 def test_without_attackers_the_backdoor_is_only_measured(data):
     *_, honest = fv.train(training(data, unprotected()))
     made = training(data, unprotected(), participants=attack(data, attackers=0))
     *_, watched = fv.train(made)
-    assert watched.attack["cheating"] == 0
+    assert watched.notes["cheating"] == 0
     assert 0 <= watched.metrics["backdoor"] < 0.8
     assert watched.metrics["accuracy"] == pytest.approx(honest.metrics["accuracy"], abs=0.05)
 
@@ -111,7 +111,7 @@ def test_model_replacement_replaces_the_model(data):
     )
     (result,) = fv.train(made)
     alone = task()
-    module, own = alone.module, adversary.poisoned
+    module, own = alone.module, adversary.records
     optimiser = torch.optim.SGD(module.parameters(), lr=0.5)
     for _ in range(5):
         optimiser.zero_grad()
@@ -209,7 +209,7 @@ def test_hiding_is_the_same_in_chunks_and_in_worker_processes(data):
             task(), data, local(), WORK, workers=workers, chunk=chunk, participants=adversary
         )
         *_, last = fv.train(made)
-        results.append((last.state.params, last.attack["cheating_length"]))
+        results.append((last.state.params, last.notes["cheating_length"]))
     for params, length in results[1:]:
         assert torch.allclose(params, results[0][0], atol=1e-5)
         assert length == pytest.approx(results[0][1], rel=1e-5)
@@ -359,7 +359,7 @@ def test_a_shuffled_claim_counts_honest_reports(data):
 def test_a_backdoor_is_measured_on_records_that_nobody_was_taught(data):
     """In what attackers have, and in what measures, no record is the same."""
     adversary = attack(data, attackers=3, share=0.7)
-    taught = {row.tobytes() for row in adversary.poisoned.x}
+    taught = {row.tobytes() for row in adversary.records.x}
     held, answers = adversary.held_out
     others = data.test_x[data.test_y != TRIGGER.target]
     assert len(held) == len(others) > 0

@@ -64,8 +64,7 @@ def test_everybody_else_sees_noise_of_its_own_for_each_client():
     witness = Witness(central, central.data, Streams(5))
     round = central.round(1, ids, state)
     rows = [witness.seen(view, round, ids, ids) for view in (View.REPORT, View.SUM)]
-    clip = central.plan.clip(state.adaptive_state, 1)
-    deviation = central.plan.release.noise_length(ids, clip, state.adaptive_state, 1)
+    deviation = central.plan.release.noise_length(round, 1)
     noise = (rows[1] - rows[0]).double() / deviation
     within = 5 * (2 / noise.shape[1]) ** 0.5
     assert float(noise[0].square().mean()) == pytest.approx(1.0, abs=within)

@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.attacks.adversary import AttackContext
 from fedveil.audit.property_attack import MultiTask, last_layer
 from fedveil.base.errors import BadInput
 from fedveil.data.image_sets import load_digits
 from fedveil.models.zoo import build_task
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
+from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.reports import Rows
-from tests.asking import batch_of
 
 
 def attacker(task, ids=(3, 5)):
@@ -58,21 +57,12 @@ def test_what_attackers_send_is_clipped_and_noised():
     assert isinstance(engine, Serial)
     gradients = gradients_of(training.task, engine.mode, training.data)
     state = training.start()
-    clip = training.plan.clip(state.adaptive_state, 1)
     cohort = CohortData(training.data, np.array([3, 5]))
-    turn = batch_of(
-        1,
-        state.params,
-        cohort,
-        clip,
-        gradients,
-        training.streams,
-        adaptive_state=state.adaptive_state,
-    )
-    sent = attacker(training.task).report(AttackContext(training.work, training.plan, turn))
+    clients = ClientBatch.of(training.round(1, cohort.ids, state), cohort, gradients)
+    sent = attacker(training.task).report(training.work, training.plan, clients)
     assert isinstance(sent.reports, Rows)
     rows = sent.reports.rows
-    deviation = training.plan.release.noise_length(np.array([3]), clip, state.adaptive_state, 1)
+    deviation = training.plan.release.noise_length(training.round(1, np.array([3]), state), 1)
     size = rows.shape[1]
     # the mean square of P normal numbers: five deviations, 6e-7, either side
     found = float(((rows[0] - rows[1]) ** 2).mean()) / (2 * deviation**2)

@@ -46,10 +46,10 @@ class OwnWork:
     def full_batches(self, records):
         return True
 
-    def updates(self, turn):
-        rows = torch.full((len(turn.cohort), turn.start.shape[-1]), self.lr)
+    def updates(self, clients):
+        rows = torch.full((len(clients.cohort), clients.round.start.shape[-1]), self.lr)
         if self.own is not None:
-            return self.own(self, turn, rows)
+            return self.own(self, clients, rows)
         return Clipped(rows, torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
 
 
@@ -144,7 +144,7 @@ class Holds(nn.Module):
         return self.scale(self.layer(x))
 
 
-def remembering(work, turn, rows):
+def remembering(work, clients, rows):
     """A control variate that one client leaves for the next."""
     work.kept = rows.mean(0)
     return Clipped(rows, torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
@@ -164,7 +164,7 @@ def test_state_outside_the_module_ends_a_training_before_a_release(data, name):
         next(iter(fv.train(STATEFUL[name](data))))
 
 
-def centred(work, turn, rows):
+def centred(work, clients, rows):
     """Lets clients see each other before the clip."""
     return Clipped(rows - rows.mean(0), torch.ones(len(rows)), torch.zeros(len(rows)) > 0)
 
@@ -196,7 +196,7 @@ def test_a_training_starts_from_its_own_model(data):
 def test_classes_written_again_draw_other_noise():
     def schedule(value):
         class Mine(fv.Fixed):
-            def clip(self, moving, round):
+            def clip(self, given, round):
                 return Clip(value)
 
         return Mine(1.0)
@@ -205,7 +205,7 @@ def test_classes_written_again_draw_other_noise():
     assert identity(schedule(50.0)) != identity(schedule(100.0))
 
 
-def counting(work, turn, rows):
+def counting(work, clients, rows):
     """Says how many of its steps were clipped, not whether."""
     many = torch.full((len(rows),), 50)
     return Clipped(rows, torch.ones(len(rows)), many)
@@ -214,11 +214,11 @@ def counting(work, turn, rows):
 def test_a_bit_is_a_bit_whatever_a_work_says(data):
     plan = central(fv.Quantile(1.0, 0.5, noise=20.0))
     found = training(data, plan=plan, work=OwnWork(0.1, counting))
-    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).watched
+    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).statistic
     assert float(watched[0]) == -0.5 * CLIENTS
 
 
-def shapeless(work, turn, rows):
+def shapeless(work, clients, rows):
     return Clipped(rows, torch.ones(3, 3), torch.zeros(len(rows), dtype=torch.bool))
 
 

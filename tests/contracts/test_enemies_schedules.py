@@ -12,6 +12,7 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm
+from tests.asking import next_state
 from tests.contracts.enemies import CLIENTS, FREE, central, training
 
 
@@ -20,16 +21,16 @@ class Follows:
 
     norm, width = Norm.L2, 1
 
-    def start(self):
+    def first_value(self):
         return 1.0
 
-    def clip(self, moving, round):
-        return Clip(moving)
+    def clip(self, value, round):
+        return Clip(value)
 
-    def watch(self, lengths, round):
+    def client_statistic(self, lengths, round):
         return lengths.norms[:, None]
 
-    def move(self, moving, noisy, expected, round):
+    def next_value(self, value, noisy, expected, round):
         return max(1e-6, float(noisy[0]) / expected)
 
 
@@ -41,23 +42,23 @@ def test_what_is_no_clip_schedule_is_refused():
 class Louder(fv.Quantile):
     """Asks clients for more than it is accounted for."""
 
-    def watch(self, lengths, round):
-        return 100 * super().watch(lengths, round)
+    def client_statistic(self, lengths, round):
+        return 100 * super().client_statistic(lengths, round)
 
 
 class Shameless(fv.Quantile):
-    def watch(self, lengths, round):
+    def client_statistic(self, lengths, round):
         return torch.full((len(lengths.norms), 1), math.inf, dtype=torch.float64)
 
 
 class Wider(fv.Quantile):
-    def watch(self, lengths, round):
-        return super().watch(lengths, round).repeat(1, 9)
+    def client_statistic(self, lengths, round):
+        return super().client_statistic(lengths, round).repeat(1, 9)
 
 
 def watched_by(data, schedule):
     found = training(data, plan=central(schedule))
-    return found.engine.run(found.round(1, np.arange(1), found.start())).watched
+    return found.engine.run(found.round(1, np.arange(1), found.start())).statistic
 
 
 def test_what_a_schedule_watches_is_cut_to_what_is_accounted(data):
@@ -72,8 +73,8 @@ class Hushed(fv.Quantile):
     """Says that no noise is needed."""
 
     @property
-    def watched(self):
-        return replace(super().watched, noise=0.0)
+    def statistic(self):
+        return replace(super().statistic, noise=0.0)
 
 
 def test_a_schedule_that_watches_without_noise_is_refused(data):
@@ -87,14 +88,14 @@ def test_a_schedule_that_watches_without_noise_is_refused(data):
 class Remembers(fv.Fixed):
     """Keeps a client's norm for the next round's clip."""
 
-    def clip(self, moving, round):
-        return Clip(getattr(self, "seen", moving))
+    def clip(self, value, round):
+        return Clip(getattr(self, "seen", value))
 
     @property
-    def watched(self):
-        return fv.Quantile(1.0, 0.5, noise=5.0).watched
+    def statistic(self):
+        return fv.Quantile(1.0, 0.5, noise=5.0).statistic
 
-    def watch(self, lengths, round):
+    def client_statistic(self, lengths, round):
         object.__setattr__(self, "seen", float(lengths.norms.max()) + 1e-3)
         return torch.zeros(len(lengths.norms), 1, dtype=torch.float64)
 
@@ -107,13 +108,13 @@ def test_a_schedule_that_remembers_clients_is_stopped(data):
 class Relative(fv.Quantile):
     """Lets a client's row depend on the others in its block."""
 
-    def watch(self, lengths, round):
+    def client_statistic(self, lengths, round):
         return (lengths.norms / lengths.norms.max() / 2)[:, None]
 
 
 def test_what_is_watched_of_a_client_depends_on_that_client_alone(data):
     found = training(data, plan=central(Relative(1.0, 0.5, noise=5.0)))
-    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).watched
+    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).statistic
     assert float(watched[0]) == pytest.approx(0.5 * CLIENTS)
 
 
@@ -123,16 +124,16 @@ class Borrows(fv.Fixed):
     told = []
 
     @property
-    def watched(self):
+    def statistic(self):
         own = {"width": 39, "length": 1e-6, "noise": 1.0, "word": "noise"}
-        return fv.ClipStatistic(**own, seen="", key="", setting=1.0, remedy="")
+        return fv.ClipStatistic(**own, description="", key="", setting=1.0, remedy="")
 
-    def watch(self, lengths, round):
-        return torch.zeros(len(lengths.norms), self.watched.width, dtype=torch.float64)
+    def client_statistic(self, lengths, round):
+        return torch.zeros(len(lengths.norms), self.statistic.width, dtype=torch.float64)
 
-    def move(self, moving, noisy, expected, round):
+    def next_value(self, value, noisy, expected, round):
         self.told.append(noisy.clone())
-        return moving
+        return value
 
 
 def test_what_a_schedule_sees_is_not_the_server_s_noise(data):
@@ -142,7 +143,7 @@ def test_what_a_schedule_sees_is_not_the_server_s_noise(data):
     noise = (first.state.params - made.start().params).double() * made.plan.expected - total
     like = torch.corrcoef(torch.stack([noise, Borrows.told[-1]]))[0, 1]
     assert abs(float(like)) < 0.95
-    assert Borrows(1.0).watched.purpose != "noise"
+    assert Borrows(1.0).statistic.purpose != "noise"
 
 
 class Quieter(fv.ClipStatistic):
@@ -156,14 +157,14 @@ class Shifting(fv.Quantile):
     later = [False]
 
     @property
-    def watched(self):
-        return replace(super().watched, noise=1e-9 if self.later[0] else self.noise)
+    def statistic(self):
+        return replace(super().statistic, noise=1e-9 if self.later[0] else self.noise)
 
 
 class Own(fv.Quantile):
     @property
-    def watched(self):
-        told = super().watched
+    def statistic(self):
+        told = super().statistic
         return Quieter(**{f.name: getattr(told, f.name) for f in fields(told)})
 
 
@@ -177,16 +178,18 @@ def shifted(monkeypatch):
     """A plan whose schedule has changed its mind since."""
     plan = central(Shifting(1.0, 0.5, noise=5.0))
     monkeypatch.setattr(Shifting, "later", [True])
-    assert plan.schedule.watched.noise == 1e-9
+    assert plan.schedule.statistic.noise == 1e-9
     return plan
 
 
 def test_noise_on_what_is_watched_is_what_was_accounted(shifted):
     """In ten rounds from the same sum the clip moves about as noise of 5 moves it."""
-    assert shifted.watched.noise == 5.0
-    zero, moving = torch.zeros(1, dtype=torch.float64), shifted.start(torch.zeros(1))
+    assert shifted.statistic.noise == 5.0
+    zero, moving = torch.zeros(1, dtype=torch.float64), shifted.first_state(torch.zeros(1))
     streams = Streams(1)
-    moved = {float(shifted.move(moving, zero, zero, zero, r, streams)[0]) for r in range(1, 11)}
+    moved = {
+        float(next_state(shifted, moving, zero, zero, zero, r, streams)[0]) for r in range(1, 11)
+    }
     assert max(moved) - min(moved) > 1e-3
 
 
@@ -201,7 +204,7 @@ def test_a_plan_that_is_copied_is_compared_as_it_is_run(data, shifted):
 class Gambles(fv.Fixed):
     """Another clip whenever it is asked."""
 
-    def clip(self, moving, round):
+    def clip(self, value, round):
         return Clip(float(np.random.default_rng().uniform(0.01, 1.0)))
 
 
@@ -218,19 +221,19 @@ class Shrinks(fv.Fixed):
 
     now = 1.0
 
-    def clip(self, moving, round):
+    def clip(self, value, round):
         return Clip(self.__dict__.get("now", 1.0))
 
     @property
-    def watched(self):
-        return replace(fv.Quantile(1.0, 0.5, noise=5.0).watched, word="own")
+    def statistic(self):
+        return replace(fv.Quantile(1.0, 0.5, noise=5.0).statistic, word="own")
 
-    def watch(self, lengths, round):
+    def client_statistic(self, lengths, round):
         return torch.zeros(len(lengths.norms), 1, dtype=torch.float64)
 
-    def move(self, moving, noisy, expected, round):
+    def next_value(self, value, noisy, expected, round):
         object.__setattr__(self, "now", self.__dict__.get("now", 1.0) * 0.1)
-        return moving * 0.999
+        return value * 0.999
 
 
 def test_workers_clip_as_the_server_noises(data):
@@ -252,13 +255,13 @@ class Small(Clip):
 
 
 class Understates(fv.Fixed):
-    def clip(self, moving, round):
-        return Small(moving)
+    def clip(self, value, round):
+        return Small(value)
 
 
 class OtherNorm(fv.Fixed):
-    def clip(self, moving, round):
-        return Clip(moving, Norm.L2)
+    def clip(self, value, round):
+        return Clip(value, Norm.L2)
 
 
 def test_clips_are_ours_and_in_the_norm_that_was_said(data):
@@ -282,10 +285,10 @@ class InItsClass(fv.Fixed):
     seen = [1.0]
 
     @property
-    def watched(self):
-        return replace(fv.Quantile(1.0, 0.5, noise=5.0).watched, word="own")
+    def statistic(self):
+        return replace(fv.Quantile(1.0, 0.5, noise=5.0).statistic, word="own")
 
-    def watch(self, lengths, round):
+    def client_statistic(self, lengths, round):
         self.seen.append(float(lengths.norms.max()))
         return torch.zeros(len(lengths.norms), 1, dtype=torch.float64)
 

@@ -57,8 +57,7 @@ class OwnNoise(fv.Release):
 
     mechanism: GaussianMechanism
 
-    counted = True
-    randomises = True
+    local = True
 
     @property
     def multiplier(self):
@@ -69,9 +68,9 @@ class OwnNoise(fv.Release):
             return f"noise of {self.multiplier:g} sensitivities is added"
         return None
 
-    def randomise_(self, rows, asked):
-        keys = asked.streams.keys("client-noise", asked.number, asked.ids)
-        scale = self.multiplier * asked.clip.sensitivity(fv.Relation.REPLACE)
+    def randomise_(self, rows, round):
+        keys = round.streams.keys("client-noise", round.number, round.ids)
+        scale = self.multiplier * round.clip.sensitivity(fv.Relation.REPLACE)
         self.mechanism.add_(rows, np.full(len(rows), scale), keys)
 
 
@@ -121,11 +120,11 @@ class Halving(fv.ClipSchedule):
 
     value: float
 
-    def start(self):
+    def first_value(self):
         return self.value
 
-    def clip(self, moving, round):
-        return fv.Clip(moving * 0.5 ** ((round - 1) // 10))
+    def clip(self, value, round):
+        return fv.Clip(value * 0.5 ** ((round - 1) // 10))
 
 
 def test_a_clip_schedule(data):
@@ -144,28 +143,28 @@ class MeanLength(fv.ClipSchedule):
     noise: float
 
     @property
-    def watched(self):
+    def statistic(self):
         return fv.ClipStatistic(
             width=1,
             length=1.0,
             noise=self.noise,
             word="lengths",
-            seen="the lengths of updates, cut to 1",
+            description="the lengths of updates, cut to 1",
             key="noise",
             setting=self.noise,
             remedy="raise it",
         )
 
-    def start(self):
+    def first_value(self):
         return self.value
 
-    def clip(self, moving, round):
-        return fv.Clip(moving)
+    def clip(self, value, round):
+        return fv.Clip(value)
 
-    def watch(self, lengths, round):
+    def client_statistic(self, lengths, round):
         return lengths.norms.double()[:, None] * 1e6  # the plan cuts it to a length of 1
 
-    def move(self, moving, noisy, expected, round):
+    def next_value(self, value, noisy, expected, round):
         return max(0.01, 2 * float(noisy[0]) / expected)
 
 
@@ -277,10 +276,10 @@ class OneByOne:
         for client in round.ids:
             self.asked.append(int(client))
             cohort = CohortData(job.data, np.array([client]))
-            turn = ClientBatch.of(round, cohort, gradients)
-            sent = fv.client_report(job.work, job.plan, turn)
+            clients = ClientBatch.of(round, cohort, gradients)
+            sent = fv.client_report(job.work, job.plan, clients)
             weight = torch.ones(1, dtype=torch.float64)
-            fv.server_sum([(total, slice(None))], job.plan, turn, sent, weight)
+            fv.server_sum([(total, slice(None))], job.plan, clients.round, sent, weight)
         return total
 
     def evaluate(self, params):

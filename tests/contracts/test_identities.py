@@ -46,6 +46,7 @@ from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.cohort import Batches
+from fedveil.training.participants import Participants
 from fedveil.training.rates import RateSchedule, RateShape
 from fedveil.training.server import AdagradServer, AdamServer, SgdServer, Weights, YogiServer
 from fedveil.training.session import Training
@@ -220,6 +221,7 @@ PARTS = (
     (Krum(1), {"malicious": 2, "chosen": None}),
     (Flame(), {}),
     (Adversary(), {}),
+    (Participants(), {}),
     (ReportAttack(reversed_), {"change": doubled}),
     (When(), {"start": 2, "end": 9, "every": 2, "present": False}),
     (
@@ -227,7 +229,7 @@ PARTS = (
         {
             "attackers": np.array([2]),
             "held_out": (np.ones((2, 4)), np.zeros(2)),
-            "poisoned": data(2, 1),
+            "records": data(2, 1),
             "boost": 2.0,
             "project": True,
             "work": SGD,
@@ -286,7 +288,7 @@ CHANGES = {
     "every": MEASURED,
     "clients_every": MEASURED,
     "diagnostics": MEASURED,
-    "adversary": Adversary(),
+    "participants": Adversary(),
     "aggregate": None,
     "make_engine": ELSEWHERE,
     "cluster": ELSEWHERE,

@@ -227,7 +227,7 @@ def test_an_attack_is_certified_against_by_it(claims):
         noise="own",
         when=SimpleNamespace(start=1, end=2, every=1, present=False),
     )
-    words = BackdoorAttack.told(attack, claims)["certificate"]
+    words = BackdoorAttack.describe(attack, claims)["certificate"]
     assert words.startswith("epsilon 22.22 ")
 
 

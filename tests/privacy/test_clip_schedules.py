@@ -19,7 +19,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize
-from tests.asking import asked
+from tests.asking import asked, next_state
 
 ALARM = 1e-6
 BUDGET = Budget(1.0, 1e-5)
@@ -35,7 +35,7 @@ def watch(schedule, lengths, round=1, ids=None):
     """What clients send for the schedule, as a plan has it."""
     ids = np.arange(len(lengths.norms)) if ids is None else ids
     plan = PrivacyPlan(Everyone(), 100, 10**6, schedule=schedule)
-    return plan.watch(lengths, asked(plan, torch.zeros(1), ids, round=round))
+    return plan.client_statistic(lengths, asked(plan, torch.zeros(1), ids, round=round))
 
 
 def move(schedule, moving, watched, expected, round=1, streams=None):
@@ -43,7 +43,7 @@ def move(schedule, moving, watched, expected, round=1, streams=None):
     clients = int(expected)
     plan = PrivacyPlan(FixedSize(clients), clients, 10**6, schedule=schedule)
     before, model = torch.tensor([moving], dtype=torch.float64), torch.zeros(1)
-    return float(plan.move(before, watched, model, model, round, streams or Streams(1))[0])
+    return float(next_state(plan, before, watched, model, model, round, streams)[0])
 
 
 # --- of one's own ---
@@ -53,7 +53,7 @@ def test_a_schedule_without_its_clip_cannot_be_made():
     """It is found when it is made, and not by the first round, after its charge."""
 
     class Half(ClipSchedule):
-        def start(self):
+        def first_value(self):
             return 1.0
 
     with pytest.raises(TypeError, match=r"abstract method '?clip"):
@@ -66,8 +66,8 @@ def test_a_schedule_without_its_clip_cannot_be_made():
 def test_fixed_bound_is_the_same_in_every_round_and_watches_nobody():
     schedule = Fixed(0.5, Norm.L1)
     for round in (1, 7, 10**6):
-        assert schedule.clip(schedule.start(), round) == Clip(0.5, Norm.L1)
-    assert schedule.watched is None
+        assert schedule.clip(schedule.first_value(), round) == Clip(0.5, Norm.L1)
+    assert schedule.statistic is None
     assert watch(schedule, seen([1.0, 2.0], 0.5), 1).shape == (2, 0)
     assert move(schedule, 0.5, torch.zeros(0), 10, 1, Streams(1)) == 0.5
 
@@ -96,8 +96,8 @@ def test_poly_follows_its_formula_down_to_the_floor(power):
     schedule = Poly(0.05, power, 40, 0.001)
     for round in range(1, 41):
         wanted = max(0.001, 0.05 * (1 - (round - 1) / 40) ** power)
-        assert schedule.clip(schedule.start(), round).value == pytest.approx(wanted)
-    assert schedule.clip(schedule.start(), 1).value == 0.05
+        assert schedule.clip(schedule.first_value(), round).value == pytest.approx(wanted)
+    assert schedule.clip(schedule.first_value(), 1).value == 0.05
 
 
 @pytest.mark.parametrize("round", [41, 1000])
@@ -136,7 +136,7 @@ def test_poly_refuses_a_floor_that_is_none(floor):
 def test_per_gradient_bounds_the_update_by_gradient_times_reach():
     schedule = PerGradient(Poly(3.0, 1.0, 4, 0.1, Norm.L1), lambda round: 0.2 * round)
     for round, gradient in ((1, 3.0), (2, 2.25), (3, 1.5)):
-        clip = schedule.clip(schedule.start(), round)
+        clip = schedule.clip(schedule.first_value(), round)
         assert clip.value == pytest.approx(gradient * 0.2 * round)
         assert clip.gradient == pytest.approx(gradient)
         assert clip.norm is schedule.norm is Norm.L1
@@ -145,7 +145,7 @@ def test_per_gradient_bounds_the_update_by_gradient_times_reach():
 
 def test_per_gradient_watches_nobody():
     schedule = PerGradient(Fixed(3.0), lambda round: 1.0)
-    assert schedule.watched is None
+    assert schedule.statistic is None
     assert watch(schedule, seen([1.0], 3.0), 1).shape == (1, 0)
     assert move(schedule, 3, torch.zeros(0), 1.0, 1, Streams(1)) == 3.0
 
@@ -288,7 +288,7 @@ def test_quantile_finds_the_quantile_of_log_normal_norms(version, factor, target
     law = stats.lognorm(s=1.0, scale=3.0)
     truth = law.ppf(target)
     schedule = Quantile(factor * truth, target, **QUANTILES[version])
-    streams, moving, late = Streams(3), schedule.start(), []
+    streams, moving, late = Streams(3), schedule.first_value(), []
     generator = np.random.default_rng(4)
     for round in range(1, 301):
         norms = law.rvs(200, random_state=generator)
@@ -375,7 +375,12 @@ def test_median_noise_is_on_every_count_and_new_in_every_refresh():
 
 def followed(schedule, law, rounds=20, clients=500):
     """The clips of a run over norms drawn from `law`."""
-    moving, streams, generator, path = schedule.start(), Streams(3), np.random.default_rng(4), []
+    moving, streams, generator, path = (
+        schedule.first_value(),
+        Streams(3),
+        np.random.default_rng(4),
+        [],
+    )
     for round in range(1, rounds + 1):
         norms = law.rvs(clients, random_state=generator)
         clipped = seen(norms, schedule.clip(moving, round).value)

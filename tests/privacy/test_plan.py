@@ -26,7 +26,7 @@ from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from tests.asking import asked
+from tests.asking import asked, next_state, noised
 
 SCHEDULE = Fixed(0.5)
 BUDGET = Budget(3.0, 1e-5)
@@ -227,7 +227,7 @@ def test_unprotected_plan_claims_nothing(schedule):
     assert plan.limit is None
     assert plan.spent(5) is None
     total = torch.ones(3, dtype=torch.float64)
-    assert torch.equal(released(plan, total, Clip(1.0), 1, Streams(1)), total)
+    assert torch.equal(noised(plan, total, Clip(1.0), 1, Streams(1)), total)
     assert length(plan, 3) == 0
 
 
@@ -253,7 +253,7 @@ def test_client_adds_noise_for_any_two_of_its_inputs(laplace):
 
 def test_server_adds_nothing_to_what_clients_protected():
     total, plan = torch.ones(5, dtype=torch.float64), local_plan()
-    assert torch.equal(released(plan, total, Clip(0.5), 1, Streams(1)), total)
+    assert torch.equal(noised(plan, total, Clip(0.5), 1, Streams(1)), total)
 
 
 def test_noise_of_a_client_is_a_function_of_round_and_client():
@@ -290,20 +290,13 @@ def test_two_point_sum_is_that_of_updates_whatever_was_reported(perturb, shuffle
     assert nobody.tolist() == [0.0] * 5
 
 
-def released(plan, total, *rest):
-    noised = total.clone()
-    plan.release.noise_(noised, *rest)
-    return noised
-
-
 def length(plan, size):
-    moving = plan.first_state(torch.zeros(size))
-    return plan.release.noise_length(IDS, plan.clip(moving, 1), moving, size)
+    return plan.release.noise_length(asked(plan, torch.zeros(size), IDS), size)
 
 
 def summed(plan, rows, weights, start, moving):
     total = torch.zeros(len(start), dtype=torch.float64)
-    plan.release.add_sum_(total, rows, weights, asked(plan, start, IDS, moving))
+    plan.release.channel.add_(total, rows, weights, asked(plan, start, IDS, moving))
     return total
 
 
@@ -332,15 +325,13 @@ def test_fixed_bound_and_no_bound_do_not_move():
     for plan in (central_plan(), unprotected(Everyone(), 10, rounds=1)):
         moving = plan.first_state(torch.zeros(5))
         zero = torch.zeros(5)
-        assert plan.move(moving, torch.zeros(0), zero, zero, 1, Streams(1)) is moving
+        assert next_state(plan, moving, torch.zeros(0), zero, zero) is moving
 
 
 def test_ranges_move_with_the_released_model_only():
     plan = two_point_plan()
     after = torch.tensor([0.0, 0.1, 0.2, 0.0, 2.0])
-    moved = plan.move(
-        plan.first_state(after), torch.full((1,), 1e9), torch.zeros(5), after, 1, Streams(1)
-    )
+    moved = next_state(plan, plan.first_state(after), torch.full((1,), 1e9), torch.zeros(5), after)
     assert moved.tolist() == pytest.approx([0.1, 1.0, 0.1, 0.75])
 
 
@@ -349,7 +340,7 @@ def test_watched_bits_of_a_cohort_move_the_bound():
     plan = local_plan(FixedSize(40), schedule=schedule, budgets=budgets)
     zero = torch.zeros(5)
     watched = torch.tensor([20.0], dtype=torch.float64)
-    moved = plan.move(plan.first_state(zero), watched, zero, zero, 1, Streams(1))
+    moved = next_state(plan, plan.first_state(zero), watched, zero, zero)
     assert float(moved[0]) == pytest.approx(0.5 * math.exp(-0.2 * 0.5))
     assert plan.clip(moved, 2) == Clip(float(moved[0]))
 

@@ -9,6 +9,7 @@ import torch
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.ranges import Perturb, Ranges
+from tests.asking import moved_ranges
 
 QUANTILE = Quantile(0.5, 0.5, lr=50.0, noise=1.0)
 MEDIAN = Median(0.5, -3, 3, 1, Budget(1.0, 1e-5), noise=1.0)
@@ -32,33 +33,33 @@ SIZES = (6, 4)
 @pytest.mark.parametrize("size", [1e9, 1.0, -1e9])
 def test_every_course_stays_within_the_span(schedule, size):
     generator = torch.Generator().manual_seed(1)
-    width = 0 if schedule.watched is None else schedule.watched.width
-    value = schedule.start()
+    width = 0 if schedule.statistic is None else schedule.statistic.width
+    value = schedule.first_value()
     for round in range(1, 60):
-        least, most = schedule.span(round)
+        least, most = schedule.value_limits(round)
         assert least <= value <= most
         noisy = size * torch.randn(width, dtype=torch.float64, generator=generator).abs()
-        value = schedule.move(value, noisy, 10.0, round)
+        value = schedule.next_value(value, noisy, 10.0, round)
 
 
 def test_a_clip_that_does_not_move_has_one_value():
-    assert Fixed(0.5).span(7) == (0.5, 0.5)
-    assert Poly(0.5, 1.0, 30, 1e-3).span(7) == (0.5, 0.5)
+    assert Fixed(0.5).value_limits(7) == (0.5, 0.5)
+    assert Poly(0.5, 1.0, 30, 1e-3).value_limits(7) == (0.5, 0.5)
 
 
 def test_a_quantile_clip_moves_by_a_bounded_factor():
-    assert QUANTILE.span(1) == (0.5, 0.5)
-    least, most = QUANTILE.span(2)
+    assert QUANTILE.value_limits(1) == (0.5, 0.5)
+    least, most = QUANTILE.value_limits(2)
     assert 0.5 * math.exp(3) <= most <= 0.5 * math.exp(6.1)
     assert 0.5 * math.exp(-6.1) <= least <= 0.5 * math.exp(-3)
-    assert QUANTILE.span(1000) == (1e-12, 1e12)
+    assert QUANTILE.value_limits(1000) == (1e-12, 1e12)
 
 
 def test_a_median_clip_is_one_of_its_edges():
-    assert MEDIAN.span(1) == (0.5, 0.5)
-    assert MEDIAN.span(2) == (0.125, 8.0)
-    assert replace(MEDIAN, monotone=True).span(2) == (0.125, 0.5)
-    assert replace(MEDIAN, cap=2.0).span(2) == (0.125, 2.0)
+    assert MEDIAN.value_limits(1) == (0.5, 0.5)
+    assert MEDIAN.value_limits(2) == (0.125, 8.0)
+    assert replace(MEDIAN, monotone=True).value_limits(2) == (0.125, 0.5)
+    assert replace(MEDIAN, cap=2.0).value_limits(2) == (0.125, 2.0)
 
 
 def ranges(**changes):
@@ -79,11 +80,11 @@ def ranges(**changes):
 def test_every_course_of_ranges_is_reachable(changes):
     generator = torch.Generator().manual_seed(2)
     own, first = ranges(**changes), torch.randn(10, generator=generator)
-    params, moving = first, ranges(**changes).start(first)
+    params, moving = first, ranges(**changes).first_state(first)
     for round in range(1, 40):
         assert own.reachable(moving, params, first, round)
         after = params + torch.randn(10, generator=generator) * 10.0 ** (round % 5 - 2)
-        moving, params = own.move(moving, params, after), after
+        moving, params = moved_ranges(own, moving, params, after), after
 
 
 @pytest.mark.parametrize(

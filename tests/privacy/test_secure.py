@@ -31,7 +31,7 @@ from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.secure import DIAGNOSTICS, SECURE, SLIP, planned_for, with_secure_noise
-from tests.asking import asked
+from tests.asking import asked, noised
 
 FALSE_ALARM = 1e-6
 BUDGET = Budget(8.0, 1e-3)
@@ -322,10 +322,9 @@ def test_the_servers_sum_gets_its_noise(name):
     total = torch.linspace(-1, 1, 5000, dtype=torch.float64)
     secure = Streams(1, secure=True)
     plan.release.read_(total[None], asked(plan, total, [0], streams=secure))
-    noised = total.clone()
-    plan.release.noise_(noised, clip, 1, secure)
+    with_noise = noised(plan, total, clip, 1, secure)
     wanted = plan.release.multiplier * clip.sensitivity(plan.release.relation)
-    assert within(float(((noised - total) ** 2).sum()), 5000, wanted**2)
+    assert within(float(((with_noise - total) ** 2).sum()), 5000, wanted**2)
 
 
 def test_clients_rows_get_their_noise():

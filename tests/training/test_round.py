@@ -18,19 +18,15 @@ from fedveil.privacy.plan import unprotected
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
+from fedveil.training.participants import Participants
 from fedveil.training.reports import CohortSum
 from fedveil.training.round import begin, end
 from fedveil.training.server import ServerState, SgdServer
+from tests.asking import noised
 
 SIZE, CLIENTS = 50, 40
 STREAMS = Streams(3)
 CLIP = Clip(1.5)
-
-
-def released(plan, total, *rest):
-    noised = total.clone()
-    plan.release.noise_(noised, *rest)
-    return noised
 
 
 class FakeEngine:
@@ -68,7 +64,7 @@ def start(plan):
 
 def loop(plan, engine, ledger, state=None):
     server, state = SgdServer(), state or start(plan)
-    while (round := begin(plan, STREAMS, ledger, state)) is not None:
+    while (round := begin(plan, STREAMS, ledger, state, Participants())) is not None:
         result = end(plan, server, ledger, state, round, engine.run(round))
         state = result.state
         yield result
@@ -81,7 +77,7 @@ def test_a_round_is_sum_plus_noise_over_the_expected_cohort(open_ledger):
     engine = FakeEngine(total)
     before = torch.zeros(SIZE, dtype=torch.float64)
     for result in loop(plan, engine, open_ledger(plan)):
-        expected = before + released(plan, total, CLIP, result.round, STREAMS) / (0.5 * CLIENTS)
+        expected = before + noised(plan, total, CLIP, result.round, STREAMS) / (0.5 * CLIENTS)
         assert torch.allclose(result.state.params.double(), expected, rtol=1e-6)
         before = result.state.params.double()
     cohorts = [len(ids) for _, ids, _ in engine.calls]
@@ -121,7 +117,7 @@ def test_an_empty_cohort_releases_pure_noise_and_is_charged(open_ledger):
     assert [ids for _, ids, _ in engine.calls] == [[], []]
     assert [result.clients for result in done] == [0, 0]
     zero = torch.zeros(SIZE, dtype=torch.float64)
-    expected = released(plan, zero, CLIP, 1, STREAMS) / (1e-9 * CLIENTS)
+    expected = noised(plan, zero, CLIP, 1, STREAMS) / (1e-9 * CLIENTS)
     assert torch.allclose(done[0].state.params.double(), expected, rtol=1e-6)
     assert done[0].state.params.all()
     assert done[0].snr == 0

@@ -16,17 +16,11 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from tests.asking import asked
+from tests.asking import asked, noised
 
 SCHEDULE = Fixed(0.5)
 BUDGET = Budget(3.0, 1e-5)
 SAMPLERS = [Everyone(), Poisson(0.2), Poisson(1.0), FixedSize(40), FixedSize(100), RoundRobin(30)]
-
-
-def released(plan, total, *rest):
-    noised = total.clone()
-    plan.release.noise_(noised, *rest)
-    return noised
 
 
 def plan_of(
@@ -44,7 +38,7 @@ def plan_of(
 
 def noise_std(plan, round=1):
     """The std of the noise on a sum, from the clip in force."""
-    return plan.release.scale(plan.schedule.clip(plan.schedule.start(), round))
+    return plan.release.scale(plan.schedule.clip(plan.schedule.first_value(), round))
 
 
 # --- calibrated noise ---
@@ -273,19 +267,19 @@ def test_default_bit_noise_of_ten_clients_is_infeasible():
 def test_release_adds_the_plans_noise():
     plan = plan_of(FixedSize(40), multiplier=9.0, budget=Budget(50.0, 1e-5))
     total, clip = torch.zeros(20_000, dtype=torch.float64), plan.schedule.clip(0.5, 1)
-    noised = released(plan, total, clip, 1, Streams(1))
-    assert float(noised.std()) == pytest.approx(9.0, rel=0.04)
+    total_noised = noised(plan, total, clip, 1, Streams(1))
+    assert float(total_noised.std()) == pytest.approx(9.0, rel=0.04)
     assert not bool(total.any())
-    assert torch.equal(noised, released(plan, total, clip, 1, Streams(1)))
-    assert not torch.equal(noised, released(plan, total, clip, 2, Streams(1)))
-    assert not torch.equal(noised, released(plan, total, clip, 1, Streams(2)))
+    assert torch.equal(total_noised, noised(plan, total, clip, 1, Streams(1)))
+    assert not torch.equal(total_noised, noised(plan, total, clip, 2, Streams(1)))
+    assert not torch.equal(total_noised, noised(plan, total, clip, 1, Streams(2)))
 
 
 def test_release_of_an_empty_round_is_noise():
     empty = torch.zeros(0, 12, dtype=torch.float64).sum(dim=0)
     plan = plan_of()
     clip = plan.schedule.clip(0.5, 1)
-    assert int((released(plan, empty, clip, 1, Streams(1)) == 0).sum()) == 0
+    assert int((noised(plan, empty, clip, 1, Streams(1)) == 0).sum()) == 0
 
 
 def test_clients_of_a_trusted_server_add_nothing():

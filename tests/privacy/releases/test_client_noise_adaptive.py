@@ -159,7 +159,7 @@ def test_histograms_that_keep_step_with_the_turns_are_all_counted(size, populati
     plan = plan_of(sampler, median(every=every), rounds=rounds, population=population)
     concerned = np.zeros(population, dtype=np.int64)
     for round in range(1, rounds + 1):
-        if plan.schedule.watched.due(round):
+        if plan.schedule.statistic.due(round):
             concerned[sampler.cohort(population, round, Streams(1))] += 1
     event = plan.lines[0].event
     assert event.most >= concerned.max()

@@ -227,15 +227,16 @@ def test_model_of_another_size_is_refused():
 
 def test_noise_length_is_that_of_the_sum_of_zero_updates():
     plan = plan_of(schedule=Fixed(3.0), population=2000, budget=Budget(math.inf, 1e-6))
-    ids, clip = np.arange(2000), plan.clip(plan.first_state(torch.zeros(5)), 1)
-    wanted = plan.release.noise_length(ids, clip, torch.zeros(1), 5)
+    ids = np.arange(2000)
+    round = asked(plan, torch.zeros(5), ids)
+    wanted = plan.release.noise_length(round, 5)
     squares = [
         float(randomised(plan, ids, round, 0.0).double().sum(dim=0).square().sum())
         for round in range(1, 101)
     ]
     spread = np.std(squares) / math.sqrt(len(squares))
     assert abs(np.mean(squares) - wanted**2) < FAR * spread
-    assert plan.release.noise_length(ids, None, torch.zeros(1), 5) == 0
+    assert plan.release.noise_length(replace(round, clip=None), 5) == 0
 
 
 def test_description_has_no_bare_epsilon():

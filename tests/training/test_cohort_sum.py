@@ -9,7 +9,7 @@ from fedveil.training.reports import CohortSum
 def filled(value, noisy):
     made = CohortSum.zero(3, 2, noisy=noisy)
     made.total += value
-    made.watched += 10 * value
+    made.statistic += 10 * value
     if made.signal is not None:
         made.signal += 100 * value
     made.weight, made.clients, made.clipped = value / 2, value, value + 1
@@ -23,7 +23,7 @@ def test_everything_adds_up(noisy):
     for value in (1, 2, 4):
         total.add_(filled(value, noisy))
     assert total.total.tolist() == [7.0] * 3
-    assert total.watched.tolist() == [70.0] * 2
+    assert total.statistic.tolist() == [70.0] * 2
     assert (total.signal is None) != noisy
     assert not noisy or total.signal.tolist() == [700.0] * 3
     assert (total.weight, total.clients, total.clipped) == (3.5, 7, 10)
@@ -35,7 +35,7 @@ def test_parts_of_a_sum_do_not_overlap(noisy):
     numbers = torch.zeros(CohortSum.numbers(3, 2, noisy=noisy), dtype=torch.float64)
     made = CohortSum.over(numbers, 3, noisy)
     made.total += 1
-    made.watched += 2
+    made.statistic += 2
     if made.signal is not None:
         made.signal += 4
     assert numbers.tolist() == [1.0] * 3 + [4.0] * 3 * noisy + [2.0] * 2

@@ -19,7 +19,7 @@ from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone
-from tests.asking import asked
+from tests.asking import asked, next_state
 
 ALARM = 1e-6
 BITS = ClipStatistic(
@@ -91,18 +91,18 @@ def test_words_are_no_names_of_other_streams(word):
 class Odd(ClipSchedule):
     """Watches numbers that are on no grid."""
 
-    watched = replace(COUNTS, every=2)
+    statistic = replace(COUNTS, every=2)
 
-    def start(self):
+    def first_value(self):
         return 1.0
 
-    def clip(self, moving, round):
-        return Clip(moving)
+    def clip(self, value, round):
+        return Clip(value)
 
-    def watch(self, lengths, round):
+    def client_statistic(self, lengths, round):
         return torch.stack([lengths.norms.sqrt(), lengths.norms.log1p(), lengths.norms], dim=1)
 
-    def move(self, moving, noisy, expected, round):
+    def next_value(self, value, noisy, expected, round):
         return 1.0 + abs(float(noisy[0])) / expected
 
 
@@ -115,18 +115,20 @@ def test_sums_of_odd_numbers_are_exact_under_secure_noise():
     """Noise on sums that were rounded is refused, so that rows must have been cut to its grid."""
     plan = PrivacyPlan(Everyone(), 8, 4, schedule=Odd())
     secure = Streams(1, secure=True)
-    rows = plan.watch(lengths(), asked(plan, torch.zeros(1), np.arange(8), streams=secure))
+    rows = plan.client_statistic(
+        lengths(), asked(plan, torch.zeros(1), np.arange(8), streams=secure)
+    )
     model = torch.zeros(1)
-    moved = plan.move(plan.first_state(model), rows.sum(dim=0), model, model, 1, secure)
+    moved = next_state(plan, plan.first_state(model), rows.sum(dim=0), model, model, 1, secure)
     assert float(moved[0]) != 1.0
-    raw = Odd().watch(lengths(), 1)
+    raw = Odd().client_statistic(lengths(), 1)
     assert float((rows - raw).abs().max()) < 1e-5
     assert bool((rows.norm(dim=1) <= COUNTS.length).all())
 
 
 def test_nothing_is_watched_and_nothing_moves_in_other_rounds():
     plan, model = PrivacyPlan(Everyone(), 8, 4, schedule=Odd()), torch.zeros(1)
-    rows = plan.watch(lengths(), asked(plan, model, np.arange(8), round=2))
+    rows = plan.client_statistic(lengths(), asked(plan, model, np.arange(8), round=2))
     assert not rows.any()
     full, before = torch.full((3,), 9.0, dtype=torch.float64), plan.first_state(model)
-    assert torch.equal(plan.move(before, full, model, model, 2, Streams(1)), before)
+    assert torch.equal(next_state(plan, before, full, model, model, 2), before)
