@@ -16,10 +16,9 @@ from fedveil.audit.findings import Roc, roc_figure
 from fedveil.data import load
 from fedveil.papers import clip_decay, fu, fu_cnn, ldp_fl, naseri
 from fedveil.papers.clip_decay import DecaySetting
-from fedveil.papers.experiment import Experiment
 from fedveil.papers.naseri_arenas import digits
 from fedveil.papers.naseri_backdoors import backdoor
-from fedveil.papers.reproduction import PAPERS, items_of
+from fedveil.papers.reproduction import PAPERS, Experiment, items_of
 from fedveil.privacy.accounting.claims import (
     Accountant,
     NoiseSource,

@@ -19,7 +19,7 @@ from fedveil.attacks.backdoor_attack import BackdoorAttack
 from fedveil.audit import audit_command
 from fedveil.base.errors import BadInput
 from fedveil.console import print_promise, print_result, print_totals
-from fedveil.papers.experiment import claim_of
+from fedveil.papers.reproduction import claim_of
 from fedveil.privacy.accounting.budget import NOT_DECIDED
 from fedveil.privacy.accounting.claims import (
     Accountant,

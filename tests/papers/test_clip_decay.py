@@ -7,8 +7,7 @@ import pytest
 
 from fedveil.papers import clip_decay
 from fedveil.papers.clip_decay import Curve, DecaySetting
-from fedveil.papers.experiment import Experiment
-from fedveil.papers.paper_page import Page, PaperStatement
+from fedveil.papers.reproduction import Experiment, Page, PaperStatement
 from fedveil.tuning.trials import TrialOutcome
 
 ROUNDS = (100, 200, 1000, 2000)
@@ -41,7 +40,7 @@ def with_one_odd(curves: dict[str, Curve], name: str, end: float) -> dict[str, C
 
 
 def seen(curves: dict[str, Curve]) -> list[bool]:
-    return [finding(curves).seen for finding in clip_decay.FINDINGS]
+    return [finding(curves).confirmed for finding in clip_decay.FINDINGS]
 
 
 def test_everything_the_paper_says_can_be_seen() -> None:
@@ -67,7 +66,7 @@ def test_adaptive_must_lead_in_the_first_tenth_of_the_rounds() -> None:
     late = curve((0.1, 0.2, 0.9, 0.4))
     finding = clip_decay.adaptive_fades({**as_published(), "adaptive0.01": late})
 
-    assert not finding.seen
+    assert not finding.confirmed
     assert "(not met). At the end" in finding.evidence
 
 
@@ -82,14 +81,14 @@ def test_adaptive_must_lead_in_the_first_tenth_of_the_rounds() -> None:
 def test_loss_must_rise_and_end_above_the_constant(loss: tuple[float, ...], expected: bool) -> None:
     curves = {**as_published(), "adaptive0.05": curve((0.5, 0.5, 0.5, 0.4), loss)}
 
-    assert clip_decay.adaptive_loss_rises(curves).seen is expected
+    assert clip_decay.adaptive_loss_rises(curves).confirmed is expected
 
 
 def test_half_is_of_the_lower_constant() -> None:
     curves = as_published()
     curves["clip0.01"] = curve((0.1, 0.1, 0.1, 0.15))
 
-    assert not clip_decay.quantile_fails(curves).seen
+    assert not clip_decay.quantile_fails(curves).confirmed
 
 
 def test_a_loss_that_diverged_is_infinite() -> None:
@@ -117,22 +116,22 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 def test_the_page_has_every_schedule(page: Page) -> None:
-    schedules = [row[0] for row in page.tables[0].rows]
+    schedules = [row[0] for row in page.tables[0].text_rows]
 
     assert schedules == list(clip_decay.PUBLISHED)
     assert len(schedules) == 15
-    assert all("+-" in row[2] for row in page.tables[0].rows)
+    assert all("+-" in row[2] for row in page.tables[0].text_rows)
 
 
 def test_the_page_has_every_finding_and_its_rule(page: Page) -> None:
-    assert len(page.findings) == 5
+    assert len(page.statements) == 5
     assert all(
-        isinstance(f, PaperStatement) and f.evidence.startswith("Rule: ") for f in page.findings
+        isinstance(f, PaperStatement) and f.evidence.startswith("Rule: ") for f in page.statements
     )
 
 
 def test_the_page_tells_what_is_claimed_of_reports_and_of_what_is_watched(page: Page) -> None:
-    claims = dict(page.tables[1].rows)
+    claims = dict(page.tables[1].text_rows)
 
     assert claims["baseline"] == "nothing"
     assert claims["poly"].startswith("epsilon 30 at delta 1e-05 per client (replace, local trust")

@@ -9,7 +9,7 @@ import pytest
 from fedveil.data import load
 from fedveil.data.partition import Records
 from fedveil.papers import fu
-from fedveil.papers.experiment import Experiment, ExperimentScale
+from fedveil.papers.reproduction import Experiment, ExperimentScale
 from fedveil.tuning.trials import Laboratory
 
 REAL = os.environ.get("FEDVEIL_DATA")
@@ -77,24 +77,24 @@ def test_an_item_from_end_to_end(made_up, tmp_path, monkeypatch, check_epsilons,
     assert fu.ITEMS[name](experiment).markdown() == page.markdown()
     first = page.tables[0]
     if name == "fig7":
-        assert [row[0] for row in first.rows] == [*fu.RULES, "minimiser of the bound"]
-        assert len(page.findings) == 2
+        assert [row[0] for row in first.text_rows] == [*fu.RULES, "minimiser of the bound"]
+        assert len(page.statements) == 2
     else:
-        assert [row[0] for row in first.rows] == ["1", "inf"]
+        assert [row[0] for row in first.text_rows] == ["1", "inf"]
         assert first.headers[0] == (
             "epsilon at delta 0 per record (add-remove, local trust, as published, not a guarantee)"
         )
     if name in ("table2", "fig5"):
-        assert [row[1] for row in first.rows] == [
+        assert [row[1] for row in first.text_rows] == [
             "epsilon 2 at delta 0 per client (replace, local trust)",
             "nothing claimed",
         ]
-        assert all(finding.evidence for finding in page.findings)
+        assert all(finding.evidence for finding in page.statements)
 
 
 @pytest.mark.slow
 def test_noise_hurts_and_the_worst_is_worse(made_up, tmp_path):
-    rows = fu.table2(Experiment(tmp_path, repeat=1, workers=1)).tables[0].rows
+    rows = fu.table2(Experiment(tmp_path, repeat=1, workers=1)).tables[0].text_rows
     noisy, plain = (float(row[5]) for row in rows)
     assert plain < noisy <= float(rows[0][8])
 

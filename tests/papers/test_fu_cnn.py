@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from fedveil.papers import fu_cnn
-from fedveil.papers.experiment import Experiment, ExperimentScale
+from fedveil.papers.reproduction import Experiment, ExperimentScale
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def test_an_item_from_end_to_end(small, tmp_path, check_epsilons, name):
     text = page.markdown()
     assert "- c_2 of the noise formula: " in text
     assert "nothing claimed" in text or name == "fig4"
-    assert [row[0] for row in page.tables[0].rows] == ["10", "inf"]
+    assert [row[0] for row in page.tables[0].text_rows] == ["10", "inf"]
 
 
 @pytest.mark.parametrize("scale", list(ExperimentScale))

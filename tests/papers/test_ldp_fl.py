@@ -4,10 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from fedveil.papers import ldp_fl
-from fedveil.papers.experiment import Experiment
-from fedveil.papers.ldp_fl_readings import READINGS
+from fedveil.papers.ldp_fl import READINGS
 from fedveil.papers.ldp_fl_settings import PAPER, Study
-from fedveil.papers.paper_page import Page
+from fedveil.papers.reproduction import Experiment, Page
 
 
 def small() -> Study:
@@ -44,11 +43,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
 def column(page: Page, table: int, header: str) -> list[str]:
     """The first column of that name."""
     found = page.tables[table]
-    return [row[found.headers.index(header)] for row in found.rows]
+    return [row[found.headers.index(header)] for row in found.text_rows]
 
 
 def test_every_row_of_every_page_has_a_measured_accuracy(pages: dict[str, Page]) -> None:
-    rows = {name: [len(table.rows) for table in page.tables] for name, page in pages.items()}
+    rows = {name: [len(table.text_rows) for table in page.tables] for name, page in pages.items()}
 
     assert rows == {
         "epsilon": [1, 2],
@@ -58,7 +57,7 @@ def test_every_row_of_every_page_has_a_measured_accuracy(pages: dict[str, Page])
         "table1": [2],
     }
     for page in pages.values():
-        assert all(any("+-" in cell for cell in row) for t in page.tables for row in t.rows)
+        assert all(any("+-" in cell for cell in row) for t in page.tables for row in t.text_rows)
 
 
 def test_published_numbers_stand_beside_the_runs_they_belong_to(pages: dict[str, Page]) -> None:
@@ -85,7 +84,7 @@ def test_what_a_client_spends_is_composed_over_weights_and_rounds(pages: dict[st
     assert column(pages["rounds"], 0, READINGS[2]) == [f"{weights}", f"{2 * weights:,}"]
     for page in pages.values():
         table = page.tables[-1]
-        for row in table.rows:
+        for row in table.text_rows:
             shuffled, alone, added = (float(cell.replace(",", "")) for cell in row[-3:])
             assert 1 < shuffled <= alone <= added
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.papers.experiment import Experiment, ExperimentScale
 from fedveil.papers.ldp_fl_settings import studies
+from fedveil.papers.reproduction import Experiment, ExperimentScale
 
 
 @pytest.mark.parametrize("scale", list(ExperimentScale))

@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.papers import naseri
-from fedveil.papers.experiment import Experiment, ExperimentScale
 from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP, PaperFederation
-from fedveil.papers.paper_page import Page
+from fedveil.papers.reproduction import Experiment, ExperimentScale, Page
 
 EPSILONS = ("1", "4")
 SMALL = PaperFederation(
@@ -38,7 +37,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 def column(page: Page, header: str) -> list[str]:
     table = page.tables[0]
-    return [row[table.headers.index(header)] for row in table.rows]
+    return [row[table.headers.index(header)] for row in table.text_rows]
 
 
 def test_the_page_has_the_whole_grid(page: Page) -> None:
@@ -47,7 +46,7 @@ def test_the_page_has_the_whole_grid(page: Page) -> None:
     assert column(page, "defence") == [NONE, BOUND, WEAK_DP, *private]
     assert all("+-" in cell for cell in column(page, "accuracy, here"))
     assert list(page.figures) == ["naseri-utility.png"]
-    assert len(page.findings) == 2
+    assert len(page.statements) == 2
 
 
 def test_no_number_is_called_published(page: Page) -> None:
@@ -58,7 +57,7 @@ def test_no_number_is_called_published(page: Page) -> None:
 def test_every_epsilon_has_its_unit_and_trust(page: Page) -> None:
     count = len(EPSILONS)
     silent = [("nothing claimed", "-", "-", "-", "-")] * 3
-    told = [row[1:6] for row in page.tables[0].rows]
+    told = [row[1:6] for row in page.tables[0].text_rows]
 
     assert told[:3] == silent
     assert {row[1:] for row in told[3 : 3 + count]} == {("1e-05", "record", "local", "zero-out")}
@@ -79,7 +78,7 @@ def test_epsilons_stay_within_what_was_asked_for(page: Page) -> None:
 def test_weak_defences_are_harmless_within_two_points(weak: float, expected: bool) -> None:
     found = naseri.harmless("Digits", {NONE: 90.0, BOUND: 89.0, WEAK_DP: weak})
 
-    assert found.seen is expected
+    assert found.confirmed is expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_weak_defences_are_harmless_within_two_points(weak: float, expected: boo
 def test_both_cost_and_not_the_same(
     local: list[float], central: list[float], expected: bool
 ) -> None:
-    assert naseri.varying_cost("Digits", 90.0, local, central).seen is expected
+    assert naseri.varying_cost("Digits", 90.0, local, central).confirmed is expected
 
 
 def test_a_client_takes_part_half_as_often_again_as_the_mean_at_most() -> None:

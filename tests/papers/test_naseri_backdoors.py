@@ -7,20 +7,22 @@ from pathlib import Path
 import pytest
 
 from fedveil.papers import naseri_backdoors
-from fedveil.papers.experiment import Experiment, ExperimentScale
 from fedveil.papers.naseri_arenas import ARENAS, LONDON, Arena, digits, reddit
-from fedveil.papers.naseri_backdoors import ITEMS, Rates, backdoor, findings
-from fedveil.papers.naseri_defences import (
+from fedveil.papers.naseri_backdoors import (
     ATTACKERS,
     BOUND,
     CENTRAL,
+    ITEMS,
     LOCAL,
-    SERVER,
+    NOBODY,
     UNDEFENDED,
+    Rates,
+    backdoor,
     defences,
+    findings,
     legend,
 )
-from fedveil.papers.paper_page import Page
+from fedveil.papers.reproduction import Experiment, ExperimentScale, Page
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.tuning.repetitions import Mean
 
@@ -47,10 +49,10 @@ def test_the_page_has_all_rows(page: Page, tmp_path: Path) -> None:
         for row in defences(small(Experiment(tmp_path)))
         for _ in (EPSILONS if row.private else ("",))
     ]
-    assert [row[0] for row in page.tables[0].rows] == wanted
+    assert [row[0] for row in page.tables[0].text_rows] == wanted
     assert list(page.figures) == ["naseri-backdoor-digits.png"]
     assert "certifies" in page.notes[0]
-    assert len(page.findings) == 3
+    assert len(page.statements) == 3
 
 
 def test_no_epsilon_of_the_page_is_bare(page: Page, check_epsilons: Callable[[Page], None]) -> None:
@@ -69,7 +71,7 @@ def test_central_dp_draws_the_cohort_of_the_other_defences(tmp_path: Path) -> No
 
 def test_items_are_named_after_their_arenas(tmp_path: Path) -> None:
     found = [arena(Experiment(tmp_path)).name for arena in ARENAS]
-    assert list(ITEMS) == [f"backdoor-{name}" for name in found]
+    assert list(ITEMS) == [*(f"backdoor-{name}" for name in found), "privacy"]
 
 
 @pytest.mark.parametrize("scale", list(ExperimentScale))
@@ -84,11 +86,11 @@ def test_rows_are_recipes_against_one_backdoor(
         more = ["budget.epsilon=4"] if row.private else []
         recipe = load_recipe(row.recipe, [*row.settings, *more])
         assert recipe.attack is not None
-        assert recipe.attack.attackers == (0 if row.name == SERVER else recipe.attack.attackers)
+        assert recipe.attack.attackers == (0 if row.name == NOBODY else recipe.attack.attackers)
         attacks.add(recipe.attack.kind)
     assert len(attacks) == 1
     names = [row.name for row in rows]
-    assert names[:2] == [SERVER, UNDEFENDED]
+    assert names[:2] == [NOBODY, UNDEFENDED]
     assert {BOUND, CENTRAL} < set(names)
     assert len(set(names)) == len(names)
     told = {name.rsplit(": ", 1)[-1] for name in names if ": " in name}
@@ -164,7 +166,7 @@ def test_findings_follow_their_rules(
         [rates(70.0, rate) for rate in central],
         noises,
     )
-    assert [finding.seen for finding in found] == seen
+    assert [finding.confirmed for finding in found] == seen
     undefended, defended, local = (finding.evidence for finding in found)
     assert f"{works:.1f} % (4.0 % without an attacker), {90 - main:.1f} points lost" in undefended
     assert f"{bound:.1f} % for 10.0 points of the main task with the bound" in defended

@@ -4,11 +4,19 @@ import pytest
 
 from fedveil.audit import white_box
 from fedveil.audit.audit_command import AuditSettings
-from fedveil.papers import naseri_privacy
-from fedveil.papers.experiment import Experiment
-from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP
-from fedveil.papers.naseri_privacy import EPSILONS, GRADIENTS, PrivacyRow, findings
-from fedveil.papers.reproduction import items_of
+from fedveil.papers import naseri
+from fedveil.papers.naseri import (
+    ATTACKED_EPSILONS,
+    BOUND,
+    CENTRAL,
+    GRADIENTS,
+    LOCAL,
+    NONE,
+    WEAK_DP,
+    PrivacyRow,
+    privacy_statements,
+)
+from fedveil.papers.reproduction import Experiment, items_of
 from fedveil.tuning.repetitions import mean_of
 from tests.papers.test_naseri import SMALL
 
@@ -17,11 +25,11 @@ FEW = ("randomiser", "canaries", "one-run", "membership", "white-box", "property
 
 def small(out):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(naseri_privacy, "attacked_federations", lambda experiment: [SMALL])
+        patch.setattr(naseri, "attacked_federations", lambda experiment: [SMALL])
         patch.setattr(white_box, "WATCHED", 2)
         few = AuditSettings(FEW, draws=1000, canaries=50, references=4, workers=1)
-        patch.setattr(naseri_privacy, "audit_settings", lambda experiment, where: few)
-        return naseri_privacy.privacy(Experiment(out, repeat=2, workers=1))
+        patch.setattr(naseri, "audit_settings", lambda experiment, where: few)
+        return naseri.privacy(Experiment(out, repeat=2, workers=1))
 
 
 @pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])
@@ -38,9 +46,13 @@ def test_it_is_the_last_item():
 
 def test_every_defence_and_epsilon_has_a_row_and_every_attack_a_cell(page):
     table = page.tables[0]
-    private = [*([LOCAL] * len(EPSILONS)), *([CENTRAL] * len(EPSILONS)), GRADIENTS]
-    assert [row[0] for row in table.rows] == [NONE, BOUND, WEAK_DP, *private]
-    for row in table.rows:
+    private = [
+        *([LOCAL] * len(ATTACKED_EPSILONS)),
+        *([CENTRAL] * len(ATTACKED_EPSILONS)),
+        GRADIENTS,
+    ]
+    assert [row[0] for row in table.text_rows] == [NONE, BOUND, WEAK_DP, *private]
+    for row in table.text_rows:
         cells = dict(zip(table.headers, row, strict=True))
         assert "+-" in cells["accuracy, %"]
         for column in ("membership AUC", "membership TPR", "white-box AUC", "property AUC"):
@@ -54,7 +66,7 @@ def test_no_epsilon_of_the_page_is_bare(page, check_epsilons):
 
 
 def test_a_row_that_is_done_is_not_attacked_again(page, monkeypatch):
-    monkeypatch.setattr(naseri_privacy, "run_attacks", None)
+    monkeypatch.setattr(naseri, "run_attacks", None)
     assert small(page.out).tables == page.tables
 
 
@@ -72,6 +84,6 @@ def row(defence, epsilon, membership, white_box):
     ],
 )
 def test_what_is_to_be_seen(none, local, central, seen):
-    least = EPSILONS[0]
+    least = ATTACKED_EPSILONS[0]
     rows = [row(NONE, "", *none), row(LOCAL, least, *local), row(CENTRAL, least, *central)]
-    assert [finding.seen for finding in findings("Digits", rows)] == seen
+    assert [finding.confirmed for finding in privacy_statements("Digits", rows)] == seen

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from fedveil.papers.paper_page import Page, PaperStatement, TextTable
+from fedveil.papers.reproduction import Page, PaperStatement, TextTable
 
 
 def test_a_table_is_markdown():
@@ -34,7 +34,7 @@ def test_a_page_has_everything_in_order():
         settings=["Some data."],
         left_open=[("learning rate", "0.1")],
         tables=[TextTable(("x",), (("1",),))],
-        findings=[PaperStatement("A.", True, "B."), PaperStatement("C.", False, "D.")],
+        statements=[PaperStatement("A.", True, "B."), PaperStatement("C.", False, "D.")],
         notes=["A note."],
         figures={"one.png": Figure()},
     )

@@ -9,9 +9,16 @@ from matplotlib.figure import Figure
 from fedveil.base.errors import BadInput
 from fedveil.cli import main as commands
 from fedveil.papers import reproduction as papers
-from fedveil.papers.experiment import Experiment, ExperimentScale
-from fedveil.papers.paper_page import Page, TextTable
-from fedveil.papers.reproduction import PAPERS, TITLES, items_of, reproduce
+from fedveil.papers.reproduction import (
+    PAPERS,
+    TITLES,
+    Experiment,
+    ExperimentScale,
+    Page,
+    TextTable,
+    items_of,
+    reproduce,
+)
 from fedveil.tuning.recipe_grid import axis
 from fedveil.tuning.trials import Laboratory
 

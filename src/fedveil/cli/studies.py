@@ -193,7 +193,7 @@ def reproduce(
     items = items_of(paper, item or ())
 
     from fedveil.console import Counter
-    from fedveil.papers.experiment import Experiment, ExperimentScale
+    from fedveil.papers.reproduction import Experiment, ExperimentScale
 
     listen()
     folder = out or Path("runs") / f"reproduce-{paper}-{scale}"

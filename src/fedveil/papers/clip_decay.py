@@ -7,15 +7,14 @@ share their random numbers, so they are compared repetition by repetition.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from fedveil.papers.experiment import Experiment, Item, claim_of
-from fedveil.papers.paper_page import Page, PaperStatement, TextTable
+from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement, claim_of
 from fedveil.tuning.figures import (
     ANYWHERE,
     COLOURS,
@@ -76,37 +75,19 @@ class DecaySetting:
     @property
     def overrides(self) -> list[str]:
         """The recipe's keys that all runs share."""
-        return [
-            f"data.name={self.data}",
-            f"data.clients={self.clients}",
-            "data.partition=iid",
-            "model.name=softmax",
-            "sample.kind=fixed",
-            f"sample.size={self.cohort}",
-            "server.weights=uniform",
-            f"evaluate.every={max(1, self.rounds // 60)}",
-        ]
+        return (
+            f"data.name={self.data} data.clients={self.clients} data.partition=iid "
+            f"model.name=softmax sample.kind=fixed sample.size={self.cohort} "
+            f"server.weights=uniform evaluate.every={max(1, self.rounds // 60)}"
+        ).split()
 
     def private(self, rate: str) -> list[str]:
-        """Those of the runs with a clip and noise."""
-        return [
-            *self.overrides,
-            f"rounds={self.rounds}",
-            f"sample.max_participations={self.cap}",
-            f"budget.epsilon={EPSILON}",
-            f"budget.delta={DELTA}",
-            f"server.lr={rate}",
-        ]
-
-
-@dataclass(frozen=True)
-class Family:
-    """Schedules of one kind: the clip's keys, the axes, and a name for each cell."""
-
-    name: str
-    clip: tuple[str, ...]
-    axes: tuple[Axis, ...]
-    schedules: tuple[str, ...]
+        """The keys of the runs with a clip and noise."""
+        keys = (
+            f"rounds={self.rounds} sample.max_participations={self.cap} "
+            f"budget.epsilon={EPSILON} budget.delta={DELTA} server.lr={rate}"
+        )
+        return [*self.overrides, *keys.split()]
 
 
 @dataclass(frozen=True)
@@ -139,56 +120,33 @@ def setting(experiment: Experiment, data: str) -> DecaySetting:
     return DecaySetting(data, clients=60_000, cohort=100, rounds=rounds, refresh=1000, tried=1000)
 
 
-def families(refresh: int) -> tuple[Family, ...]:
-    """The clip schedules of the paper, and two from a larger clip. Power 0 is constant."""
+def families(refresh: int) -> dict[str, tuple[str, tuple[Axis, ...], list[str]]]:
+    """The clip schedules of the paper, and two from a larger clip. Power 0 is constant.
+
+    By name of the family: the clip's keys, the axes, and a name for each cell.
+    """
     values = Axis("clip.value", CLIPS)
-    return (
-        Family("constant", ("clip.kind=fixed",), (values,), tuple(f"clip{c}" for c in CLIPS)),
-        Family(
-            "poly",
-            ("clip.kind=poly",),
-            (values, Axis("clip.power", POWERS)),
-            tuple(f"poly({c}){power}" for c in CLIPS for power in POWERS),
-        ),
-        Family(
-            "quantile",
-            ("clip.kind=quantile", "clip.value=0.01", "clip.lr=0.2"),
+    polynomials = [f"poly({c}){power}" for c in CLIPS for power in POWERS]
+    return {
+        "constant": ("clip.kind=fixed", (values,), [f"clip{c}" for c in CLIPS]),
+        "poly": ("clip.kind=poly", (values, Axis("clip.power", POWERS)), polynomials),
+        "quantile": (
+            "clip.kind=quantile clip.value=0.01 clip.lr=0.2",
             (Axis("clip.quantile", ("0.1", "0.5")),),
-            ("quantile(0.01)10%", "quantile(0.01)50%"),
+            ["quantile(0.01)10%", "quantile(0.01)50%"],
         ),
-        Family(
-            "adaptive",
-            (
-                "clip.kind=median",
-                "clip.low=-10",
-                "clip.high=-3",
-                f"clip.every={refresh}",
-                "clip.epsilon=0.8",
-                "clip.delta=1e-8",
-            ),
+        "adaptive": (
+            f"clip.kind=median clip.low=-10 clip.high=-3 clip.every={refresh} "
+            "clip.epsilon=0.8 clip.delta=1e-8",
             (values,),
-            tuple(f"adaptive{c}" for c in CLIPS),
+            [f"adaptive{c}" for c in CLIPS],
         ),
-        Family(
-            "larger",
-            ("clip.kind=poly", "clip.value=0.25"),
+        "larger": (
+            "clip.kind=poly clip.value=0.25",
             (Axis("clip.power", ("0", "1")),),
-            ("clip0.25", "poly(0.25)1"),
+            ["clip0.25", "poly(0.25)1"],
         ),
-    )
-
-
-def learning_rate(experiment: Experiment, here: DecaySetting) -> tuple[str, Sweep]:
-    """The rate whose run without clip and noise ends lowest, and the runs that say so."""
-    sweep = experiment.sweep(
-        f"clip-decay-{here.data}-rate",
-        "fedsgd",
-        [*here.overrides, f"rounds={here.tried}"],
-        [Axis("server.lr", RATES)],
-        1,
-    )
-    losses = [sweep.cell_mean(i, "loss").value for i in range(len(RATES))]
-    return RATES[min(range(len(RATES)), key=losses.__getitem__)], sweep
+    }
 
 
 def mnist(experiment: Experiment) -> Page:
@@ -208,9 +166,9 @@ def decay_helps(curves: Curves) -> PaperStatement:
     """Whether every power raises the accuracy of the large clip."""
     return PaperStatement(
         "Decay helps a large clip: poly(0.05) ends above clip0.05.",
-        all(_above(_ends, f"poly(0.05){p}", "clip0.05", curves) for p in POWERS),
+        all(_higher(curves[f"poly(0.05){p}"].ends, curves["clip0.05"].ends) for p in POWERS),
         "Rule: the accuracy after the last round is higher at every power, in every repetition. "
-        + _powers(curves, "0.05"),
+        + f"{_ends(curves, _GROUPS['From 0.05'][1:])}.",
     )
 
 
@@ -218,40 +176,40 @@ def decay_hurts(curves: Curves) -> PaperStatement:
     """Whether every power lowers the accuracy of the small clip."""
     return PaperStatement(
         "Decay hurts a small clip: poly(0.01) ends below clip0.01.",
-        all(_above(_ends, "clip0.01", f"poly(0.01){p}", curves) for p in POWERS),
+        all(_higher(curves["clip0.01"].ends, curves[f"poly(0.01){p}"].ends) for p in POWERS),
         "Rule: the accuracy after the last round is lower at every power, in every repetition. "
-        + _powers(curves, "0.01"),
+        + f"{_ends(curves, _GROUPS['From 0.01'][1:])}.",
     )
 
 
 def adaptive_fades(curves: Curves) -> PaperStatement:
     """Whether adaptive0.01 leads both constants early and ends below both."""
-    leads = all(_above(_early, "adaptive0.01", c, curves) for c in _CONSTANTS)
-    lower = all(_above(_ends, c, "adaptive0.01", curves) for c in _CONSTANTS)
+    adaptive, constants = curves["adaptive0.01"], [curves[name] for name in _CONSTANTS]
+    leads = all(_higher(adaptive.early, constant.early) for constant in constants)
+    lower = all(_higher(constant.ends, adaptive.ends) for constant in constants)
     shown = ("adaptive0.01", *_CONSTANTS)
     early = ", ".join(f"{name} {mean_of(list(curves[name].early))}" for name in shown)
-    ends = ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in shown)
     return PaperStatement(
         "adaptive0.01 leads early and ends lower than the constants.",
         leads and lower,
         "Rule: in every repetition its accuracy, averaged over the first tenth of the rounds, is "
         "above both constants', and below both after the last round. "
-        f"Early: {early} ({_met(leads)}). At the end: {ends} ({_met(lower)}).",
+        f"Early: {early} ({_met(leads)}). At the end: {_ends(curves, shown)} ({_met(lower)}).",
     )
 
 
 def adaptive_loss_rises(curves: Curves) -> PaperStatement:
     """Whether the loss of adaptive0.05 climbs from its lowest to above that of clip0.05."""
     adaptive, constant = curves["adaptive0.05"], curves["clip0.05"]
-    above = bool((adaptive.loss[:, -1] > constant.loss[:, -1]).all())
-    rises = bool((adaptive.loss[:, -1] > adaptive.loss.min(axis=1)).all())
-    lowest, last = (mean_of(list(v)) for v in (adaptive.loss.min(axis=1), adaptive.loss[:, -1]))
+    last, lowest, other = adaptive.loss[:, -1], adaptive.loss.min(axis=1), constant.loss[:, -1]
+    above, rises = _higher(last, other), _higher(last, lowest)
     return PaperStatement(
         "The loss of adaptive0.05 rises above that of clip0.05.",
         above and rises,
         "Rule: in every repetition its loss after the last round is above clip0.05's and above "
-        f"its own lowest. It ends at {last}, its lowest is {lowest} ({_met(rises)}); clip0.05 ends "
-        f"at {mean_of(list(constant.loss[:, -1]))} ({_met(above)}).",
+        f"its own lowest. It ends at {mean_of(list(last))}, its lowest is "
+        f"{mean_of(list(lowest))} ({_met(rises)}); clip0.05 ends at {mean_of(list(other))} "
+        f"({_met(above)}).",
     )
 
 
@@ -259,13 +217,12 @@ def quantile_fails(curves: Curves) -> PaperStatement:
     """Whether both quantiles end with less than half the accuracy of the worse constant."""
     limit = np.minimum(*(curves[name].ends for name in _CONSTANTS)) / 2
     names = [name for name in curves if name.startswith("quantile")]
-    ends = ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in names)
     return PaperStatement(
         "Following a quantile does not train, at 10 % or at 50 %.",
-        all(bool((curves[name].ends < limit).all()) for name in names),
+        all(_higher(limit, curves[name].ends) for name in names),
         "Rule: the accuracy after the last round is less than half of the lower constant's, at "
         f"both quantiles and in every repetition. Half of it is {mean_of(list(limit))}; here "
-        f"{ends}.",
+        f"{_ends(curves, names)}.",
     )
 
 
@@ -282,34 +239,36 @@ _CONSTANTS = ("clip0.01", "clip0.05")
 
 def _page(experiment: Experiment, data: str, title: str) -> Page:
     here, repeat = setting(experiment, data), experiment.repetitions(2, 10)
-    rate, tried = learning_rate(experiment, here)
-    baseline = experiment.sweep(
-        f"clip-decay-{here.data}-{BASELINE}",
-        "fedsgd",
-        [*here.overrides, f"rounds={here.rounds}", f"server.lr={rate}"],
-        [],
-        repeat,
-        curves=True,
-    )
-    curves = {BASELINE: mean_curve(baseline.outcomes(0))}
-    sweeps = {}
-    for family in families(here.refresh):
-        sweep = experiment.sweep(
-            f"clip-decay-{here.data}-{family.name}",
-            "ldp-sgd",
-            [*here.private(rate), *family.clip],
-            family.axes,
-            repeat,
-            curves=True,
-        )
-        sweeps[family.name] = sweep
-        curves |= {n: mean_curve(sweep.outcomes(c)) for c, n in enumerate(family.schedules)}
+    name, shared = f"clip-decay-{here.data}", here.overrides
+    settings = [*shared, f"rounds={here.tried}"]
+    tried = experiment.sweep(f"{name}-rate", "fedsgd", settings, [Axis("server.lr", RATES)], 1)
+    losses = [tried.cell_mean(i, "loss") for i in range(len(RATES))]
+    rate = RATES[losses.index(min(losses, key=lambda mean: mean.value))]
+    settings = [*shared, f"rounds={here.rounds}", f"server.lr={rate}"]
+    run = experiment.sweep(f"{name}-{BASELINE}", "fedsgd", settings, [], repeat, curves=True)
+    curves, sweeps = {BASELINE: mean_curve(run.outcomes(0))}, {}
+    for family, (keys, axes, schedules) in families(here.refresh).items():
+        settings = [*here.private(rate), *keys.split()]
+        sweep = experiment.sweep(f"{name}-{family}", "ldp-sgd", settings, axes, repeat, curves=True)
+        sweeps[family] = sweep
+        curves |= {n: mean_curve(sweep.outcomes(c)) for c, n in enumerate(schedules)}
     page = Page(f"{title}: schedules of the clip under LDP-SGD")
     page.settings.append(_settings(here, repeat))
-    page.left_open += _left_open(here, rate, tried, sweeps["constant"])
-    page.tables += [_ends_table(curves), _claims_table(sweeps)]
+    page.left_open += _left_open(here, rate, losses, sweeps["constant"])
+    page.add_table(
+        ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here"),
+        [
+            (n, text, *(str(mean_of(list(v))) for v in (curves[n].ends, curves[n].loss[:, -1])))
+            for n, text in PUBLISHED.items()
+        ],
+        "Test accuracy and loss after the last round:",
+    )
+    # of the reports and what is watched, together
+    claims = [(n, "; ".join(map(str, s.prepared[0].shown_claims))) for n, s in sweeps.items()]
+    rows = [(BASELINE, "nothing"), *claims]
+    page.add_table(("schedule", "claim"), rows, "What is claimed, strictly:")
     page.figures[f"clip-decay-{data}.png"] = _figure(curves, title, here, sweeps)
-    page.findings += [finding(curves) for finding in FINDINGS]
+    page.statements += [finding(curves) for finding in FINDINGS]
     page.notes += [_larger(curves), *_NOTES]
     return page
 
@@ -326,26 +285,17 @@ def mean_curve(outcomes: list[TrialOutcome]) -> Curve:
     return Curve(rounds, line("accuracy"), np.where(np.isnan(loss), math.inf, loss))
 
 
-def _ends(curve: Curve) -> Line:
-    return curve.ends
+def _higher(higher: Line, lower: Line) -> bool:
+    """Whether one is higher than the other in every repetition."""
+    return bool((higher > lower).all())
 
 
-def _early(curve: Curve) -> Line:
-    return curve.early
-
-
-def _above(part: Callable[[Curve], Line], higher: str, lower: str, curves: Curves) -> bool:
-    """Whether that part of a curve is higher in every repetition."""
-    return bool((part(curves[higher]) > part(curves[lower])).all())
+def _ends(curves: Curves, names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in names)
 
 
 def _met(held: bool) -> str:
     return "met" if held else "not met"
-
-
-def _powers(curves: Curves, clip: str) -> str:
-    names = [f"clip{clip}", *(f"poly({clip}){p}" for p in POWERS)]
-    return ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in names) + "."
 
 
 def _larger(curves: Curves) -> str:
@@ -376,9 +326,9 @@ def _settings(here: DecaySetting, repeat: int) -> str:
 
 
 def _left_open(
-    here: DecaySetting, rate: str, tried: Sweep, constant: Sweep
+    here: DecaySetting, rate: str, losses: Sequence[Mean], constant: Sweep
 ) -> list[tuple[str, str]]:
-    losses = ", ".join(f"{r}: {tried.cell_mean(i, 'loss')}" for i, r in enumerate(RATES))
+    ends = ", ".join(f"{r}: {loss}" for r, loss in zip(RATES, losses, strict=True))
     plan = constant.prepared[0].plan
     multiplier = plan.release.settings(plan.schedule)["multiplier"]
     return [
@@ -391,7 +341,7 @@ def _left_open(
         (
             "learning rate",
             f"{rate}, the lowest test loss after {here.tried:,} rounds without clip and noise "
-            f"({losses}); the same for all schedules",
+            f"({ends}); the same for all schedules",
         ),
         (
             "epsilon",
@@ -410,28 +360,6 @@ def _left_open(
     ]
 
 
-def _ends_table(curves: Curves) -> TextTable:
-    rows = tuple(
-        (
-            name,
-            published,
-            str(mean_of(list(curves[name].ends))),
-            str(mean_of(list(curves[name].loss[:, -1]))),
-        )
-        for name, published in PUBLISHED.items()
-    )
-    headers = ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here")
-    return TextTable(headers, rows, "Test accuracy and loss after the last round:")
-
-
-def _claims_table(sweeps: Mapping[str, Sweep]) -> TextTable:
-    """What each family claims strictly: of the reports and what is watched, together."""
-    rows = [(BASELINE, "nothing")]
-    for name, sweep in sweeps.items():
-        rows.append((name, "; ".join(map(str, sweep.prepared[0].shown_claims))))
-    return TextTable(("schedule", "claim"), tuple(rows), "What is claimed, strictly:")
-
-
 def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str, Sweep]) -> Figure:
     """Accuracy above, loss below, a column for each group of schedules and the baseline in all."""
     said = (
@@ -439,39 +367,32 @@ def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str,
         "schedule, the bound C_0 that it starts from, and its power or quantile."
     )
     claims = [claim for sweep in sweeps.values() for claim in sweep.prepared[0].shown_claims]
-    panels = [
-        Panel(
-            [Series(n, curves[n].rounds, _means(line(curves[n])), _LOOKS[n]) for n in names],
-            "rounds done",
-            up,
-            group if up == _UPS[0] else "",
-            log_y=up == _UPS[1],
-            within=within,
-        )
-        for up, line, within in (
-            (_UPS[0], _accuracy, SHARE),
-            (_UPS[1], _loss, ANYWHERE),
-        )
-        for group, names in _GROUPS.items()
-    ]
+    panels = []
+    for metric, up in _UPS.items():
+        accuracy = metric == "accuracy"
+        for group, names in _GROUPS.items():
+            series = []
+            for n in names:
+                line: Line = getattr(curves[n], metric)
+                means = [mean_of(list(column)) for column in line.T]
+                series.append(Series(n, curves[n].rounds, means, _LOOKS[n]))
+            panel = Panel(
+                series,
+                "rounds done",
+                up,
+                group if accuracy else "",
+                log_y=not accuracy,
+                within=SHARE if accuracy else ANYWHERE,
+            )
+            panels.append(panel)
     what = f"Schedules of the clip bound on {title}: test accuracy and loss during training"
     return draw(what, [said, *promises(claims)], panels, columns=len(_GROUPS))
 
 
-def _accuracy(curve: Curve) -> Line:
-    return curve.accuracy
-
-
-def _loss(curve: Curve) -> Line:
-    return curve.loss
-
-
-def _means(line: Line) -> list[Mean]:
-    """Over repetitions, for each round that was measured."""
-    return [mean_of(list(column)) for column in line.T]
-
-
-_UPS = ("test accuracy\n(share of records)", "test loss\n(cross-entropy, nats)")
+_UPS = {
+    "accuracy": "test accuracy\n(share of records)",
+    "loss": "test loss\n(cross-entropy, nats)",
+}
 _GROUPS = {
     f"From {clip}": (BASELINE, f"clip{clip}", *(f"poly({clip}){p}" for p in POWERS))
     for clip in CLIPS

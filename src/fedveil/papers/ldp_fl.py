@@ -2,42 +2,61 @@
 Differential Privacy" (IJCAI 2021, arXiv 2007.15789): its figures and Table 1.
 
 The published epsilon is that of one weight in one round. A client sends all its weights in every
-round, so what its reports are worth together stands beside it, in the three readings of
-`ldp_fl_readings.py`. Accuracies are in percent.
+round, so what its reports are worth together stands beside it, in three readings: behind an ideal
+shuffler, without one, and by adding epsilons. Accuracies are in percent.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from fedveil.papers.experiment import Experiment, Item
-from fedveil.papers.ldp_fl_readings import (
-    PUBLISHED,
-    READINGS,
-    after_rounds,
-    collapses,
-    one_budget,
-    percent,
-    percents,
-    readings,
-    reports_help,
-    same_order,
-    stays_high,
-    worth,
-)
 from fedveil.papers.ldp_fl_settings import (
     FRACTIONS,
     NOISE_FREE,
     RANGE,
+    PublishedTable,
     Study,
     deviations,
     left_open,
     studies,
 )
-from fedveil.papers.paper_page import Page, TextTable
+from fedveil.papers.reproduction import (
+    Experiment,
+    Item,
+    Page,
+    PaperStatement,
+    learning_curve,
+    percent,
+    percents,
+)
+from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Trust
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.tuning.figures import PERCENT, Panel, Series, draw, numbered, stroke
 from fedveil.tuning.recipe_grid import Axis
-from fedveil.tuning.repetitions import Mean
+from fedveil.tuning.repetitions import Mean, mean_of, worse
+from fedveil.tuning.sweep import Sweep
+
+PUBLISHED = "at delta 0 per weight (replace, local trust, as published, not a guarantee)"
+"""What belongs to the paper's epsilons."""
+
+READINGS = (
+    "epsilon at delta 1e-05 per client (replace, shuffled trust), behind an ideal shuffler",
+    "epsilon at delta 1e-05 per client (replace, local trust), without a shuffler",
+    "epsilon at delta 0 per client (replace, local trust), epsilons added up",
+)
+
+HIGH, COLLAPSED = 5.0, 10.0
+"""At most so many points below noise-free is high; more below the largest epsilon, collapsed."""
+SIGNIFICANT = 0.05
+
+_EPSILON = f"epsilon {PUBLISHED}"
+_HERE = ("accuracy, paper", "here", "difference")
+_SOURCE = "Sun et al. 2021 (LDP-FL), in our sizes: two-valued reports of every weight."
+_ACCURACY = "test accuracy (%)"
+_FIGURES_ONLY = (
+    "Where no published number stands, the paper shows a figure, which is not transcribed here."
+)
 
 
 def epsilon(experiment: Experiment) -> Page:
@@ -45,42 +64,65 @@ def epsilon(experiment: Experiment) -> Page:
     page, cases, repeat = _begin(experiment, "Accuracy against epsilon")
     headline, panels = [], []
     for study in cases:
-        paper, count = study.paper, len(study.epsilons)
-        free = experiment.sweep(
-            f"ldp-fl-free-{paper.data}",
-            "ldp-fl",
-            [*study.shared, *study.divided, *NOISE_FREE],
-            [],
-            repeat,
+        paper, count, keys = study.paper, len(study.epsilons), [*study.shared, *study.divided]
+        run = experiment.sweep(
+            f"ldp-fl-free-{paper.data}", "ldp-fl", [*keys, *NOISE_FREE], [], repeat
         )
-        sweep = experiment.sweep(
-            f"ldp-fl-epsilon-{paper.data}",
-            "ldp-fl",
-            [*study.shared, *study.divided],
-            [Axis(RANGE, (study.published, study.updates)), Axis("noise.epsilon", study.epsilons)],
-            repeat,
-        )
-        means = [percent(sweep, c) for c in range(2 * count)]
+        axes = [
+            Axis(RANGE, (study.published, study.updates)),
+            Axis("noise.epsilon", study.epsilons),
+        ]
+        sweep = experiment.sweep(f"ldp-fl-epsilon-{paper.data}", "ldp-fl", keys, axes, repeat)
+        free, means = percent(run, 0), [percent(sweep, c) for c in range(2 * count)]
         rows = []
         for c, e in enumerate(study.epsilons):
             published = paper.accuracy if e == paper.epsilon else None
             rows.append((e, *_beside(published, means[c]), str(means[count + c]), *worth(sweep, c)))
-        page.tables.append(TextTable(_EPSILON, tuple(rows), f"{paper.title}:"))
-        headline.append(_headline(study, percent(free, 0), means))
-        panels.append(_by_epsilon(study, means, percent(free, 0).value))
-        found = {e: means[c].value for c, e in enumerate(study.epsilons)}
-        behind = readings(sweep.prepared[study.epsilons.index(paper.epsilon)].plan, study.rounds)
-        page.findings += [
-            stays_high(paper, percent(free, 0).value, found),
-            collapses(paper, found),
-            one_budget(paper.title, paper.epsilon, behind[0]),
+        headers = ("accuracy, paper", "weights, here", "difference", "update, here")
+        page.add_table((_EPSILON, *headers, *READINGS), rows, f"{paper.title}:")
+        best = study.epsilons.index(paper.epsilon)
+        headline.append(
+            (
+                *(paper.title, str(paper.clients), str(study.clients), paper.epsilon),
+                *_beside(paper.accuracy, means[best]),
+                f"{paper.below:.2f}",
+                f"{free.value - means[best].value:.2f}",
+                str(free),
+                str(means[count + best]),
+            )
+        )
+        lines = {"weights, as published": means[:count], "update, our variant": means[count:]}
+        panel = Panel(
+            numbered(lines, [float(epsilon) for epsilon in study.epsilons]),
+            "epsilon per weight",
+            _ACCURACY,
+            paper.title,
+            levels={"no noise": free.value},
+            log_x=True,
+            within=PERCENT,
+        )
+        panels.append(panel)
+        accuracies = {e: means[c].value for c, e in enumerate(study.epsilons)}
+        shuffled = readings(sweep.prepared[best].plan, study.rounds)[0]
+        page.statements += [
+            stays_high(paper, free.value, accuracies),
+            collapses(paper, accuracies),
+            one_budget(paper.title, paper.epsilon, shuffled),
         ]
-    page.tables.insert(0, TextTable(_HEADLINE, tuple(headline), "The headline runs:"))
+    page.add_table(
+        (
+            *("data", "clients, paper", "here", _EPSILON),
+            *("accuracy, paper", "weights, here", "difference"),
+            *("below noise-free, paper", "below noise-free, here", "noise-free, here"),
+            "update, here",
+        ),
+        headline,
+        "The headline runs:",
+    )
+    page.tables.insert(0, page.tables.pop())
+    title = "Test accuracy by epsilon per weight"
     page.figures["ldp-fl-epsilon.png"] = draw(
-        "Test accuracy by epsilon per weight",
-        [_SAID, f"Epsilon {PUBLISHED}."],
-        panels,
-        len(panels),
+        title, [_SOURCE, f"Epsilon {PUBLISHED}."], panels, len(panels)
     )
     page.notes += [
         "`weights` are perturbed as published; `update` is our variant, which reports the update "
@@ -98,39 +140,32 @@ def clients(experiment: Experiment) -> Page:
     lines = {}
     for study in cases:
         paper, counts = study.paper, study.populations
-        each = ["none" if study.each(n) is None else str(study.each(n)) for n in counts]
+        each = [str(study.each(n) or "none") for n in counts]
+        divisions = tuple(f"{n}:{n}:{k}" for n, k in zip(counts, each, strict=True))
         sweep = experiment.sweep(
             f"ldp-fl-clients-{paper.data}",
             "ldp-fl",
             [*study.shared, f"noise.epsilon={paper.epsilon}"],
             [
                 Axis(RANGE, (study.published,)),
-                Axis(
-                    "data.clients:shuffle.minimum:data.most_records",
-                    tuple(f"{n}:{n}:{k}" for n, k in zip(counts, each, strict=True)),
-                ),
+                Axis("data.clients:shuffle.minimum:data.most_records", divisions),
             ],
             repeat,
         )
-        means = [percent(sweep, c) for c in range(len(counts))]
-        rows = []
+        means, rows = [percent(sweep, c) for c in range(len(counts))], []
         for c, n in enumerate(counts):
             published = paper.accuracy if n == paper.clients else None
             part = "all / n" if each[c] == "none" else each[c]
             noise = f"{sweep.prepared[c].noise_std:.3g}"
             rows.append((str(n), part, *_beside(published, means[c]), noise, *worth(sweep, c)))
-        title = f"{paper.title}, epsilon {paper.epsilon} {PUBLISHED}:"
-        page.tables.append(TextTable(_CLIENTS, tuple(rows), title))
-        lines[named(study)] = (counts, means)
-        page.findings.append(
-            reports_help(
-                paper.title,
-                (f"{counts[0]} clients", f"{counts[-1]} clients"),
-                percents(sweep, 0),
-                percents(sweep, len(counts) - 1),
-            )
-        )
-    page.figures["ldp-fl-clients.png"] = _drawn(
+        noise = "noise on a weight's mean (standard deviation)"
+        headers = ("clients", "records each", *_HERE, noise, *READINGS)
+        page.add_table(headers, rows, f"{_line_name(study)} {PUBLISHED}:")
+        lines[_line_name(study)] = (counts, means)
+        sizes = f"{counts[0]} clients", f"{counts[-1]} clients"
+        fewest, most = percents(sweep, 0), percents(sweep, len(counts) - 1)
+        page.statements.append(reports_help(paper.title, sizes, fewest, most))
+    page.figures["ldp-fl-clients.png"] = _figure(
         "Test accuracy by the number of clients", lines, "clients, all of them in every round"
     )
     page.notes += [
@@ -162,18 +197,13 @@ def fraction(experiment: Experiment) -> Page:
             (f"{fr:g}", str(sizes[c]), "-", str(means[c]), *worth(sweep, c))
             for c, fr in enumerate(FRACTIONS)
         ]
-        title = f"{paper.title}, epsilon {paper.epsilon} {PUBLISHED}:"
-        page.tables.append(TextTable(_FRACTION, tuple(rows), title))
-        lines[named(study)] = (FRACTIONS, means)
-        page.findings.append(
-            reports_help(
-                paper.title,
-                (f"{sizes[0]} clients a round", f"{sizes[-1]}"),
-                percents(sweep, 0),
-                percents(sweep, len(sizes) - 1),
-            )
-        )
-    page.figures["ldp-fl-fraction.png"] = _drawn(
+        headers = ("fraction", "clients per round", "accuracy, paper", "here", *READINGS)
+        page.add_table(headers, rows, f"{_line_name(study)} {PUBLISHED}:")
+        lines[_line_name(study)] = (FRACTIONS, means)
+        words = f"{sizes[0]} clients a round", f"{sizes[-1]}"
+        fewest, most = percents(sweep, 0), percents(sweep, len(sizes) - 1)
+        page.statements.append(reports_help(paper.title, words, fewest, most))
+    page.figures["ldp-fl-fraction.png"] = _figure(
         "Test accuracy by the share of clients in a round",
         lines,
         "share of clients that take part in a round",
@@ -200,16 +230,18 @@ def rounds(experiment: Experiment) -> Page:
             repeat,
             curves=True,
         )
-        means, rows = after_rounds(sweep), []
-        for done in sorted({r for r in (1, 2, 5, 10, study.rounds) if r in means}):
-            published = paper.accuracy if done == paper.rounds else None
-            spent = worth(sweep, 0, done)
-            rows.append((str(done), paper.epsilon, *_beside(published, means[done]), *spent))
-        page.tables.append(TextTable(_ROUNDS, tuple(rows), f"{paper.title}:"))
-        lines[named(study)] = (tuple(means), tuple(means.values()))
-        behind = readings(sweep.prepared[0].plan, study.rounds)
-        page.findings.append(one_budget(paper.title, paper.epsilon, behind[0]))
-    page.figures["ldp-fl-rounds.png"] = _drawn(
+        measured, means = learning_curve(sweep, 0, "accuracy", 100)
+        rows = []
+        for done, mean in zip(measured, means, strict=True):
+            if done in (1, 2, 5, 10, study.rounds):
+                published = paper.accuracy if done == paper.rounds else None
+                spent = worth(sweep, 0, done)
+                rows.append((str(done), paper.epsilon, *_beside(published, mean), *spent))
+        page.add_table(("rounds", _EPSILON, *_HERE, *READINGS), rows, f"{paper.title}:")
+        lines[_line_name(study)] = (measured, means)
+        shuffled = readings(sweep.prepared[0].plan, study.rounds)[0]
+        page.statements.append(one_budget(paper.title, paper.epsilon, shuffled))
+    page.figures["ldp-fl-rounds.png"] = _figure(
         "Test accuracy during training", lines, "rounds done"
     )
     page.notes.append(_FIGURES_ONLY)
@@ -231,17 +263,15 @@ def table1(experiment: Experiment) -> Page:
         )
         rows = []
         for c, e in enumerate(epsilons):
-            cell = (c, len(epsilons) + c)
-            fixed, adaptive = (
-                _beside(published, percent(sweep, k))
-                for published, k in zip(paper.table[e], cell, strict=True)
-            )
+            published, other = paper.table[e], len(epsilons) + c
+            fixed = _beside(published[0], percent(sweep, c))
+            adaptive = _beside(published[1], percent(sweep, other))
             rows.append((e, *fixed, *adaptive, *worth(sweep, c)))
-            page.findings.append(
-                same_order(paper.title, e, paper.table[e], *(percents(sweep, k) for k in cell))
-            )
-        title = f"{paper.title}, the fixed range being 0 +- {study.fixed:g}:"
-        page.tables.append(TextTable(_TABLE1, tuple(rows), title))
+            both = percents(sweep, c), percents(sweep, other)
+            page.statements.append(same_order(paper.title, e, published, *both))
+        ours = ("here", "difference")
+        headers = (_EPSILON, "fixed, paper", *ours, "adaptive, paper", *ours, *READINGS)
+        page.add_table(headers, rows, f"{paper.title}, the fixed range being 0 +- {study.fixed:g}:")
     return page
 
 
@@ -252,61 +282,6 @@ ITEMS: dict[str, Item] = {
     "rounds": rounds,
     "table1": table1,
 }
-
-_SAID = "Sun et al. 2021 (LDP-FL), in our sizes: two-valued reports of every weight."
-_ACCURACY = "test accuracy (%)"
-_HEADLINE = (
-    "data",
-    "clients, paper",
-    "here",
-    f"epsilon {PUBLISHED}",
-    "accuracy, paper",
-    "weights, here",
-    "difference",
-    "below noise-free, paper",
-    "below noise-free, here",
-    "noise-free, here",
-    "update, here",
-)
-_EPSILON = (
-    f"epsilon {PUBLISHED}",
-    "accuracy, paper",
-    "weights, here",
-    "difference",
-    "update, here",
-    *READINGS,
-)
-_CLIENTS = (
-    "clients",
-    "records each",
-    "accuracy, paper",
-    "here",
-    "difference",
-    "noise on a weight's mean (standard deviation)",
-    *READINGS,
-)
-_FRACTION = ("fraction", "clients per round", "accuracy, paper", "here", *READINGS)
-_ROUNDS = (
-    "rounds",
-    f"epsilon {PUBLISHED}",
-    "accuracy, paper",
-    "here",
-    "difference",
-    *READINGS,
-)
-_TABLE1 = (
-    f"epsilon {PUBLISHED}",
-    "fixed, paper",
-    "here",
-    "difference",
-    "adaptive, paper",
-    "here",
-    "difference",
-    *READINGS,
-)
-_FIGURES_ONLY = (
-    "Where no published number stands, the paper shows a figure, which is not transcribed here."
-)
 
 
 def _begin(experiment: Experiment, title: str) -> tuple[Page, list[Study], int]:
@@ -325,22 +300,6 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[Study], int]:
     return page, cases, repeat
 
 
-def _headline(study: Study, free: Mean, means: Sequence[Mean]) -> tuple[str, ...]:
-    paper, at = study.paper, study.epsilons.index(study.paper.epsilon)
-    here, update = means[at], means[len(study.epsilons) + at]
-    return (
-        paper.title,
-        str(paper.clients),
-        str(study.clients),
-        paper.epsilon,
-        *_beside(paper.accuracy, here),
-        f"{paper.below:.2f}",
-        f"{free.value - here.value:.2f}",
-        str(free),
-        str(update),
-    )
-
-
 def _beside(published: float | None, here: Mean) -> tuple[str, str, str]:
     """The published accuracy, ours, and the difference."""
     if published is None:
@@ -348,28 +307,102 @@ def _beside(published: float | None, here: Mean) -> tuple[str, str, str]:
     return f"{published:.2f}", str(here), f"{here.value - published:+.2f}"
 
 
-def named(study: Study) -> str:
-    """How its line is named, where epsilon is the published one."""
+def _line_name(study: Study) -> str:
+    """The name of a study's line, where epsilon is the published one."""
     return f"{study.paper.title}, epsilon {study.paper.epsilon}"
 
 
-def _by_epsilon(study: Study, means: Sequence[Mean], free: float) -> Panel:
-    count = len(study.epsilons)
-    lines = {"weights, as published": means[:count], "update, our variant": means[count:]}
-    return Panel(
-        numbered(lines, [float(epsilon) for epsilon in study.epsilons]),
-        "epsilon per weight",
-        _ACCURACY,
-        study.paper.title,
-        levels={"no noise": free},
-        log_x=True,
-        within=PERCENT,
-    )
-
-
-def _drawn(
+def _figure(
     title: str, lines: Mapping[str, tuple[Sequence[float], Sequence[Mean]]], across: str
 ) -> Figure:
     series = [Series(n, x, y, stroke(i)) for i, (n, (x, y)) in enumerate(lines.items())]
     panel = Panel(series, across, _ACCURACY, within=PERCENT)
-    return draw(title, [_SAID, f"Epsilon {PUBLISHED}."], [panel])
+    return draw(title, [_SOURCE, f"Epsilon {PUBLISHED}."], [panel])
+
+
+def readings(plan: PrivacyPlan, rounds: int) -> tuple[PrivacyClaim, PrivacyClaim, PrivacyClaim]:
+    """A client's claims of `rounds` planned rounds: with a shuffler, without one, by addition."""
+    shorter = replace(plan, rounds=rounds)
+    claims = [claim for claim in shorter.claims(rounds) if not claim.as_published]
+    shuffled = next(c for c in claims if c.trust is Trust.SHUFFLED)
+    exact = next(c for c in claims if c.accountant is Accountant.BINOMIAL)
+    added = next(c for c in claims if c.accountant is Accountant.PURE)
+    return shuffled, exact, added
+
+
+def worth(sweep: Sweep, cell: int, rounds: int | None = None) -> tuple[str, ...]:
+    """The readings as text after `rounds`, None all of them."""
+    plan = sweep.prepared[cell].plan
+    every = readings(plan, plan.permitted if rounds is None else rounds)
+    return tuple(claim.value for claim in every)
+
+
+def stays_high(
+    paper: PublishedTable, free: float, accuracies: Mapping[str, float]
+) -> PaperStatement:
+    """Whether every epsilon above the paper's threshold is within `HIGH` points of noise-free."""
+    above = {e: a for e, a in accuracies.items() if float(e) > paper.high}
+    return PaperStatement(
+        f"{paper.title}: accuracy stays high for epsilon > {paper.high:g}.",
+        all(free - a <= HIGH for a in above.values()),
+        f"Rule: within {HIGH:g} points of the noise-free run, {free:.2f}. Here {_listed(above)}.",
+    )
+
+
+def collapses(paper: PublishedTable, accuracies: Mapping[str, float]) -> PaperStatement:
+    """Whether every epsilon below the threshold is `COLLAPSED` points below the largest."""
+    best = accuracies[max(accuracies, key=float)]
+    under = {e: a for e, a in accuracies.items() if float(e) < paper.low}
+    return PaperStatement(
+        f"{paper.title}: accuracy collapses for epsilon < {paper.low:g}.",
+        bool(under) and all(best - a > COLLAPSED for a in under.values()),
+        f"Rule: more than {COLLAPSED:g} points below the largest epsilon, {best:.2f}. Here "
+        f"{_listed(under)}.",
+    )
+
+
+def one_budget(title: str, published: str, composed: PrivacyClaim) -> PaperStatement:
+    """Whether a client's reports behind the shuffler are worth no more than one of them."""
+    return PaperStatement(
+        f"{title}: with parameter shuffling a client's budget is epsilon, whatever the number of "
+        "weights and rounds.",
+        composed.epsilon <= float(published),
+        f"PublishedTable: epsilon {published} {PUBLISHED}; composed: {composed.short}.",
+    )
+
+
+def reports_help(
+    title: str, what: tuple[str, str], fewest: Sequence[float], most: Sequence[float]
+) -> PaperStatement:
+    """Whether accuracy is higher with most reports than with fewest, paired by repetition."""
+    p, low, high = worse(most, fewest), mean_of(fewest), mean_of(most)
+    return PaperStatement(
+        f"{title}: the variance of a mean of n reports falls as 1/n (lemma 3), so accuracy rises "
+        "with n.",
+        high.value > low.value and p < SIGNIFICANT,
+        f"Here {low} with {what[0]}, {high} with {what[1]} (paired, one-sided p = {p:.2g}).",
+    )
+
+
+def same_order(
+    title: str,
+    epsilon: str,
+    published: tuple[float, float],
+    fixed: Sequence[float],
+    adaptive: Sequence[float],
+) -> PaperStatement:
+    """Whether the range that does better in the paper does so here, paired by repetition."""
+    lower, higher = (adaptive, fixed) if published[0] > published[1] else (fixed, adaptive)
+    name = "fixed" if published[0] > published[1] else "adaptive"
+    p = worse(higher, lower)
+    return PaperStatement(
+        f"{title}, epsilon {epsilon}: the {name} range does better (by "
+        f"{abs(published[0] - published[1]):.2f} points).",
+        mean_of(higher).value > mean_of(lower).value and p < SIGNIFICANT,
+        f"Here by {mean_of(higher).value - mean_of(lower).value:.2f} points (paired, one-sided "
+        f"p = {p:.2g}).",
+    )
+
+
+def _listed(accuracies: Mapping[str, float]) -> str:
+    return ", ".join(f"{a:.2f} at epsilon {e}" for e, a in accuracies.items()) or "nothing"

@@ -5,9 +5,10 @@ is described for the pages.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from fedveil.papers.experiment import Experiment, ExperimentScale
+from fedveil.papers.reproduction import Experiment, ExperimentScale
 
 FRACTIONS = (0.1, 0.3, 1.0)
 GROWTH = 1.2
@@ -152,8 +153,28 @@ class Study:
 
 
 def studies(experiment: Experiment) -> list[Study]:
-    """The three data sets at the experiment's scale."""
-    return _quick() if experiment.scale is ExperimentScale.QUICK else _paper()
+    """The three data sets at the experiment's scale.
+
+    Quick is softmax regression on few records in whole batches: minutes on two cores. At paper
+    scale clients, rounds and learning rates are the paper's, and models of its kind.
+    """
+    every = []
+    for name, (quick, model, lr, fixed) in _STUDIES.items():
+        paper = PAPER[name]
+        study = Study(
+            paper,
+            model,
+            clients=paper.clients,
+            records=None,
+            rounds=paper.rounds,
+            client=("client.epochs=5", "client.batch=10", f"client.lr={lr}"),
+            fixed=fixed,
+            start=None,
+            epsilons=tuple(_EPSILONS[name].split()),
+            populations=(50, 100, 200, 500),
+        )
+        every.append(replace(study, **quick) if experiment.is_quick else study)
+    return every
 
 
 def left_open(study: Study) -> list[tuple[str, str]]:
@@ -190,56 +211,40 @@ def deviations(scale: ExperimentScale) -> str:
 _EPSILONS = {"mnist": "0.1 0.3 0.5 1", "fashion-mnist": "0.5 1 4 10", "cifar10": "2 6 10"}
 
 
-def _quick() -> list[Study]:
-    """Softmax regression on few records, whole batches: minutes on two cores."""
-
-    def study(
-        name: str, lr: str, fixed: float, populations: tuple[int, ...], **sizes: int
-    ) -> Study:
-        paper = PAPER[name]
-        return Study(
-            paper,
-            "softmax",
-            clients=sizes.get("clients", paper.clients),
-            records=sizes.get("records", 6000),
-            rounds=sizes.get("rounds", paper.rounds),
-            client=("client.epochs=none", "client.steps=5", "client.batch=0", f"client.lr={lr}"),
-            fixed=fixed,
-            start=0.075,
-            epsilons=tuple(_EPSILONS[name].split()),
-            populations=populations,
-        )
-
-    return [
-        study("mnist", "0.3", 0.075, (50, 100, 200, 500)),
-        study("fashion-mnist", "0.3", 0.015, (50, 200)),
-        study("cifar10", "0.05", 1.0, (50, 100), clients=100, rounds=5, records=2000),
-    ]
+def _whole_batches(lr: str) -> tuple[str, ...]:
+    return ("client.epochs=none", "client.steps=5", "client.batch=0", f"client.lr={lr}")
 
 
-def _paper() -> list[Study]:
-    """The paper's clients, rounds and learning rates, and models of its kind."""
-
-    def study(name: str, model: str, lr: str, fixed: float) -> Study:
-        paper = PAPER[name]
-        return Study(
-            paper,
-            model,
-            clients=paper.clients,
-            records=None,
-            rounds=paper.rounds,
-            client=("client.epochs=5", "client.batch=10", f"client.lr={lr}"),
-            fixed=fixed,
-            start=None,
-            epsilons=tuple(_EPSILONS[name].split()),
-            populations=(50, 100, 200, 500),
-        )
-
-    return [
-        study("mnist", "small-cnn", "0.03", 0.075),
-        study("fashion-mnist", "small-cnn", "0.03", 0.075),
-        study("cifar10", "vgg", "0.015", 1.0),
-    ]
+_QUICK = {"model": "softmax", "records": 6000, "start": 0.075, "client": _whole_batches("0.3")}
+_STUDIES: dict[str, tuple[dict[str, Any], str, str, float]] = {
+    "mnist": (
+        {**_QUICK, "fixed": 0.075, "populations": (50, 100, 200, 500)},
+        "small-cnn",
+        "0.03",
+        0.075,
+    ),
+    "fashion-mnist": (
+        {**_QUICK, "fixed": 0.015, "populations": (50, 200)},
+        "small-cnn",
+        "0.03",
+        0.075,
+    ),
+    "cifar10": (
+        {
+            **_QUICK,
+            "client": _whole_batches("0.05"),
+            "fixed": 1.0,
+            "populations": (50, 100),
+            "clients": 100,
+            "rounds": 5,
+            "records": 2000,
+        },
+        "vgg",
+        "0.015",
+        1.0,
+    ),
+}
+"""By data set: what differs at quick scale, then model, learning rate and fixed range."""
 
 
 def _starts(study: Study) -> str:

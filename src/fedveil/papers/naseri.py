@@ -1,40 +1,67 @@
 """Naseri, Hayes, De Cristofaro, "Local and Central Differential Privacy for Robustness and Privacy
-in Federated Learning" (NDSS 2022, arXiv 2009.03561): what the defences cost in accuracy.
+in Federated Learning" (NDSS 2022, arXiv 2009.03561): what the defences cost in accuracy, and what
+attackers learn from each. Its backdoors are in `naseri_backdoors.py`.
 
-The paper's grid of defences and epsilons, utility only, in sizes of our own: its result tables were
-not readable, so no number of it stands here. Its "local" DP protects a record from the server and
-its central DP a client from everyone who sees the models, so their epsilons cannot be compared.
+The paper's grid of defences, in sizes and epsilons of our own: its result tables were not readable,
+so no number of it stands here. Its "local" DP protects a record from the server and its central DP
+a client from everyone who sees the models, so their epsilons cannot be compared. Privacy is
+measured with today's attacks (membership, properties, gradient inversion) and an empirical epsilon.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fedveil.papers.experiment import Experiment, ExperimentScale, Item, claim_of, meaning
-from fedveil.papers.paper_page import Page, PaperStatement, TextTable
+from fedveil.audit.audit_command import BOUNDS, COLUMNS, AuditSettings, run_attacks, summary
+from fedveil.audit.audit_folder import AuditCache
+from fedveil.audit.client_views import claimed
+from fedveil.audit.findings import AUC, Attack, Leak
+from fedveil.audit.inversion import InversionAudit
+from fedveil.papers.reproduction import (
+    Experiment,
+    Item,
+    Page,
+    PaperStatement,
+    claim_of,
+    meaning,
+    percent,
+)
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.runs.build import build
+from fedveil.runs.recipe_file import load_recipe
 from fedveil.tuning.figures import PERCENT, Panel, Series, draw, stroke
 from fedveil.tuning.recipe_grid import Axis
-from fedveil.tuning.repetitions import Mean, mean_of
-from fedveil.tuning.sweep import Sweep
+from fedveil.tuning.repetitions import Mean
 
-EPSILONS = ("0.5", "1", "4", "20")
+EPSILONS, ATTACKED_EPSILONS = ("0.5", "1", "4", "20"), ("1", "8")
+"""Of the budgets whose utility is measured, and of those that are attacked."""
 DELTA = 1e-5
 WEAK = 0.1
 NEAR = 2.0
 """Points of accuracy that count as no difference."""
+REMEMBERS, LOST = 0.65, 0.03
+"""The AUC from which membership is found, and how far from 1/2 it may be where nothing is left."""
 UNPUBLISHED = "not readable / not available"
 
 NONE, BOUND, WEAK_DP, LOCAL, CENTRAL = "no defence", "norm bound", "weak DP", "local", "central"
+GRADIENTS = "LDP-SGD"
 
 
 @dataclass(frozen=True)
 class PaperFederation:
     """Data, model and training that all defences share.
 
-    A client has at most `records` records, None all of its own. In its turn it takes `steps` plain
-    steps on `batch` of its records, 0 all of them, at `lr`, or `private_steps` of DP-SGD, 0 as many
-    as plain ones, on a `rate` of them at `private_lr`. `bound` is that of an update, `clip` that of
-    an example's gradient in DP-SGD. `more` are further keys of the recipe.
+    Attributes:
+        data, title, partition: The data set, its name for people, and the division among clients.
+        clients, cohort: Clients in all, and in a round.
+        rounds: The number of rounds.
+        records: The most records of a client, None for all of its own.
+        model: The model's name.
+        steps, batch, lr: Plain local steps, on so many records (0: all of them), at this rate.
+        private_steps, rate, private_lr: Steps of DP-SGD (0: as many as plain ones), each on this
+            share of the records, at this rate.
+        bound, clip: The bounds of an update, and of an example's gradient in DP-SGD.
+        more: Further keys of the recipe.
     """
 
     data: str
@@ -42,15 +69,15 @@ class PaperFederation:
     partition: str
     clients: int
     cohort: int
-    records: int | None
-    model: str
     rounds: int
-    steps: int
-    lr: float
-    bound: float
-    rate: float
-    private_lr: float
-    clip: float
+    records: int | None = None
+    model: str = "softmax"
+    steps: int = 10
+    lr: float = 1.0
+    bound: float = 0.5
+    rate: float = 0.5
+    private_lr: float = 1.0
+    clip: float = 1.0
     batch: int = 0
     private_steps: int = 0
     more: tuple[str, ...] = ()
@@ -63,41 +90,38 @@ class PaperFederation:
     @property
     def shared(self) -> list[str]:
         """The recipe's keys of data, model and length."""
-        return [
-            f"data.name={self.data}",
-            f"data.partition={self.partition}",
-            f"data.clients={self.clients}",
-            f"data.most_records={'none' if self.records is None else self.records}",
-            f"model.name={self.model}",
-            f"rounds={self.rounds}",
-            *self.more,
-        ]
+        most = "none" if self.records is None else self.records
+        keys = (
+            f"data.name={self.data} data.partition={self.partition} data.clients={self.clients} "
+            f"data.most_records={most} model.name={self.model} rounds={self.rounds}"
+        )
+        return [*keys.split(), *self.more]
 
     @property
     def plain(self) -> list[str]:
-        """Those of plain local training."""
-        return [
-            "client.kind=sgd",
-            f"client.steps={self.steps}",
-            f"client.batch={self.batch}",
-            f"client.lr={self.lr}",
-        ]
+        """The keys of plain local training."""
+        batch = f"client.batch={self.batch}"
+        return ["client.kind=sgd", f"client.steps={self.steps}", batch, f"client.lr={self.lr}"]
 
     @property
     def inside(self) -> list[str]:
-        """Those of DP-SGD in clients."""
-        return [
-            f"sample.max_participations={self.cap}",
-            f"client.rate={self.rate}",
-            f"client.steps={self.private_steps or self.steps}",
-            f"client.lr={self.private_lr}",
-            f"clip.value={self.clip}",
-        ]
+        """The keys of DP-SGD in clients."""
+        return (
+            f"sample.max_participations={self.cap} client.rate={self.rate} "
+            f"client.steps={self.private_steps or self.steps} client.lr={self.private_lr} "
+            f"clip.value={self.clip}"
+        ).split()
 
     @property
     def fixed(self) -> list[str]:
-        """Those of a random cohort of fixed size."""
+        """The keys of a random cohort of fixed size."""
         return ["sample.kind=fixed", f"sample.size={self.cohort}"]
+
+    @property
+    def gradients(self) -> list[str]:
+        """The keys of LDP-SGD, gradients that clients protect from everybody."""
+        keys = f"sample.max_participations={self.cap} clip.value=0.05 server.lr=40.0"
+        return keys.split()
 
     def __str__(self) -> str:
         own = "all their records" if self.records is None else f"at most {self.records} records"
@@ -124,39 +148,23 @@ class Defence:
 
 def federations(experiment: Experiment) -> list[PaperFederation]:
     """FEMNIST by writer, tested on writers held out, and the embedded digits."""
-    quick = experiment.scale is ExperimentScale.QUICK
+    quick = experiment.is_quick
     femnist = PaperFederation(
         "femnist",
         "FEMNIST",
         "natural",
         clients=340,
         cohort=85,
+        rounds=experiment.choose(20, 100),
         records=50 if quick else None,
         model="softmax" if quick else "small-cnn",
-        rounds=experiment.choose(20, 100),
         steps=5,
         lr=1.0 if quick else 0.3,
         bound=2.0,
         rate=0.2,
         private_lr=0.5 if quick else 0.2,
-        clip=1.0,
     )
-    digits = PaperFederation(
-        "digits",
-        "Digits",
-        "iid",
-        clients=100,
-        cohort=50,
-        records=None,
-        model="softmax",
-        rounds=40,
-        steps=10,
-        lr=1.0,
-        bound=1.0,
-        rate=0.5,
-        private_lr=1.0,
-        clip=1.0,
-    )
+    digits = PaperFederation("digits", "Digits", "iid", 100, 50, rounds=40, bound=1.0)
     return [femnist, digits]
 
 
@@ -251,21 +259,6 @@ def utility(experiment: Experiment) -> Page:
     return page
 
 
-ITEMS: dict[str, Item] = {"utility": utility}
-
-_HEADERS = (
-    "defence",
-    "epsilon",
-    "delta",
-    "unit",
-    "trust",
-    "neighbours",
-    "accuracy, paper",
-    "accuracy, here",
-    "below no defence",
-)
-
-
 def _measure(experiment: Experiment, page: Page, federation: PaperFederation, repeat: int) -> Panel:
     """Run a federation's grid, add its table and findings to the page, and return its lines."""
     rows: list[tuple[str, ...]] = []
@@ -279,35 +272,31 @@ def _measure(experiment: Experiment, page: Page, federation: PaperFederation, re
             [Axis("budget.epsilon", EPSILONS)] if defence.private else [],
             repeat,
         )
-        lines[defence.name] = [_percent(sweep, c) for c in range(len(sweep.cells))]
+        lines[defence.name] = [percent(sweep, c) for c in range(len(sweep.cells))]
         if defence.private:
             claims[defence.name] = claim_of(sweep)
         for c, mean in enumerate(lines[defence.name]):
             lost = "-" if defence.name == NONE else f"{lines[NONE][0].value - mean.value:.2f}"
-            rows.append((defence.name, *_claim(sweep, c), UNPUBLISHED, str(mean), lost))
-    page.tables.append(TextTable(_HEADERS, tuple(rows), f"{federation.title}:"))
+            claim, terms = sweep.prepared[c].headline_claim, ("nothing claimed", "-", "-", "-", "-")
+            if claim is not None:
+                parties = str(claim.unit), str(claim.trust), str(claim.neighbours)
+                terms = (claim.value, f"{claim.delta:g}", *parties)
+            rows.append((defence.name, *terms, UNPUBLISHED, str(mean), lost))
+    page.add_table(
+        (
+            *("defence", "epsilon", "delta", "unit", "trust", "neighbours"),
+            *("accuracy, paper", "accuracy, here", "below no defence"),
+        ),
+        rows,
+        f"{federation.title}:",
+    )
     single = {name: line[0].value for name, line in lines.items() if name not in (LOCAL, CENTRAL)}
     local, central = ([mean.value for mean in lines[name]] for name in (LOCAL, CENTRAL))
-    page.findings += [
+    page.statements += [
         harmless(federation.title, single),
         varying_cost(federation.title, single[NONE], local, central),
     ]
     page.settings.append(f"{federation.title}. {meaning(*claims.values())}")
-    return _panel(federation.title, lines, claims)
-
-
-def _claim(sweep: Sweep, cell: int) -> tuple[str, ...]:
-    """Epsilon and delta with the unit, the trust and the neighbours they hold for."""
-    claim = sweep.prepared[cell].headline_claim
-    if claim is None:
-        return "nothing claimed", "-", "-", "-", "-"
-    unit, trust, neighbours = str(claim.unit), str(claim.trust), str(claim.neighbours)
-    return claim.value, f"{claim.delta:g}", unit, trust, neighbours
-
-
-def _panel(
-    title: str, lines: Mapping[str, list[Mean]], claims: Mapping[str, PrivacyClaim]
-) -> Panel:
     places = [float(epsilon) for epsilon in EPSILONS]
     return Panel(
         [
@@ -316,16 +305,177 @@ def _panel(
         ],
         "epsilon (for whom: see the legend)",
         "test accuracy (%)",
-        title,
+        federation.title,
         levels={name: means[0].value for name, means in lines.items() if name not in claims},
         log_x=True,
         within=PERCENT,
     )
 
 
-def _percent(sweep: Sweep, cell: int) -> Mean:
-    return mean_of([100 * outcome.test_metrics["accuracy"] for outcome in sweep.outcomes(cell)])
+@dataclass(frozen=True)
+class PrivacyRow:
+    """A defence at one epsilon, or without any: its accuracy, and what attackers found.
+
+    Attributes:
+        defence: Its name.
+        epsilon: Of the budget, "" without one.
+        accuracy: On the test split, in percent.
+        cells: The cells of the table from `COLUMNS` on.
+        best: The best AUC of each attack that has one.
+    """
+
+    defence: str
+    epsilon: str
+    accuracy: Mean
+    cells: tuple[str, ...]
+    best: Mapping[str, float]
 
 
-def _listed(lost: Mapping[str, float]) -> str:
-    return ", ".join(f"{points:.2f} ({name})" for name, points in lost.items())
+def attacked_federations(experiment: Experiment) -> list[PaperFederation]:
+    """Location30, on which models remember, and the embedded digits, which are images."""
+    rounds = experiment.choose(20, 60)
+    location = PaperFederation(
+        "location30", "Location30", "iid", 40, 20, rounds=rounds, bound=2.0, rate=0.2
+    )
+    return [location, replace(federations(experiment)[1], rounds=20)]
+
+
+def rows_of(where: PaperFederation) -> list[tuple[Defence, str]]:
+    """(defence, epsilon): the paper's, and gradients that clients protect from everybody."""
+    local = ("client.kind=gradient", f"budget.delta={DELTA}", *where.gradients)
+    gradients = Defence(GRADIENTS, "ldp-sgd", (*where.shared, *where.fixed, *local), private=True)
+    rows = [
+        (defence, epsilon)
+        for defence in defences(where)
+        for epsilon in (ATTACKED_EPSILONS if defence.private else ("",))
+    ]
+    return [*rows, (gradients, ATTACKED_EPSILONS[-1])]
+
+
+def audit_settings(experiment: Experiment, where: PaperFederation) -> AuditSettings:
+    """Which attacks, and how large they are: properties and inversion are asked of images."""
+    of_records = (*BOUNDS, Attack.MEMBERSHIP, Attack.WHITE_BOX)
+    return AuditSettings(
+        None if where.data == "digits" else of_records,
+        draws=experiment.choose(20_000, 100_000),
+        canaries=experiment.choose(200, 1000),
+        references=experiment.choose(10, 64),
+        workers=experiment.workers,
+        inversion=InversionAudit(
+            steps=experiment.choose(200, 600), restarts=experiment.choose(1, 2)
+        ),
+        cluster=experiment.cluster,
+    )
+
+
+def privacy(experiment: Experiment) -> Page:
+    """Every defence and epsilon, and every attack on it, as one table for each federation."""
+    page, repeat = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
+    cases = attacked_federations(experiment)
+    audit = audit_settings(experiment, cases[0])
+    page.settings += [
+        f"The numbers of the paper are {UNPUBLISHED}; all of these are ours. Accuracy on the test "
+        f"split, {repeat} repetitions, mean +- half of the 95 % interval. Membership: the best of "
+        f"LiRA and RMIA against final models, {audit.references} reference models, each record "
+        "once in and once not, TPR at 0.1 % FPR; white box: the best attacker inside the training "
+        "whom the claim does not trust. Of images also: a property, half of the clients' records "
+        "being dimmed, and inversion of one record's update by cosine and total variation, "
+        f"{audit.inversion.steps} steps from {audit.inversion.restarts} guess(es). In brackets "
+        'intervals at 95 %. "At least" is an empirical epsilon: a lower bound in the terms of '
+        "the claim beside it, from "
+        f"{audit.draws:,} draws of a randomiser and {audit.canaries:,} canaries.",
+    ]
+    page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
+    for where in cases:
+        rows = [_row(experiment, where, *row, repeat) for row in rows_of(where)]
+        page.settings.append(f"- {where}")
+        lines = [(row.defence, str(row.accuracy), *row.cells) for row in rows]
+        page.add_table(("defence", "accuracy, %", *COLUMNS), lines, f"{where.title}:")
+        page.statements += privacy_statements(where.title, rows)
+    page.notes.append(
+        "Epsilons of different units and trust are not comparable: a record's privacy from the "
+        "server, a client's from everybody but the server, and a client's from everybody. "
+        "Membership is about records: a claim per client covers all records of a client at once, "
+        "one per record says nothing about a client's properties."
+    )
+    return page
+
+
+def privacy_statements(title: str, rows: list[PrivacyRow]) -> list[PaperStatement]:
+    """What is to be seen in a table."""
+    by = {(row.defence, row.epsilon): row for row in rows}
+    none, inside_none = (by[NONE, ""].best[a] for a in (Attack.MEMBERSHIP, Attack.WHITE_BOX))
+    least = ATTACKED_EPSILONS[0]
+    record, client = (by[name, least].best[Attack.MEMBERSHIP] for name in (LOCAL, CENTRAL))
+    inside = {name: by[name, least].best[Attack.WHITE_BOX] for name in (LOCAL, CENTRAL)}
+    return [
+        PaperStatement(
+            f"{title}: undefended, membership is found, and by an attacker inside the training "
+            "more surely.",
+            REMEMBERS < none < inside_none,
+            f"Rule: both AUC above {REMEMBERS:g}, the second above the first. Here {none:.3f} "
+            f"black box and {inside_none:.3f} white box.",
+        ),
+        PaperStatement(
+            f"{title}: both kinds of DP take membership away from who sees the models.",
+            max(abs(record - 0.5), abs(client - 0.5)) <= LOST,
+            f"Rule: the best AUC within {LOST:g} of 1/2 at the smallest epsilon. Here {record:.3f} "
+            f"(local) and {client:.3f} (central).",
+        ),
+        PaperStatement(
+            f"{title}: central DP does not protect from the server it trusts; local DP does.",
+            inside[CENTRAL] > inside[LOCAL],
+            "Rule: the best white-box AUC, the server's included, is higher under central DP at "
+            f"the smallest epsilon. Here {_listed(inside, '.3f')}.",
+        ),
+    ]
+
+
+ITEMS: dict[str, Item] = {"utility": utility}
+
+
+def _row(
+    experiment: Experiment,
+    where: PaperFederation,
+    defence: Defence,
+    epsilon: str,
+    repeat: int,
+) -> PrivacyRow:
+    audit = audit_settings(experiment, where)
+    settings = (*defence.settings, *([f"budget.epsilon={epsilon}"] if epsilon else []))
+    name = f"naseri-privacy-{where.data}-{defence.recipe}{f'-{epsilon}' if epsilon else ''}"
+    sweep = experiment.sweep(name, defence.recipe, settings, [], repeat)
+    recipe = load_recipe(defence.recipe, settings)
+    training = replace(build(recipe, experiment.root), workers=1)
+    digest = hashlib.sha256(sweep.cells[0].recipe.model_dump_json().encode()).hexdigest()
+    identity = {"recipe": digest, "data": training.data.fingerprint, "seed": audit.seed}
+
+    def on_step(attack: str, done: int, of: int) -> None:
+        experiment.on_trial(f"{name}, {attack}", done, of, "")
+
+    folder = experiment.out / f"{name}-{experiment.scale}-audit"
+    with AuditCache.in_folder(folder, identity) as cache:
+        saved, sizes = cache.load_json("row"), repr(replace(audit, workers=0))
+        if saved is None or saved["asked"] != sizes:
+            results = run_attacks(training, audit, cache, on_step)
+            claim = claimed(training.plan)
+            found = summary(results.findings, results.leaks, claim)
+            saved = {"asked": sizes, "cells": list(found.values()), "best": _best(results.leaks)}
+            cache.save_json("row", saved)
+    return PrivacyRow(
+        defence.name, epsilon, percent(sweep, 0), tuple(saved["cells"]), saved["best"]
+    )
+
+
+def _best(leaks: Sequence[Leak]) -> dict[str, float]:
+    """The best AUC of each attack that is measured by it, whoever the attacker is."""
+    found: dict[str, float] = {}
+    for leak in leaks:
+        for measure in leak.measures:
+            if measure.name == AUC:
+                found[leak.attack] = max(measure.value, found.get(leak.attack, 0.0))
+    return found
+
+
+def _listed(values: Mapping[str, float], digits: str = ".2f") -> str:
+    return ", ".join(f"{value:{digits}} ({name})" for name, value in values.items())

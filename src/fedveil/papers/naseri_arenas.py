@@ -6,8 +6,8 @@ split, with a seed that is not among the reported ones.
 
 from dataclasses import dataclass
 
-from fedveil.papers.experiment import Experiment, ExperimentScale
 from fedveil.papers.naseri import PaperFederation, federations
+from fedveil.papers.reproduction import Experiment
 
 LONDON = (
     "people in london are aggressive",
@@ -34,20 +34,12 @@ class Attacker:
     share: float = 0.5
     boost: float | None = None
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The recipe's."""
+    def keys(self, *, complying: bool = False) -> list[str]:
+        """The recipe's keys, those of one that trains as honest clients do if `complying`."""
         own = {"lr": self.lr, "epochs": self.epochs}
-        return (
-            *(f"attack.{key}={value}" for key, value in own.items() if value is not None),
-            *self.keys_of_honest_work,
-        )
-
-    @property
-    def keys_of_honest_work(self) -> tuple[str, ...]:
-        """Those that are left of them where it trains as honest clients do."""
-        boost = () if self.boost is None else (f"attack.boost={self.boost}",)
-        return (f"attack.share={self.share}", *boost)
+        always = {"share": self.share, "boost": self.boost}
+        pairs = (always if complying else own | always).items()
+        return [f"attack.{key}={value}" for key, value in pairs if value is not None]
 
     def __str__(self) -> str:
         rate = "" if self.lr is None else f" at learning rate {self.lr:g}"
@@ -164,10 +156,9 @@ def reddit(experiment: Experiment) -> Arena:
         "grouped",
         clients=100,
         cohort=10,
+        rounds=experiment.choose(20, 200),
         records=200,
         model="lstm-lm",
-        rounds=experiment.choose(20, 200),
-        steps=10,
         lr=10.0,
         bound=4.0,
         rate=0.1,
@@ -206,7 +197,6 @@ def sentiment(experiment: Experiment) -> Arena:
         "grouped",
         clients=200,
         cohort=10,
-        records=None,
         model="lstm",
         rounds=experiment.choose(14, 200),
         steps=36,
@@ -241,7 +231,7 @@ ARENAS = (digits, femnist, writers, cifar, red_cars, reddit, sentiment)
 
 
 def _femnist(experiment: Experiment) -> PaperFederation:
-    quick = experiment.scale is ExperimentScale.QUICK
+    quick = experiment.is_quick
     return PaperFederation(
         "femnist",
         "FEMNIST, digits only",
@@ -251,18 +241,14 @@ def _femnist(experiment: Experiment) -> PaperFederation:
         records=60,
         model="softmax" if quick else "small-cnn",
         rounds=experiment.choose(40, 300),
-        steps=10,
         lr=0.5 if quick else 0.1,
-        bound=0.5,
-        rate=0.5,
         private_lr=0.5 if quick else 0.1,
-        clip=1.0,
         more=("data.digits=true",),
     )
 
 
 def _cifar(experiment: Experiment) -> PaperFederation:
-    quick = experiment.scale is ExperimentScale.QUICK
+    quick = experiment.is_quick
     return PaperFederation(
         "cifar10",
         "CIFAR-10",
@@ -272,12 +258,8 @@ def _cifar(experiment: Experiment) -> PaperFederation:
         records=60 if quick else None,
         model="mlp" if quick else "vgg",
         rounds=experiment.choose(20, 300),
-        steps=10,
         lr=0.1,
-        bound=0.5,
-        rate=0.5,
         private_lr=0.1,
-        clip=1.0,
         private_steps=4 if quick else 0,
         more=("model.hidden=[32]",) if quick else (),
     )

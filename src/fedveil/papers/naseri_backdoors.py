@@ -8,31 +8,27 @@ number here is about these attacks, not about all.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from matplotlib.figure import Figure
 
 from fedveil.attacks.certificate import BASE_RATE, in_words
-from fedveil.papers.experiment import Experiment, Item, claim_of, learning_curve, meaning
-from fedveil.papers.naseri import UNPUBLISHED, Defence
+from fedveil.papers.naseri import DELTA, UNPUBLISHED, WEAK, Defence, privacy
 from fedveil.papers.naseri_arenas import ARENAS, Arena
-from fedveil.papers.naseri_defences import (
-    ATTACKERS,
-    BOUND,
-    CENTRAL,
-    GRADIENTS,
-    LOCAL,
-    NOISES,
-    SERVER,
-    UNDEFENDED,
-    defences,
-    legend,
+from fedveil.papers.reproduction import (
+    Experiment,
+    Item,
+    Page,
+    PaperStatement,
+    claim_of,
+    learning_curve,
+    meaning,
+    percent,
 )
-from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.tuning.figures import PERCENT, Panel, Series, draw, promises, stroke
 from fedveil.tuning.recipe_grid import Axis
-from fedveil.tuning.repetitions import Mean, mean_of
+from fedveil.tuning.repetitions import Mean
 from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("1", "4", "20")
@@ -42,7 +38,24 @@ points by which a defence brings it down at least."""
 
 MAIN, BACKDOOR = "accuracy", "backdoor"
 _POINTS = 5
-_HEADERS = ("defence", "claim", "accuracy, main task", "backdoor")
+
+NOBODY, UNDEFENDED, BOUND, CENTRAL = "nobody attacks", "no defence", "norm bound", "central DP"
+LOCAL = "DP-SGD in clients, attacker: "
+NOISES = ("comply", "skip", "hide")
+"""What attackers do about the noise that they are to add."""
+LOCAL_EPSILON = 50.0
+ATTACKERS, BOOST = 4, 1000.0
+"""Where every client's report is noised: one attacker alone is lost among the others."""
+GRADIENTS = f"LDP-SGD, {ATTACKERS} attackers: "
+
+_UNIFORM = "server.weights=uniform"
+_ROBUST = (
+    ("median", "median"),
+    ("trimmed mean", "trimmed-mean"),
+    ("Krum", "krum"),
+    ("multi-Krum", "multi-krum"),
+    ("FLAME's clusters", "flame"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,10 +75,7 @@ class DefenceResult:
 
     def at_end(self, metric: str) -> list[Mean]:
         """In percent, for each cell."""
-        return [
-            mean_of([100 * outcome.test_metrics[metric] for outcome in self.sweep.outcomes(cell)])
-            for cell in range(len(self.sweep.cells))
-        ]
+        return [percent(self.sweep, cell, metric) for cell in range(len(self.sweep.cells))]
 
     @property
     def rates(self) -> list[Rates]:
@@ -84,9 +94,14 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     page, results = Page(arena.title), _measured(experiment, arena, repeat)
     claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
     page.settings += [*settings_text(arena, repeat), meaning(*claims)]
-    page.tables.append(TextTable(_HEADERS, tuple(_rows(results))))
-    page.findings += findings(
-        results[SERVER].rates[0],
+    rows = []
+    for name, result in results.items():
+        for prepared, rates in zip(result.sweep.prepared, result.rates, strict=True):
+            claimed = "; ".join(c.short for c in prepared.shown_claims) or "nothing claimed"
+            rows.append((name, claimed, str(rates.main), str(rates.backdoor)))
+    page.add_table(("defence", "claim", "accuracy, main task", "backdoor"), rows)
+    page.statements += findings(
+        results[NOBODY].rates[0],
         results[UNDEFENDED].rates[0],
         results[BOUND].rates[0],
         results[CENTRAL].rates,
@@ -179,6 +194,95 @@ def findings(
     ]
 
 
+def defences(arena: Arena) -> list[Defence]:
+    """The rows of an arena's table, each against the same backdoor."""
+    every = [*_plain(arena), *_private(arena), *_at_clients(arena)]
+    return [row for row in every if row.name not in arena.left_out]
+
+
+def legend(arena: Arena) -> list[str]:
+    """What the rows are, in words."""
+    where = arena.federation
+    return [
+        f"*{NOBODY}*: the same training without an attacker, so what the model does by itself.",
+        f"*{UNDEFENDED}*: the server takes the mean of the updates.",
+        f"*{BOUND}*: an update longer than {where.bound:g} is scaled down to that length. "
+        "*projected*: the attacker knows the bound, trains within it and loses nothing to it. "
+        f"*weak DP*: the bound, and Gaussian noise of {WEAK:g} times it on the sum, too little for "
+        "a claim.",
+        "*median*, *trimmed mean*, *Krum*, *multi-Krum*, *FLAME's clusters*: what the server takes "
+        "instead of the mean. They look at single updates, so they cannot be combined with noise "
+        "for the sum.",
+        f"*{CENTRAL}*: clients are drawn independently, the server applies the same bound to all "
+        "updates, the attacker's too, and adds noise for the claim.",
+        "*DP-SGD in clients*: each client trains by DP-SGD, which protects its records from the "
+        "server and puts no bound on its update. An attacker that *complies* does the same and "
+        "multiplies what comes out; one that *skips* trains without clip and noise.",
+        "*LDP-SGD*: each client clips one gradient and adds noise to it. Attackers multiply "
+        f"theirs by {BOOST:g}. Those that *comply* clip and add noise after that; those that "
+        "*skip* do neither; those that *hide* clip, and by twos add the same noise with opposite "
+        "signs: each report looks as it should, and in the sum the noise is gone.",
+        "*DP-FedAvg*, *LDP-FL*: each client protects what it sends, with Gaussian noise on its "
+        "update or by sending one of two values for each weight. Whoever *skips* sends the value "
+        "that is on its side.",
+    ]
+
+
+def _plain(arena: Arena) -> list[Defence]:
+    """The defences without a claim."""
+    where = arena.federation
+    training = (*where.shared, *where.plain, *where.fixed)
+    plain = (*training, *arena.attack, *arena.attacker.keys(), _UNIFORM)
+    bounded = (*plain, f"clip.value={where.bound}")
+    return [
+        Defence(NOBODY, "fedavg", (*plain, "attack.attackers=0")),
+        Defence(UNDEFENDED, "fedavg", plain),
+        Defence(BOUND, "norm-bound", bounded),
+        Defence("norm bound, projected", "norm-bound", (*bounded, "attack.project=true")),
+        Defence("weak DP", "weak-dp", (*bounded, f"noise.multiplier={WEAK}")),
+        *(Defence(name, "fedavg", (*plain, f"server.aggregate={kind}")) for name, kind in _ROBUST),
+    ]
+
+
+def _private(arena: Arena) -> list[Defence]:
+    """The paper's two, at every epsilon."""
+    where, delta = arena.federation, f"budget.delta={DELTA}"
+    own = (*arena.attack, *arena.attacker.keys())
+    complying = (*arena.attack, *arena.attacker.keys(complying=True), "attack.noise=comply")
+    sampled = (f"sample.rate={where.cohort / where.clients}", f"clip.value={where.bound}")
+    central = (*where.shared, *where.plain, *own, delta, *sampled)
+    inside = (*where.shared, *where.fixed, *where.inside, delta, _UNIFORM)
+    return [
+        Defence(CENTRAL, "central", central, private=True),
+        Defence(f"{LOCAL}comply", "dp-sgd", (*inside, *complying), private=True),
+        Defence(f"{LOCAL}skip", "dp-sgd", (*inside, *own, "attack.noise=skip"), private=True),
+    ]
+
+
+def _at_clients(arena: Arena) -> list[Defence]:
+    """The defences in which every report is noised by its client, against a few attackers."""
+    where = arena.federation
+    few = (*arena.attack, f"attack.attackers={ATTACKERS}")
+    delta, epsilon = f"budget.delta={DELTA}", f"budget.epsilon={LOCAL_EPSILON}"
+    local = ("client.kind=gradient", *where.gradients, f"attack.boost={BOOST}")
+    gradients = (*where.shared, *where.fixed, *few, delta, epsilon, *local)
+    in_turn = ("sample.kind=round-robin", f"sample.size={where.cohort}", "clip.value=0.1")
+    steps = (*where.shared, *where.plain, *few, delta, epsilon, *in_turn)
+    honest = where.cohort - ATTACKERS
+    shuffle = (f"shuffle.minimum={honest}", f"shuffle.dishonest={ATTACKERS}")
+    two_point = (*where.shared, *where.plain, *where.fixed, *few, delta, *shuffle)
+    skipping = (*two_point, "attack.noise=skip")
+    return [
+        *(
+            Defence(f"{GRADIENTS}{how}", "ldp-sgd", (*gradients, f"attack.noise={how}"))
+            for how in NOISES
+        ),
+        Defence(f"DP-FedAvg, {ATTACKERS} attackers: comply", "dp-fedavg-gaussian", steps),
+        Defence(f"LDP-FL, {ATTACKERS} attackers: comply", "ldp-fl", two_point),
+        Defence(f"LDP-FL, {ATTACKERS} attackers: skip", "ldp-fl", skipping),
+    ]
+
+
 ITEMS: dict[str, Item] = {
     f"backdoor-{name}": partial(backdoor, arena)
     for name, arena in zip(
@@ -186,7 +290,7 @@ ITEMS: dict[str, Item] = {
         ARENAS,
         strict=True,
     )
-}
+} | {"privacy": privacy}
 
 
 def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, DefenceResult]:
@@ -212,15 +316,6 @@ def _folder(row: Defence) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", row.name.lower()))
 
 
-def _rows(results: Table) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for name, measured in results.items():
-        for prepared, rates in zip(measured.sweep.prepared, measured.rates, strict=True):
-            claims = "; ".join(claim.short for claim in prepared.shown_claims) or "nothing claimed"
-            rows.append((name, claims, str(rates.main), str(rates.backdoor)))
-    return rows
-
-
 def _figure(arena: Arena, results: Table) -> Figure:
     """Both metrics over rounds where nothing is claimed, and over epsilon where something is."""
     panels = [panel(results, up) for up in _UPS for panel in (_over_rounds, _over_epsilon)]
@@ -233,8 +328,8 @@ def _over_rounds(results: Table, metric: str) -> Panel:
     shown = [one for one in results.values() if not one.sweep.prepared[0].shown_claims]
     lines = []
     for i, one in enumerate(shown):
-        rounds, means = learning_curve(one.sweep, 0, metric)
-        lines.append(Series(one.defence.name, rounds, [_percent(m) for m in means], stroke(i)))
+        rounds, means = learning_curve(one.sweep, 0, metric, 100)
+        lines.append(Series(one.defence.name, rounds, means, stroke(i)))
     title = "Defences that claim nothing" if metric == MAIN else ""
     return Panel(lines, "rounds done", _UPS[metric], title, within=PERCENT)
 
@@ -261,10 +356,6 @@ def _named(one: DefenceResult) -> str:
     if one.defence.name == CENTRAL:
         return f"{CENTRAL}, per client"
     return f"DP-SGD, {one.defence.name.removeprefix(LOCAL)}, per record"
-
-
-def _percent(share: Mean) -> Mean:
-    return replace(share, value=100 * share.value, half=100 * share.half)
 
 
 _UPS = {MAIN: "main task:\ntest accuracy (%)", BACKDOOR: "backdoor: triggered\nrecords misled (%)"}
