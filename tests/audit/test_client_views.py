@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedveil.attacks.adversary import ReportAttack
-from fedveil.audit.client_views import View, Witness, again, claimed, replayed, views
+from fedveil.audit.client_views import Observer, View, audit_rerun, claimed, replay, views
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
@@ -28,7 +28,7 @@ OTHERS = ("fedavg", "fedsgd", "ldp-sgd", "dp-sgd")
 
 
 def training(name, *settings):
-    return again(build(load_recipe(name, (*FEW, *RECIPES[name], *settings)), None), 0)
+    return audit_rerun(build(load_recipe(name, (*FEW, *RECIPES[name], *settings)), None), 0)
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ def test_a_report_is_what_clients_send(name):
         return reports
 
     attacked = replace(training(name), participants=ReportAttack(look), mode=Mode.LOOPED)
-    *_, round = replayed(attacked, 2)
+    *_, round = replay(attacked, 2)
     attacked.engine.run(round)
-    witness = Witness(attacked, attacked.data, attacked.streams)
+    witness = Observer(attacked, attacked.data, attacked.streams)
     clip = round.clip
     for (when, who), reports in seen.items():
         if when != round.number:
             continue
         if clip is not None and not attacked.plan.release.local:
             assert float(reports.norm()) <= clip.value
-        found = witness.seen(View.REPORT, round, np.array(who), np.array(who))
+        found = witness.observed_updates(View.REPORT, round, np.array(who), np.array(who))
         torch.testing.assert_close(found, reports)
     assert len(seen) > len(round.ids)
 
@@ -61,9 +61,9 @@ def test_everybody_else_sees_noise_of_its_own_for_each_client():
     """P = 650 of two clients: means of squares within five deviations, 6e-7 either side."""
     central = training("central")
     state, ids = central.start(), np.arange(3)
-    witness = Witness(central, central.data, Streams(5))
+    witness = Observer(central, central.data, Streams(5))
     round = central.round(1, ids, state)
-    rows = [witness.seen(view, round, ids, ids) for view in (View.REPORT, View.SUM)]
+    rows = [witness.observed_updates(view, round, ids, ids) for view in (View.REPORT, View.SUM)]
     deviation = central.plan.release.noise_length(round, 1)
     noise = (rows[1] - rows[0]).double() / deviation
     within = 5 * (2 / noise.shape[1]) ** 0.5
@@ -80,9 +80,11 @@ def test_behind_the_shuffler_a_report_is_one_of_many(honest, dishonest):
     counts = (f"shuffle.minimum={honest}", f"shuffle.dishonest={dishonest}")
     shuffled = training("ldp-fl", *counts)
     state, ids = shuffled.start(), np.arange(2)
-    witness = Witness(shuffled, shuffled.data, Streams(5))
+    witness = Observer(shuffled, shuffled.data, Streams(5))
     round = shuffled.round(1, ids, state)
-    report, total = (witness.seen(view, round, ids, ids) for view in (View.REPORT, View.SUM))
+    report, total = (
+        witness.observed_updates(view, round, ids, ids) for view in (View.REPORT, View.SUM)
+    )
     ratio = float(total[0].square().mean() / report[0].square().mean())
     assert ratio == pytest.approx(honest, rel=5 * (2 / total.shape[1]) ** 0.5)
     assert not torch.equal(total[0] - report[0], total[1] - report[1])
@@ -93,19 +95,24 @@ def test_what_an_attacker_makes_has_no_noise():
         local = training(name)
         state, ids = local.start(), np.arange(3)
         found = [
-            Witness(local, local.data, Streams(seed)).unnoised(local.round(1, ids, state), ids, ids)
+            Observer(local, local.data, Streams(seed)).noiseless_updates(
+                local.round(1, ids, state), ids, ids
+            )
             for seed in (1, 2)
         ]
         if name == "ldp-sgd":  # of DP-SGD the batches differ
             torch.testing.assert_close(*found)
         round = local.round(1, ids, state)
-        shown = Witness(local, local.data, Streams(1)).seen(View.REPORT, round, ids, ids)
+        shown = Observer(local, local.data, Streams(1)).observed_updates(
+            View.REPORT, round, ids, ids
+        )
         assert float(shown.norm()) > 1.5 * float(found[0].norm())
 
 
 def test_whose_view_it_is():
     words = {
-        name: [v.told(training(name).plan) for v in views(training(name).plan)] for name in RECIPES
+        name: [v.description(training(name).plan) for v in views(training(name).plan)]
+        for name in RECIPES
     }
     assert words["fedavg"] == words["ldp-sgd"] == words["dp-sgd"] == ["as the server sees it"]
     assert words["central"] == [
@@ -128,7 +135,7 @@ def test_claims_are_the_first_that_is_a_guarantee():
 def test_replayed_rounds_are_those_of_the_training():
     attacked = training("fedsgd")
     assert isinstance(attacked.work, OneGradient)
-    asked = list(replayed(attacked, 2))
+    asked = list(replay(attacked, 2))
     assert [round.number for round in asked] == [1, 2]
     whole = list(attacked.rounds(attacked.start(), new_ledger(attacked.plan)))
     torch.testing.assert_close(asked[1].start, whole[0].state.params)

@@ -104,9 +104,9 @@ def test_draws_that_are_counted_have_no_say_in_the_directions(monkeypatch):
         return Counts(5, 10, 5, 10)
 
     monkeypatch.setattr(randomisers, "count_guesses", captured)
-    monkeypatch.setattr(randomisers, "watched_views", lambda plan, _, sign, draws: views[sign])
+    monkeypatch.setattr(randomisers, "statistic_views", lambda plan, _, sign, draws: views[sign])
     for _ in range(2):
-        Randomiser(draws=100)._watched(plan, strict_line(plan))
+        Randomiser(draws=100)._statistic(plan, strict_line(plan))
         views[1.0][:, 50:] *= 7
     np.testing.assert_array_equal(seen[0], seen[1])
 

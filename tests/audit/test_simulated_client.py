@@ -79,7 +79,7 @@ def test_two_valued_reports_clamp():
     task = build_task("softmax", (1, 8, 8), 10, seed=3, hidden=())
     ends = torch.full_like(task.parameters, 0.01)
     known = (task, OneGradient(), task.parameters.clone(), None, 1, 10)
-    found = SimulatedClient(*known, -ends, ends).update(torch.rand(1, 1, 8, 8), torch.tensor([4]))
+    found = SimulatedClient(*known, (-ends, ends)).update(torch.rand(1, 1, 8, 8), torch.tensor([4]))
     assert float(found.detach().abs().max()) == pytest.approx(0.01)
 
 

@@ -22,6 +22,7 @@ from scipy.special import ndtr
 
 from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit.bounds import Scores, count_guesses, gaussian_mu
+from fedveil.audit.client_views import check_unattacked, rerun
 from fedveil.audit.findings import Attack, Finding
 from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
 from fedveil.base.errors import BadInput
@@ -31,7 +32,6 @@ from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Trust
 from fedveil.privacy.accounting.events import PoissonSampled
 from fedveil.privacy.channel import Ids
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.participants import Participants
 from fedveil.training.reports import ClientReports
 from fedveil.training.session import Training, new_ledger
 
@@ -116,8 +116,7 @@ class Canaries:
         line = strict_line(plan)
         if line is None or line.trust is not Trust.CENTRAL:
             return
-        if type(training.participants) is not Participants:
-            raise BadInput("the run has an attack of its own: leave out --attacks canaries")
+        check_unattacked(training, Attack.CANARIES)
         each = min(plan.population // 2 // self.units, training.task.size)
         if each < 1:
             raise BadInput(
@@ -170,17 +169,10 @@ class Canaries:
         rows = torch.from_numpy(np.ascontiguousarray(directions)).float()
         signs = np.where(inside, 1.0, out)
         canaries = CanaryClients(ids, rows.repeat(self.units, 1), np.tile(signs, self.units))
-        again = replace(
-            training,
-            participants=canaries,
-            seed=int(generator.integers(2**31)),
-            workers=1,
-            every=plan.rounds,
-            clients_every=None,
-        )
-        start = again.start().params.double()
+        attacked = rerun(training, int(generator.integers(2**31)), participants=canaries)
+        start = attacked.start().params.double()
         ways, noted, last = np.zeros((3, each)), [], start
-        for number, (noisy, clip, state) in enumerate(released(again, ids)):
+        for number, (noisy, clip, state) in enumerate(released(attacked, ids)):
             seen = noisy / clip
             along = directions @ seen
             less = along - directions @ before[number] if before else along

@@ -17,6 +17,7 @@ from scipy.special import bdtrc, gammaln
 
 from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit.canary_clients import OnTraining
+from fedveil.audit.client_views import check_unattacked, rerun, serial_engine
 from fedveil.audit.findings import Attack, Finding
 from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.base.errors import BadInput
@@ -27,9 +28,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import gradients_of
-from fedveil.training.participants import Participants
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.work import ClientDpSgd, OneGradient
@@ -58,8 +57,7 @@ class OneRunAudit:
         line = strict_line(plan)
         if line is None or plan.steps is None:
             return
-        if type(training.participants) is not Participants:
-            raise BadInput("the run has an attack of its own: leave out --attacks one-run")
+        check_unattacked(training, Attack.ONE_RUN)
         if isinstance(training.data.x, dict) or training.data.x.dtype.kind != "f":
             raise BadInput("canary records are for records of real numbers: leave out one-run")
         inside, scores = self.scores(training)
@@ -86,33 +84,27 @@ class OneRunAudit:
 
         if plan.steps is None or not isinstance(training.work, ClientDpSgd):
             raise AssertionError("canary records are for DP-SGD")
-        again = replace(
+        attacked = rerun(
             training,
+            int(generator.integers(2**31)),
             data=_with(data, canaries, owners, inside),
             plan=plan,
             work=replace(training.work, noisy=plan.steps),
             weights=Weights.UNIFORM,
             participants=ReportAttack(look),
-            seed=int(generator.integers(2**31)),
-            workers=1,
-            every=plan.rounds,
-            clients_every=None,
         )
-        engine = again.engine
-        if not isinstance(engine, Serial):
-            raise AssertionError("an audit runs in this process")
-        gradients = gradients_of(again.task, engine.mode, canaries, full_batches=True)
+        engine = serial_engine(attacked)
+        gradients = gradients_of(attacked.task, engine.mode, canaries, full_batches=True)
         found = np.zeros(self.canaries)
-        state, ledger = again.start(), new_ledger(again.plan)
-        while (round := again.begin(state, ledger)) is not None:
+        state, ledger = attacked.start(), new_ledger(plan)
+        while (round := attacked.begin(state, ledger)) is not None:
             seen.clear()
-            state = again.end(round, state, engine.run(round), ledger).state
+            state = attacked.end(round, state, engine.run(round), ledger).state
             which = np.flatnonzero(np.isin(owners, round.ids))
             step = len(which) if str(engine.mode) == "vectorised" else 1
             for a in range(0, len(which), max(1, step)):
                 some = which[a : a + step]
-                cohort = CohortData(canaries, some)
-                clients = ClientBatch.of(round, cohort, gradients)
+                clients = ClientBatch.of(round, CohortData(canaries, some), gradients)
                 rows = OneGradient().updates(clients).rows.double()
                 updates = torch.stack([seen[int(k)] for k in owners[some]]).double()
                 found[some] += (rows * updates).sum(dim=1).numpy()

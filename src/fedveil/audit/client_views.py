@@ -67,24 +67,24 @@ def views(plan: PrivacyPlan) -> tuple[View, ...]:
 
 
 def claimed(plan: PrivacyPlan) -> PrivacyClaim | None:
-    """What a leak stands beside: the first claim that is a guarantee; None if there is none."""
+    """The claim that leaks are compared with: the first that is a guarantee, if any."""
     line = strict_line(plan)
     return None if line is None else claim_of(line, line.participations(plan.permitted))
 
 
-def beside(view: View, plan: PrivacyPlan) -> PrivacyClaim | None:
-    """What a leak in this view stands beside: nothing is claimed against whom the claim trusts."""
+def claim_against(view: View, plan: PrivacyPlan) -> PrivacyClaim | None:
+    """The claim about whoever has this view: none about somebody whom the claim trusts."""
     return None if view is View.REPORT and plan.release.requires.only_sum else claimed(plan)
 
 
-def check_own(training: Training, attack: str) -> None:
+def check_unattacked(training: Training, attack: str) -> None:
     """Refuse a run that is attacked already."""
     if type(training.participants) is not Participants:
         raise BadInput(f"the run has an attack of its own: leave out --attacks {attack}")
 
 
-def replayed(training: Training, rounds: int) -> Iterator[Round]:
-    """The first `rounds` rounds again, each before its clients work; nothing is charged on disk."""
+def replay(training: Training, rounds: int) -> Iterator[Round]:
+    """Yield the first `rounds` rounds, each before its clients work. Nothing is charged on disk."""
     state, ledger = training.start(), new_ledger(training.plan)
     while (round := training.begin(state, ledger)) is not None:
         yield round
@@ -93,16 +93,28 @@ def replayed(training: Training, rounds: int) -> Iterator[Round]:
         state = training.end(round, state, training.engine.run(round), ledger).state
 
 
-def again(training: Training, seed: int, **changes: object) -> Training:
-    """The training with the audit's own randomness, measured never, in this process."""
-    own = int(np.random.default_rng([seed, 0xA6A1]).integers(2**31))
+def rerun(training: Training, seed: int, **changes: object) -> Training:
+    """The training with another seed, in this process, and measured at the end only."""
     alone = {"workers": 1, "every": training.plan.rounds, "clients_every": None, **changes}
-    return replace(training, seed=own, **alone)  # type: ignore[arg-type]
+    return replace(training, seed=seed, **alone)  # type: ignore[arg-type]
+
+
+def audit_rerun(training: Training, seed: int, **changes: object) -> Training:
+    """The training with the randomness of the audit of that seed."""
+    return rerun(training, int(np.random.default_rng([seed, 0xA6A1]).integers(2**31)), **changes)
+
+
+def serial_engine(training: Training) -> Serial:
+    """The engine of a training that runs in this process, as those of an audit do."""
+    engine = training.engine
+    if not isinstance(engine, Serial):
+        raise AssertionError("an audit runs in this process")
+    return engine
 
 
 @dataclass(frozen=True, eq=False)
-class Witness:
-    """Sees what clients send that have the records of `data`, in any round of a training.
+class Observer:
+    """Observes what clients send that have the records of `data`, in any round of a training.
 
     `streams` are those of their noise: the training's own, to see what its clients send, or
     others, for clients that the attacker makes up.
@@ -112,8 +124,8 @@ class Witness:
     data: FederatedData
     streams: Streams
 
-    def seen(self, view: View, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
-        """The updates of clients `ids` with the records of clients `whose`, [K, P], as seen."""
+    def observed_updates(self, view: View, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
+        """The updates of clients `ids` with the records of clients `whose`, [K, P], in a view."""
         plan, work = self.training.plan, self.training.work
         updates = []
         for clients in self._batches(round, ids, whose):
@@ -125,7 +137,7 @@ class Witness:
                 updates.append(plan.release.channel.updates(rows, clients.round))
         return torch.cat(updates)
 
-    def unnoised(self, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
+    def noiseless_updates(self, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
         """The same updates clipped and not noised, as an attacker makes them from its records."""
         work = self.training.work
         if isinstance(work, ClientDpSgd):
@@ -133,25 +145,17 @@ class Witness:
         return torch.cat([_updates(work, each) for each in self._batches(round, ids, whose)])
 
     def _batches(self, round: Round, ids: Ids, whose: Ids) -> Iterator[ClientBatch]:
-        """In blocks of clients that are computed together; one by one where they have to be."""
-        training = self.training
-        looped = self._engine.mode is Mode.LOOPED
-        step = 1 if looped else max(1, _BLOCK // training.task.size)
+        """Clients in blocks that are computed together, or one by one where they have to be."""
+        looped = serial_engine(self.training).mode is Mode.LOOPED
+        step = 1 if looped else max(1, _BLOCK // self.training.task.size)
         round = replace(round, streams=self.streams)
         for a in range(0, len(ids), step):
             cohort = CohortData(self.data, ids[a : a + step], whose[a : a + step])
             yield ClientBatch.of(round, cohort, self._gradients)
 
-    @property
-    def _engine(self) -> Serial:
-        engine = self.training.engine
-        if not isinstance(engine, Serial):
-            raise AssertionError("an audit runs in this process")
-        return engine
-
     @cached_property
     def _gradients(self) -> Gradients:
-        training, engine = self.training, self._engine
+        training, engine = self.training, serial_engine(self.training)
         private = training.plan.steps is not None
         mixes = engine.job.mixes
         return gradients_of(training.task, engine.mode, self.data, mixes=mixes, private=private)
@@ -185,7 +189,7 @@ def _accepted(work: ClientWork, plan: PrivacyPlan, clients: ClientBatch) -> torc
 
 
 def _updates(work: ClientWork, clients: ClientBatch) -> torch.Tensor:
-    """Updates as clients compute them; one that is not finite counts as zero, as everywhere."""
+    """Updates as clients compute them. One that is not finite counts as zero, as everywhere."""
     done = work.updates(clients)
     reports = Rows.of(done.rows, clients.round.start.shape[-1])  # type: ignore[union-attr]
     accept(reports, None)

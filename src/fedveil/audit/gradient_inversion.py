@@ -46,8 +46,7 @@ class SimulatedClient:
         clip: The round's clip.
         round: The number of the round.
         classes: The number of labels.
-        low: Lower ends [P] to which two-point reports clamp an update.
-        high: Upper ends [P].
+        clamp: Lower and upper ends [P] to which two-point reports clamp an update.
     """
 
     task: Task
@@ -56,8 +55,7 @@ class SimulatedClient:
     clip: Clip | None
     round: int
     classes: int
-    low: torch.Tensor | None = None
-    high: torch.Tensor | None = None
+    clamp: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.work, ClientSgd | ClientDpSgd) and self.work.adam is not None:
@@ -75,9 +73,10 @@ class SimulatedClient:
                     moved = self._sgd(self.work, x, labels)
                 case _:
                     moved = self._dp_sgd(self.work, x, labels)
-        if self.low is None or self.high is None:
+        if self.clamp is None:
             return moved
-        return torch.minimum(torch.maximum(moved, self.low), self.high)
+        low, high = self.clamp
+        return torch.minimum(torch.maximum(moved, low), high)
 
     def _sgd(self, work: ClientSgd, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         per_gradient = None if self.clip is None else self.clip.per_gradient

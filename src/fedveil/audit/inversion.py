@@ -20,10 +20,18 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.optimize import linear_sum_assignment
 from scipy.special import stdtrit
 
-from fedveil.audit.client_views import Witness, again, beside, check_own, replayed, views
+from fedveil.audit.client_views import (
+    Observer,
+    audit_rerun,
+    check_unattacked,
+    claim_against,
+    replay,
+    views,
+)
 from fedveil.audit.findings import Attack, Leak, Measure
 from fedveil.audit.gradient_inversion import (
     Inversion,
+    InvertedRecords,
     Method,
     Pixels,
     SimulatedClient,
@@ -37,7 +45,6 @@ from fedveil.data.federated import FederatedData
 from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
-from fedveil.training.participants import Participants
 from fedveil.training.session import Training
 from fedveil.tuning.figures import INK, SMALL, canvas
 
@@ -64,7 +71,7 @@ class Reconstruction:
         psnr: Of each reconstruction, [N].
         ssim: Of each reconstruction, [N].
         mean_psnr: Of the test split's mean image, for each record [N].
-        labels: Whether each label was recovered, [N].
+        right_labels: Whether each label was recovered, [N].
         pixels: The range of values.
     """
 
@@ -74,7 +81,7 @@ class Reconstruction:
     psnr: Numbers
     ssim: Numbers
     mean_psnr: Numbers
-    labels: npt.NDArray[np.bool_]
+    right_labels: npt.NDArray[np.bool_]
     pixels: Pixels
 
 
@@ -115,58 +122,38 @@ class InversionAudit:
             if getattr(self, name) < 1:
                 raise BadInput(f"--{name} is {getattr(self, name)}: at least 1 is needed")
 
-    def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
-        """One leak for each view of an update."""
-        for _, leak in self.reconstructions(training, on_step):
-            yield leak
-
     def reconstructions(
         self, training: Training, on_step: OnStep = lambda done, of: None
     ) -> Iterator[tuple[Reconstruction, Leak]]:
         """Reconstructions and their leak, for each view of an update."""
-        every = self._by_view(training, on_step)
-        for view, images in zip(views(training.plan), every, strict=True):
-            one = "one record" if self.records == 1 else f"{self.records} records"
-            what = f"an update of {one} in round {self.round}, by {self.method}, {images.view}"
+        data, plan = training.data, training.plan
+        check_images(data)
+        check_unattacked(training, Attack.INVERSION)
+        if self.round > plan.permitted:
+            raise BadInput(
+                f"--round is {self.round} and the plan has {plan.permitted}: attack an earlier one"
+            )
+        attacked = audit_rerun(training, self.seed)
+        *_, last = replay(attacked, self.round)
+        ids, victims = self._victims(data)
+        streams = Streams(seed_of("inversion", self.seed), plan.secure)
+        observer = Observer(attacked, victims, streams)
+        records = "one record" if self.records == 1 else f"{self.records} records"
+        for number, view in enumerate(views(plan)):
+            updates = observer.observed_updates(view, last, ids, np.arange(len(ids)))
+            inverted = []
+            for k, update in enumerate(updates):
+                inverted.append(self._inverted(attacked, last, update, k))
+                on_step(number * len(ids) + k + 1, len(views(plan)) * len(ids))
+            images = self._compared(victims, inverted, view.description(plan))
+            what = f"an update of {records} in round {self.round}, by {self.method}, {images.view}"
             measures = (
                 mean_measure("PSNR", images.psnr),
                 mean_measure("SSIM", images.ssim),
                 mean_measure("PSNR of the mean image", images.mean_psnr),
-                Measure("labels told", float(images.labels.mean())),
+                Measure("labels told", float(images.right_labels.mean())),
             )
-            yield images, Leak(Attack.INVERSION, what, measures, beside(view, training.plan))
-
-    def _by_view(self, training: Training, on_step: OnStep) -> Iterator[Reconstruction]:
-        """Reconstructions, one view after the other."""
-        data = training.data
-        check_images(data)
-        check_own(training, Attack.INVERSION)
-        if self.round > training.plan.permitted:
-            raise BadInput(
-                f"--round is {self.round} and the plan has {training.plan.permitted}: attack an "
-                "earlier one"
-            )
-        attacked = again(training, self.seed, participants=Participants())
-        *_, last = replayed(attacked, self.round)
-        ids, victims = self._victims(data)
-        witness = Witness(attacked, victims, self._streams(attacked))
-        whose = np.arange(len(ids))
-        kinds = views(training.plan)
-        done, of = 0, len(kinds) * len(ids)
-        for view in kinds:
-            seen = witness.seen(view, last, ids, whose)
-            guesses, labels = [], []
-            for k in range(len(ids)):
-                x, y = self._inverted(attacked, last, seen[k], k)
-                guesses.append(x)
-                labels.append(y)
-                done += 1
-                on_step(done, of)
-            yield self._compared(victims, guesses, labels, view.description(training.plan))
-
-    def _streams(self, training: Training) -> Streams:
-        """Streams of this audit, which no training shares."""
-        return Streams(seed_of("inversion", self.seed), training.plan.secure)
+            yield images, Leak(Attack.INVERSION, what, measures, claim_against(view, plan))
 
     def _victims(self, data: FederatedData) -> tuple[npt.NDArray[np.int64], FederatedData]:
         """(ids of the attacked clients, their first records)."""
@@ -184,44 +171,37 @@ class InversionAudit:
         return ids, data.with_clients(x[rows], data.y[rows], offsets)
 
     def _inverted(
-        self, training: Training, round: Round, seen: torch.Tensor, k: int
-    ) -> tuple[Images, npt.NDArray[np.int64]]:
+        self, training: Training, round: Round, update: torch.Tensor, k: int
+    ) -> InvertedRecords:
         data, task = training.data, training.task
         x: Any = data.test_x
         labels = np.zeros(self.records, dtype=np.int64)
         if self.method != Method.DLG:
             outputs = task.answers(round.start, torch.tensor(x[:_PUBLIC]))
             chances = outputs[:, : data.classes].softmax(dim=1).mean(dim=0).double().numpy()
-            labels = labels_of(label_shares(task, seen, data.classes), chances, self.records)
-        inversion = Inversion(Method(self.method), self.steps, self.restarts)
-        seed = int(np.random.default_rng([self.seed, k]).integers(2**31))
-        inverted = inversion.invert(
+            labels = labels_of(label_shares(task, update, data.classes), chances, self.records)
+        return Inversion(Method(self.method), self.steps, self.restarts).invert(
             simulated_client(training, round),
-            seen,
+            update,
             shape=x.shape[1:],
             pixels=pixels_of(data),
             labels=labels,
-            seed=seed,
+            seed=int(np.random.default_rng([self.seed, k]).integers(2**31)),
         )
-        return inverted.x, inverted.labels
 
     def _compared(
-        self,
-        victims: FederatedData,
-        reconstructed: list[Images],
-        labels: list[npt.NDArray[np.int64]],
-        view: str,
+        self, victims: FederatedData, inverted: list[InvertedRecords], view: str
     ) -> Reconstruction:
         """Compare each client's guesses with its records, in the order that fits best."""
         pixels, x = pixels_of(victims), np.asarray(victims.x)
         test_x: Any = victims.test_x
         mean = np.asarray(test_x, dtype=np.float64).mean(axis=0)
         ordered, right = [], []
-        for k, guesses in enumerate(reconstructed):
+        for k, guess in enumerate(inverted):
             own = slice(k * self.records, (k + 1) * self.records)
-            order = matched(x[own], guesses)
-            ordered.append(guesses[order])
-            right.append(labels[k][order] == victims.y[own])
+            order = matched(x[own], guess.x)
+            ordered.append(guess.x[order])
+            right.append(guess.labels[order] == victims.y[own])
         images = np.concatenate(ordered)
         pairs = list(zip(x, images, strict=True))
         return Reconstruction(
@@ -265,13 +245,12 @@ def pixels_of(data: FederatedData) -> Pixels:
 def simulated_client(training: Training, round: Round) -> SimulatedClient:
     """The simulation of a client from public knowledge: model, work, clip, and two-point ranges."""
     plan, start = training.plan, round.start
-    low: torch.Tensor | None = None
-    high: torch.Tensor | None = None
+    clamp = None
     if isinstance(plan.schedule, Ranges):
         centre, radius = plan.schedule.per_coordinate(round.adaptive_state)
         weights = plan.schedule.perturb is Perturb.WEIGHTS
         shift = start if weights else torch.zeros_like(start)
-        low, high = centre - radius - shift, centre + radius - shift
+        clamp = centre - radius - shift, centre + radius - shift
     return SimulatedClient(
         task=training.task,
         work=training.work,
@@ -279,8 +258,7 @@ def simulated_client(training: Training, round: Round) -> SimulatedClient:
         clip=round.clip,
         round=round.number,
         classes=training.data.classes,
-        low=low,
-        high=high,
+        clamp=clamp,
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fedveil.audit.client_views import check_own
+from fedveil.audit.client_views import check_unattacked
 from fedveil.audit.findings import Attack, Leak, Roc, roc_figure
 from fedveil.audit.shadow_models import OnTraining, ShadowModels, ShadowRunner, paired_roc
 from fedveil.base.errors import BadInput
@@ -226,7 +226,7 @@ class Membership:
         on_training: OnTraining = lambda done, of: None,
     ) -> Iterator[Leak]:
         """One leak for each way of scoring, best known first."""
-        check_own(training, Attack.MEMBERSHIP)
+        check_unattacked(training, Attack.MEMBERSHIP)
         curves = self.curves(
             ShadowModels(training, self.references // 2 + 1, self.seed), on_training
         )

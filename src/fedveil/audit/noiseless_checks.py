@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.audit.bounds import ComputedBound
+from fedveil.audit.client_views import serial_engine
 from fedveil.audit.findings import Attack, Finding
 from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.privacy.accounting.composition import epsilon
@@ -27,7 +28,6 @@ from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.session import Training
 from fedveil.training.work import ClientDpSgd
@@ -43,7 +43,7 @@ def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]
     line = strict_line(plan)
     if line is None or plan.steps is None or isinstance(data.x, dict) or data.x.dtype.kind != "f":
         return
-    reach, tried = _reach(training, np.random.default_rng([seed, 0x5E]))
+    reach = _reach(training, np.random.default_rng([seed, 0x5E]))
     turns = line.participations(plan.permitted)
     claim = claim_of(line, turns)
     value = 0.0
@@ -52,18 +52,15 @@ def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]
         event = PoissonSampled(plan.steps.rate, worse) if plan.steps.rate < 1 else worse
         value = epsilon(event, line.per * turns, claim.delta, line.relation)
     what = f"a record moves a step by {reach:.4g} clips at most"
-    yield Finding(Attack.SENSITIVITY, what, claim, ComputedBound(value, tried))
+    yield Finding(Attack.SENSITIVITY, what, claim, ComputedBound(value, _CLIENTS * len(_WILD)))
 
 
-def _reach(training: Training, generator: np.random.Generator) -> tuple[float, int]:
-    """(the most that an extreme record moves the sum, in clips; the number of records tried)."""
-    engine = replace(training, workers=1).engine
-    if not isinstance(engine, Serial):
-        raise AssertionError("an audit runs in this process")
-    data, job = training.data, engine.job
-    gradients = gradients_of(job.task, engine.mode, data, mixes=job.mixes, private=True)
-    x: Any = data.x
-    most, tried = 0.0, 0
+def _reach(training: Training, generator: np.random.Generator) -> float:
+    """The most that an extreme record moves the sum of a step, in clips."""
+    engine, data = serial_engine(replace(training, workers=1)), training.data
+    mixes = engine.job.mixes
+    gradients = gradients_of(training.task, engine.mode, data, mixes=mixes, private=True)
+    work, x, most = ClientDpSgd(NoisySteps(1.0, 1, 0.0, nominal=1), lr=1.0), np.asarray(data.x), 0.0
     for client in generator.integers(data.clients, size=_CLIENTS):
         own = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
         spread = float(np.asarray(x[own], dtype=np.float64).std()) or 1.0
@@ -77,17 +74,14 @@ def _reach(training: Training, generator: np.random.Generator) -> tuple[float, i
             )
             sums = []
             for k in (0, 1):
-                work = ClientDpSgd(NoisySteps(1.0, 1, 0.0, nominal=1), lr=1.0)
                 cohort = CohortData(both, np.array([k]))
-                start = training.start()
-                round = training.round(1, cohort.ids, start)
+                round = training.round(1, cohort.ids, training.start())
                 done: Any = work.updates(ClientBatch.of(round, cohort, gradients))
                 sums.append(done.rows[0].double())
             if round.clip is None:
                 raise AssertionError("DP-SGD has a clip")
             most = max(most, float(torch.linalg.vector_norm(sums[1] - sums[0])) / round.clip.value)
-            tried += 1
-    return most, tried
+    return most
 
 
 Rows = npt.NDArray[np.floating[Any]]

@@ -25,7 +25,15 @@ import torch
 from torch import nn
 
 from fedveil.attacks.adversary import Adversary, AttackContext
-from fedveil.audit.client_views import View, Witness, again, beside, check_own, replayed, views
+from fedveil.audit.client_views import (
+    Observer,
+    View,
+    audit_rerun,
+    check_unattacked,
+    claim_against,
+    replay,
+    views,
+)
 from fedveil.audit.findings import Attack, Leak, Measure, auc, auc_interval
 from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
 from fedveil.base.errors import BadInput
@@ -35,7 +43,6 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.participants import Participants
 from fedveil.training.reports import ClientReports
 from fedveil.training.session import Training
 
@@ -291,55 +298,32 @@ class PropertyAudit:
 
     def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
         """One leak for each view of the passive attack, then for each view of the active one."""
-        check_own(training, Attack.PROPERTY)
+        check_unattacked(training, Attack.PROPERTY)
         labels = property_labels(self.property, training.data, self.auxiliary, self.seed)
         rounds = min(self.rounds, training.plan.permitted)
         kinds = ["passively", "actively"] if self.active and _hidden(training) else ["passively"]
         for number, kind in enumerate(kinds):
-            ids = np.zeros(0, dtype=np.int64)
-            attacked = again(training, self.seed, data=labels.data, participants=Participants())
+            attacked = audit_rerun(training, self.seed, data=labels.data)
+            apart: Ids = np.zeros(0, dtype=np.int64)
             if kind == "actively":
                 attacker = self._attacker(training, labels)
-                ids = attacker.ids
-                attacked = replace(attacked, participants=attacker)
-            clients = Witness(attacked, labels.data, attacked.streams)
-            mine = [Witness(attacked, labels.own, own) for own in self._streams(training)]
+                attacked, apart = replace(attacked, participants=attacker), attacker.ids
+            clients = Observer(attacked, labels.data, attacked.streams)
+            # the attacker's own clients, with several draws of noise
+            seeds = [seed_of("property", self.seed, k) for k in range(_DRAWS)]
+            noises = [Streams(seed, training.plan.secure) for seed in seeds]
+            own = [Observer(attacked, labels.own, streams) for streams in noises]
             by_view = {view: PropertyScores(len(labels.has)) for view in views(training.plan)}
-            for round in replayed(attacked, rounds):
-                self._watch(clients, mine, labels, round, ids, by_view)
+            for round in replay(attacked, rounds):
+                ids = round.ids[~np.isin(round.ids, apart)]
+                if len(ids):
+                    _score_round(clients, own, labels, round, ids, by_view)
                 on_step(number * rounds + round.number, len(kinds) * rounds)
             for view, scores in by_view.items():
-                seen, measure = scores.leak(labels.has)
-                what = f"{self.property}, {kind}, of {seen} clients in {rounds} rounds, "
+                count, measure = scores.leak(labels.has)
+                what = f"{self.property}, {kind}, of {count} clients in {rounds} rounds, "
                 what += view.description(training.plan)
-                yield Leak(Attack.PROPERTY, what, (measure,), beside(view, training.plan))
-
-    def _watch(
-        self,
-        clients: Witness,
-        mine: list[Witness],
-        labels: PropertyLabels,
-        round: Round,
-        apart: Ids,
-        by_view: dict[View, PropertyScores],
-    ) -> None:
-        """Score one round's reports by a classifier fitted on the attacker's own updates."""
-        ids = round.ids[~np.isin(round.ids, apart)]
-        if not len(ids):
-            return
-        every = np.arange(len(labels.own_has))
-        names = every % len(labels.has)
-        made = mine[0].unnoised(round, names, every).numpy()
-        for view, scores in by_view.items():
-            shown = [each.seen(view, round, names, every).numpy() for each in mine]
-            classifier = PropertyClassifier.fitted(made, np.concatenate(shown), labels.own_has)
-            rows = clients.seen(view, round, ids, ids).numpy()
-            scores.add_(ids, classifier.scores(rows))
-
-    def _streams(self, training: Training) -> list[Streams]:
-        """Noise streams of the attacker's own clients, one for each draw of noise."""
-        secure = training.plan.secure
-        return [Streams(seed_of("property", self.seed, k), secure) for k in range(_DRAWS)]
+                yield Leak(Attack.PROPERTY, what, (measure,), claim_against(view, training.plan))
 
     def _attacker(self, training: Training, labels: PropertyLabels) -> MultiTask:
         """Random clients that train for the property on the attacker's records."""
@@ -370,3 +354,22 @@ def _hidden(training: Training) -> bool:
     except BadInput:
         return False
     return True
+
+
+def _score_round(
+    clients: Observer,
+    own: list[Observer],
+    labels: PropertyLabels,
+    round: Round,
+    ids: Ids,
+    by_view: dict[View, PropertyScores],
+) -> None:
+    """Score one round's reports by a classifier fitted on the attacker's own updates."""
+    every = np.arange(len(labels.own_has))
+    names = every % len(labels.has)
+    made = own[0].noiseless_updates(round, names, every).numpy()
+    for view, scores in by_view.items():
+        noisy = [each.observed_updates(view, round, names, every).numpy() for each in own]
+        classifier = PropertyClassifier.fitted(made, np.concatenate(noisy), labels.own_has)
+        rows = clients.observed_updates(view, round, ids, ids).numpy()
+        scores.add_(ids, classifier.scores(rows))

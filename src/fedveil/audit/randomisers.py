@@ -65,12 +65,12 @@ from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.priv_unit import priv_unit
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
+from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
 from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.reports import Rows
 
 DRAWS = 100_000
-_WATCHED = 1_500
+_STATISTIC_DRAWS = 1_500
 _MOST_TURNS = 32
 _FEW_TURNS = 2
 _ANGLES = 12
@@ -113,7 +113,7 @@ class Randomiser:
             for turns in (1, 2)[: plan.rounds]:
                 yield self._server(plan, line, turns)
         if plan.statistic is not None and plan.statistic.noise:
-            yield self._watched(plan, line)
+            yield self._statistic(plan, line)
 
     def _streams(self, plan: PrivacyPlan, *parts: object) -> Streams:
         """Streams of this audit, which no training shares."""
@@ -128,10 +128,8 @@ class Randomiser:
             blocks = views(plan, streams, sign, turns, draws)
             return np.concatenate([_ways(*block) for block in blocks], axis=1)
 
-        claim = claim_of(line, turns)
-        counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
         what = "one report" if turns == 1 else f"{turns} reports of one client"
-        return Finding(Attack.RANDOMISER, what, claim, evidence_of(line, turns, claim, counts))
+        return _finding(line, turns, what, scores(-1.0), scores(1.0))
 
     def _server(self, plan: PrivacyPlan, line: BudgetLine, turns: int) -> Finding:
         line = _present(line)
@@ -141,13 +139,11 @@ class Randomiser:
             sums = server_views(plan, streams, sign, turns, self.draws)
             return np.asarray((sums * _signs(turns)).sum(axis=0))
 
-        claim = claim_of(line, turns)
-        counts = _counts(scores(_other(line)), scores(1.0), line.event, claim)
         what = f"{turns} sum{'s' if turns > 1 else ''} that one client is in"
-        return Finding(Attack.RANDOMISER, what, claim, evidence_of(line, turns, claim, counts))
+        return _finding(line, turns, what, scores(_other(line)), scores(1.0))
 
-    def _watched(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
-        line, draws = _present(line), min(self.draws, _WATCHED)
+    def _statistic(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
+        line, draws = _present(line), min(self.draws, _STATISTIC_DRAWS)
 
         def views(sign: float) -> tuple[Scores, Scores]:
             return statistic_views(plan, self._streams(plan, "watched", sign), sign, draws)
@@ -156,10 +152,8 @@ class Randomiser:
         spreads = [float(choosing_draws(column).std()) or 1.0 for column in in_]
         angles = np.linspace(0, math.pi, _ANGLES, endpoint=False)
         turned = np.stack([np.cos(angles) / spreads[0], np.sin(angles) / spreads[1]], axis=1)
-        claim = claim_of(line, 1)
-        counts = _counts(turned @ np.array(out), turned @ np.array(in_), line.event, claim)
         what = "one round, with what the clip watches"
-        return Finding(Attack.RANDOMISER, what, claim, evidence_of(line, 1, claim, counts))
+        return _finding(line, 1, what, turned @ np.array(out), turned @ np.array(in_))
 
     def _weights(self, plan: PrivacyPlan) -> Finding:
         """Each weight of a report is a draw, alone and less that of another client or round."""
@@ -168,7 +162,7 @@ class Randomiser:
         clients = 2 * np.arange(-(-self.draws // size))
 
         def scores(sign: float) -> Scores:
-            bench = Bench.of(plan, self._streams(plan, "weights", sign), size)
+            bench = Bench(plan, self._streams(plan, "weights", sign), size)
 
             def reports(round: int, ids: Ids, sign: float) -> Scores:
                 rows = torch.full((len(ids), size), sign * 1e3)
@@ -181,11 +175,7 @@ class Randomiser:
             known = reports(1, clients + 1, -1.0), reports(2, clients, -1.0)
             return np.stack([mine, *(mine - each for each in known)])
 
-        claim = claim_of(line, 1)
-        counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
-        return Finding(
-            Attack.RANDOMISER, "one weight of one report", claim, GeneralBound(counts, claim.delta)
-        )
+        return _finding(line, 1, "one weight of one report", scores(-1.0), scores(1.0))
 
     def _shuffled(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
         """Each position is a draw: the sum behind the shuffler, where all other reports are low."""
@@ -195,7 +185,7 @@ class Randomiser:
         reports = line.event.reports
 
         def scores(sign: float) -> Scores:
-            bench = Bench.of(plan, self._streams(plan, "shuffled", sign), size)
+            bench = Bench(plan, self._streams(plan, "shuffled", sign), size)
             found = []
             for number in range(1, 1 - (-self.draws // size)):
                 round = bench.round(number, np.arange(reports), like=1)
@@ -205,10 +195,8 @@ class Randomiser:
                 found.append(total.numpy().copy())
             return np.concatenate(found)[: self.draws]
 
-        claim = claim_of(line, 1)
-        counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
         what = f"one weight of {reports:,} shuffled reports"
-        return Finding(Attack.RANDOMISER, what, claim, evidence_of(line, 1, claim, counts))
+        return _finding(line, 1, what, scores(-1.0), scores(1.0))
 
 
 def strict_line(plan: PrivacyPlan) -> BudgetLine | None:
@@ -279,12 +267,12 @@ def _ways(mine: Scores, known: Scores, bits: Scores) -> Scores:
     return np.array(ways)
 
 
-def _counts(out: Scores, in_: Scores, event: Event, claim: PrivacyClaim) -> Counts:
+def _finding(line: BudgetLine, turns: int, what: str, out: Scores, in_: Scores) -> Finding:
+    claim = claim_of(line, turns)
     mu = Gaussian | GaussianWithCurator | GaussianWithBit
-    noisy = mu | PoissonSampled | FixedSampled | Shuffled
-    return count_guesses(
-        out, in_, gaussian_mu if isinstance(event, noisy) else general_epsilon(claim.delta)
-    )
+    noisy = isinstance(line.event, mu | PoissonSampled | FixedSampled | Shuffled)
+    counts = count_guesses(out, in_, gaussian_mu if noisy else general_epsilon(claim.delta))
+    return Finding(Attack.RANDOMISER, what, claim, evidence_of(line, turns, claim, counts))
 
 
 def _present(line: BudgetLine) -> BudgetLine:
@@ -314,20 +302,19 @@ def plans() -> dict[str, PrivacyPlan]:
         rounds = 1 if isinstance(clip, Quantile) else ROUNDS
         return client_noise(*many, clip, laplace=laplace, rounds=rounds, budgets=(BUDGET,))
 
-    few = FixedSize(10)
+    def server(
+        sampler: Sampler, budget: Budget = BUDGET, multiplier: float | None = None
+    ) -> PrivacyPlan:
+        clip, rounds = Fixed(1.0), ROUNDS
+        return central(sampler, CLIENTS, clip, rounds=rounds, budget=budget, multiplier=multiplier)
+
     free = Budget(float("inf"), 1e-5)
     return {
-        "central": central(*many, Fixed(1.0), rounds=ROUNDS, budget=BUDGET),
-        "central, Poisson": central(
-            Poisson(0.1), CLIENTS, Fixed(1.0), rounds=ROUNDS, budget=BUDGET
-        ),
-        "central, fixed size": central(
-            few, CLIENTS, Fixed(1.0), rounds=ROUNDS, budget=free, multiplier=1.0
-        ),
+        "central": server(Everyone()),
+        "central, Poisson": server(Poisson(0.1)),
+        "central, fixed size": server(FixedSize(10), free, multiplier=1.0),
         "central, secure": with_secure_noise(
-            central(*many, Fixed(1.0), rounds=ROUNDS, budget=planned_for(BUDGET)),
-            4,
-            diagnostics=False,
+            server(Everyone(), planned_for(BUDGET)), 4, diagnostics=False
         ),
         "client, Gaussian": local(Fixed(1.0)),
         "client, clip decay": local(Poly(1.0, 1.0, ROUNDS, 0.1)),

@@ -31,7 +31,6 @@ from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.modes import Mode, gradients_of
-from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import ClientReports, CohortSum, Rows
 from fedveil.training.round import noised_sum
 from fedveil.training.work import ClientDpSgd
@@ -55,15 +54,6 @@ class Sending:
     rows: torch.Tensor
     short: bool
 
-    def records_per_round(self, records: int) -> int:
-        return records
-
-    def records_per_step(self, records: int) -> int:
-        return records
-
-    def full_batches(self, records: int) -> bool:
-        return True
-
     def updates(self, clients: ClientBatch) -> Clipped:
         rows = self.rows.clone()
         clipped = torch.full((len(rows),), not self.short)
@@ -71,48 +61,46 @@ class Sending:
         return Clipped(rows, norms, clipped)
 
 
-@dataclass(frozen=True, eq=False)
 class Bench:
-    """Turns of clients that have one record of no meaning each."""
+    """Rounds of clients that have one record of no meaning each, and send given rows.
 
-    plan: PrivacyPlan
-    streams: Streams
-    size: int
-    data: FederatedData
-    gradients: Gradients
+    Args:
+        plan: Whose release is drawn from.
+        streams: Of the noise.
+        size: Coordinates of a row.
+    """
 
-    @classmethod
-    def of(cls, plan: PrivacyPlan, streams: Streams, size: int) -> "Bench":
-        """For rows of `size` coordinates."""
+    def __init__(self, plan: PrivacyPlan, streams: Streams, size: int) -> None:
+        self._plan, self._streams, self._size = plan, streams, size
         x, y = np.zeros((2, 1), dtype=np.float32), np.zeros(2, dtype=np.float32)
-        data = FederatedData.from_clients([("0", x, y), ("1", x, y)], test=(x, y), classes=0)
+        self._data = FederatedData.from_clients([("0", x, y), ("1", x, y)], test=(x, y), classes=0)
         task = Task(nn.Linear(1, 1), squared_error)
-        return cls(plan, streams, size, data, gradients_of(task, Mode.VECTORISED, data))
+        self._gradients = gradients_of(task, Mode.VECTORISED, self._data)
 
     def round(self, number: int, ids: Ids, *, like: int | None = None) -> Round:
         """Round `number` of clients `ids`, from a model of zeros, with the clip of round `like`."""
-        start = torch.zeros(self.size)
-        state = self.plan.first_state(start)
-        clip = self.plan.clip(state, number if like is None else like)
-        return Round(number, ids, start, clip, state, self.streams)
+        start = torch.zeros(self._size)
+        state = self._plan.first_state(start)
+        clip = self._plan.clip(state, number if like is None else like)
+        return Round(number, ids, start, clip, state, self._streams)
 
     def sent(self, round: Round, rows: torch.Tensor, *, short: bool) -> ClientReports:
         """What clients with these updates send."""
         work: Any = Sending(rows, short)
-        cohort = CohortData(self.data, round.ids, np.zeros(len(round.ids), dtype=np.int64))
-        return client_report(work, self.plan, ClientBatch.of(round, cohort, self.gradients))
+        cohort = CohortData(self._data, round.ids, np.zeros(len(round.ids), dtype=np.int64))
+        return client_report(work, self._plan, ClientBatch.of(round, cohort, self._gradients))
 
     def summed(self, round: Round, sent: ClientReports) -> CohortSum:
         """What the server has of it before noise."""
-        noisy = self.plan.release.adds_noise
-        total = CohortSum.zero(self.size, self.plan.width, noisy=noisy)
+        noisy = self._plan.release.adds_noise
+        total = CohortSum.zero(self._size, self._plan.width, noisy=noisy)
         weights = torch.ones(len(round.ids), dtype=torch.float64)
-        server_sum([(total, slice(None))], self.plan, round, sent, weights)
+        server_sum([(total, slice(None))], self._plan, round, sent, weights)
         return total
 
     def published_statistic(self, round: Round, total: CohortSum) -> Values:
-        """The published statistic of an adaptive clip; empty if there is none in this round."""
-        noisy = self.plan.noisy_statistic(total.statistic, round)
+        """The published statistic of an adaptive clip, empty if there is none in this round."""
+        noisy = self._plan.noisy_statistic(total.statistic, round)
         return np.zeros(0) if noisy is None else noisy.numpy()
 
 
@@ -146,7 +134,7 @@ def client_views(
     the client told the clip, [turns, draws].
     """
     plan, size = reduced(plan)
-    bench = Bench.of(plan, streams, size)
+    bench = Bench(plan, streams, size)
     together = max(1, _BLOCK // (2 * size))
     short = sign > 0
     for first in range(0, draws, together):
@@ -189,7 +177,7 @@ def server_views(
     `sign` 0 is the client that contributes nothing. What the server accepts of a row that is far
     too long is in every coordinate, so that each round's noise gives as many draws.
     """
-    bench = Bench.of(plan, streams, 1)
+    bench = Bench(plan, streams, 1)
     wide = min(draws, 1 << 16)
     found = []
     for first in range(0, draws, wide):
@@ -216,7 +204,7 @@ def statistic_views(
     each. One published sum is one draw. `sign` 0 is a client that is not there.
     """
     plan, _ = reduced(plan)
-    bench, every = Bench.of(plan, streams, 2), 1 if plan.statistic is None else plan.statistic.every
+    bench, every = Bench(plan, streams, 2), 1 if plan.statistic is None else plan.statistic.every
     seen, told = np.empty(draws), np.empty(draws)
     ids = np.zeros(1 if sign else 0, dtype=np.int64)
     for k in range(draws):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.audit.audit_folder import AuditCache
+from fedveil.audit.client_views import serial_engine
 from fedveil.audit.findings import Roc
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, count, taken
@@ -24,7 +25,6 @@ from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.processes import available_workers
 from fedveil.training.engines.ray_cluster import RayCluster
-from fedveil.training.engines.serial import Serial
 from fedveil.training.evaluate import BATCH
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.session import Training, new_ledger
@@ -93,17 +93,9 @@ class ShadowModels:
     @cached_property
     def _common(self) -> Training:
         """What all trainings share: mode and chunk are chosen once."""
-        engine = replace(self.training, workers=1).engine
-        if not isinstance(engine, Serial):
-            raise AssertionError("an audit runs in this process")
-        return replace(
-            self.training,
-            workers=1,
-            mode=engine.mode,
-            chunk=engine.chunk,
-            every=_NEVER,
-            clients_every=None,
-        )
+        alone = replace(self.training, workers=1, every=_NEVER, clients_every=None)
+        engine = serial_engine(alone)
+        return replace(alone, mode=engine.mode, chunk=engine.chunk)
 
     def losses(
         self, runner: "ShadowRunner", on_training: OnTraining = lambda done, of: None

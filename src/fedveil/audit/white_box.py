@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.attacks.adversary import Adversary, AttackContext
-from fedveil.audit.client_views import check_own
+from fedveil.audit.client_views import check_unattacked, serial_engine
 from fedveil.audit.findings import Attack, Leak, Roc, roc_figure
 from fedveil.audit.membership import scaled
 from fedveil.audit.shadow_models import (
@@ -243,9 +243,7 @@ def _plainly(engine: Serial, round: Round) -> CohortSum:
 
 def _played(training: Training, send: Sending) -> Iterator[tuple[Round, CohortSum, RoundResult]]:
     """Run a training and yield (round, sum with all reports, result) of every round."""
-    engine = training.engine
-    if not isinstance(engine, Serial):
-        raise AssertionError("an audit runs in this process")
+    engine = serial_engine(training)
     engine = replace(engine, job=replace(engine.job, rows=True))
     state, ledger = training.start(), new_ledger(training.plan)
     while (round := training.begin(state, ledger)) is not None:
@@ -367,7 +365,7 @@ class WhiteBox:
         on_training: OnTraining = lambda done, of: None,
     ) -> Iterator[Leak]:
         """One leak for each attacker. A claim that trusts the server stands beside clients only."""
-        check_own(training, Attack.WHITE_BOX)
+        check_unattacked(training, Attack.WHITE_BOX)
         curves = self.curves(ShadowModels(training, 1, self.seed), on_training)
         what = f"{training.data.records:,} records, in and out; half of them known"
         self.runner.cache.save_figure(Attack.WHITE_BOX, lambda: roc_figure(curves, what, claim))
