@@ -75,7 +75,7 @@ class DualUpdates:
     An update is its coordinates times its scale. `lengths` are upper bounds of the updates' norms.
 
     Attributes:
-        walk: The local training, which knows the span.
+        trajectory: The local training, which knows the span.
         moved: The coordinates, [K, width].
         clipped: Which clients a clip met during training, [K].
     """

@@ -6,8 +6,8 @@ a combination of its own records, so its coordinates in their span are enough (t
 """
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -37,13 +37,14 @@ _POINTWISE = (
 _SMALL = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LinearLayer:
     """One linear layer of a chain.
 
     Attributes:
         inputs: Number of inputs.
         outputs: Number of outputs.
+        weights: Number of weights.
         weight: Position of its weights in the parameter vector.
         bias: Position of its biases, None without.
         after: The pointwise function that follows, if any.
@@ -53,12 +54,10 @@ class LinearLayer:
     outputs: int
     weight: int
     bias: int | None
-    after: Callable[[torch.Tensor], torch.Tensor] | None
+    after: nn.Module | None = None
 
-    @property
-    def weights(self) -> int:
-        """Number of weights."""
-        return self.inputs * self.outputs
+    def __post_init__(self) -> None:
+        self.weights = self.inputs * self.outputs
 
 
 def linear_chain(task: Task) -> tuple[bool, tuple[LinearLayer, ...]]:
@@ -72,7 +71,6 @@ def linear_chain(task: Task) -> tuple[bool, tuple[LinearLayer, ...]]:
     first = modules[0] if modules else None
     flatten = type(first) is nn.Flatten and (first.start_dim, first.end_dim) == (1, -1)
     layers: list[LinearLayer] = []
-    after: list[list[nn.Module]] = []
     covered: set[str] = set()
     for module in modules[flatten:]:
         if type(module) is nn.Linear:
@@ -82,19 +80,18 @@ def linear_chain(task: Task) -> tuple[bool, tuple[LinearLayer, ...]]:
                 return False, ()  # used twice, or one layer's parameter is also another's
             covered.update(own)
             weight, bias = task.places[f"{prefix}weight"], task.places.get(f"{prefix}bias")
-            layers.append(LinearLayer(module.in_features, module.out_features, weight, bias, None))
-            after.append([])
+            layers.append(LinearLayer(module.in_features, module.out_features, weight, bias))
         elif type(module) in _POINTWISE and layers:
-            module = copy.copy(module)
-            if hasattr(module, "inplace"):
-                setattr(module, "inplace", False)  # noqa: B010
-            after[-1].append(module)
+            function = copy.copy(module)
+            if hasattr(function, "inplace"):
+                setattr(function, "inplace", False)  # noqa: B010
+            before = layers[-1].after
+            layers[-1].after = function if before is None else nn.Sequential(before, function)
         else:
             return False, ()
     if covered != set(task.places):
         return False, ()
-    functions = [nn.Sequential(*modules) if modules else None for modules in after]
-    return flatten, tuple(replace(a, after=b) for a, b in zip(layers, functions, strict=True))
+    return flatten, tuple(layers)
 
 
 def _in_order(module: nn.Module) -> Iterator[nn.Module]:
