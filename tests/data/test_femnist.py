@@ -68,7 +68,7 @@ def test_load(tmp_path, write):
     records = load_femnist(tmp_path, min_records=3)
     assert (records.name, records.classes) == ("femnist", 62)
     assert records.owner_names.tolist() == ["ada", "cy"]
-    assert records.owners.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert records.record_owners.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert records.test_owners.tolist() == [0, 1]
     assert (records.x.dtype, records.y.dtype) == (np.float32, np.int64)
     assert records.x.shape == (7, 1, 28, 28)
@@ -88,7 +88,7 @@ def test_both_formats_agree(tmp_path):
     compact = load_femnist(tmp_path / "compact", min_records=1)
     leaf_records = load_femnist(tmp_path / "leaf", min_records=1)
     np.testing.assert_allclose(compact.x, leaf_records.x, atol=1e-6)
-    np.testing.assert_array_equal(compact.owners, leaf_records.owners)
+    np.testing.assert_array_equal(compact.record_owners, leaf_records.record_owners)
     np.testing.assert_array_equal(compact.test_y, leaf_records.test_y)
 
 
@@ -182,12 +182,12 @@ def test_leaf_without_test_files(tmp_path):
 def test_real():
     records = load_femnist(Path(REAL))
     assert len(records.owner_names) >= 400
-    assert np.bincount(records.owners).min() >= 20
-    assert set(records.test_owners) == set(records.owners)
+    assert np.bincount(records.record_owners).min() >= 20
+    assert set(records.test_owners) == set(records.record_owners)
     data = partition(records, kind="natural", clients=None, seed=1)
     assert 0.75 < data.clients / len(records.owner_names) < 0.85
     held = np.flatnonzero(~np.isin(records.owner_names, data.names))
-    count = np.isin(records.owners, held).sum() + np.isin(records.test_owners, held).sum()
+    count = np.isin(records.record_owners, held).sum() + np.isin(records.test_owners, held).sum()
     assert len(data.test_x) == count
     assert records.y.max() == 61
     assert 0.02 < records.x.mean() < 0.2  # mostly paper, which is 0

@@ -61,7 +61,7 @@ def as_published(columns):
 def test_parquet(tmp_path):
     write_parquet(tmp_path, loans())
     records = load_lending_club(tmp_path)
-    assert (records.name, records.classes, records.owners) == ("lending-club", 0, None)
+    assert (records.name, records.classes, records.record_owners) == ("lending-club", 0, None)
     assert (records.x.shape, records.test_x.shape) == ((160, 10), (40, 10))
     assert (records.x.dtype, records.y.dtype) == (np.float32, np.float32)
     rate = np.float32(loans()["int_rate"])

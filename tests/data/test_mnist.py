@@ -43,7 +43,7 @@ def write(root, name="mnist", *, packed=True):
 def test_load(tmp_path, name, packed):
     _, images = write(tmp_path, name, packed=packed)
     records = load_mnist(tmp_path, name)
-    assert (records.name, records.classes, records.owners) == (name, 10, None)
+    assert (records.name, records.classes, records.record_owners) == (name, 10, None)
     assert records.x.shape == (5, 1, 28, 28)
     assert records.x.dtype == np.float32
     np.testing.assert_allclose(records.x[:, 0] * 255, images, rtol=1e-6)

@@ -82,7 +82,7 @@ def test_comments_are_next_words_by_author(tmp_path):
     assert (records.x.shape, records.y.shape) == ((len(records.x), 20), (len(records.x), 20))
     words = records.schema.features[0].text.vocabulary
     assert words.decode(records.y[:1, :2]) == ["it goes"]
-    assert not set(records.owners) & set(records.test_owners)
+    assert not set(records.record_owners) & set(records.test_owners)
     data = partition(records, kind="grouped", clients=3, seed=1, test="records")
     assert data.classes == words.size == 8
     assert [said.split(" ")[0] for said in data.assumptions] == ["words", "clients"]
@@ -99,7 +99,7 @@ def test_comments_that_are_missing_are_refused(tmp_path):
 def test_real():
     records = load_records("reddit", Path(REAL))
     assert len(records.x) + len(records.test_x) == 44_645
-    assert len(np.unique(records.owners)) + len(np.unique(records.test_owners)) == 33_949
+    assert len(np.unique(records.record_owners)) + len(np.unique(records.test_owners)) == 33_949
     known = records.y != -100
     assert 0.6 < known.mean() < 0.7
     assert records.schema.vocabulary_size == records.classes == 4002

@@ -175,14 +175,14 @@ def test_a_test_table_of_others_has_owners_who_are_held_out():
     data = made(federation(), test=test)
     assert (data.clients, len(data.test_x), data.test_of_clients) == (SITES, 12, False)
     assert data.assumptions == (ON_TEST,)
-    assert data.held_out == 2
+    assert data.held_out_owners == 2
     assert "2 owners are held out of 14" in data.test_assumptions[0]
 
 
 def test_a_test_table_that_names_nobody_is_public():
     test = {k: v for k, v in table(site("x", 50)).items() if k != "site"}
     data = made(federation(), test=test)
-    assert (data.held_out, data.test_of_clients) == (0, False)
+    assert (data.held_out_owners, data.test_of_clients) == (0, False)
     assert data.test_assumptions == ("the test records are taken as public",)
     data.check_secure()
 
@@ -200,7 +200,7 @@ def test_rows_that_are_dealt_have_a_test_split_of_nobody_s_rows():
     data = fv.FederatedData.from_table(columns, target="well", clients=10, test=0.2)
     assert (data.clients, len(data.test_x), data.test_of_clients) == (10, 15, False)
     assert data.assumptions == (ON_TEST,)
-    assert data.held_out == 15  # each row may be another person's
+    assert data.held_out_owners == 15  # each row may be another person's
     other = fv.FederatedData.from_table(columns, target="well", clients=10, seed=1, test=0.2)
     np.testing.assert_array_equal(data.test_x, other.test_x)
     assert not np.array_equal(data.x, other.x)

@@ -22,7 +22,7 @@ def make(n, classes=10, owners=None, **said):
         np.zeros((1, 1), np.float32),
         y[:1],
         classes=classes,
-        owners=owners,
+        record_owners=owners,
         owner_names=None if owners is None else np.array([f"w{i}" for i in range(8)]),
         **said,
     )
@@ -35,7 +35,7 @@ def rows(data):
 def arguments(kind, records, clients, alpha, shards):
     """Keyword arguments of a random but valid partition."""
     if kind == "natural":
-        owners = len(np.unique(records.owners))
+        owners = len(np.unique(records.record_owners))
         clients = min(clients, owners - max(1, owners // 5))
         assume(clients)
     assume(clients * (shards if kind == "shards" else 1) <= len(records.x))
@@ -292,7 +292,7 @@ def test_resampled_records_are_drawn_with_replacement():
     assert set(found) <= set(range(50))
     assert np.bincount(found, minlength=50).max() > 8
     np.testing.assert_array_equal(drawn.y, records.y[found])
-    np.testing.assert_array_equal(drawn.owners, records.owners[found])
+    np.testing.assert_array_equal(drawn.record_owners, records.record_owners[found])
     assert drawn.test_x is records.test_x
     counts = np.bincount(resampled(records, 50_000, seed=1).x[:, 0].astype(int), minlength=50)
     assert counts.min() > 800
@@ -350,7 +350,9 @@ def named(count, changed=(), seed=0, clients=5):
     """Owners n0 ... with two records each, without those that are `changed`."""
     owners = np.repeat(np.setdiff1d(np.arange(count), changed), 2)
     names = np.array([f"n{k}" for k in range(count)])
-    records = replace(make(len(owners)), owners=owners, owner_names=names, x=owners[:, None] * 1.0)
+    records = replace(
+        make(len(owners)), record_owners=owners, owner_names=names, x=owners[:, None] * 1.0
+    )
     return partition(records, kind="grouped", clients=clients, seed=seed)
 
 

@@ -63,7 +63,7 @@ def test_names_say_who_is_held_out_and_cannot_hide_a_client():
         train, test=(x[30:34], y[30:34]), test_owners=["p", "q", "p", "c2"], classes=3
     )
     assert data.owners_of_test.tolist() == [-2, -3, -2, 2]
-    assert data.held_out == 2
+    assert data.held_out_owners == 2
     hidden = FederatedData.from_clients(
         train, test=(x[:4], y[:4]), test_owners=["p", "q", "r", "s"], classes=3
     )

@@ -30,7 +30,7 @@ def test_tweets_are_rows_of_hashed_words_owned_by_users(tmp_path):
     records = load_records("sentiment140", write(tmp_path))
     assert (records.x.shape[1:], records.x.dtype, records.classes) == ((30,), np.int64, 2)
     assert len(records.x) + len(records.test_x) == 120
-    assert not set(records.owners) & set(records.test_owners)
+    assert not set(records.record_owners) & set(records.test_owners)
     assert (records.fitted, records.remarks) == ("", ())
     assert records.schema.label_names == (0, 4)
     words = records.schema.features[0].text.vocabulary
@@ -89,7 +89,7 @@ def test_another_label_is_refused(tmp_path):
 def test_real():
     records = load_records("sentiment140", Path(REAL))
     assert len(records.x) + len(records.test_x) == 59_791
-    assert len(np.unique(records.owners)) + len(np.unique(records.test_owners)) == 52_252
+    assert len(np.unique(records.record_owners)) + len(np.unique(records.test_owners)) == 52_252
     assert 0.5 < records.y.mean() < 0.57
     assert records.x.min() == 0
     assert records.x.max() < records.schema.vocabulary_size == 4098

@@ -19,25 +19,28 @@ def numbers(table):
 @pytest.mark.parametrize("client", [None, "site"])
 def test_left_out_no_row_is_tested_on(client, test):
     found = split_table(ROWS, client, test, None)
-    assert (len(found.train), len(found.test), found.of_clients) == (100, 0, False)
+    assert (len(found.train_rows), len(found.test_rows), found.of_clients) == (100, 0, False)
 
 
 def test_by_client_or_a_share():
     by_client = split_table(ROWS, "site", "by-client", None)
-    tested = set(by_client.test.columns["site"])
+    tested = set(by_client.test_rows.columns["site"])
     assert 1 <= len(tested) < 10
-    assert tested.isdisjoint(by_client.train.columns["site"])
-    assert numbers(by_client.train) + numbers(by_client.test) != [*range(100)]
-    assert sorted(numbers(by_client.train) + numbers(by_client.test)) == [*range(100)]
+    assert tested.isdisjoint(by_client.train_rows.columns["site"])
+    assert numbers(by_client.train_rows) + numbers(by_client.test_rows) != [*range(100)]
+    assert sorted(numbers(by_client.train_rows) + numbers(by_client.test_rows)) == [*range(100)]
     assert not by_client.of_clients
     dealt = split_table(ROWS, None, 0.2, None)
-    assert (len(dealt.train), len(dealt.test), dealt.owners) == (80, 20, None)
+    assert (len(dealt.train_rows), len(dealt.test_rows), dealt.record_owners) == (80, 20, None)
 
 
 @pytest.mark.parametrize("test", ["by-client", 0.2])
 def test_owners_are_those_of_the_rows(test):
     found = split_table(ROWS, "site", test, None)
-    for owners, part in ((found.owners, found.train), (found.test_owners, found.test)):
+    for owners, part in (
+        (found.record_owners, found.train_rows),
+        (found.test_owners, found.test_rows),
+    ):
         assert found.owner_names[owners].tolist() == part.columns["site"].tolist()
     assert found.of_clients is (test == 0.2)
 
@@ -45,7 +48,7 @@ def test_owners_are_those_of_the_rows(test):
 def test_a_share_is_taken_of_every_client():
     found = split_table(ROWS, "site", 0.2, None)
     assert np.bincount(found.test_owners).tolist() == [1] * 20
-    assert np.bincount(found.owners).tolist() == [4] * 20
+    assert np.bincount(found.record_owners).tolist() == [4] * 20
 
 
 @pytest.mark.parametrize(
@@ -55,10 +58,10 @@ def test_a_test_table_is_clients_own_by_name(sites, shared):
     test = {"a": [1, 2], **({"site": sites} if sites else {})}
     found = split_table(ROWS, "site", test, None)
     assert found.of_clients is shared
-    assert len(found.train) == 100
+    assert len(found.train_rows) == 100
     if sites:
         assert found.owner_names[found.test_owners].tolist() == sites
-    assert found.owner_names[found.owners].tolist() == ROWS.columns["site"].tolist()
+    assert found.owner_names[found.record_owners].tolist() == ROWS.columns["site"].tolist()
 
 
 def test_a_test_table_of_rows_that_are_dealt_is_nobody_s():
@@ -83,18 +86,18 @@ def test_rows_of_the_same_source_are_traced_whatever_they_are_called(tmp_path, c
 def test_a_test_file_is_read(tmp_path):
     (tmp_path / "test.csv").write_text("site,a\nnew,1\n")
     found = split_table(ROWS, "site", str(tmp_path / "test.csv"), None)
-    assert found.test.columns["a"].tolist() == ["1"]
+    assert found.test_rows.columns["a"].tolist() == ["1"]
 
 
 @pytest.mark.parametrize("test", ["by-client", 0.5, {"a": [1], "site": ["new"]}])
 def test_clients_with_too_few_rows_are_left_out_of_both_parts(test):
     few = ROWS.take(np.flatnonzero(~np.isin(np.arange(100), [20, 40, 60, 80, 1])))
     found = split_table(few, "site", test, 4)
-    assert "s0" not in found.train.columns["site"]
-    assert "s1" in [*found.train.columns["site"], *found.test.columns["site"]]
-    kept = set(found.train.columns["site"])
+    assert "s0" not in found.train_rows.columns["site"]
+    assert "s1" in [*found.train_rows.columns["site"], *found.test_rows.columns["site"]]
+    kept = set(found.train_rows.columns["site"])
     if test == 0.5:
-        assert set(found.test.columns["site"]) == kept
+        assert set(found.test_rows.columns["site"]) == kept
 
 
 def test_numbers_are_names_too():

@@ -85,8 +85,8 @@ def read_exactly(path: Path, stream: BinaryIO, size: int) -> bytes:
     """The `size` bytes left in `stream`, refusing fewer or more without reading further."""
     content = stream.read(size + 1)
     if len(content) != size:
-        found = "more" if len(content) > size else f"{len(content)}"
-        raise malformed(path, f"{size} bytes of data", found)
+        length = "more" if len(content) > size else len(content)
+        raise malformed(path, f"{size} bytes of data", length)
     return content
 
 
@@ -116,8 +116,7 @@ def check_codes(
     last = first + count - 1
     bad = np.flatnonzero((codes < first) | (codes > last))
     if len(bad):
-        found = f"{codes[bad[0]]} at record {int(bad[0])}"
-        raise malformed(path, f"{what} {first}..{last}", found)
+        raise malformed(path, f"{what} {first}..{last}", f"{codes[bad[0]]} at record {bad[0]}")
 
 
 def optional_module(module: str, *, package: str, needed_by: str, extra: str = "data") -> Any:

@@ -139,7 +139,7 @@ class FederatedData:
         ...     {"site": [f"s{k // 3}" for k in range(36)], "age": ages, "well": wells},
         ...     client="site", target="well", columns={"age": {"low": 0, "high": 100}},
         ...     test="by-client")
-        >>> data.clients, data.held_out, data.classes, data.record_shape
+        >>> data.clients, data.held_out_owners, data.classes, data.record_shape
         (10, 2, 2, (1,))
         >>> for text in (*data.assumptions, *data.test_assumptions):
         ...     print(text)
@@ -387,7 +387,7 @@ this claim
         return bool((self.owners_of_test >= 0).any())
 
     @property
-    def held_out(self) -> int:
+    def held_out_owners(self) -> int:
         """The number of owners who are no clients, and whose records are tested on."""
         return len(np.unique(self.owners_of_test[self.owners_of_test < PUBLIC]))
 

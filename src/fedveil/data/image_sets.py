@@ -199,14 +199,14 @@ def load_femnist(root: Path, *, min_records: int = 20, digits: bool = False) -> 
     if digits:
         ink, y, writer, train = (array[y < _DIGITS] for array in (ink, y, writer, train))
     per_writer = np.bincount(writer[train], minlength=len(names))
-    kept = np.flatnonzero(per_writer >= min_records)
-    if len(kept) == 0:
+    writers = np.flatnonzero(per_writer >= min_records)
+    if len(writers) == 0:
         raise BadInput(
             f"no femnist writer has {min_records} training records, the most is "
             f"{per_writer.max()}: lower min_records"
         )
     index = np.full(len(names), -1)
-    index[kept] = np.arange(len(kept))
+    index[writers] = np.arange(len(writers))
     owner = index[writer]
     train_rows, test_rows = (np.flatnonzero(rows & (owner >= 0)) for rows in (train, ~train))
     return Records(
@@ -216,8 +216,8 @@ def load_femnist(root: Path, *, min_records: int = 20, digits: bool = False) -> 
         ink[test_rows],
         y[test_rows],
         classes=_DIGITS if digits else _CHARACTERS,
-        owners=owner[train_rows],
-        owner_names=names[kept],
+        record_owners=owner[train_rows],
+        owner_names=names[writers],
         test_owners=owner[test_rows],
         remarks=(few_records_assumption(min_records),),
     )

@@ -19,14 +19,13 @@ from fedveil.data.user_arrays import Array, array_of
 
 def clients_from_datasets(datasets: object) -> list[tuple[str, Inputs[Array], Array]]:
     """(name, features, targets) of a dict of data sets by name, or of a list of them."""
-    if isinstance(datasets, Mapping):
-        named = [(str(name), dataset) for name, dataset in datasets.items()]
-    elif isinstance(datasets, list | tuple):
-        named = [(str(number), dataset) for number, dataset in enumerate(datasets)]
-    else:
+    if isinstance(datasets, list | tuple):
+        datasets = dict(enumerate(datasets))
+    if not isinstance(datasets, Mapping):
         raise BadInput(
             f"datasets is {shown(datasets)}: a list or a dict by name, with one data set per client"
         )
+    named = [(str(name), dataset) for name, dataset in datasets.items()]
     return [(name, *arrays_of(dataset, f"client {name!r}")) for name, dataset in named]
 
 

@@ -101,9 +101,11 @@ def table_records(table: object, options: TableOptions) -> Records:
     features, target = _declared_columns(source, options)
     split = split_table(source, options.client, options.test, options.min_records)
     on_test = options.statistics in (None, "held-out")
-    rows, whose = (split.test, "test records") if on_test else (split.train, "clients' records")
+    rows, whose = split.train_rows, "clients' records"
+    if on_test:
+        rows, whose = split.test_rows, "test records"
     if len(rows) == 0:
-        missing = undeclared(features, target, split.train)
+        missing = undeclared(features, target, split.train_rows)
         if missing:
             raise BadInput(
                 f"{source.name}: nothing is declared of {listed(missing)}, and there is no test "
@@ -111,7 +113,7 @@ def table_records(table: object, options: TableOptions) -> Records:
                 "name a public table (test), or declare public what clients' records say "
                 "(statistics = 'public')"
             )
-        rows = split.train  # of which nothing is fitted
+        rows = split.train_rows  # of which nothing is fitted
     schema, fitted = fit_schema(features, target, rows, whose)
     if options.statistics is not None and not fitted:
         raise BadInput(
@@ -128,15 +130,15 @@ def table_records(table: object, options: TableOptions) -> Records:
         remarks.append(few_records_assumption(options.min_records))
     return Records(
         source.name,
-        schema.encode(split.train),
-        schema.targets(split.train),
-        schema.encode(split.test),
-        schema.targets(split.test),
+        schema.encode(split.train_rows),
+        schema.targets(split.train_rows),
+        schema.encode(split.test_rows),
+        schema.targets(split.test_rows),
         classes=schema.classes,
-        owners=split.owners,
+        record_owners=split.record_owners,
         owner_names=split.owner_names,
         test_owners=split.test_owners,
-        row_numbers=split.train.row_numbers,
+        row_numbers=split.train_rows.row_numbers,
         test_row_numbers=split.test_row_numbers,
         fitted="" if of_others else fitted,
         fitted_on_test=fitted if of_others else "",
@@ -192,26 +194,27 @@ def _declared_columns(source: Table, options: TableOptions) -> tuple[list[Column
 class TableSplit:
     """Training and test rows, and the owners of both as places in `owner_names`, if known."""
 
-    train: Table
-    test: Table
-    owners: Rows | None = None
+    train_rows: Table
+    test_rows: Table
+    record_owners: Rows | None = None
     test_owners: Rows | None = None
     owner_names: Array | None = None
 
     @property
     def test_row_numbers(self) -> Rows:
         """The test rows' numbers in the table of the training rows, -1 for rows from elsewhere."""
-        same = self.test.source == self.train.source
-        return self.test.row_numbers if same else np.full(len(self.test), -1, dtype=np.intp)
+        if self.test_rows.source == self.train_rows.source:
+            return self.test_rows.row_numbers
+        return np.full(len(self.test_rows), -1, dtype=np.intp)
 
     @property
     def of_clients(self) -> bool:
         """Whether test rows are rows of clients, or of the same owners."""
-        if np.isin(self.test_row_numbers, self.train.row_numbers).any():
+        if np.isin(self.test_row_numbers, self.train_rows.row_numbers).any():
             return True
-        if self.owners is None or self.test_owners is None:
+        if self.record_owners is None or self.test_owners is None:
             return False
-        return bool(np.isin(self.test_owners, self.owners).any())
+        return bool(np.isin(self.test_owners, self.record_owners).any())
 
 
 def split_table(source: Table, client: str | None, test: object, least: int | None) -> TableSplit:

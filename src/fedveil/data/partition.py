@@ -36,10 +36,10 @@ class Records:
         x, test_x: float32, images as [N, channels, height, width], or several inputs by name.
         y, test_y: int64 labels, or float32 when `classes` is 0 (see `base.inputs.Target`).
         classes: The number of labels.
-        owners: The place in `owner_names` of the person each training record came from. None if the
-            data set has no natural clients.
+        record_owners: The place in `owner_names` of the person each training record came from. None
+            if the data set has no natural clients.
         owner_names: Names of owners.
-        test_owners: As `owners`, of each test record.
+        test_owners: As `record_owners`, of each test record.
         row_numbers: The row of a table that each training record is.
         test_row_numbers: That of each test record in the same table, -1 if it is not from there.
         public_test: Whether the source has published the test split.
@@ -55,7 +55,7 @@ class Records:
     test_x: Inputs[Array]
     test_y: Array
     classes: int
-    owners: Rows | None = None
+    record_owners: Rows | None = None
     owner_names: Array | None = None
     test_owners: Rows | None = None
     row_numbers: Rows | None = None
@@ -145,7 +145,7 @@ def partition(
             order, sizes = _shards(records, len(sizes), shards_per_client, random)
         case _:
             order = _dirichlet(records, sizes, alpha, random)
-    if records.owners is not None:
+    if records.record_owners is not None:
         remark = "records of one owner are dealt to several clients"
         remark = f"{remark}: a claim per client is not about an owner"
         records = replace(records, remarks=(*records.remarks, remark))
@@ -164,7 +164,7 @@ def resampled(records: Records, count: int, seed: int) -> Records:
     if count > most:
         raise BadInput(f"resample is {count}: at most {most} records of this size are possible")
     rows = _generator(seed, _RESAMPLING).integers(len(records.y), size=count)
-    arrays = {name: getattr(records, name) for name in ("y", "owners", "row_numbers")}
+    arrays = {name: getattr(records, name) for name in ("y", "record_owners", "row_numbers")}
     drawn = {name: array[rows] for name, array in arrays.items() if array is not None}
     return replace(records, x=taken(records.x, rows), **drawn)
 
@@ -174,12 +174,12 @@ def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
     if most < 1:
         raise BadInput(f"most_records is {most}: at least one record is needed")
     random = _generator(seed, _SHORTENING)
-    kept = [
+    chosen = [
         first + np.sort(random.permutation(size)[:most])
         for first, size in zip(data.offsets, data.sizes, strict=False)
     ]
-    rows = np.concatenate(kept)
-    offsets = np.cumsum([0, *map(len, kept)], dtype=np.int64)
+    rows = np.concatenate(chosen)
+    offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
     return replace(data, x=taken(data.x, rows), y=data.y[rows], offsets=offsets)
 
 
@@ -267,7 +267,7 @@ def _by_owner(
     hold_out: bool,
 ) -> FederatedData:
     """One client per owner ("natural") or per group of owners, without those who are held out."""
-    owners, names = records.owners, records.owner_names
+    owners, names = records.record_owners, records.owner_names
     if owners is None or names is None:
         raise BadInput(
             f"{records.name} has no natural clients (femnist has, its writers): "

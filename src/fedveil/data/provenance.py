@@ -55,19 +55,15 @@ def assumptions_about_test(owners: Owners, clients: int) -> tuple[str, ...]:
         assumptions.append(
             "test records of the clients themselves are measured in the clear: outside this claim"
         )
-    held_out = len(np.unique(owners[owners < PUBLIC]))
-    if held_out and by_record(owners):
-        who = "1 record is" if held_out == 1 else f"{held_out:,} records are"
-        assumptions.append(
-            f"{who} held out for testing, measured in the clear, and nobody whose they are is "
-            "protected by this claim"
-        )
-    elif held_out:
-        who = "1 owner is" if held_out == 1 else f"{held_out:,} owners are"
-        assumptions.append(
-            f"{who} held out of {held_out + clients:,} for testing, measured in the clear, and not "
-            "protected by this claim"
-        )
+    number = len(np.unique(owners[owners < PUBLIC]))
+    if number:
+        clear = "for testing, measured in the clear, and"
+        if by_record(owners):
+            who, protected = "record", f"{clear} nobody whose they are is protected"
+        else:
+            who, protected = "owner", f"of {number + clients:,} {clear} not protected"
+        noun = f"{who} is" if number == 1 else f"{who}s are"
+        assumptions.append(f"{number:,} {noun} held out {protected} by this claim")
     if (owners == PUBLIC).any():
         assumptions.append("the test records are taken as public")
     return tuple(assumptions)
@@ -165,15 +161,15 @@ def check_copies(x: Inputs[Array], y: Array, test_x: Inputs[Array], test_y: Arra
     """
     if not len(test_y) or not len(y):
         return
-    mine = digests(x, y, like=(test_x, test_y))
-    theirs = digests(test_x, test_y, like=(x, y))
-    kinds, which, times = np.unique(mine, return_inverse=True, return_counts=True)
+    of_clients = digests(x, y, like=(test_x, test_y))
+    of_test = digests(test_x, test_y, like=(x, y))
+    distinct, places, times = np.unique(of_clients, return_inverse=True, return_counts=True)
     several = times > 1
-    equal = np.isin(theirs, kinds)
-    once = np.isin(np.unique(theirs), kinds)
-    if _too_many(equal, several[which]) and _too_many(once, several):
+    equal = np.isin(of_test, distinct)
+    once = np.isin(np.unique(of_test), distinct)
+    if _too_many(equal, several[places]) and _too_many(once, several):
         raise BadInput(
-            f"{equal.sum():,} of {len(theirs):,} test records equal clients' records, far more "
+            f"{equal.sum():,} of {len(of_test):,} test records equal clients' records, far more "
             "than chance explains: they would be measured in the clear as nobody's; "
             "hold owners out (test = 'by-client'), name the test records' owners, or leave the "
             "test split out"

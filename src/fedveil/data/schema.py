@@ -95,7 +95,7 @@ class TableSchema:
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of words of a text column, padding and unknown included; 0 without any."""
+        """The number of words of a text column, with padding and unknown, or 0."""
         text = self.features[0].text
         return 0 if text is None else text.known.size
 

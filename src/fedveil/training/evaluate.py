@@ -229,7 +229,7 @@ def measured_owners(data: FederatedData) -> Owners:
             "evaluate.epsilon is given and the test records are public: there is nothing to "
             "protect; leave it out"
         )
-    held_out = data.held_out > 0
+    held_out = data.held_out_owners > 0
     if data.elsewhere and not held_out:
         raise BadInput(
             "evaluate.epsilon would measure clients whose records are at their sites, which count "
