@@ -130,11 +130,11 @@ def test_what_an_adaptive_clip_is_told_is_cut(stand_ins, sent, counted):
     three.server().serve()
     share = (0.5 + 0.5 + counted) / 3 + 0.5
     moved = 0.5 * torch.exp(torch.tensor(0.5 - share)).item()
-    assert float(three.transport.asks[1].adaptive_state[0]) == pytest.approx(moved, rel=0.01)
+    assert float(three.transport.asks[1].moving[0]) == pytest.approx(moved, rel=0.01)
 
 
 def test_a_flipped_bit_that_is_none_counts_as_zero():
-    watched = Quantile(0.5, 0.5, flip=0.2).watched
+    watched = Quantile(0.5, 0.5, flip=0.2).statistic
     keys = Streams(1).keys("client-bits", 1, [0])
     bit = float(watched.flipped(torch.ones(1, 1, dtype=torch.float64), keys).abs()[0, 0])
     rows = torch.tensor([[bit], [-bit], [bit * 1.001], [0.5], [torch.nan]], dtype=torch.float64)
@@ -142,9 +142,9 @@ def test_a_flipped_bit_that_is_none_counts_as_zero():
 
 
 def test_what_clients_may_send_to_a_clip_stays_as_it_is():
-    histogram = Median(0.5, -2, 2, 1, Budget(1.0, 1e-5), noise=0.7).watched
+    histogram = Median(0.5, -2, 2, 1, Budget(1.0, 1e-5), noise=0.7).statistic
     for watched, rows in (
-        (Quantile(0.5, 0.5, noise=3.0).watched, torch.tensor([[0.5], [-0.5], [0.0]])),
+        (Quantile(0.5, 0.5, noise=3.0).statistic, torch.tensor([[0.5], [-0.5], [0.0]])),
         (histogram, torch.eye(5)),
     ):
         rows = rows.double()

@@ -100,9 +100,9 @@ def test_randomness_is_the_operating_systems(
     streams: list[Any] = []
     real = site_module.client_report
 
-    def report(work: Any, plan: Any, turn: Any) -> Any:
-        streams.append(turn.streams)
-        return real(work, plan, turn)
+    def report(work: Any, plan: Any, batch: Any) -> Any:
+        streams.append(batch.round.streams)
+        return real(work, plan, batch)
 
     monkeypatch.setattr(site_module, "client_report", report)
     server = Server(site)
@@ -187,17 +187,17 @@ def test_a_clip_out_of_reach_is_refused(
     tmp_path: Path, recipe: dict[str, Any], moving: torch.Tensor
 ) -> None:
     server = Server(open_site(tmp_path, recipe, OPEN))
-    refused(server.answer(adaptive_state=moving), "cannot be")
+    refused(server.answer(moving=moving), "cannot be")
     assert charges(server.site) == 0
 
 
 def test_an_adaptive_clip_may_move_as_far_as_it_can(tmp_path: Path) -> None:
     server = Server(open_site(tmp_path, QUANTILE, OPEN))
-    refused(server.answer(2, adaptive_state=one(0.5 * 2.72**7)), "cannot be")
-    answer = server.answer(2, adaptive_state=one(0.5 * 2.71**5))
+    refused(server.answer(2, moving=one(0.5 * 2.72**7)), "cannot be")
+    answer = server.answer(2, moving=one(0.5 * 2.71**5))
     assert isinstance(answer, Answer)
     assert answer.watched.shape == (1,)
-    refused(server.answer(3, adaptive_state=one(1e-15)), "cannot be")
+    refused(server.answer(3, moving=one(1e-15)), "cannot be")
 
 
 @pytest.mark.parametrize("size", [3e38, 1e-45])
@@ -218,7 +218,7 @@ def test_noise_follows_the_clip_that_is_used(tmp_path: Path) -> None:
     server = Server(open_site(tmp_path, QUANTILE, OPEN))
     multiplier = server.site.plan.release.multiplier
     for round, clip in ((1, 0.5), (2, 0.5 * 2.7**5), (3, 0.5 * 2.7**-8)):
-        answer = server.answer(round, adaptive_state=one(clip))
+        answer = server.answer(round, moving=one(clip))
         scaled = answer.report.double() / (2 * clip * multiplier)
         assert 0.3 < float((scaled**2).sum()) < 150  # with a signal of at most 1 / (2 multiplier)
 

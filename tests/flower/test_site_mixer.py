@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.flower.federation import MixerLink, MixerSection
+from fedveil.flower.federation import MixerSection
 from fedveil.flower.messages import Answer, Refusal
 from fedveil.mixing.mixer import MixerConfig, serve
 from fedveil.mixing.protocol import COLLECTOR
@@ -148,7 +148,7 @@ def test_a_site_talks_to_nobody_but_its_mixer(tmp_path: Path, tls: Any) -> None:
 
 def test_a_site_sends_bits_and_nothing_else(tmp_path: Path, monkeypatch: Any) -> None:
     sent: list[tuple[int, Any]] = []
-    monkeypatch.setattr(MixerLink, "report", lambda self, *what: sent.append(what))
+    monkeypatch.setattr(MixerSection, "send_report", lambda self, *what: sent.append(what))
     site = open_site(tmp_path, SHUFFLED, TRUSTING, mixer=section(1))
     server = Server(site)
     assert server.answer(1).report.shape == (0,)
@@ -164,7 +164,7 @@ def test_a_site_relies_on_the_honest_reports_and_on_those_that_are_not(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     sent: list[Any] = []
-    monkeypatch.setattr(MixerLink, "report", lambda self, *what: sent.append(what))
+    monkeypatch.setattr(MixerSection, "send_report", lambda self, *what: sent.append(what))
     recipe = {**SHUFFLED, "shuffle": {"minimum": 2, "dishonest": 1}}
     site = open_site(tmp_path, recipe, TRUSTING, mixer=section(1))
     Server(site).answer(1)
@@ -180,8 +180,8 @@ def test_a_mixer_with_a_smaller_minimum_gets_no_report_and_hands_on_none(
         answer = Server(site).answer()
         assert isinstance(answer, Refusal)
         assert "a smaller minimum" in answer.reason
-        link = MixerLink(MixerSection(**section(port, insecure=True)))
-        assert link.collected(1, 15, 3, 0.0, lambda: 1.0, lambda _: None) is None
+        mixer = MixerSection(**section(port, insecure=True))
+        assert mixer.collect(1, 15, 3, 0.0, lambda: 1.0, lambda _: None) is None
 
 
 @pytest.mark.parametrize(

@@ -57,14 +57,14 @@ def plan(
 
     By formulas alone, by theory on a recipe's data, or by training (--simulate).
     """
-    options.check_given(
-        repeat=repeat,
-        clients=clients,
-        per_round=per_round,
-        parameters=parameters,
-        epsilon=epsilon,
-        delta=delta,
-    )
+    numbers = {
+        "clients": clients,
+        "per_round": per_round,
+        "parameters": parameters,
+        "epsilon": epsilon,
+        "delta": delta,
+    }
+    options.check_given(repeat=repeat, **numbers)
     if repeat is not None and not simulate:
         raise BadInput(f"--repeat is {repeat} and nothing is repeated: add --simulate")
     cluster = options.cluster_of(engine, address, workers)
@@ -83,15 +83,7 @@ def plan(
         write_and_print,
     )
 
-    sizes = {
-        "clients": clients,
-        "per_round": per_round,
-        "parameters": parameters,
-        "epsilon": epsilon,
-        "delta": delta,
-        "noise": noise,
-        "trust": trust,
-    }
+    sizes = {**numbers, "noise": noise, "trust": trust}
     space = space_of(steps, iterations, clips, rates)
     if recipe is None:
         by_formula(sizes, space, as_json=json_)

@@ -171,10 +171,9 @@ class Deployment:
             for site in sites:
                 known = site.model_dump(exclude_defaults=True)
                 file.write("\n" + to_toml({"[sites]": known}).lstrip())
-        self._fill("flower.sh", folder, local=self.superlink.local)
-        self._fill("superlink.sh", folder, listen=self.superlink.listen, port=self.superlink.port)
-        self._fill("register.sh", folder, local=self.superlink.local)
-        self._fill("run.sh", folder)
+        link = self.superlink
+        for script in ("flower.sh", "superlink.sh", "register.sh", "run.sh"):
+            self._fill(script, folder, local=link.local, listen=link.listen, port=link.port)
 
     def _mixer(self, folder: Path) -> MixerFiles | None:
         """Write the mixer's folder, for a recipe with [shuffle]."""

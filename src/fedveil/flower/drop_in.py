@@ -247,16 +247,14 @@ class PrivateStrategy(Strategy):
         self._state = replace(self._state, params=start, adaptive_state=moving)
         until = time.monotonic() + self._wait
         while not self._nodes:
-            found = sorted(grid.get_node_ids())
-            if len(found) > plan.population or (
-                len(found) < plan.population and time.monotonic() >= until
-            ):
+            nodes = sorted(grid.get_node_ids())
+            if len(nodes) == plan.population:
+                self._nodes = nodes
+            elif len(nodes) > plan.population or time.monotonic() >= until:
                 raise BadInput(
-                    f"the plan is for {plan.population} clients and {len(found)} nodes are there: "
+                    f"the plan is for {plan.population} clients and {len(nodes)} nodes are there: "
                     "make it for that number, or start as many"
                 )
-            if len(found) == plan.population:
-                self._nodes = found
             else:
                 time.sleep(_NODE_POLL)
 

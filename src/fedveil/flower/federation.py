@@ -12,7 +12,7 @@ key = "SHA256:..."        # of the site's public key, as ssh-keygen -lf prints i
 records = 1200            # only where it is public and needed: weights, claims about records
 ```
 
-For recipes with [shuffle], sites and server reach the mixer by `MixerLink`.
+For recipes with [shuffle], sites and server reach the mixer by its `MixerSection`.
 """
 
 import asyncio
@@ -23,7 +23,6 @@ import ssl
 import tomllib
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,7 +51,11 @@ def with_absolute_paths(section: S, folder: Path, *keys: str) -> S:
 
 
 class MixerSection(Section):
-    """`[mixer]`: where reports go for a recipe with `[shuffle]`."""
+    """`[mixer]`: where reports go for a recipe with `[shuffle]`.
+
+    Guarantee: without `insecure`, nothing is sent unless the peer has a certificate of the host
+    that the authority has signed.
+    """
 
     host: str
     """Its host, as its certificate names it."""
@@ -89,31 +92,20 @@ class MixerSection(Section):
         """The same with paths that are relative to `folder` made absolute."""
         return with_absolute_paths(self, folder, "ca", "certificate", "key")
 
-
-@dataclass(frozen=True)
-class MixerLink:
-    """A connection to one mixer.
-
-    Guarantee: without `insecure`, nothing is sent unless the peer has a certificate of the host
-    that the authority has signed.
-    """
-
-    section: MixerSection
-
-    def report(self, number: int, high: Flags, minimum: int) -> None:
+    def send_report(self, number: int, high: Flags, minimum: int) -> None:
         """Send the bits `high` [P] of one report. Raises `Refused` if the mixer does not count it.
 
         A mixer that hands on fewer than `minimum` reports gets none. A report is never sent
         again: a mixer that broke off may have counted it.
         """
-        mixer, tls = self.section, self._tls_context()
+        spread, tls = self.spread, self._tls_context()
         _run_in_thread(
             lambda: send_report(
-                mixer.host, mixer.port, number, high, minimum=minimum, spread=mixer.spread, tls=tls
+                self.host, self.port, number, high, minimum=minimum, spread=spread, tls=tls
             )
         )
 
-    def collected(
+    def collect(
         self,
         number: int,
         positions: int,
@@ -123,12 +115,12 @@ class MixerLink:
         sleep: Callable[[float], None],
     ) -> Multisets | None:
         """Collect a round's multisets. None if it was discarded, or is still open at `until`."""
-        mixer, tls = self.section, self._tls_context()
+        tls = self._tls_context()
         while True:
             try:
                 return _run_in_thread(
                     lambda: collect(
-                        mixer.host, mixer.port, number, positions, minimum=minimum, tls=tls
+                        self.host, self.port, number, positions, minimum=minimum, tls=tls
                     )
                 )
             except Refused as e:
@@ -137,8 +129,7 @@ class MixerLink:
             sleep(_MIXER_POLL)
 
     def _tls_context(self) -> ssl.SSLContext | None:
-        mixer = self.section
-        return None if mixer.insecure else client_tls(mixer.ca, mixer.certificate, mixer.key)
+        return None if self.insecure else client_tls(self.ca, self.certificate, self.key)
 
 
 def _run_in_thread(conversation: Callable[[], Coroutine[Any, Any, T]]) -> T:

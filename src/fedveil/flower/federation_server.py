@@ -19,7 +19,7 @@ import torch
 
 from fedveil.base.errors import BadInput, FedveilError
 from fedveil.data.federated import FederatedData
-from fedveil.flower.federation import Federation, MixerLink, takes_whole_deadline
+from fedveil.flower.federation import Federation, MixerSection, takes_whole_deadline
 from fedveil.flower.messages import (
     Answer,
     Arrival,
@@ -243,8 +243,7 @@ class RemoteEngine:
         if self.federation.mixer is None:
             total = self._sum(round, answers, outcome)
         else:
-            link = MixerLink(self.federation.mixer)
-            total = self._mixed(link, round, ask, outcome, began)
+            total = self._mixed(self.federation.mixer, round, ask, outcome, began)
         self.round_log.write_outcome(outcome)
         self.on_outcome(outcome)
         return total
@@ -293,7 +292,7 @@ class RemoteEngine:
         return replace(total, clipping_known=False, enough=outcome.enough)
 
     def _mixed(
-        self, mixer: MixerLink, round: Round, ask: RoundAsk, outcome: Outcome, began: float
+        self, mixer: MixerSection, round: Round, ask: RoundAsk, outcome: Outcome, began: float
     ) -> CohortSum:
         """What the mixer hands on of the reports that sites have sent it, in place of their sum.
 
@@ -305,7 +304,7 @@ class RemoteEngine:
         found = None
         if outcome.answered:
             size, minimum = job.task.size, plan.release.channel.minimum
-            found = mixer.collected(number, size, minimum, until, self.clock, self.sleep)
+            found = mixer.collect(number, size, minimum, until, self.clock, self.sleep)
         total = CohortSum.zero(job.task.size, plan.width, noisy=False)
         channel = plan.release.channel
         if found is None or not isinstance(channel, Shuffler):

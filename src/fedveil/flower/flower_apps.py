@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_public_key,
-)
+from cryptography.hazmat.primitives import serialization
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -127,7 +123,9 @@ class GridTransport:
 def key_of(public_key: bytes) -> str:
     """The fingerprint of a node's public key, or "" if it cannot be read."""
     try:
-        line = load_pem_public_key(public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        line = serialization.load_pem_public_key(public_key).public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
     except (ValueError, TypeError, UnsupportedAlgorithm):
         return ""
     return fingerprint(line.decode())

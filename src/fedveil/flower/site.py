@@ -18,7 +18,7 @@ from fedveil.base.checks import TABLE
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.flower.federation import MixerLink, with_absolute_paths
+from fedveil.flower.federation import MixerSection, with_absolute_paths
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.policy import Offer, Policy, build_for_plan, local_steps, terms_of
 from fedveil.flower.site_file import TABLES, SiteFile, read_site_file
@@ -174,7 +174,7 @@ class Site:
         if not isinstance(channel, Shuffler):
             raise AssertionError("a mixer is for shuffled reports")
         number = round_number(ask.round, ask.attempt, self.plan.rounds)
-        self.mixer.report(number, channel.messages(rows, round)[0], channel.minimum)
+        self.mixer.send_report(number, channel.messages(rows, round)[0], channel.minimum)
         return rows[0, :0], sent.statistic[0]
 
     def _sent(self, clients: ClientBatch) -> ClientReports:
@@ -217,18 +217,16 @@ class _Nothing:
         return Clipped(rows, torch.zeros(1, dtype=torch.float64), none)
 
 
-def _mixer(file: SiteFile, plan: PrivacyPlan) -> MixerLink | None:
+def _mixer(file: SiteFile, plan: PrivacyPlan) -> MixerSection | None:
     """Where reports go, if not to the server."""
     if plan.release.channel.minimum and file.mixer is None:
         raise BadInput(
             "the recipe has [shuffle] and site.toml no [mixer]: name the mixer, or leave [shuffle] "
             "out of the recipe, so that trust is local"
         )
-    if file.mixer is None:
-        return None
-    if not plan.release.channel.minimum:
+    if file.mixer is not None and not plan.release.channel.minimum:
         raise BadInput("[mixer] is for recipes with [shuffle]: leave it out")
-    return MixerLink(file.mixer)
+    return file.mixer
 
 
 def _records(file: SiteFile, recipe: Recipe) -> FederatedData:
