@@ -25,7 +25,10 @@ DRAWS = 1_000_000
 SAMPLERS = [gaussian_int, laplace_int]
 LAWS = {gaussian_int: stats.norm, laplace_int: stats.laplace}
 TAILS = {gaussian_int: normal_tail, laplace_int: exponential_tail}
-INNER = {gaussian_int: grid_noise._NORMAL, laplace_int: grid_noise._LAPLACE}
+INNER = {
+    gaussian_int: (grid_noise._normal_size, normal_tail),
+    laplace_int: (grid_noise._laplace_size, exponential_tail),
+}
 SCALES = [0.3, 3.7, 1000.0, 2.0**24 + 1]
 
 
@@ -165,7 +168,7 @@ def test_floats_are_as_accurate_as_assumed(sampler):
             [2.0**-16, 1 - 2.0**-53, 1.0],
         ]
     )
-    for probability, size in zip(p.tolist(), INNER[sampler].size(p).tolist(), strict=True):
+    for probability, size in zip(p.tolist(), INNER[sampler][0](p).tolist(), strict=True):
         wanted, error = Fraction(probability) * 2**160, Fraction(1, 2**48)
         assert TAILS[sampler](Fraction(size) + error, 160) + 2 < wanted
         if size > error:
@@ -177,8 +180,8 @@ def test_floats_are_as_accurate_as_assumed(sampler):
 def test_floats_and_exact_arithmetic_agree(sampler, scale):
     words = Seeded(5).words(300)
     words[0], words[1] = 2**64 - 1, 2**64 - 2
-    again = [grid_noise._settled(INNER[sampler], Seeded(6), scale, int(w) >> 1) for w in words]
-    sizes = INNER[sampler].size(((words >> np.uint64(1)).astype(float) + 0.5) * 2.0**-63) * scale
+    again = [grid_noise._settled(Seeded(6), scale, int(w) >> 1, *INNER[sampler]) for w in words]
+    sizes = INNER[sampler][0](((words >> np.uint64(1)).astype(float) + 0.5) * 2.0**-63) * scale
     clear = np.abs(sizes - np.rint(sizes)) < 0.5 - 2.0**-44 * max(scale, 1.0)
     assert clear.mean() > 0.99
     draws = np.abs(sampler(Played(*words.tolist(), *[2**63] * 600), scale, 300))

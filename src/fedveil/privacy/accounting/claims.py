@@ -3,7 +3,7 @@
 import importlib
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
 from html import escape
@@ -93,12 +93,7 @@ class Composed:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            "event": events.to_dict(self.event),
-            "count": self.count,
-            "slip": self.slip,
-            "vouched": str(self.vouched),
-        }
+        return {**vars(self), "event": events.to_dict(self.event), "vouched": str(self.vouched)}
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "Composed":
@@ -220,11 +215,11 @@ class PrivacyClaim:
             rows["as published"] = "not a guarantee"
         if self.condition:
             rows["only if"] = self.condition
-        cells = [(name, escape(text)) for name, text in rows.items()]
+        cells = {name: escape(text) for name, text in rows.items()}
         if self.assumptions:
             listed = "".join(f"<li>{escape(text)}</li>" for text in self.assumptions)
-            cells.append(("assumptions", f"<ul>{listed}</ul>"))
-        table = "".join(f"<tr><th>{name}</th><td>{cell}</td></tr>" for name, cell in cells)
+            cells["assumptions"] = f"<ul>{listed}</ul>"
+        table = "".join(f"<tr><th>{name}</th><td>{cell}</td></tr>" for name, cell in cells.items())
         return f"<table>{table}</table>"
 
     @property
@@ -269,24 +264,21 @@ class PrivacyClaim:
     def _what(self) -> str:
         return "" if self.covers == "updates" else f"{self.covers}: "
 
-    @property
-    def _whose(self) -> str:
-        if self.units == 1:
-            return f"per {self.unit}"
-        return f"for {self.units} {self.unit}s of one person"
-
     def _terms(self, how: str) -> str:
+        whose = f"per {self.unit}"
+        if self.units > 1:
+            whose = f"for {self.units} {self.unit}s of one person"
         who = "" if self.holds_for == "everyone" else f", {self.holds_for}"
         label = ", as published, not a guarantee" if self.as_published else ""
         condition = f", only if {self.condition}" if self.condition else ""
         return (
-            f"at delta {self.delta:g} {self._whose}{who} "
+            f"at delta {self.delta:g} {whose}{who} "
             f"({self.neighbours}, {self.trust} trust{how}{label}){condition}"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The claim as plain JSON values. An infinite epsilon becomes the string "inf"."""
-        out = asdict(self)
+        out = dict(vars(self))
         for key in ("unit", "neighbours", "trust", "accountant", "noise"):
             out[key] = str(out[key])
         out["epsilon"] = self.epsilon if math.isfinite(self.epsilon) else "inf"
@@ -306,9 +298,11 @@ class PrivacyClaim:
             "noise": NoiseSource,
             "assumptions": tuple,
             "units": int,
-            "composed": lambda same: None if same is None else Composed.from_dict(same),
         }
-        return cls(**{key: kinds.get(key, lambda same: same)(v) for key, v in raw.items()})
+        values = {key: kinds[key](v) if key in kinds else v for key, v in raw.items()}
+        if values.get("composed") is not None:
+            values["composed"] = Composed.from_dict(values["composed"])
+        return cls(**values)
 
 
 HELD_OUT = "metrics of held-out owners"

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from fedveil.privacy.accounting.claims import (
     TRUSTED_SERVER,
@@ -38,7 +39,10 @@ class Strength(StrEnum):
     STRONG = "strong"
 
 
-_SAID = {
+_STRENGTHS = {Strength.NOTHING: 0.999, Strength.WEAK: 0.95, Strength.MODERATE: 0.625}
+"""The least share of right guesses of each, from the weakest on."""
+
+_PROMISES = {
     Strength.NOTHING: (
         "That promises next to nothing: at an epsilon this large such an attacker may be all but "
         "certain. Known attacks may do worse than that, but nothing guarantees it."
@@ -143,12 +147,10 @@ def smaller(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
     return next((c for c in claims if c.condition and _promised(c) == _promised(first)), None)
 
 
-def _promised(claim: PrivacyClaim) -> tuple[object, ...]:
-    """Everything of a claim but its epsilon and what it rests on."""
-    return (
-        *(claim.delta, claim.unit, claim.neighbours, claim.trust, claim.accountant),
-        *(claim.noise, claim.holds_for, claim.covers),
-    )
+_promised = attrgetter(
+    "delta", "unit", "neighbours", "trust", "accountant", "noise", "holds_for", "covers"
+)
+"""Everything of a claim but its epsilon and what it rests on."""
 
 
 def right_guesses(claim: PrivacyClaim) -> float:
@@ -209,11 +211,7 @@ class Meaning:
         if self.claim is None or not self.guaranteed:
             return Strength.NONE
         share = right_guesses(self.claim)
-        for least, strength in (
-            (0.999, Strength.NOTHING),
-            (0.95, Strength.WEAK),
-            (0.625, Strength.MODERATE),
-        ):
+        for strength, least in _STRENGTHS.items():
             if share >= least:
                 return strength
         return Strength.STRONG
@@ -255,27 +253,30 @@ class Meaning:
     @property
     def worth(self) -> str:
         """How strong the promise is, "" where there is none."""
-        return _SAID.get(self.strength, "")
+        return _PROMISES.get(self.strength, "")
 
     @property
     def warnings(self) -> list[str]:
         """What has to be said beside the sentence, however short the page."""
-        claim, found = self.claim, []
+        claim, warnings = self.claim, []
         if claim is None:
             return []
         if claim.noise is NoiseSource.SEEDED:
-            found.append(
+            warnings.append(
                 "This is a simulation: its noise follows from a seed, and whoever knows the seed "
                 'can remove it. A model that is given away needs noise.source = "secure".'
             )
         if self.smaller is not None:
-            found.append(f"That holds whoever ended the run and why. {_upper(self.smaller.short)}.")
+            short = self.smaller.short
+            warnings.append(
+                f"That holds whoever ended the run and why. {short[:1].upper()}{short[1:]}."
+            )
         if self.published is not None:
-            found.append(
+            warnings.append(
                 f"The paper's own formula comes to {self.published.short}. That is how its "
                 "authors count, and it is not a guarantee."
             )
-        return found
+        return warnings
 
     @property
     def unit(self) -> str:
@@ -287,26 +288,22 @@ class Meaning:
 
         Computed when it is called: it may take a second.
         """
-        claim = self.claim
-        if claim is None or not self._somebody_s or not claim.answers:
+        claim = self._about_one_unit
+        if claim is None or not claim.answers:
             return []
-        found = [claim.for_units(units) for units in SEVERAL]
-        return [
-            {
-                f"{claim.unit}s of one person": f"{each.units}",
-                "epsilon": each.value,
-                "right guesses at most": _share(right_guesses(each))
-                if each.vouched
-                else "no bound",
-            }
-            for each in found
-        ]
+        rows = []
+        for units in SEVERAL:
+            more = claim.for_units(units)
+            share = _share(right_guesses(more)) if more.vouched else "no bound"
+            name = f"{claim.unit}s of one person"
+            rows.append({name: f"{units}", "epsilon": more.value, "right guesses at most": share})
+        return rows
 
     @property
     def several_unknown(self) -> str:
         """Why there is no epsilon for several units, "" where there is one or none is needed."""
-        claim = self.claim
-        if claim is None or not self._somebody_s or claim.answers:
+        claim = self._about_one_unit
+        if claim is None or claim.answers:
             return ""
         return (
             f"The epsilon of somebody with several {claim.unit}s is larger, and cannot be "
@@ -314,15 +311,12 @@ class Meaning:
         )
 
     @property
-    def _somebody_s(self) -> bool:
-        """Whether the claim promises something about one unit of which somebody may have more."""
+    def _about_one_unit(self) -> PrivacyClaim | None:
+        """The claim if it promises something about one unit of which somebody may have more."""
         claim = self.claim
-        return (
-            claim is not None
-            and self.guaranteed
-            and claim.unit is not Unit.WEIGHT
-            and claim.units == 1
-        )
+        if claim is None or claim.unit is Unit.WEIGHT or claim.units > 1:
+            return None
+        return claim if self.guaranteed else None
 
     @property
     def trusted(self) -> str:
@@ -343,16 +337,16 @@ class Meaning:
         """What the claim does not cover."""
         if self.claim is None:
             return []
-        found = [
+        uncovered = [
             "What is true of people in general, and would be learnt from others as well.",
             "Other runs on the same data, trials included: their epsilons add up.",
         ]
         match self.claim.neighbours:
             case Relation.ZERO_OUT:
-                found.append("How many clients there are, which is public.")
+                uncovered.append("How many clients there are, which is public.")
             case Relation.REPLACE:
-                found.append("That somebody takes part: only what their data are is hidden.")
-        return found
+                uncovered.append("That somebody takes part: only what their data are is hidden.")
+        return uncovered
 
     @property
     def odds(self) -> list[dict[str, str]]:
@@ -385,10 +379,6 @@ class Meaning:
     def number(self) -> str:
         """The claim in the field's own words."""
         return "nothing is claimed" if self.claim is None else str(self.claim)
-
-
-def _upper(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _odds(claim: PrivacyClaim) -> float:

@@ -24,8 +24,6 @@ from scipy.special import gammaln
 
 Moments = npt.NDArray[np.float64]
 
-_ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
-
 _ORDERS = (
     *(1 + k / 10 for k in range(1, 100)),
     *map(float, range(11, 64)),
@@ -42,13 +40,12 @@ _EXACT = 256
 
 def gaussian(m: float, count: int, delta: float) -> float:
     """Of `count` Gaussian releases: the pair N(0, m^2), N(1, m^2) under every relation."""
-    return _epsilon(dpa.GaussianDpEvent(m), _ADD_REMOVE, count, delta)
+    return _epsilon(dpa.GaussianDpEvent(m), count, delta)
 
 
 def poisson_sampled(rate: float, m: float, count: int, delta: float) -> float:
     """Of Gaussian releases in which a unit takes part with probability `rate`, or never does."""
-    event = dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(m))
-    return _epsilon(event, _ADD_REMOVE, count, delta)
+    return _epsilon(dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(m)), count, delta)
 
 
 def fixed_sampled(size: int, population: int, m: float, count: int, delta: float) -> float:
@@ -84,12 +81,12 @@ def fixed_sampled_moments(share: float, m: float) -> Moments:
     logs = {1: 0.0}
     for order in sorted({round for a in _ORDERS for round in (math.floor(a), math.ceil(a))} - {1}):
         logs[order] = _log_moment(order, share, m)
-    found = []
+    divergences = []
     for a in _ORDERS:
         low, high = math.floor(a), math.ceil(a)
         log = logs[low] + (a - low) * (logs[high] - logs[low])
-        found.append(log / (a - 1))
-    return np.array(found)
+        divergences.append(log / (a - 1))
+    return np.array(divergences)
 
 
 def _log_moment(order: int, share: float, m: float) -> float:
@@ -126,19 +123,17 @@ def _log_differences(m: float) -> tuple[float, ...]:
     for _ in range(_EXACT):
         moments.append(exact.multiply(moments[-1], ratio))
         ratio = exact.multiply(ratio, step)
-    found, differences, rough = [0.0], moments, Context(20, Emin=MIN_EMIN, Emax=MAX_EMAX)
+    logs, differences, rough = [0.0], moments, Context(20, Emin=MIN_EMIN, Emax=MAX_EMAX)
     for order in range(1, _EXACT + 1):
         differences = [exact.subtract(high, low) for low, high in pairwise(differences)]
         if order % 2 == 0:
-            found.append(float(rough.ln(rough.plus(differences[0]))))
-    return tuple(found)
+            logs.append(float(rough.ln(rough.plus(differences[0]))))
+    return tuple(logs)
 
 
 @lru_cache(maxsize=1024)
-def _epsilon(
-    event: dpa.DpEvent, relation: dpa.NeighboringRelation, count: int, delta: float
-) -> float:
-    orders, moments = _moments(event, relation)
+def _epsilon(event: dpa.DpEvent, count: int, delta: float) -> float:
+    orders, moments = _moments(event)
     return _of_moments(orders, count * moments, delta)
 
 
@@ -148,14 +143,15 @@ def _of_moments(orders: Moments, moments: Moments, delta: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _moments(event: dpa.DpEvent, relation: dpa.NeighboringRelation) -> tuple[Moments, Moments]:
-    """Orders, and the divergence of one release at each: what takes long, and adds up.
+def _moments(event: dpa.DpEvent) -> tuple[Moments, Moments]:
+    """Orders, and the divergence of one release at each.
 
-    Kept because budgets ask for many counts of one release.
+    This takes long, and adds up: budgets ask for many counts of one release.
     """
     with _quiet():
-        accountant = RdpAccountant(neighboring_relation=relation)
-        accountant.compose(event)
+        accountant = RdpAccountant(
+            neighboring_relation=dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+        ).compose(event)
         return accountant.orders, accountant.rdp
 
 

@@ -167,7 +167,7 @@ def gaussian_int(
     >>> gaussian_int(SecureRandom(), 1000.0, (2, 3)).shape
     (2, 3)
     """
-    return _rounded(_NORMAL, source, scale, shape)
+    return _rounded(source, scale, shape, _normal_size, normal_tail)
 
 
 def laplace_int(
@@ -181,11 +181,30 @@ def laplace_int(
     >>> laplace_int(SecureRandom(), 0.0, 3).tolist()
     [0, 0, 0]
     """
-    return _rounded(_LAPLACE, source, scale, shape)
+    return _rounded(source, scale, shape, _laplace_size, exponential_tail)
+
+
+_Size = Callable[[Floats], Floats]
+"""The |Z| of a symmetric law that is exceeded with probability p, in floats."""
+
+_Tail = Callable[[Fraction, int], int]
+"""(x, bits) -> P(|Z| > x) x 2^bits, less than two units off."""
+
+
+def _normal_size(p: Floats) -> Floats:
+    return np.asarray(-ndtri(p * 0.5))
+
+
+def _laplace_size(p: Floats) -> Floats:
+    return -np.log(p)
 
 
 def _rounded(
-    law: "_Law", source: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
+    source: SecureRandom,
+    scale: npt.ArrayLike,
+    shape: int | tuple[int, ...],
+    size: _Size,
+    tail: _Tail,
 ) -> Integers:
     """Rounded draws of a law, a piece at a time.
 
@@ -202,7 +221,7 @@ def _rounded(
         piece, steps = flat[start : start + _PIECE], each[start : start + _PIECE]
         words = source.words(len(piece))
         place = words >> np.uint64(1)
-        sizes = law.size((place.astype(np.float64) + 0.5) * 2.0**-63)
+        sizes = size((place.astype(np.float64) + 0.5) * 2.0**-63)
         sizes *= steps
         whole = np.rint(sizes)
         np.copyto(piece, whole, casting="unsafe")
@@ -210,33 +229,33 @@ def _rounded(
         unsure = np.abs(sizes, out=sizes) > 0.5 - _MARGIN * np.maximum(steps, 1.0)
         unsure |= place < _FAR
         for i in np.flatnonzero(unsure & (steps > 0)).tolist():
-            piece[i] = _settled(law, source, float(steps[i]), int(place[i]))
+            piece[i] = _settled(source, float(steps[i]), int(place[i]), size, tail)
         piece *= 1 - 2 * (words & np.uint64(1)).astype(np.int64)
     return out
 
 
-def _settled(law: "_Law", source: SecureRandom, scale: float, place: int) -> int:
+def _settled(source: SecureRandom, scale: float, place: int, size: _Size, tail: _Tail) -> int:
     """round(scale x |Z|), exactly, for p that starts with the bits of `place`."""
     bits = _FIRST_BITS
     while True:
         high, low = source.words(2).tolist()
         place, bits = place << _MORE_BITS | high << 64 | low, bits + _MORE_BITS
         middle = np.array((2 * place + 1) / (1 << bits + 1))
-        guess = int(np.rint(law.size(middle) * scale))
-        cell = _cell(law, Fraction(scale), place, bits, guess)
+        guess = int(np.rint(size(middle) * scale))
+        cell = _cell(tail, Fraction(scale), place, bits, guess)
         if cell is not None:
             return cell
 
 
-def _cell(law: "_Law", scale: Fraction, place: int, bits: int, guess: int) -> int | None:
+def _cell(tail: _Tail, scale: Fraction, place: int, bits: int, guess: int) -> int | None:
     """The k with (k - 1/2) / scale < |Z| < (k + 1/2) / scale, None if more bits are needed."""
 
     def beyond(k: int) -> bool | None:
         """Whether |Z| is beyond the upper edge of k: whether p is below that edge's tail."""
-        tail = law.tail(Fraction(2 * k + 1, 2) / scale, bits)
-        if place + 1 <= tail - 2:
+        edge = tail(Fraction(2 * k + 1, 2) / scale, bits)
+        if place + 1 <= edge - 2:
             return True
-        return False if place >= tail + 2 else None
+        return False if place >= edge + 2 else None
 
     k = guess
     while above := beyond(k):
@@ -320,18 +339,3 @@ def _arccot(n: int, room: int) -> int:
         k += 2
         total += power // k
     return total
-
-
-@dataclass(frozen=True)
-class _Law:
-    """A symmetric law: `size` is the |Z| that is exceeded with probability p, in floats.
-
-    `tail(x, bits)` is P(|Z| > x) x 2^bits, less than two units off.
-    """
-
-    size: Callable[[Floats], Floats]
-    tail: Callable[[Fraction, int], int]
-
-
-_NORMAL = _Law(lambda p: -ndtri(p * 0.5), normal_tail)
-_LAPLACE = _Law(lambda p: -np.log(p), exponential_tail)

@@ -7,6 +7,7 @@ clip. Rows are drawn in blocks that stay in the cache.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,29 @@ _BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
-class GaussianMechanism:
+class _AdditiveNoise:
+    """Noise of scale multiplier x sensitivity on every coordinate.
+
+    | edge | behaviour |
+    |---|---|
+    | multiplier < 0, NaN or infinite | BadInput |
+    """
+
+    multiplier: float
+
+    norm: ClassVar[Norm]
+
+    def __post_init__(self) -> None:
+        if not (self.multiplier >= 0 and math.isfinite(self.multiplier)):
+            raise BadInput(f"noise.multiplier is {self.multiplier}: a number >= 0 is needed")
+
+    def grid(self, scale: float, size: int) -> Grid:
+        """The grid of secure noise of this scale on rows of `size` coordinates."""
+        return grid_for(scale / self.multiplier, scale, size, self.norm)
+
+
+@dataclass(frozen=True)
+class GaussianMechanism(_AdditiveNoise):
     """Add N(0, (multiplier x sensitivity)^2) to every coordinate of rows clipped in L2.
 
     Guarantee: a row (or a sum of rows) of L2 sensitivity D, released once, is the Gaussian
@@ -39,8 +62,6 @@ class GaussianMechanism:
     | zero row | noise all the same |
     """
 
-    multiplier: float
-
     norm = Norm.L2
     word = "Gaussian"
     variance = 1.0
@@ -48,13 +69,6 @@ class GaussianMechanism:
     @property
     def identity(self) -> Stated:
         return (("mechanism", "gaussian"), ("multiplier", self.multiplier))
-
-    def __post_init__(self) -> None:
-        _check_multiplier(self.multiplier)
-
-    def grid(self, scale: float, size: int) -> Grid:
-        """The grid of secure noise of this scale on rows of `size` coordinates."""
-        return grid_for(scale / self.multiplier, scale, size, self.norm)
 
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
         """rows[k] += scales[k] x standard normals, where scales[k] = multiplier x sensitivity."""
@@ -64,12 +78,12 @@ class GaussianMechanism:
         step = max(1, _BLOCK // max(1, rows.shape[1]))
         columns = torch.from_numpy(scales).to(rows.dtype)[:, None]
         for start in range(0, len(rows), step):
-            here = slice(start, start + step)
-            add_normals_(rows[here], columns[here], keys[here])
+            block = slice(start, start + step)
+            add_normals_(rows[block], columns[block], keys[block])
 
 
 @dataclass(frozen=True)
-class LaplaceMechanism:
+class LaplaceMechanism(_AdditiveNoise):
     """Add Laplace noise of scale multiplier x sensitivity to every coordinate, rows clipped in L1.
 
     Guarantee: a row of L1 sensitivity D, released once, is (1 / multiplier)-DP, pure.
@@ -80,8 +94,6 @@ class LaplaceMechanism:
     | a uniform at the very end of its range | finite noise: at most 46 scales |
     """
 
-    multiplier: float
-
     norm = Norm.L1
     word = "Laplace"
     variance = 2.0
@@ -89,13 +101,6 @@ class LaplaceMechanism:
     @property
     def identity(self) -> Stated:
         return (("mechanism", "laplace"), ("multiplier", self.multiplier))
-
-    def __post_init__(self) -> None:
-        _check_multiplier(self.multiplier)
-
-    def grid(self, scale: float, size: int) -> Grid:
-        """The grid of secure noise of this scale on rows of `size` coordinates."""
-        return grid_for(scale / self.multiplier, scale, size, self.norm)
 
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
         """rows[k] += scales[k] x standard Laplace, where scales[k] = multiplier x sensitivity."""
@@ -213,10 +218,5 @@ def _blocks(
     columns = torch.from_numpy(np.asarray(scales, dtype=np.float64)).to(rows.dtype)[:, None]
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
-        here = slice(start, start + len(block))
-        yield block, columns[here], keys[here], scratch[: len(block)]
-
-
-def _check_multiplier(multiplier: float) -> None:
-    if not (multiplier >= 0 and math.isfinite(multiplier)):
-        raise BadInput(f"noise.multiplier is {multiplier}: a number >= 0 is needed")
+        end = start + len(block)
+        yield block, columns[start:end], keys[start:end], scratch[: len(block)]

@@ -139,14 +139,14 @@ def joining(source: SecureRandom, rate: float, population: int) -> Integers:
         raise BadInput(f"the rate is {rate}: a probability is needed")
     if rate == 1:
         return np.arange(population, dtype=np.int64)
-    found, last = [np.empty(0, dtype=np.int64)], -1
+    cohort, last = [np.empty(0, dtype=np.int64)], -1
     while rate and (left := population - 1 - last) > 0:
         expected = rate * left
         count = min(left, math.ceil(expected + 4 * math.sqrt(expected)) + 16)
         ids = last + np.cumsum(geometric_int(source, rate, left, count) + 1)
-        found.append(ids[ids < population])
+        cohort.append(ids[ids < population])
         last = int(ids[-1])
-    return np.concatenate(found)
+    return np.concatenate(cohort)
 
 
 def geometric_int(source: SecureRandom, rate: float, most: int, count: int) -> Integers:
@@ -190,24 +190,16 @@ def _settled(source: SecureRandom, stays: Fraction, most: int, place: int) -> in
     bits, low, high = _FIRST_BITS, 0, most + 1
     while high - low > 1:
         k = (low + high) // 2
-        below = _below(place, bits, stays, k)
-        if below is None:
+        room = bits + k.bit_length() + _GUARD_BITS
+        least, largest = power(stays, k, room)
+        if place + 1 << room - bits <= least:
+            low = k
+        elif place << room - bits >= largest:
+            high = k
+        else:  # U may lie on either side: draw more of its bits
             first, second = source.words(2).tolist()
             place, bits = place << _MORE_BITS | first << 64 | second, bits + _MORE_BITS
-        elif below:
-            low = k
-        else:
-            high = k
     return low
-
-
-def _below(place: int, bits: int, stays: Fraction, k: int) -> bool | None:
-    """Whether U < stays^k for U in [place, place + 1) / 2^bits, None if more bits are needed."""
-    room = bits + k.bit_length() + _GUARD_BITS
-    least, most = power(stays, k, room)
-    if place + 1 << room - bits <= least:
-        return True
-    return False if place << room - bits >= most else None
 
 
 def power(base: Fraction, k: int, bits: int) -> tuple[int, int]:

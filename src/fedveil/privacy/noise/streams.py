@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -111,13 +112,11 @@ class JointStreams:
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
         """One key per client, that of its own seed."""
-        places = np.cumsum(self.counts)[:-1]
-        pieces = np.split(np.asarray(clients), places)
-        found = [
-            streams.keys(purpose, round, piece, *parts)
-            for streams, piece in zip(self.each, pieces, strict=True)
-        ]
-        return np.concatenate([keys for keys in found if not isinstance(keys, SecureKeys)])
+        keys = []
+        pieces = np.split(np.asarray(clients), np.cumsum(self.counts)[:-1])
+        for streams, piece in zip(self.each, pieces, strict=True):
+            keys.append(streams.keys(purpose, round, piece, *parts))
+        return np.concatenate([each for each in keys if not isinstance(each, SecureKeys)])
 
 
 class KeySource(Protocol):
@@ -158,10 +157,12 @@ def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
         out.zero_()
         return add_normals_(out, torch.ones(len(out), 1, dtype=out.dtype), keys)
     if out.shape[1] > _SMALL:
-        _fill_rows(out, keys, lambda row, generator: row.normal_(generator=generator))
+        for row, generator in zip(out, _generators(keys), strict=True):
+            row.normal_(generator=generator)
     else:
         pairs = -(-out.shape[1] // 2)
-        first, second = np.hsplit(_uniforms(keys, 2 * pairs), 2)
+        uniforms = (bits(keys, 2 * pairs) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        first, second = np.hsplit(uniforms, 2)
         radius, angle = np.sqrt(-2 * np.log1p(-first)), 2 * np.pi * second
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
         out.copy_(torch.from_numpy(both[:, : out.shape[1]]))
@@ -182,22 +183,16 @@ def add_normals_(rows: torch.Tensor, scales: torch.Tensor, keys: Keys) -> torch.
         for row, scale, key in zip(rows, scales, keys, strict=True):
             _add_long_(row, scale, key)
         return rows
+    # A generator draws sixteen values at a time, the last sixteen once more if they are no multiple
+    # of that. Pieces that end accordingly get the same numbers as the whole row.
+    starts = list(range(0, rows.shape[1] - _AT_ONCE, _WIDE)) or [0]
     for row, scale, key, generator in zip(rows, scales, keys, _generators(keys), strict=True):
-        for start, piece in _pieces(row):
+        for start, end in pairwise([*starts, len(row)]):
+            piece = row[start:end]
             normals = torch.empty_like(piece).normal_(generator=generator)
             _renew_normals(normals[None, :], key[None], start)
             piece.addcmul_(normals, scale)
     return rows
-
-
-def _pieces(row: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """(where it begins, piece): a generator fills them with what it would fill the row with.
-
-    It draws sixteen values at a time, the last sixteen once more if they are no multiple of that.
-    """
-    starts = list(range(0, len(row) - _AT_ONCE, _WIDE)) or [0]
-    for start, end in zip(starts, [*starts[1:], len(row)], strict=True):
-        yield start, row[start:end]
 
 
 def _renew_normals(out: torch.Tensor, keys: SeededKeys, start: int) -> None:
@@ -232,11 +227,12 @@ def uniform_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
 
     A float32 row holds multiples of 2^-23, a float64 row of 2^-52.
     """
-    _check_rows(out, keys)
+    if len(out) != len(keys):
+        raise AssertionError(f"{len(out)} rows for {len(keys)} keys")
     if out.shape[1] > _SMALL and not isinstance(keys, SecureKeys):
-        return _fill_rows(
-            out, keys, lambda row, generator: row.uniform_(-1, 1, generator=generator)
-        )
+        for row, generator in zip(out, _generators(keys), strict=True):
+            row.uniform_(-1, 1, generator=generator)
+        return out
     fine = 24 if out.dtype is torch.float32 else 53
     words = bits(keys, out.shape[1]) >> np.uint64(64 - fine)
     return out.copy_(torch.from_numpy(words.astype(np.float64) * 2.0 ** (1 - fine) - 1))
@@ -264,26 +260,16 @@ def _renew(
 
 
 def _seeded(out: torch.Tensor, keys: Keys) -> SeededKeys:
-    """Refuse noise in floats where it is to be secure: its low bits would tell what it hides."""
-    _check_rows(out, keys)
+    """Keys of seeded noise, one for each row.
+
+    Refuses noise in floats where it is to be secure: its low bits would tell what it hides. Refuses
+    to spread one key's noise over several rows.
+    """
+    if len(out) != len(keys):
+        raise AssertionError(f"{len(out)} rows for {len(keys)} keys")
     if isinstance(keys, SecureKeys):
         raise AssertionError("secure noise is added by a mechanism, on a grid")
     return keys
-
-
-def _check_rows(out: torch.Tensor, keys: Keys) -> None:
-    """Refuse to spread one key's noise over several rows."""
-    if len(out) != len(keys):
-        raise AssertionError(f"{len(out)} rows for {len(keys)} keys")
-
-
-def _fill_rows(
-    out: torch.Tensor, keys: SeededKeys, draw: Callable[[torch.Tensor, torch.Generator], object]
-) -> torch.Tensor:
-    """Draw each row with torch's generator, as the row's key sets it."""
-    for row, generator in zip(out, _generators(keys), strict=True):
-        draw(row, generator)
-    return out
 
 
 def _generators(keys: SeededKeys) -> Iterator[torch.Generator]:
@@ -315,8 +301,3 @@ def _add_long_(row: torch.Tensor, scale: torch.Tensor, key: np.uint64) -> None:
 
     with ThreadPoolExecutor(cores()) as threads:
         list(threads.map(add, blocks, seeds))
-
-
-def _uniforms(keys: SeededKeys, count: int) -> npt.NDArray[np.float64]:
-    """[K, count] uniforms on [0, 1) with 53 bits."""
-    return (bits(keys, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
