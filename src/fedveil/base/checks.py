@@ -114,11 +114,6 @@ def check_option(name: str, value: object) -> None:
     OPTIONS[name].check(f"--{name.replace('_', '-')}", value)
 
 
-def check(name: str, value: object) -> None:
-    """Refuse a number that cannot be what its name says."""
-    _NAMED[name].check(name, value)
-
-
 def check_ledger_epsilon(name: str, epsilon: object, ledger: object) -> None:
     """Refuse a common budget that is none, or that no ledger would keep."""
     if epsilon is None:
@@ -268,14 +263,6 @@ WORKERS = Rule(
     check_workers,
     f"0 to {_WORKERS_ANYWHERE}, or to {_WORKERS_PER_CORE} per core where that is more",
 )
-
-_NAMED = {
-    "rounds": ROUNDS,
-    "clients": CLIENTS,
-    "parameters": COUNT,
-    "noise.multiplier": MULTIPLIER,
-    "noise.epsilon": REPORT_EPSILON,
-}
 
 DATA_SETS = (
     "digits",

@@ -311,7 +311,11 @@ class _Writer:
 
     def _module(self, layer: nn.Module) -> _Writing:
         """A layer, its children and its hooks. The names inside a layer of ours are not written."""
-        held = {k: v for k, v in _numbered(vars(layer)).items() if not _is_empty(k, v)}
+        held = {
+            key: value
+            for key, value in _numbered(vars(layer)).items()
+            if key not in _APART and (key not in _OF_EVERY_LAYER or value or key == "training")
+        }
         parameters: dict[Any, nn.Parameter] = {
             name: each for name, each in layer._parameters.items() if each is not None
         }
@@ -339,11 +343,6 @@ def _numbered(attributes: dict[str, Any]) -> dict[str, Any]:
     return attributes | {
         key: {ranks[number]: hook for number, hook in each.items()} for key, each in hooks.items()
     }
-
-
-def _is_empty(key: str, value: Any) -> bool:
-    """Whether an attribute of a layer is written elsewhere, or is torch's own and empty."""
-    return key in _APART or (key in _OF_EVERY_LAYER and not value and key != "training")
 
 
 def _states(kind: type) -> bool:

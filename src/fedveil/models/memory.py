@@ -365,7 +365,8 @@ def _users_classes(kind: type) -> tuple[type, ...]:
 def _globals(function: types.FunctionType, seen: frozenset[object] = frozenset()) -> dict[str, Any]:
     """Global variables that a user's function, and the functions it calls, read."""
     code = function.__code__
-    if code in seen or "site-packages" in code.co_filename or _root(function) in _KNOWN:
+    known = str(function.__module__).split(".")[0] in _KNOWN
+    if known or code in seen or "site-packages" in code.co_filename:
         return {}
     found: dict[str, Any] = {}
     names = set(names_in(code))
@@ -398,10 +399,6 @@ def _holds(value: object) -> bool:
     if value is None or isinstance(value, type | types.ModuleType):
         return False
     return isinstance(value, _HOLDERS) or type(value).__module__.split(".")[0] not in _KNOWN
-
-
-def _root(function: types.FunctionType) -> str:
-    return str(function.__module__).split(".")[0]
 
 
 def _values(tensor: torch.Tensor) -> bytes | None:

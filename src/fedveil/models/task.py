@@ -53,7 +53,10 @@ class Task:
     well. The record's key decides what dropout drops of a record (`models.dropout`).
 
     Attributes:
+        module: The module, which is never run itself.
+        loss: The loss of (outputs, targets), one number per example.
         measures: The metrics by name.
+        parameters: The module's parameters as one vector [P]: the module itself, not a copy.
         size: P, the number of parameters that learn.
         layer_sizes: The number of parameters of each tensor, in the order of the flat vector.
         places: Where each named parameter begins in the flat vector.
@@ -73,18 +76,18 @@ class Task:
             raise BadInput(f"module is {shown(module)}: an instance of torch.nn.Module is needed")
         if not callable(loss):
             raise BadInput(f"loss is {shown(loss)}: a function of (outputs, targets) is needed")
-        self._module, self._loss, self.measures = module, loss, measures_of(metrics)
+        self.module, self.loss, self.measures = module, loss, measures_of(metrics)
         _check_module(module)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._shapes = {name: p.shape for name, p in named}
-        self._flat = torch.cat([p.detach().reshape(-1) for _, p in named]).to(torch.float32)
-        self.size = len(self._flat)
+        self.parameters = torch.cat([p.detach().reshape(-1) for _, p in named]).to(torch.float32)
+        self.size = len(self.parameters)
         self.layer_sizes = tuple(p.numel() for _, p in named)
         self.places: dict[str, int] = {}
         start = 0
         for name, parameter in named:
             self.places[name], stop = start, start + parameter.numel()
-            parameter.data = self._flat[start:stop].view(parameter.shape)
+            parameter.data = self.parameters[start:stop].view(parameter.shape)
             start = stop
         own = _written_out(_without_parameters(module)), _without_parameters(module).eval()
         self._own_code, (self._learning, self._measuring) = own, own
@@ -100,20 +103,10 @@ class Task:
         self.one_by_one = False
         self.tried: dict[object, bool] = {}
 
-    @property
-    def module(self) -> nn.Module:
-        """The module, which is never run itself."""
-        return self._module
-
-    @property
-    def loss(self) -> PerExample:
-        """The loss of (outputs, targets), one number per example."""
-        return self._loss
-
-    @property
-    def parameters(self) -> torch.Tensor:
-        """The module's parameters as one vector [P]: the module itself, not a copy of it."""
-        return self._flat
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("module", "loss", "parameters") and name in vars(self):
+            raise AttributeError(f"the {name} of a Task cannot be replaced: make another Task")
+        super().__setattr__(name, value)
 
     @property
     def identity(self) -> Stated:
@@ -135,7 +128,7 @@ class Task:
         """
         hollow = _without_parameters(self.module, lambda p: nn.Parameter(torch.empty(0)))
         found: dict[str, Any] = {name: getattr(self, name) for name in _SENT}
-        vector = self._flat.numpy()
+        vector = self.parameters.numpy()
         return _sent, (hollow, self._shapes, vector, self.loss, self.measures, found, self.graphs)
 
     def measuring(self, metrics: Metrics) -> "Task":
@@ -237,7 +230,7 @@ class Task:
         if self.needs_fork:
             self.drops, self.one_by_one = forked(lambda: self.look(x, y))
             return self.drops, self.one_by_one
-        named, counting = self.named(self._flat.clone()), Dropout(None)
+        named, counting = self.named(self.parameters.clone()), Dropout(None)
         with torch.no_grad(), counting:
             self._run(named, x)
         self.drops = bool(self.drops) or counting.calls > 0
@@ -313,7 +306,7 @@ class Task:
         self._capture(self._learning, x)
         if y is not None and self._loss_graphs is not None and not self._loss_graphs.graphs:
             with torch.no_grad():
-                self.each_loss(self.answers(self._flat, taken(x, slice(1))), y[:1])
+                self.each_loss(self.answers(self.parameters, taken(x, slice(1))), y[:1])
 
     def ready_loss(self, outputs: torch.Tensor, y: torch.Tensor) -> None:
         """Capture the loss for outputs and targets of this kind, if need be."""

@@ -274,7 +274,10 @@ def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool
         _check_draws(task, flat, x, y)
         again = _gradient(task, flat, *first, 0)
         beside = [_gradient(task, flat, x, y, k) for k in range(2)]
-        others = [_gradient(task, flat, *_only(k, x, y), k) for k in range(2)]
+        others = []
+        for k in range(2):
+            rows = torch.full((len(y),), k)  # as many records, each of which is record k
+            others.append(_gradient(task, flat, taken(x, rows), y[rows], k))
         after = _gradient(task, flat, *first, 0)
         keyed = _keyed(task, flat, x, y) if task.drops else [alone[0]]
     except (AttributeError, RuntimeError, ValueError, IndexError, TypeError) as e:
@@ -298,13 +301,14 @@ def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool
         return False  # nothing can be told from a gradient that overflows: it counts as zero
     room = _AGREEMENT * max(float(g.norm()) for g in finite)
     same = [(alone[0], again), (alone[0], after), *((keyed[0], other) for other in keyed)]
-    if not all(_near(a, b, room) for a, b in same):
+    if not all(float((a - b).norm()) <= room for a, b in same):
         raise BadInput(
             f"the model {type(task.module).__name__} gives one record two gradients: it draws "
             "random numbers, or remembers other records, which would reach others outside the "
             "clip; make its outputs a function of parameters and record alone"
         )
-    mixes = not all(_near(a, b, room) for a, b in zip(alone, beside, strict=True))
+    pairs = zip(alone, beside, strict=True)
+    mixes = not all(float((a - b).norm()) <= room for a, b in pairs)
     mixes |= not all(map(torch.equal, beside, others))  # the same sums, so the same bits
     if mixes and task.drops:
         raise BadInput(
@@ -442,16 +446,6 @@ def _shaken(values: torch.Tensor) -> torch.Tensor:
 def with_labels(y: torch.Tensor) -> torch.Tensor:
     """Targets with a label where they have none: a record without labels has no gradient."""
     return y if y.is_floating_point() else torch.where(y == PADDING, 0, y)
-
-
-def _only(k: int, x: Features, y: torch.Tensor) -> tuple[Features, torch.Tensor]:
-    """As many records, each of which is record k."""
-    rows = torch.full((len(y),), k)
-    return taken(x, rows), y[rows]
-
-
-def _near(a: torch.Tensor, b: torch.Tensor, room: float) -> bool:
-    return float((a - b).norm()) <= room
 
 
 def _states() -> list[Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedveil.base.checks import check
+from fedveil.base.checks import CLIENTS, MULTIPLIER, ROUNDS
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
@@ -170,10 +170,10 @@ def central(
     >>> round(plan.release.multiplier, 2)
     3.73
     """
-    check("clients", population)
-    check("rounds", rounds)
+    CLIENTS.check("clients", population)
+    ROUNDS.check("rounds", rounds)
     if multiplier is not None:
-        check("noise.multiplier", multiplier)
+        MULTIPLIER.check("noise.multiplier", multiplier)
     sampler.check(population)
     check_uncapped(sampler)
     check_clip_schedule(schedule)

@@ -4,7 +4,7 @@ Any two inputs of a client are neighbours (replacement), a client is charged for
 which it takes part, and no sampling amplifies anything: the server knows who reported.
 """
 
-from fedveil.base.checks import check
+from fedveil.base.checks import CLIENTS, MULTIPLIER, ROUNDS
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
@@ -38,15 +38,15 @@ def line_of(
 def check_multiplier(multiplier: float | None) -> None:
     """Refuse noise of no size."""
     if multiplier is not None:
-        check("noise.multiplier", multiplier)
+        MULTIPLIER.check("noise.multiplier", multiplier)
     if multiplier == 0:
         raise BadInput("noise.multiplier is 0: a positive number is needed")
 
 
 def check_sampler(sampler: Sampler, population: int, rounds: int) -> None:
     """Refuse cohorts that nobody could fill to the last round."""
-    check("clients", population)
-    check("rounds", rounds)
+    CLIENTS.check("clients", population)
+    ROUNDS.check("rounds", rounds)
     sampler.check(population)
     if not isinstance(sampler, FixedSize) or sampler.max_participations is None:
         return

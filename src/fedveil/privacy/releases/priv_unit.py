@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from scipy.special import erfcx, expit, log_expit, ndtri, ndtri_exp
 
-from fedveil.base.checks import LARGEST_REPORT, SMALLEST_REPORT, check
+from fedveil.base.checks import COUNT, LARGEST_REPORT, REPORT_EPSILON, SMALLEST_REPORT
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
@@ -63,8 +63,8 @@ class PrivUnitG:
         )
 
     def __post_init__(self) -> None:
-        check("noise.epsilon", self.epsilon)
-        check("parameters", self.dimension)
+        REPORT_EPSILON.check("noise.epsilon", self.epsilon)
+        COUNT.check("parameters", self.dimension)
 
     @property
     def event(self) -> PureReport:
