@@ -7,9 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from fedveil.base.checks import check_ledger_epsilon
-from fedveil.console import Progress
+from fedveil.console import NotebookProgress, Progress, in_notebook
 from fedveil.data.federated import FederatedData
-from fedveil.notebook import NotebookProgress, in_notebook
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.logs import check_logs
 from fedveil.runs.modules import Model

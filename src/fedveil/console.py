@@ -1,5 +1,7 @@
-"""What the command line shows: the progress line, and the tables at the end."""
+"""Output for people: the progress of a run in a terminal or notebook, and tables at the end."""
 
+import html
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -79,6 +81,39 @@ class Progress:
             self._console.print(text, highlight=False, soft_wrap=True)
 
 
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this."""
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+class NotebookProgress:
+    """The progress line of the terminal under a bar, in the output of the cell."""
+
+    def __init__(self, run: "Run") -> None:
+        self._follower = Follower(run)
+        self._handle: Any = None
+
+    def __enter__(self) -> "NotebookProgress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the last line on the screen."""
+
+    def show(self, line: dict[str, Any]) -> None:
+        """Follow one round."""
+        from IPython import display
+
+        bar = f'<progress value="{line["round"]}" max="{self._follower.rounds}"></progress>'
+        shown: Any = display.HTML(f"{bar} {html.escape(self._follower.text(line))}")
+        if self._handle is None:
+            self._handle = display.display(shown, display_id=True)
+        else:
+            self._handle.update(shown)
+
+
 class Counter:
     """A line that counts finished steps: updated in place on a terminal, else every tenth."""
 
@@ -136,8 +171,13 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     if result.get("measured_after", result["rounds"]) != result["rounds"]:
         after = result["measured_after"]
         table.add_row("measured", "never" if after is None else f"after round {after}")
-    for name, parts in _by_metric(result.get("over_clients", {})).items():
-        table.add_row(f"{name} across clients", ", ".join(parts))
+    across: dict[str, list[str]] = {}  # by metric
+    for name, value in result.get("over_clients", {}).items():
+        metric, _, statistic = name.partition("/")[2].rpartition("/")
+        text = f"{statistic.replace('_', ' ')} {_number(value)}"
+        across.setdefault(metric, []).append(text)
+    for metric, texts in across.items():
+        table.add_row(f"{metric} across clients", ", ".join(texts))
     table.add_row("stopped by", result["stopped"])
     for claim in claims:
         table.add_row(f"epsilon ({claim.accountant.upper()})", str(claim))
@@ -178,15 +218,6 @@ def measured_text(value: float, width: float | None) -> str:
 def _number(value: float | None) -> str:
     """A measured number as text. None, which is null in JSON, stands for one not finite."""
     return "not finite" if value is None else f"{value:.4f}"
-
-
-def _by_metric(over_clients: dict[str, float | None]) -> dict[str, list[str]]:
-    """The statistics across clients as texts, by metric."""
-    texts: dict[str, list[str]] = {}
-    for name, value in over_clients.items():
-        metric, _, statistic = name.partition("/")[2].rpartition("/")
-        texts.setdefault(metric, []).append(f"{statistic.replace('_', ' ')} {_number(value)}")
-    return texts
 
 
 def print_rows(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:

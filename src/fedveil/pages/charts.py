@@ -101,7 +101,10 @@ def figure(chart: Chart) -> Markup:
     series = []
     for k, line in enumerate(lines):
         parts += _line_parts(line, k, across, up)
-        series.append(f"{line.name}: {_in_words(line)}")
+        ys = [y for _, y in line.points]
+        first, last, least, most = map(number_text, (ys[0], ys[-1], min(ys), max(ys)))
+        values = f"from {first} to {last}, between {least} and {most}, {len(ys)} points"
+        series.append(f"{line.name}: {values}")
     parts.append(tag("line", class_="cursor", x1=0, x2=0, y1=_TOP, y2=_BOTTOM))
     picture = frame(
         chart.id,
@@ -258,11 +261,6 @@ def fitted(
     return AxisScale(low if zero and low == 0 else low - margin, high + margin, start, end)
 
 
-def exact(low: float, high: float, start: float, end: float) -> AxisScale:
-    """A scale from one number to another, without a margin."""
-    return AxisScale(low, high if high > low else low + 1.0, start, end)
-
-
 def tick_text(value: float) -> str:
     """A label: short, and without noise of floating point.
 
@@ -293,10 +291,11 @@ def _scales(chart: Chart, lines: Sequence[Line]) -> tuple[AxisScale, AxisScale]:
         ys = [y for y in ys if y > 0] or ys
     up = fitted(ys, _BOTTOM, _TOP, zero=chart.from_zero, log=chart.log_y)
     if chart.x_names:
-        return exact(-0.5, len(chart.x_names) - 0.5, _LEFT, _RIGHT), up
+        return AxisScale(-0.5, len(chart.x_names) - 0.5, _LEFT, _RIGHT), up
     if any(line.style == "points" or line.halves for line in lines) or chart.log_x:
         return fitted(xs, _LEFT, _RIGHT, log=chart.log_x), up
-    return exact(min(xs), max(xs), _LEFT, _RIGHT), up
+    first, last = min(xs), max(xs)
+    return AxisScale(first, last if last > first else first + 1.0, _LEFT, _RIGHT), up
 
 
 def _axes(chart: Chart, across: AxisScale, up: AxisScale) -> list[Content]:
@@ -345,7 +344,8 @@ def _line_parts(line: Line, number: int, across: AxisScale, up: AxisScale) -> li
                 ends += f"M{_number(across(x) - 4)} {_number(place)}h8"
         parts.append(tag("path", class_=f"interval {colour}", d=ends))
     if line.style == "points" or len(places) <= 40:
-        parts += [_point(x, y, number) for x, y in places]
+        for x, y in places:
+            parts.append(_point(x, y, number))
     return parts
 
 
@@ -391,15 +391,11 @@ def _intervals(line: Line) -> list[tuple[float, float, float]]:
     return [(x, y - half, y + half) for (x, y), half in pairs if math.isfinite(half)]
 
 
-def _in_words(line: Line) -> str:
-    ys = [y for _, y in line.points]
-    first, last = number_text(ys[0]), number_text(ys[-1])
-    least, most = number_text(min(ys)), number_text(max(ys))
-    return f"from {first} to {last}, between {least} and {most}, {len(ys)} points"
-
-
 def _path(places: Sequence[Point]) -> str:
-    return "M" + "L".join([f"{_number(x)} {_number(y)}" for x, y in places])
+    path = ""
+    for x, y in places:
+        path += f"{'L' if path else 'M'}{_number(x)} {_number(y)}"
+    return path
 
 
 def _number(value: float) -> str:

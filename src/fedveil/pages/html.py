@@ -59,7 +59,17 @@ def tag(_name: str, *content: Content, **attributes: str | float | bool | None) 
         raise ValueError(f"{_name!r} is no element of a page")
     start = f"<{_name}"
     for key, value in attributes.items():
-        start += _attribute(key, value)
+        name = key.rstrip("_").replace("_", "-")
+        runs_code = name.lower().startswith("on") or name in ("style", "srcdoc")
+        if runs_code or not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no attribute of a page")
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        if value is True:
+            start += f" {name}"
+        elif value is not None and value is not False:
+            if name in ("href", "src", "action") and not _LOCAL_LINK.fullmatch(text):
+                raise ValueError(f"{name} is {text!r}: a page links to places of its own only")
+            start += f' {name}="{escaped(text)}"'
     if _name in _VOID:
         return Markup(f"{start}>")
     return Markup(f"{start}>{joined(content).text}</{_name}>")
@@ -119,20 +129,6 @@ def value_text(value: object) -> str:
     return str(value)
 
 
-def _attribute(key: str, value: str | float | bool | None) -> str:
-    name = key.rstrip("_").replace("_", "-")
-    if not _NAME.fullmatch(name) or name.lower().startswith("on") or name in ("style", "srcdoc"):
-        raise ValueError(f"{name!r} is no attribute of a page")
-    if value is None or value is False:
-        return ""
-    if value is True:
-        return f" {name}"
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    if name in ("href", "src", "action") and not _LOCAL_LINK.fullmatch(text):
-        raise ValueError(f"{name} is {text!r}: a page links to places of its own only")
-    return f' {name}="{escaped(text)}"'
-
-
 def page(
     title: str, *content: Content, style: str = "", script: str = "", served: bool = False
 ) -> bytes:
@@ -159,7 +155,7 @@ def page(
         Markup(f"<style>{style}</style>"),
     )
     body = tag("body", tag("main", *content), Markup(f"<script>{script}</script>"))
-    text = f'<!doctype html>\n<html lang="en">{tag("head", head)}{body}</html>\n'
+    text = f'<!doctype html>\n<html lang="en">{tag("head", head).text}{body.text}</html>\n'
     return text.encode()
 
 
@@ -190,15 +186,18 @@ def table(
     if not rows:
         return tag("p", f"{caption}: nothing")
     names = list(rows[0])
-    head = tag("tr", [tag("th", name, scope="col") for name in names])
-    body = []
+    head, body = [], []
+    for name in names:
+        head.append(tag("th", name, scope="col"))
     for row in rows:
-        first = tag("th", row.get(names[0]), scope="row")
-        body.append(tag("tr", first, [tag("td", row.get(name)) for name in names[1:]]))
+        cells = [tag("th", row.get(names[0]), scope="row")]
+        for name in names[1:]:
+            cells.append(tag("td", row.get(name)))
+        body.append(tag("tr", cells))
     whole = tag(
         "table",
         tag("caption", caption),
-        tag("thead", head),
+        tag("thead", tag("tr", head)),
         tag("tbody", body),
         class_="numbers" if numbers else None,
     )

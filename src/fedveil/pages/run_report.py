@@ -202,8 +202,11 @@ def run_page(
     if claim is not None and limit is not None:
         budget = claim.left_of(limit).partition(" of ")[2]
         numbers.append((claim.remainder(limit), f"left of the budget, {budget}"))
-    charts = [figure(chart) for chart in (*metric_charts(contents), *spending_chart(contents))]
-    clip_charts = [figure(chart) for chart in clip_charts_of(contents)]
+    charts, clip_charts = [], []
+    for chart in (*metric_charts(contents), *spending_chart(contents)):
+        charts.append(figure(chart))
+    for chart in clip_charts_of(contents):
+        clip_charts.append(figure(chart))
     no_diagnostics = _HIDDEN if contents.secure else _NO_CLIP
     return page(
         title,
