@@ -30,7 +30,7 @@ except KeyboardInterrupt:
 """
 PROCESS = """
     from fedveil.flower.local_federation import Process
-    Process.start("it", [sys.executable, "-c", "import time; time.sleep(60)"], Path("it.log"))
+    Process.launch("it", [sys.executable, "-c", "import time; time.sleep(60)"], Path("it.log"))
 """
 WORKERS = """
     from unittest.mock import MagicMock

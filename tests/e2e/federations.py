@@ -82,9 +82,9 @@ class Live:
 
     def run(self, directory):
         """Run to the end; returns the result."""
-        process = self.federation.run(directory)
+        process = self.federation.start_run(directory)
         process.wait(PATIENCE)
-        result = self.federation.result(directory)
+        result = self.federation.read_result(directory)
         assert result is not None, process.output
         return result
 

@@ -44,7 +44,7 @@ def test_the_readme_s_commands(tmp_path):
     commands = readme_commands()
     (written,) = [k for k, command in enumerate(commands) if command.startswith("fedveil deploy")]
     commands[written] += f" --address 127.0.0.1:{port}"  # tests run side by side
-    process = Process.start(
+    process = Process.launch(
         "readme",
         ["sh", "-e", "-c", "\n".join(commands)],
         tmp_path / "readme.log",
@@ -74,7 +74,7 @@ def deploy(tmp_path):
     started = []
 
     def begin(*arguments):
-        process = Process.start(
+        process = Process.launch(
             "deploy",
             [*DEPLOY, "demo", *arguments, *SMALL],
             tmp_path / "deploy.log",
@@ -135,7 +135,7 @@ def test_a_demonstration_that_is_ended_while_it_starts_something_ends(tmp_path, 
         "from fedveil.__main__ import main\n"
         "main()\n"
     )
-    process = Process.start(
+    process = Process.launch(
         "deploy",
         [sys.executable, "-c", code, *DEPLOY[3:], "demo", "--demo", "2", *SMALL],
         tmp_path / "deploy.log",

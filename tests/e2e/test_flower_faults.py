@@ -69,10 +69,10 @@ def test_a_server_that_is_killed_resumes_and_no_charge_is_lost(federation):
     def asked(number):
         return any(line.get("asking") == number for line in federation.asks("killed"))
 
-    first = federation.federation.run("killed")
+    first = federation.federation.start_run("killed")
     wait_for(lambda: asked(2), "round 2 was asked for")
     federation.kill_server_app()
-    second = federation.federation.run("killed")
+    second = federation.federation.start_run("killed")
     wait_for(lambda: asked(3), "round 3 was asked for")
     federation.kill_superlink()
     first.kill()

@@ -144,7 +144,7 @@ def test_reports_go_to_a_mixer_that_sites_reach_by_themselves(federation, tmp_pa
     for line in federation.outcomes("shuffled"):
         assert line["answered"] == [*federation.names]
         assert line["enough"]
-    moved = [line["loss"] for line in federation.federation.rounds("shuffled")]
+    moved = [line["loss"] for line in federation.federation.round_lines("shuffled")]
     assert len(set(moved)) == len(moved)  # what the mixer handed on has moved the model
 
 

@@ -34,8 +34,8 @@ def test_what_was_being_started_is_stopped_too(folder: Path, monkeypatch: pytest
 
     class Interrupted(Process):
         @classmethod
-        def start(cls, *args, **keys):
-            started.append(Process.start(*args, **keys))
+        def launch(cls, *args, **keys):
+            started.append(Process.launch(*args, **keys))
             signal.raise_signal(signal.SIGINT)
             return started[-1]
 
@@ -53,7 +53,7 @@ def test_a_second_interrupt_stops_superlink_as_well(folder: Path, monkeypatch: p
     monkeypatch.setattr(local_federation, "_GRACE", 0.0)
     with LocalFederation(folder) as federation:
         federation.start_superlink("https://127.0.0.1:1")
-        started = [federation.superlink, federation.start_site("north"), federation.run()]
+        started = [federation.superlink, federation.start_site("north"), federation.start_run()]
         with monkeypatch.context() as patch:
             patch.setattr(local_federation, "_GRACE", 60.0)
             patch.setattr(local_federation.time, "sleep", interrupted)

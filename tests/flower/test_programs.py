@@ -31,7 +31,7 @@ def start(tmp_path):
     started = []
 
     def begin(code):
-        process = Process.start("it", [sys.executable, "-c", code], tmp_path / "it.log")
+        process = Process.launch("it", [sys.executable, "-c", code], tmp_path / "it.log")
         started.append(process)
         return process
 
@@ -103,7 +103,7 @@ def test_it_ends_when_whoever_started_it_is_killed(tmp_path):
     code = (
         "from pathlib import Path; import sys, time; "
         "from fedveil.flower.local_federation import Process; "
-        "p = Process.start('it', [sys.executable, '-c', 'import time; time.sleep(60)'], "
+        "p = Process.launch('it', [sys.executable, '-c', 'import time; time.sleep(60)'], "
         "Path('it.log')); print(p.popen.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)

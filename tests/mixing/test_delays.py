@@ -102,7 +102,7 @@ def test_linkage_needs_clients_complete_reports_and_room():
     with pytest.raises(BadInput, match="at least two"):
         linkage(dispatch(random_bits(1, 10), Streams(1), 1, spread=1.0), Streams(1))
     sent = dispatch(random_bits(3, 10), Streams(1), 1, spread=1.0)
-    missing = Messages(sent.time[1:], sent.position[1:], sent.high[1:], sent.sender[1:], 10)
+    missing = Messages(sent.time[1:], sent.position[1:], sent.is_high[1:], sent.sender[1:], 10)
     with pytest.raises(BadInput, match="exactly one message"):
         linkage(missing, Streams(1))
     for trials in (0, 6):

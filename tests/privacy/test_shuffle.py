@@ -94,7 +94,8 @@ def test_too_few_reports_hand_nothing_on(count):
 def test_one_lost_message_is_enough_to_hand_nothing_on():
     sent = dispatch(random_bits(5, 20), Streams(1), 1, spread=1.0)
     kept = np.arange(100) != 42
-    lossy = Messages(sent.time[kept], sent.position[kept], sent.high[kept], sent.sender[kept], 20)
+    arrays = (sent.time, sent.position, sent.is_high, sent.sender)
+    lossy = Messages(*(array[kept] for array in arrays), 20)
     assert mix_all(lossy, 4).reports.tolist() == [4 if j == 2 else 5 for j in range(20)]
     with pytest.raises(BadInput, match="has 4 reports"):
         mix_all(lossy, 5)

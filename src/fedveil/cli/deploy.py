@@ -97,7 +97,7 @@ def _demonstrate(deployment: "Deployment", folder: Path) -> None:
     with closing(demonstrate(folder, url, deployment.site_names)) as events:
         for event in events:
             print(event, flush=True)
-    result = LocalFederation(folder).result()
+    result = LocalFederation(folder).read_result()
     assert result is not None
     print_result(options.screen(), result)
 

@@ -152,7 +152,7 @@ class RunIdentity:
     plan_digest: str
 
     @classmethod
-    def load(cls, folder: Path, plan_digest: str) -> "RunIdentity":
+    def read_or_make(cls, folder: Path, plan_digest: str) -> "RunIdentity":
         """Read it from the run directory, or make it for a new run. Refuses another plan."""
         path = folder / _IDENTITY
         if not path.exists():
@@ -392,7 +392,7 @@ class Server:
                 f"engine.checkpoint is {recipe.engine.checkpoint}: over a federation every round "
                 "that is lost is charged again, so a checkpoint is written after each; leave it out"
             )
-        identity = RunIdentity.load(folder, plan_digest(recipe, len(federation.sites)))
+        identity = RunIdentity.read_or_make(folder, plan_digest(recipe, len(federation.sites)))
         own: dict[str, Any] = {
             "data": data_without_records(recipe, federation, data_root, identity.run_id),
             "allow_code": allow_code,

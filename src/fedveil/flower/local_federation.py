@@ -55,7 +55,7 @@ class Process:
     log: Path
 
     @classmethod
-    def start(
+    def launch(
         cls,
         name: str,
         command: Sequence[str | Path],
@@ -214,7 +214,7 @@ class LocalFederation:
             process = self.sites[name]
             process.wait_for(lambda p=process: _CONNECTED in p.output, "it reached SuperLink")  # type: ignore[misc]
 
-    def run(self, directory: str = RUN) -> Process:
+    def start_run(self, directory: str = RUN) -> Process:
         """`flwr run`, which shows what the server says until the run has ended.
 
         `directory` is the run directory, in the server's folder; a run that is there is resumed.
@@ -222,7 +222,7 @@ class LocalFederation:
         chosen = [] if directory == RUN else ["--run-config", f'run-directory="{directory}"']
         return self._start(f"flwr-{directory}", self.server / "run.sh", *chosen)
 
-    def rounds(self, directory: str = RUN) -> list[dict[str, Any]]:
+    def round_lines(self, directory: str = RUN) -> list[dict[str, Any]]:
         """The lines of a run's metrics file so far."""
         file = self.server / directory / "metrics.jsonl"
         if not file.exists():
@@ -230,7 +230,7 @@ class LocalFederation:
         lines = file.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def result(self, directory: str = RUN) -> dict[str, Any] | None:
+    def read_result(self, directory: str = RUN) -> dict[str, Any] | None:
         """The result of a run, or None if it has not ended properly."""
         file = self.server / directory / "result.json"
         result: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
@@ -247,7 +247,7 @@ class LocalFederation:
         with held():  # until it is among those that are stopped
             command: list[str | Path] = ["sh", script, *arguments]
             log = self.logs / f"{name}.log"
-            process = Process.start(name, command, log, self._environment | environment)
+            process = Process.launch(name, command, log, self._environment | environment)
             self._started.append(process)
         return process
 
@@ -271,15 +271,15 @@ def demonstrate(folder: Path, url: str, sites: Sequence[str]) -> Generator[str, 
             federation.start_site(name)
         federation.wait_until_connected()
         yield f"sites are connected: {', '.join(sites)}"
-        run, running, shown = federation.run(), True, 0
+        run, running, shown = federation.start_run(), True, 0
         while running:
             running = run.running  # before the file is read, so that its last lines are shown
-            rounds = federation.rounds()
+            rounds = federation.round_lines()
             yield from (_round_text(line) for line in rounds[shown:] if line["round"])
             shown = len(rounds)
             if running:
                 time.sleep(_FOLLOW)
-        if federation.result() is None:
+        if federation.read_result() is None:
             errors = [line.strip() for line in run.output.splitlines() if "rror" in line]
             reason = errors[-1] if errors else run.last_line
             raise DemonstrationFailed(

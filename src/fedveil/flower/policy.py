@@ -198,11 +198,11 @@ class Policy:
     | the clock goes back | more runs count, never fewer |
     """
 
-    section: PolicySection
+    limits: PolicySection
 
     def objections(self, offer: Offer) -> Iterator[Objection]:
         """Why the site takes no part in a recipe, whatever was spent. Empty if it does."""
-        policy = self.section
+        policy = self.limits
         names = {offer.recipe_name, offer.digest}
         if policy.recipes is not None and not names & set(policy.recipes):
             yield Objection(f"the recipe {offer.recipe_name!r} is not one of policy.recipes")
@@ -216,7 +216,7 @@ class Policy:
 
     def objections_to_plan(self, plan: PrivacyPlan, terms: Terms) -> Iterator[Objection]:
         """Why nobody takes part in a plan on these terms, whatever recipe it comes from."""
-        policy = self.section
+        policy = self.limits
         if not plan.private and not policy.unprotected:
             yield Objection("the recipe claims nothing, and policy.unprotected is false")
         for line in terms.charged_lines:
@@ -229,7 +229,7 @@ class Policy:
             yield from self._objections_to_noise(line)
 
     def _objections_to_noise(self, line: BudgetLine) -> Iterator[Objection]:
-        policy, noise = self.section, noise_in(line.event)
+        policy, noise = self.limits, noise_in(line.event)
         report: float | None = None  # the epsilon of one report, where noise has no multiplier
         match line.event:
             case TwoPoint(epsilon) | PureReport(epsilon) | Shuffled(TwoPoint(epsilon), _):
@@ -251,16 +251,16 @@ class Policy:
 
         `others` are all other runs that the site was charged for.
         """
-        period = "" if self.section.days is None else f" in {self.section.days} days"
+        period = "" if self.limits.days is None else f" in {self.limits.days} days"
         before = [claim for run in self.runs_in_period(others, today) for claim in run.costs]
         for claim in terms.costs:
             unit = claim.unit
             if not claim.vouched:
                 return Objection("the run's claim is not vouched for", claim.short)
-            if getattr(self.section.epsilon, unit) is None:
+            if getattr(self.limits.epsilon, unit) is None:
                 return Objection(f"the claim is per {unit}, and policy.epsilon.{unit} is not given")
         for unit in (Unit.CLIENT, Unit.RECORD):
-            most = getattr(self.section.epsilon, unit)
+            most = getattr(self.limits.epsilon, unit)
             own = [claim for claim in terms.costs if _counts_for(claim, unit)]
             if most is None or not own:
                 continue
@@ -272,16 +272,16 @@ class Policy:
                     f"{most:g}{period}, of which other runs may cost {rendered(spent)}",
                 )
         spent = math.fsum(claim.delta for claim in before)
-        if spent + math.fsum(c.delta for c in terms.costs) > self.section.delta * (1 + _ROUNDING):
+        if spent + math.fsum(c.delta for c in terms.costs) > self.limits.delta * (1 + _ROUNDING):
             return Objection(
                 "the run's delta is more than policy.delta leaves",
-                f"it is {self.section.delta:g}{period}, of which other runs have {spent:g}",
+                f"it is {self.limits.delta:g}{period}, of which other runs have {spent:g}",
             )
         return None
 
     def runs_in_period(self, runs: list[RunCost], today: date) -> list[RunCost]:
         """The runs that had a turn within the period that ends today."""
-        days = self.section.days
+        days = self.limits.days
         if days is None:
             return runs
         return [run for run in runs if run.last_day > today - timedelta(days=days)]

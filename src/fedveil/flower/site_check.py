@@ -134,7 +134,7 @@ def _leaves(site: Site) -> list[str]:
 
 
 def _policy(site: Site, spent: list[RunCost]) -> list[str]:
-    policy = site.policy.section
+    policy = site.policy.limits
     period = "in all" if policy.days is None else f"in {policy.days} days"
     counted = site.policy.runs_in_period(spent, today())
     lines = []

@@ -41,12 +41,12 @@ class Messages:
 
     time: Times
     position: Indices
-    high: Flags
+    is_high: Flags
     sender: Indices
     positions: int
 
     def __post_init__(self) -> None:
-        lengths = {len(self.time), len(self.position), len(self.high), len(self.sender)}
+        lengths = {len(self.time), len(self.position), len(self.is_high), len(self.sender)}
         if len(lengths) > 1:
             raise BadInput(f"messages have arrays of lengths {sorted(lengths)}: one is needed")
         if ((self.position < 0) | (self.position >= self.positions)).any():
@@ -79,7 +79,7 @@ def dispatch(
     return Messages(
         time=(begin[..., None] + spread * unit_interval(words)).ravel(),
         position=np.tile(np.arange(positions, dtype=np.int32), clients),
-        high=high.ravel(),
+        is_high=high.ravel(),
         sender=np.repeat(np.arange(clients, dtype=np.int32), positions),
         positions=positions,
     )
@@ -98,7 +98,7 @@ def mix_all(messages: Messages, minimum: int) -> Multisets:
     | minimum < 1 | BadInput |
     | a position with fewer than `minimum` messages | BadInput, nothing is handed on |
     """
-    high = np.bincount(messages.position[messages.high], minlength=messages.positions)
+    high = np.bincount(messages.position[messages.is_high], minlength=messages.positions)
     reports = np.bincount(messages.position, minlength=messages.positions)
     return handed_on(high, reports, minimum)
 
