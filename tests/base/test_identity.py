@@ -4,9 +4,11 @@ import copy
 import decimal
 import enum
 import functools
+import inspect
 import operator
 import pathlib
 import pickle
+import sys
 import types
 from collections import deque, namedtuple
 from dataclasses import dataclass
@@ -293,6 +295,23 @@ def test_a_user_s_subclass_enters_by_what_ours_states():
     assert "clip='fixed',value=1.5" in text
     assert text.count("1.5") == 1
     assert "'value'" not in text
+
+
+def test_a_part_of_ours_in_a_user_s_set_is_the_user_s():
+    class Silent:
+        __module__ = "fedveil.somewhere"
+
+    assert "Silent" in identity(Holding({Silent()}))
+
+
+def test_what_is_nested_deeply_is_written_without_recursion():
+    before = sys.getrecursionlimit()
+    values = nested(1, 900)
+    sys.setrecursionlimit(len(inspect.stack()) + 100)
+    try:
+        assert identity(values) != identity(nested(2, 900))
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def test_what_is_nested_without_end_is_refused():

@@ -269,3 +269,10 @@ def test_the_own_code_of_a_module_that_remembers_does_not_run():
     task = classifier(Remembers())
     with pytest.raises(BadInput, match="cannot be captured"):
         task.outputs(task.named(task.parameters.clone()), X)
+
+
+@pytest.mark.parametrize("name", ["module", "loss", "parameters"])
+def test_what_was_checked_cannot_be_replaced(name):
+    task = Task(nn.Linear(2, 1), squared_error)
+    with pytest.raises(AttributeError, match="make another Task"):
+        setattr(task, name, None)
