@@ -214,11 +214,11 @@ class BudgetLine:
 
         A grid that is coarser than usual promises a little less, and takes less time.
         """
-        composed = self.composed(participations)
-        return tuple(
-            self.claim(self._epsilon(participations, a, interval), a, holds_for, composed)
-            for a in self.accountants
-        )
+        composed, claims = self.composed(participations), []
+        for accountant in self.accountants:
+            epsilon = self._epsilon(participations, accountant, interval)
+            claims.append(self.claim(epsilon, accountant, holds_for, composed))
+        return tuple(claims)
 
     def composed(self, participations: int) -> Composed:
         """What is composed for a unit that is concerned so often."""
@@ -394,7 +394,9 @@ def claims_of(
             claims.append(next((c for c in known if c.accountant is Accountant.PURE), known[0]))
             continue
         whose = _whose(line, most, None if line.rounds else counts)
-        conditional = [done.claims(turns, who) for turns, who in whose]
+        conditional = []
+        for turns, who in whose:
+            conditional.append(done.claims(turns, who))
         headline = conditional
         if planned is not None and line.end_was_chosen(rounds, planned, extra_attempts):
             whole, headline = line.whole_run(planned, extra_attempts), []

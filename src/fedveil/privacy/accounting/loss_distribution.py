@@ -283,13 +283,13 @@ def _grid(
     """The losses between two places, in steps of `interval`. The loss falls from left to right."""
     losses = []
     for place in ends:
-        logs = [
-            np.logaddexp.reduce(
-                [_log(w) + (place * moved - moved**2 / 2) / noise**2 for w, moved in mixture]
-            )
-            for mixture in (upper, lower)
-        ]
-        losses.append(float(logs[0]) - float(logs[1]))
+        logs = []
+        for mixture in (upper, lower):
+            powers = []
+            for weight, moved in mixture:
+                powers.append(_log(weight) + (place * moved - moved**2 / 2) / noise**2)
+            logs.append(float(np.logaddexp.reduce(powers)))
+        losses.append(logs[0] - logs[1])
     return np.arange(math.floor(losses[1] / interval), math.ceil(losses[0] / interval) + 1)
 
 
