@@ -98,7 +98,7 @@ def test_the_range_of_pixels_is_that_of_the_test_split():
     """Clients whose values lie elsewhere do not tell the attacker so."""
     fedsgd = training("fedsgd", "sample.size=10")
     elsewhere = replace(fedsgd, data=replace(fedsgd.data, x=3 * np.asarray(fedsgd.data.x)))
-    assert (pixels_of(elsewhere.data).low, pixels_of(elsewhere.data).high) == (0.0, 1.0)
+    assert (pixels_of(elsewhere.data).lowest, pixels_of(elsewhere.data).highest) == (0.0, 1.0)
     ((found, _),) = replace(QUICK, steps=5).reconstructions(elsewhere)
     assert found.reconstructed.max() <= 1.0 < found.originals.max()
 

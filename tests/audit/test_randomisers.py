@@ -129,8 +129,8 @@ def test_what_is_claimed_decides_how_it_is_held_against():
     assert claim.epsilon == pytest.approx(2.0, abs=2e-3)
     (first, *_) = Randomiser(draws=300).findings(plan)
     assert first.claim.epsilon > claim.epsilon  # of a client that is known to take part
-    counts = first.evidence.counts
-    assert evidence_of(line, 3, claim, counts).method.startswith("the claimed release")
+    counts = first.evidence.guess_counts
+    assert evidence_of(line, 3, claim, counts).bound_name.startswith("the claimed release")
     pure = strict_line(local(fv.Fixed(1.0, Norm.L1), laplace=True))
     assert claim_of(pure, 1).accountant is Accountant.PURE
     assert claim_of(pure, 1).delta == 0

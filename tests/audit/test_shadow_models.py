@@ -112,7 +112,7 @@ def test_no_two_trainings_share_their_noise_nor_the_runs():
 def test_losses_are_those_of_trainings_one_by_one(mode):
     """Together or alone, in one process or two: the models are those of the trainings."""
     shadow_models = ShadowModels(plain(mode=mode), 3)
-    losses = shadow_models.losses(ShadowRunner(1))
+    losses = shadow_models.model_losses(ShadowRunner(1))
     data = shadow_models.training.data
     assert losses.shape == (6, data.records + 20)
     for number in range(6):
@@ -123,15 +123,15 @@ def test_losses_are_those_of_trainings_one_by_one(mode):
         outputs = alone.task.answers(last.state.params, torch.from_numpy(data.x)).double()
         wanted = nn.functional.cross_entropy(outputs, torch.from_numpy(data.y), reduction="none")
         assert losses[number, : data.records] == pytest.approx(wanted.numpy(), rel=1e-4)
-    assert ShadowModels(plain(mode=mode), 3).losses(ShadowRunner(2)) == pytest.approx(
+    assert ShadowModels(plain(mode=mode), 3).model_losses(ShadowRunner(2)) == pytest.approx(
         losses, rel=1e-4
     )
 
 
 def test_what_is_kept_is_not_trained_again(tmp_path, monkeypatch):
     told = []
-    with AuditCache.in_folder(tmp_path / "out", {"seed": 0}) as cache:
-        first = ShadowModels(plain(), 2).losses(
+    with AuditCache.locked_in(tmp_path / "out", {"seed": 0}) as cache:
+        first = ShadowModels(plain(), 2).model_losses(
             ShadowRunner(1, cache), lambda done, of: told.append((done, of))
         )
     assert told[-1] == (4, 4)
@@ -141,8 +141,8 @@ def test_what_is_kept_is_not_trained_again(tmp_path, monkeypatch):
     monkeypatch.setattr(
         ShadowModels, "trained", lambda self, which: numbers.extend(which) or trained(self, which)
     )
-    with AuditCache.in_folder(tmp_path / "out", {"seed": 0}) as cache:
-        again = ShadowModels(plain(), 3).losses(ShadowRunner(1, cache))
+    with AuditCache.locked_in(tmp_path / "out", {"seed": 0}) as cache:
+        again = ShadowModels(plain(), 3).model_losses(ShadowRunner(1, cache))
     assert numbers == [2, 4, 5]
     assert again[:4] == pytest.approx(first, rel=1e-6)
 

@@ -20,7 +20,7 @@ from fedveil.privacy.accounting.claims import (
 class Bound:
     value: float
     draws: int = 10
-    method = "counting"
+    bound_name = "counting"
 
     def lower_bound(self, alpha: float) -> float:
         return self.value

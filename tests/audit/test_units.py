@@ -44,7 +44,7 @@ def test_sampled_clients_of_one_person_stay_below_their_claim():
     found = list(Canaries(2000, units=4).findings(audited))
     for finding in found:
         assert finding.claim == single.for_units(4)
-        bound = GeneralBound(finding.evidence.counts, finding.claim.delta)
+        bound = GeneralBound(finding.evidence.guess_counts, finding.claim.delta)
         assert bound.lower_bound(ALPHA) <= finding.claim.epsilon
 
 

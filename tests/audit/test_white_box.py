@@ -81,7 +81,7 @@ def test_nothing_is_claimed_against_a_server_that_is_trusted(monkeypatch, found)
 def test_what_is_kept_is_not_watched_again(tmp_path, monkeypatch):
     monkeypatch.setattr(white_box, "WATCHED", 1)
     shadow_models = ShadowModels(plain(rounds=2), 1)
-    with AuditCache.in_folder(tmp_path, {}) as cache:
+    with AuditCache.locked_in(tmp_path, {}) as cache:
         first = WhiteBox(runner=ShadowRunner(1, cache)).curves(shadow_models)
         monkeypatch.setattr(white_box, "watched", None)
         again = WhiteBox(runner=ShadowRunner(1, cache)).curves(shadow_models)

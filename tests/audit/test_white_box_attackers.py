@@ -82,10 +82,10 @@ def test_a_server_looks_at_the_reports_of_a_records_own_client():
 
 def test_what_a_record_showed_is_its_mean_and_its_last():
     seen = RecordTraces(3)
-    assert seen.features.shape == (3, 0)
+    assert seen.trace_features.shape == (3, 0)
     seen.add(np.array([0, 2]), np.array([[1.0], [5.0]]))
     seen.add(np.array([0]), np.array([[3.0]]))
-    assert seen.features.tolist() == [[2.0, 3.0], [0.0, 0.0], [5.0, 5.0]]
+    assert seen.trace_features.tolist() == [[2.0, 3.0], [0.0, 0.0], [5.0, 5.0]]
 
 
 def test_every_record_is_asked_about_once():

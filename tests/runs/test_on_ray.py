@@ -100,8 +100,8 @@ def check_trials(cluster):
 def check_halves(cluster):
     training = build(load_recipe("central", SETTINGS))
     shadow_models = ShadowModels(training, 2)
-    alone = shadow_models.losses(ShadowRunner(4))
-    assert np.array_equal(shadow_models.losses(ShadowRunner(4, cluster=cluster)), alone)
+    alone = shadow_models.model_losses(ShadowRunner(4))
+    assert np.array_equal(shadow_models.model_losses(ShadowRunner(4, cluster=cluster)), alone)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_simulating_writes_the_winner_and_ranks_the_others():
     assert recipe["seed"] == load_recipe("dp-fedavg").seed + 20  # of none of the 20 repetitions
     assert report.least_values[2, 8] == min(report.least_values.values()) == report.options[0].value
     assert set(report.least_values) == {(e, e * rounds) for e, rounds in SPACE.pairs}
-    assert report.measure == "loss"
+    assert report.ranked_by == "loss"
     assert "per client (replace, local trust" in report.options[0].privacy
 
 

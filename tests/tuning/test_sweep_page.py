@@ -51,8 +51,8 @@ def folder(tmp_path):
 
 
 def test_the_best_cell_is_found_for_each_claim(folder):
-    swept = SweepResults.in_folder(folder)
-    chosen = [tuple(swept.choice_of(k).values()) for k in swept.best]
+    swept = SweepResults.from_folder(folder)
+    chosen = [tuple(swept.choice_of(k).values()) for k in swept.best_cells]
     assert chosen == [("2", "0.1"), ("8", "1.0"), ("inf", "1.0")]
     text = words(sweep_page(folder))
     assert "The recommended cell for each claim" in text
@@ -83,7 +83,7 @@ def test_one_claim_has_one_cell_in_a_frame(tmp_path):
     page = sweep_page(folder).decode()
     assert page.count('class="best"') == 1
     assert "The frame marks the recommended cell" in page
-    assert SweepResults.in_folder(folder).best == [1]
+    assert SweepResults.from_folder(folder).best_cells == [1]
 
 
 def test_many_axes_and_names_that_are_no_numbers(tmp_path):

@@ -51,9 +51,9 @@ def test_verdicts_are_the_slopes_of_the_shape(z):
     """log2 of what happens to the error when T doubles, E fixed at 3 and E chosen best."""
     few, many = shape(z, 2**20), shape(z, 2**21)
     found = convergence(z)
-    assert found.fixed == pytest.approx(math.log2(many[2] / few[2]), abs=0.02)
-    assert found.best == pytest.approx(math.log2(many.min() / few.min()), abs=0.02)
-    assert (found.best < 0) == (z < 1)
+    assert found.fixed_power == pytest.approx(math.log2(many[2] / few[2]), abs=0.02)
+    assert found.best_power == pytest.approx(math.log2(many.min() / few.min()), abs=0.02)
+    assert (found.best_power < 0) == (z < 1)
     word = "converges" if z < 1 else "constant" if z == 1 else "diverges"
     assert word in str(found)
 
@@ -73,7 +73,9 @@ def test_the_bound_itself_goes_as_its_verdict_says():
         few, many = (
             decayed_bound(quiet, everyone, noise, steps=2, rounds=r) for r in (20_000, 40_000)
         )
-        assert math.log2(many / few) == pytest.approx(convergence(noise.exponent).fixed, abs=0.01)
+        assert math.log2(many / few) == pytest.approx(
+            convergence(noise.exponent).fixed_power, abs=0.01
+        )
 
 
 @pytest.mark.parametrize("noise", [NoNoise(), LaplaceNoise(1.0, 5.0), GaussianNoise(1.0, 5.0)])

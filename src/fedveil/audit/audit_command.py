@@ -234,7 +234,7 @@ class AuditResult(AttackResults):
         return any(finding.violated for finding in self.findings)
 
     @property
-    def row(self) -> dict[str, str]:
+    def summary_row(self) -> dict[str, str]:
         """The metrics of the run and the summary of the attacks, in one row."""
         metrics = {
             name: "not finite" if value is None else f"{value:.4g}"
@@ -304,7 +304,7 @@ def audit(
         "data": training.data.fingerprint,
         "seed": settings.seed,
     }
-    with AuditCache.in_folder(out, identity) as cache:
+    with AuditCache.locked_in(out, identity) as cache:
         found = run_attacks(training, settings, cache, on_step)
         result = AuditResult(found.findings, found.leaks, found.left_out, run, training.plan)
         cache.save_json(Path(FOUND).stem, result.to_dict())

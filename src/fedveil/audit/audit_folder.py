@@ -59,7 +59,7 @@ class AuditCache:
 
     @staticmethod
     @contextmanager
-    def in_folder(folder: Path | None, identity: dict[str, Any]) -> Iterator["AuditCache"]:
+    def locked_in(folder: Path | None, identity: dict[str, Any]) -> Iterator["AuditCache"]:
         """Open the audit in `folder`, or begin one there, and lock it for this process.
 
         | edge | behaviour |
@@ -82,7 +82,7 @@ class AuditCache:
             write_atomic(folder / ABOUT, json.dumps(about, indent=2).encode())
             yield AuditCache(folder)
 
-    def load(self, name: str) -> Numbers | None:
+    def load_array(self, name: str) -> Numbers | None:
         """The array of that name. None if there is none, or a crash left half of it."""
         if self.folder is None:
             return None
@@ -92,7 +92,7 @@ class AuditCache:
             return None
         return np.asarray(values, dtype=np.float64)
 
-    def save(self, name: str, values: Numbers) -> None:
+    def save_array(self, name: str, values: Numbers) -> None:
         """Write an array atomically."""
         if self.folder is not None:
             buffer = io.BytesIO()

@@ -28,10 +28,10 @@ class Evidence(Protocol):
     """The evidence of an attack: a lower bound on epsilon at any error probability.
 
     Attributes:
-        method: A name for the kind of bound.
+        bound_name: A name for the kind of bound.
     """
 
-    method: ClassVar[str]
+    bound_name: ClassVar[str]
 
     @property
     def draws(self) -> int:
@@ -112,7 +112,7 @@ class _FromCounts:
     Each rate gets half of alpha, so the bound is wrong with probability alpha at most.
     """
 
-    counts: Counts
+    guess_counts: Counts
     delta: float
 
     def __post_init__(self) -> None:
@@ -121,11 +121,11 @@ class _FromCounts:
 
     @property
     def draws(self) -> int:
-        return self.counts.draws
+        return self.guess_counts.draws
 
-    def rates(self, alpha: float) -> tuple[float, float]:
+    def rate_ends(self, alpha: float) -> tuple[float, float]:
         """(the least true positive rate, the largest false positive rate)."""
-        return self.counts.least_hit(alpha / 2), self.counts.most_alarm(alpha / 2)
+        return self.guess_counts.least_hit(alpha / 2), self.guess_counts.most_alarm(alpha / 2)
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,14 @@ class GeneralBound(_FromCounts):
     | delta outside [0, 1) | BadInput |
     """
 
-    method: ClassVar[str] = "Clopper-Pearson"
+    bound_name: ClassVar[str] = "Clopper-Pearson"
 
     def __post_init__(self) -> None:
         if not 0 <= self.delta < 1:
             raise BadInput(f"delta is {self.delta}: a number from 0 to below 1 is needed")
 
     def lower_bound(self, alpha: float) -> float:
-        hit, alarm = self.rates(alpha)
+        hit, alarm = self.rate_ends(alpha)
         gain = hit - self.delta
         return max(0.0, math.log(gain / alarm)) if gain > 0 else 0.0
 
@@ -167,11 +167,11 @@ class GaussianBound(_FromCounts):
     | delta outside (0, 1) | BadInput |
     """
 
-    method: ClassVar[str] = "Gaussian DP"
+    bound_name: ClassVar[str] = "Gaussian DP"
 
     def mu(self, alpha: float) -> float:
         """A lower bound on mu."""
-        hit, alarm = self.rates(alpha)
+        hit, alarm = self.rate_ends(alpha)
         if hit <= 0 or alarm >= 1:
             return 0.0
         return max(0.0, float(ndtri(hit) - ndtri(alarm)))
@@ -210,10 +210,10 @@ class SameKindBound(_FromCounts):
 
     curve: Curve
 
-    method: ClassVar[str] = "the claimed release, its noise unknown"
+    bound_name: ClassVar[str] = "the claimed release, its noise unknown"
 
     def lower_bound(self, alpha: float) -> float:
-        hit, alarm = self.rates(alpha)
+        hit, alarm = self.rate_ends(alpha)
 
         both = ((hit, alarm), (1 - alarm, 1 - hit))  # guessing "in", and guessing "out"
 
@@ -246,7 +246,7 @@ class ComputedBound:
     computed: float
     draws: int
 
-    method: ClassVar[str] = "computed without noise"
+    bound_name: ClassVar[str] = "computed without noise"
 
     def lower_bound(self, alpha: float) -> float:
         return self.computed

@@ -224,7 +224,7 @@ class OneRun:
     tried: tuple[tuple[int, int], ...]
     delta: float
 
-    method: ClassVar[str] = "one run"
+    bound_name: ClassVar[str] = "one run"
 
     @property
     def draws(self) -> int:

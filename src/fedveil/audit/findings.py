@@ -105,7 +105,7 @@ class Finding:
             "confidence": 1 - SHOWN,
             "estimate": self.estimate,
             "draws": self.evidence.draws,
-            "how": self.evidence.method,
+            "how": self.evidence.bound_name,
             "verdict": str(self.verdict),
         }
 
@@ -119,7 +119,7 @@ class Finding:
             "at least (95 %)": rendered(self.lower, ROUND_FLOOR),
             "estimate": estimate,
             "draws": f"{self.evidence.draws:,}",
-            "by": self.evidence.method,
+            "by": self.evidence.bound_name,
             "claim is": str(self.verdict),
         }
 

@@ -42,18 +42,18 @@ class SimulatedClient:
     Attributes:
         task: Model and loss.
         work: What clients do in a round.
-        start: The round's model, [P].
+        start_params: The round's model, [P].
         clip: The round's clip.
-        round: The number of the round.
+        round_number: The number of the round.
         classes: The number of labels.
         clamp: Lower and upper ends [P] to which two-point reports clamp an update.
     """
 
     task: Task
     work: ClientWork
-    start: torch.Tensor
+    start_params: torch.Tensor
     clip: Clip | None
-    round: int
+    round_number: int
     classes: int
     clamp: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -68,7 +68,7 @@ class SimulatedClient:
         with torch.enable_grad():
             match self.work:
                 case OneGradient():
-                    moved = _clipped(-self._gradient(self.start, x, labels), self.clip)
+                    moved = _clipped(-self._gradient(self.start_params, x, labels), self.clip)
                 case ClientSgd():
                     moved = self._sgd(self.work, x, labels)
                 case _:
@@ -87,7 +87,7 @@ class SimulatedClient:
             return _clipped(self._gradient(here, x[some], labels[some]), per_gradient)
 
         steps = work.batches.steps or (work.batches.epochs or 1) * _per_pass(work.batches, len(x))
-        rates = [work.rate(k, self.round) for k in range(steps)]
+        rates = [work.rate(k, self.round_number) for k in range(steps)]
         return self._walked(work, step, rates, per_update)
 
     def _dp_sgd(self, work: ClientDpSgd, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ class SimulatedClient:
             ]
             return torch.stack(each).sum(dim=0) / size
 
-        rates = [scheduled(work.lr, work.schedule, self.round)] * work.noisy.steps
+        rates = [scheduled(work.lr, work.schedule, self.round_number)] * work.noisy.steps
         return self._walked(work, step, rates, None)
 
     def _walked(
@@ -111,10 +111,10 @@ class SimulatedClient:
         rates: list[float],
         per_update: Clip | None,
     ) -> torch.Tensor:
-        directions = Directions(self.start, work)
+        directions = Directions(self.start_params, work)
         moved: torch.Tensor | None = None
         for k, rate in enumerate(rates):
-            here = self.start if moved is None else self.start + moved
+            here = self.start_params if moved is None else self.start_params + moved
             direction = directions.next_(step(k, here).clone(), moved)
             moved = -rate * direction if moved is None else moved - rate * direction
             moved = _clipped(moved, per_update)
@@ -178,23 +178,24 @@ class Method(StrEnum):
 class Pixels:
     """The range of pixel values in public records."""
 
-    low: float
-    high: float
+    lowest: float
+    highest: float
 
     def __post_init__(self) -> None:
-        if not self.low < self.high:
+        if not self.lowest < self.highest:
             raise BadInput(
-                f"public records have values from {self.low:g} to {self.high:g}: a range is needed"
+                f"public records have values from {self.lowest:g} to {self.highest:g}: a range "
+                "is needed"
             )
 
     @property
     def peak(self) -> float:
         """The width of the range."""
-        return self.high - self.low
+        return self.highest - self.lowest
 
-    def of(self, unit: torch.Tensor) -> torch.Tensor:
+    def scale(self, unit: torch.Tensor) -> torch.Tensor:
         """Scale values from [0, 1] to the range."""
-        return self.low + self.peak * unit
+        return self.lowest + self.peak * unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +284,7 @@ class Inversion:
         slower = torch.optim.lr_scheduler.MultiStepLR(adam, drops, gamma=0.1)
         best = InvertedRecords(_pixels(unit, pixels), labels, float("inf"))
         for _ in range(self.steps):
-            away = _angle(client.update(pixels.of(unit), certain), seen)
+            away = _angle(client.update(pixels.scale(unit), certain), seen)
             if float(away.detach()) < best.distance:
                 best = InvertedRecords(_pixels(unit, pixels), labels, float(away.detach()))
             cost = away + self.smooth * variation(unit)
@@ -315,7 +316,7 @@ class Inversion:
 
         def distance() -> torch.Tensor:
             chances = logits.softmax(dim=1) if certain is None else certain
-            made = client.update(pixels.of(unit), chances)
+            made = client.update(pixels.scale(unit), chances)
             return (made - seen).square().sum() / length
 
         def closure() -> torch.Tensor:
@@ -350,7 +351,7 @@ def _angle(made: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 
 
 def _pixels(unit: torch.Tensor, pixels: Pixels) -> npt.NDArray[np.float32]:
-    image: npt.NDArray[np.float32] = pixels.of(unit.detach().clamp(0.0, 1.0)).numpy().copy()
+    image: npt.NDArray[np.float32] = pixels.scale(unit.detach().clamp(0.0, 1.0)).numpy().copy()
     return image
 
 

@@ -254,9 +254,9 @@ def simulated_client(training: Training, round: Round) -> SimulatedClient:
     return SimulatedClient(
         task=training.task,
         work=training.work,
-        start=start,
+        start_params=start,
         clip=round.clip,
-        round=round.number,
+        round_number=round.number,
         classes=training.data.classes,
         clamp=clamp,
     )
@@ -306,7 +306,9 @@ def side_by_side(reconstructions: Mapping[str, Reconstruction], most: int = 8) -
         where = {"ha": "right", "va": "center", "transform": label.transAxes}
         label.text(1.0, 0.5, words, size=SMALL, color=INK, **where)
         for at, image in zip(line, images, strict=False):
-            at.imshow(_drawn(image), cmap="gray", vmin=first.pixels.low, vmax=first.pixels.high)
+            at.imshow(
+                _drawn(image), cmap="gray", vmin=first.pixels.lowest, vmax=first.pixels.highest
+            )
             at.set(xticks=[], yticks=[])
     return figure
 

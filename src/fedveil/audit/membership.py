@@ -239,7 +239,7 @@ class Membership:
         self, shadow_models: ShadowModels, on_training: OnTraining = lambda done, of: None
     ) -> dict[str, Roc]:
         """The ROC of each way of scoring."""
-        losses = shadow_models.losses(self.runner, on_training)
+        losses = shadow_models.model_losses(self.runner, on_training)
         return curves_of(losses, shadow_models.inside)
 
 

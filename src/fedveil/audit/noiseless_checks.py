@@ -103,7 +103,7 @@ class NoNoiseBound:
     p: float
     draws: int
 
-    method: ClassVar[str] = "mean and deviation"
+    bound_name: ClassVar[str] = "mean and deviation"
 
     def lower_bound(self, alpha: float) -> float:
         return math.inf if self.p <= alpha else 0.0

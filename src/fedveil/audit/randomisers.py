@@ -166,7 +166,7 @@ class Randomiser:
 
             def reports(round: int, ids: Ids, sign: float) -> Scores:
                 rows = torch.full((len(ids), size), sign * 1e3)
-                sent = bench.sent(bench.round(round, ids), rows, short=False)
+                sent = bench.sent(bench.make_round(round, ids), rows, short=False)
                 if not isinstance(sent.reports, Rows):
                     raise AssertionError("reports of weights are rows")
                 return np.asarray(sent.reports.rows.double().numpy().ravel()[: self.draws])
@@ -188,7 +188,7 @@ class Randomiser:
             bench = Bench(plan, self._streams(plan, "shuffled", sign), size)
             found = []
             for number in range(1, 1 - (-self.draws // size)):
-                round = bench.round(number, np.arange(reports), like=1)
+                round = bench.make_round(number, np.arange(reports), like=1)
                 rows = torch.full((reports, size), -1e3)
                 rows[0] *= -sign
                 total = bench.summed(round, bench.sent(round, rows, short=False)).total

@@ -51,11 +51,11 @@ class Sending:
     `short` tells the clip, where it asks, whether they were within it.
     """
 
-    rows: torch.Tensor
+    sent_rows: torch.Tensor
     short: bool
 
     def updates(self, clients: ClientBatch) -> Clipped:
-        rows = self.rows.clone()
+        rows = self.sent_rows.clone()
         clipped = torch.full((len(rows),), not self.short)
         norms = torch.full((len(rows),), 0.0 if self.short else 1e12, dtype=torch.float64)
         return Clipped(rows, norms, clipped)
@@ -77,7 +77,7 @@ class Bench:
         task = Task(nn.Linear(1, 1), squared_error)
         self._gradients = gradients_of(task, Mode.VECTORISED, self._data)
 
-    def round(self, number: int, ids: Ids, *, like: int | None = None) -> Round:
+    def make_round(self, number: int, ids: Ids, *, like: int | None = None) -> Round:
         """Round `number` of clients `ids`, from a model of zeros, with the clip of round `like`."""
         start = torch.zeros(self._size)
         state = self._plan.first_state(start)
@@ -142,7 +142,7 @@ def client_views(
         ids = 2 * first + np.arange(2 * count)
         mine, known, told = [], [], []
         for t in range(turns):
-            round = bench.round(t + 1, ids)
+            round = bench.make_round(t + 1, ids)
             clip = 1.0 if round.clip is None else round.clip.value
             along = worst(round.clip, size)
             length = (1 - 2e-6 if plan.statistic is not None and short else _TOO_LONG) * clip
@@ -184,7 +184,7 @@ def server_views(
         rounds = []
         for t in range(turns):
             number, nobody = 1 + t + turns * (first // wide), np.zeros(1, dtype=np.int64)
-            round = bench.round(number, nobody, like=1 + t)
+            round = bench.make_round(number, nobody, like=1 + t)
             if round.clip is None:
                 raise AssertionError("noise on a sum needs a clip")
             row = torch.full((1, 1), sign * (-1) ** t * _TOO_LONG * round.clip.value)
@@ -208,7 +208,7 @@ def statistic_views(
     seen, told = np.empty(draws), np.empty(draws)
     ids = np.zeros(1 if sign else 0, dtype=np.int64)
     for k in range(draws):
-        round = bench.round(1 + k * every, ids, like=1)
+        round = bench.make_round(1 + k * every, ids, like=1)
         if round.clip is None:
             raise AssertionError("an adaptive schedule has a clip")
         along = worst(round.clip, 2)

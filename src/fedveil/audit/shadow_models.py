@@ -97,7 +97,7 @@ class ShadowModels:
         engine = serial_engine(alone)
         return replace(alone, mode=engine.mode, chunk=engine.chunk)
 
-    def losses(
+    def model_losses(
         self, runner: "ShadowRunner", on_training: OnTraining = lambda done, of: None
     ) -> Numbers:
         """Every model's losses on all clients' records and then on the test split, [models, n]."""
@@ -152,7 +152,7 @@ class ShadowRunner:
 
         Arrays are saved as soon as they are there. Up to `together` trainings are one trial.
         """
-        arrays = [self.cache.load(name) for name in names]
+        arrays = [self.cache.load_array(name) for name in names]
         left = [number for number, array in enumerate(arrays) if array is None]
         processes = self.workers or (
             available_workers() if self.cluster is None else max(1, len(left))
@@ -162,7 +162,7 @@ class ShadowRunner:
         for job, results in pool_outcomes(jobs, trial, self.workers, self.cluster):
             for number, array in zip(jobs[job][1], results, strict=True):
                 arrays[number] = array
-                self.cache.save(names[number], array)
+                self.cache.save_array(names[number], array)
             on_training(sum(array is not None for array in arrays), len(names))
         return [array for array in arrays if array is not None]
 

@@ -60,7 +60,7 @@ class Ascending(Adversary):
 
     Attributes:
         asked: The target records.
-        client: The id of the client that attacks.
+        attacker_id: The id of the client that attacks.
         aims: The rows of `asked` whose loss is raised, by round.
         boost: The factor on the step that raises their mean loss by one, so that the step survives
             the mean over the cohort.
@@ -68,7 +68,7 @@ class Ascending(Adversary):
 
     task: Task
     asked: FederatedData
-    client: int
+    attacker_id: int
     aims: Mapping[int, Rows]
     boost: float
 
@@ -78,16 +78,16 @@ class Ascending(Adversary):
             ("adversary", "ascent"),
             ("task", self.task),
             ("asked", self.asked),
-            ("client", self.client),
+            ("client", self.attacker_id),
             ("aims", dict(self.aims)),
             ("boost", self.boost),
         )
 
     def cohort(self, round: int, ids: Ids) -> Ids:
-        return np.union1d(ids, [self.client]).astype(np.int64) if round in self.aims else ids
+        return np.union1d(ids, [self.attacker_id]).astype(np.int64) if round in self.aims else ids
 
     def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
-        return np.asarray((ids == self.client) & (round in self.aims))
+        return np.asarray((ids == self.attacker_id) & (round in self.aims))
 
     def send(self, context: AttackContext) -> ClientReports:
         round = context.clients.round
@@ -114,14 +114,14 @@ class TargetRecords:
         """Features and targets of some rows."""
         return taken(self.data.x, rows), self.data.y[rows]
 
-    def of(self, client: int) -> Rows:
+    def rows_of(self, client: int) -> Rows:
         """The rows of a client."""
         return np.arange(self.data.offsets[client], self.data.offsets[client + 1])
 
     def half_of(self, client: int, round: int) -> Rows:
         """A random half of a client's rows, a new one in every round."""
         generator = np.random.default_rng([self.seed, client, round, 0xA5C])
-        own = self.of(client)
+        own = self.rows_of(client)
         return np.sort(generator.permutation(own)[: max(1, len(own) // 2)])
 
     def by_round(self, rounds: list[int]) -> dict[int, Rows]:
@@ -148,7 +148,7 @@ class RecordTraces:
         self._times[rows] += 1
 
     @property
-    def features(self) -> Numbers:
+    def trace_features(self) -> Numbers:
         """Means and latest traces, [records, 2 x features], zeros for a record never traced."""
         mean = self._sum / np.maximum(self._times, 1)[:, None]
         return np.concatenate([mean, self._last], axis=1)
@@ -160,9 +160,9 @@ def by_server(training: Training, targets: TargetRecords) -> Numbers:
     rounds = watched_rounds(training)
     for round, total, _ in _played(training, _plainly):
         for client, report in _reports(total) if round.number in rounds else ():
-            rows, before = targets.of(client), round.start
+            rows, before = targets.rows_of(client), round.start
             history.add(rows, traces(task, before, before + report, *targets.at(rows)))
-    return history.features
+    return history.trace_features
 
 
 def by_active_server(training: Training, targets: TargetRecords) -> Numbers:
@@ -190,7 +190,7 @@ def by_active_server(training: Training, targets: TargetRecords) -> Numbers:
         for client, report in _reports(total) if starts else ():
             rows, before = targets.half_of(client, round.number), starts[client]
             history.add(rows, traces(task, before, before + report, *targets.at(rows)))
-    return history.features
+    return history.trace_features
 
 
 def by_client(training: Training, targets: TargetRecords) -> Numbers:
@@ -202,7 +202,7 @@ def by_client(training: Training, targets: TargetRecords) -> Numbers:
         if round.number in rounds:
             step = round.start, result.state.params
             history.add(every, traces(task, *step, *targets.at(every)))
-    return history.features
+    return history.trace_features
 
 
 def by_active_client(training: Training, targets: TargetRecords) -> Numbers:
@@ -225,7 +225,7 @@ def by_active_client(training: Training, targets: TargetRecords) -> Numbers:
         if round.number - 1 in aims:
             rows = aims[round.number - 1]
             back.add(rows, traces(task, *step, *targets.at(rows)))
-    return np.concatenate([history.features, back.features], axis=1)
+    return np.concatenate([history.trace_features, back.trace_features], axis=1)
 
 
 def watched_rounds(training: Training) -> list[int]:

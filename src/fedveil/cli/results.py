@@ -233,7 +233,7 @@ def audit(
         print_findings(console, title, findings)
     if run is not None:
         print_leaks(console, title, audited.leaks)
-        print_rows(console, f"{title}: in one row", [audited.row])
+        print_rows(console, f"{title}: in one row", [audited.summary_row])
         for reason in audited.left_out:
             console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
     print_terms(console, [finding.claim.short for finding in findings])

@@ -376,7 +376,8 @@ def _minimisers(
     training = build(cell.recipe, data=laboratory.federated_data(cell.recipe))
     constants = constants_of(training.task, training.data)
     sizes = Sizes(training.data.clients, training.data.clients, training.task.size)
-    noise = LaplaceNoise(epsilon=3.0, clip=CLIP / 2)  # as published: half the strict sensitivity
+    # as published: half the strict sensitivity
+    noise = LaplaceNoise(epsilon=3.0, clip_norm=CLIP / 2)
 
     def bound(steps: int, rounds: int) -> float:
         return decayed_bound(constants, sizes, noise, steps=steps, rounds=rounds)

@@ -454,7 +454,7 @@ def _row(
         experiment.on_trial(f"{name}, {attack}", done, of, "")
 
     folder = experiment.out / f"{name}-{experiment.scale}-audit"
-    with AuditCache.in_folder(folder, identity) as cache:
+    with AuditCache.locked_in(folder, identity) as cache:
         saved, sizes = cache.load_json("row"), repr(replace(audit, workers=0))
         if saved is None or saved["asked"] != sizes:
             results = run_attacks(training, audit, cache, on_step)

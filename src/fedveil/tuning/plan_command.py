@@ -150,7 +150,7 @@ def write_and_print(report: PlanReport, recipe: str, out: Path | None, *, as_jso
     console.print(_options_table(report))
     if more > 0:
         _say(console, f"and {more} more")
-    _say(console, f"the least {report.measure} over E (down) and T (across):")
+    _say(console, f"the least {report.ranked_by} over E (down) and T (across):")
     console.print(_least_table(report))
     reasons = [f"why: {line}" for line in report.reasons]
     _say(console, f"the claim of the first: {first.privacy}", *reasons)
@@ -163,7 +163,7 @@ def _options_table(report: PlanReport) -> Table:
     keys = list(dict.fromkeys(key for option in report.options for key in option.choice))
     remarks = any(option.remark for option in report.options)
     table = Table()
-    for name in ("E", "T", "rounds", *keys, report.measure, "noise"):
+    for name in ("E", "T", "rounds", *keys, report.ranked_by, "noise"):
         table.add_column(name, overflow="fold")
     if remarks:
         table.add_column("remark", overflow="fold")
@@ -234,7 +234,7 @@ def _report_json(report: PlanReport, path: Path) -> dict[str, Any]:
                 "iterations": row.iterations,
                 "rounds": row.rounds,
                 **row.choice,
-                report.measure: _number(row.value),
+                report.ranked_by: _number(row.value),
                 "half": _number(row.half),
                 "noise": _number(row.noise_std),
                 "privacy": row.privacy,

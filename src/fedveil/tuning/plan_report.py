@@ -64,7 +64,7 @@ class PlanReport:
 
     Attributes:
         title: One line.
-        measure: The name of the value that options are ranked by.
+        ranked_by: The name of the value that options are ranked by.
         options: Options, best first.
         reasons: Why the first option wins.
         warnings: Notes, such as what the search itself cost.
@@ -72,7 +72,7 @@ class PlanReport:
     """
 
     title: str
-    measure: str
+    ranked_by: str
     options: list[PlanOption]
     reasons: list[str]
     warnings: list[str]
@@ -154,7 +154,7 @@ def plan_page(report: PlanReport, name: str) -> bytes:
         tag("p", report.title, class_="sub"),
         tag(
             "div",
-            tag("p", f"Recommended: {chosen}, with {report.measure} {first.value_text}."),
+            tag("p", f"Recommended: {chosen}, with {report.ranked_by} {first.value_text}."),
             tag("p", f"Its claim: {first.privacy}."),
             class_="claim",
         ),
@@ -172,10 +172,10 @@ def _map(report: PlanReport) -> Markup:
     first = report.options[0]
     heat = HeatMap(
         id="map",
-        title=f"Least {report.measure} by steps per round (E) and in all (T)",
+        title=f"Least {report.ranked_by} by steps per round (E) and in all (T)",
         x_label=IN_ALL,
         y_label=PER_ROUND,
-        quantity=report.measure,
+        quantity=report.ranked_by,
         column_names=[str(t) for t in times],
         row_names=[str(e) for e in steps],
         grid=[[report.least_values.get((e, t), math.nan) for t in times] for e in steps],
@@ -200,9 +200,9 @@ def _curve(report: PlanReport) -> Markup:
     intervals = any(math.isfinite(option.half) for option in report.options)
     chart = Chart(
         id="frontier",
-        title=f"Least {report.measure} by steps in all (T), a line for each E",
+        title=f"Least {report.ranked_by} by steps in all (T), a line for each E",
         x_label=IN_ALL,
-        y_label=f"{report.measure}{', 95 % interval' if intervals else ''}",
+        y_label=f"{report.ranked_by}{', 95 % interval' if intervals else ''}",
         lines=lines,
         log_y=positive,
         note="The least over all other choices. Lines end where nothing more was tried.",
@@ -221,7 +221,7 @@ def _table(report: PlanReport) -> Markup:
                 IN_ALL: row.iterations,
                 "rounds": row.rounds,
                 **{axis_label(key): text for key, text in row.choice.items()},
-                report.measure: value,
+                report.ranked_by: value,
                 "noise on a coordinate of the mean update": row.noise_text,
                 "remark": row.remark,
                 "claim": row.privacy,

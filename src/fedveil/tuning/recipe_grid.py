@@ -45,19 +45,20 @@ class Axis:
     values: tuple[str, ...]
 
     @property
-    def keys(self) -> list[str]:
+    def joined_keys(self) -> list[str]:
         """The keys that move together."""
         return self.key.split(":")
 
     def assign(self, value: str) -> dict[str, str]:
         """The value of each key of the axis."""
-        parts = value.split(":") if len(self.keys) > 1 else [value]
-        if len(self.keys) != len(parts):
+        keys = self.joined_keys
+        parts = value.split(":") if len(keys) > 1 else [value]
+        if len(keys) != len(parts):
             raise BadInput(
-                f"--grid {self.key}: {value} is {len(parts)} of the {len(self.keys)} values that "
-                "go together: join them by ':'"
+                f"--grid {self.key}: {value} is {len(parts)} of the {len(keys)} values that go "
+                "together: join them by ':'"
             )
-        return dict(zip(self.keys, parts, strict=True))
+        return dict(zip(keys, parts, strict=True))
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def cells(source: str, overrides: Sequence[str], axes: Sequence[Axis]) -> list[C
     An infinite `budget.epsilon` from which noise is to be calibrated makes a run without noise and
     without a claim.
     """
-    keys = [key for a in axes for key in a.keys]
+    keys = [key for a in axes for key in a.joined_keys]
     for key in keys:
         if keys.count(key) > 1:
             raise BadInput(f"--grid {key} is given twice: give all its values at once")

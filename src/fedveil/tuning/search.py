@@ -222,7 +222,7 @@ def simulate(
     return PlanReport(
         title=f"{base.cell.recipe.name}: ranked by training, {result.trials} trials of "
         f"{len(prepared)} recipes in {result.seconds:.1f} s",
-        measure="loss",
+        ranked_by="loss",
         options=options,
         reasons=reasons,
         warnings=[*skipped, _tuning_cost(result, noiseless)],

@@ -46,17 +46,17 @@ class SweepResults:
     Attributes:
         axes: The axes of the grid.
         repeat: Repetitions of every cell.
-        cells: A row of summary.csv for each cell.
+        cell_rows: A row of summary.csv for each cell.
         cost_notes: What all trainings cost together, in sentences.
     """
 
     axes: tuple[Axis, ...]
     repeat: int
-    cells: list[dict[str, str]]
+    cell_rows: list[dict[str, str]]
     cost_notes: list[str]
 
     @classmethod
-    def in_folder(cls, folder: Path) -> "SweepResults":
+    def from_folder(cls, folder: Path) -> "SweepResults":
         """Read a sweep that has ended."""
         try:
             about = json.loads((folder / "sweep.json").read_text())
@@ -65,7 +65,7 @@ class SweepResults:
             axes = tuple(Axis(str(key), tuple(map(str, values))) for key, *values in about["axes"])
             notes = [str(note) for note in about["together"]["notes"]]
             results = cls(axes, int(about["repeat"]), cells, notes)
-            if len(cells) != math.prod(results.shape) or not results.metric_names:
+            if len(cells) != math.prod(results.grid_shape) or not results.metric_names:
                 raise ValueError("its table is not as its axes say")
         except FileNotFoundError as e:
             raise BadInput(
@@ -76,30 +76,30 @@ class SweepResults:
         return results
 
     @property
-    def shape(self) -> list[int]:
+    def grid_shape(self) -> list[int]:
         """The number of values on each axis."""
         return [len(axis.values) for axis in self.axes]
 
     @property
     def metric_names(self) -> list[str]:
         """What was measured, the task's own metric first."""
-        return [name for name in self.cells[0] if f"{name}_half" in self.cells[0]]
+        return [name for name in self.cell_rows[0] if f"{name}_half" in self.cell_rows[0]]
 
-    def number(self, cell: int, name: str) -> float:
+    def cell_number(self, cell: int, name: str) -> float:
         """A number of a cell, NaN if there is none."""
-        return _number(self.cells[cell].get(name))
+        return _number(self.cell_rows[cell].get(name))
 
     def choice_of(self, cell: int) -> dict[str, str]:
         """The values that a cell has on the axes, by key."""
-        return {key: self.cells[cell][key] for axis in self.axes for key in axis.keys}
+        return {key: self.cell_rows[cell][key] for axis in self.axes for key in axis.joined_keys}
 
     @cached_property
-    def best(self) -> list[int]:
+    def best_cells(self) -> list[int]:
         """For each claim the cell with the lowest mean loss."""
         best: dict[str, int] = {}
-        for k, cell in enumerate(self.cells):
-            loss, claim = self.number(k, "loss"), cell.get("claims", "")
-            least = self.number(best[claim], "loss") if claim in best else math.inf
+        for k, cell in enumerate(self.cell_rows):
+            loss, claim = self.cell_number(k, "loss"), cell.get("claims", "")
+            least = self.cell_number(best[claim], "loss") if claim in best else math.inf
             if loss < least:
                 best[claim] = k
         return list(best.values())
@@ -108,11 +108,11 @@ class SweepResults:
     def by_terms(self) -> dict[str, list[int]]:
         """The cells that claim something, by what belongs to their epsilons."""
         by_terms: dict[str, list[int]] = {}
-        for k, cell in enumerate(self.cells):
-            if math.isfinite(self.number(k, "epsilon")):
+        for k, cell in enumerate(self.cell_rows):
+            if math.isfinite(self.cell_number(k, "epsilon")):
                 label = ", as published, not a guarantee" if cell["as_published"] == "True" else ""
                 terms = (
-                    f"at delta {self.number(k, 'delta'):g} per {cell['unit']} "
+                    f"at delta {self.cell_number(k, 'delta'):g} per {cell['unit']} "
                     f"({cell['neighbours']}, {cell['trust']} trust{label})"
                 )
                 by_terms.setdefault(terms, []).append(k)
@@ -125,11 +125,11 @@ class SweepResults:
 
     def slices(self, *along: int) -> list[tuple[str, Cells]]:
         """(the choices on all other axes in words, the cells along these axes), for each choice."""
-        grid = np.arange(len(self.cells)).reshape(self.shape)
+        grid = np.arange(len(self.cell_rows)).reshape(self.grid_shape)
         grid = np.moveaxis(grid, along, range(-len(along), 0))
         slices = []
-        for cells in grid.reshape(-1, *(self.shape[i] for i in along)):
-            places = np.unravel_index(cells.flat[0], self.shape)
+        for cells in grid.reshape(-1, *(self.grid_shape[i] for i in along)):
+            places = np.unravel_index(cells.flat[0], self.grid_shape)
             others = [
                 f"{axis_label(axis.key)} {axis.values[place]}"
                 for i, (axis, place) in enumerate(zip(self.axes, places, strict=True))
@@ -141,8 +141,8 @@ class SweepResults:
 
 def sweep_page(folder: Path) -> bytes:
     """Everything about one sweep."""
-    results = SweepResults.in_folder(folder)
-    rows = [_row(results, k) for k in range(len(results.cells))]
+    results = SweepResults.from_folder(folder)
+    rows = [_row(results, k) for k in range(len(results.cell_rows))]
     charts = [*_frontiers(results), *_lines(results)]
     maps = _maps(results)
     return page(
@@ -159,16 +159,16 @@ def sweep_page(folder: Path) -> bytes:
 
 
 def _recommended(results: SweepResults) -> Markup:
-    if not results.best:
+    if not results.best_cells:
         return section("The recommended cell", tag("p", "Every cell diverged."), id="best")
     title, commands = "The recommended cell", []
-    for k in results.best:
+    for k in results.best_cells:
         settings = [f"--set {key}={value}" for key, value in results.choice_of(k).items()]
         commands.append(" ".join(["fedveil run RECIPE", *settings]))
     return section(
         title if len(commands) == 1 else f"{title} for each claim",
         table(
-            [_row(results, k) for k in results.best],
+            [_row(results, k) for k in results.best_cells],
             "The lowest mean test loss among cells of one claim",
             wide=True,
         ),
@@ -181,10 +181,10 @@ def _recommended(results: SweepResults) -> Markup:
 def _row(results: SweepResults, cell: int) -> dict[str, Content]:
     row: dict[str, Content] = {axis_label(k): v for k, v in results.choice_of(cell).items()}
     for metric in results.metric_names:
-        half = results.number(cell, f"{metric}_half")
-        text = number_text(results.number(cell, metric))
+        half = results.cell_number(cell, f"{metric}_half")
+        text = number_text(results.cell_number(cell, metric))
         row[f"test {metric}"] = text if math.isnan(half) else f"{text} +- {half:.2g}"
-    row["claim"] = results.cells[cell].get("claims") or "nothing claimed"
+    row["claim"] = results.cell_rows[cell].get("claims") or "nothing claimed"
     return row
 
 
@@ -194,8 +194,8 @@ def _frontiers(results: SweepResults) -> list[Markup]:
     for number, (terms, cells) in enumerate(results.by_terms.items()):
         best: dict[float, int] = {}
         # the first of equal losses stays, as the sort is stable
-        for k in sorted(cells, key=lambda k: results.number(k, "loss")):
-            best.setdefault(results.number(k, "epsilon"), k)
+        for k in sorted(cells, key=lambda k: results.cell_number(k, "loss")):
+            best.setdefault(results.cell_number(k, "epsilon"), k)
         if len(best) < 2:
             continue
         chart = Chart(
@@ -215,16 +215,16 @@ def _line(
     results: SweepResults, name: str, placed: Sequence[tuple[float, int]], metric: str
 ) -> Line:
     """Means of cells at their places, with intervals, without those that diverged."""
-    finite = [(x, k) for x, k in placed if math.isfinite(results.number(k, metric))]
-    points = [(x, results.number(k, metric)) for x, k in finite]
-    return Line(name, points, "line", [results.number(k, f"{metric}_half") for _, k in finite])
+    finite = [(x, k) for x, k in placed if math.isfinite(results.cell_number(k, metric))]
+    points = [(x, results.cell_number(k, metric)) for x, k in finite]
+    return Line(name, points, "line", [results.cell_number(k, f"{metric}_half") for _, k in finite])
 
 
 def _lines(results: SweepResults) -> list[Markup]:
     """Every metric along the longest axis, a line for every choice on the others."""
     if not results.axes:
         return []
-    along = results.shape.index(max(results.shape))
+    along = results.grid_shape.index(max(results.grid_shape))
     axis, slices = results.axes[along], results.slices(along)
     if len(slices) > _MOST_LINES:
         return []
@@ -255,15 +255,15 @@ def _lines(results: SweepResults) -> list[Markup]:
 
 def _maps(results: SweepResults) -> list[Markup]:
     """Heat maps over the two longest axes, one for every choice on the others."""
-    shape, metric = results.shape, results.metric_names[0]
+    shape, metric = results.grid_shape, results.metric_names[0]
     longest = sorted(range(len(shape)), key=lambda i: -shape[i])[:2]
     if len(longest) < 2 or any(shape[i] < 2 for i in longest):
         return []
     down, across = sorted(longest)
     figures = []
     for number, (name, cells) in enumerate(results.slices(down, across)[:_MOST_MAPS]):
-        means = [[results.number(k, metric) for k in row] for row in cells.tolist()]
-        marked = np.argwhere(np.isin(cells, results.best)).tolist()
+        means = [[results.cell_number(k, metric) for k in row] for row in cells.tolist()]
+        marked = np.argwhere(np.isin(cells, results.best_cells)).tolist()
         frame = "The frame marks the recommended cell. " if len(marked) == 1 else ""
         heat = HeatMap(
             id=f"map-{number}",

@@ -131,15 +131,15 @@ class NoNoise:
 class LaplaceNoise:
     """Fu's Corollary 1.1, strict, z = 2: scale turns x 2 zeta reach / epsilon, variance 2 scale^2.
 
-    `clip` is zeta, in L1, on every local gradient; two inputs differ by twice that.
+    `clip_norm` is zeta, in L1, on every local gradient; two inputs differ by twice that.
     """
 
     epsilon: float
-    clip: float
+    clip_norm: float
     exponent: float = 2.0
 
     def variance(self, reach: Array, turns: int) -> Array:
-        return 2 * (turns * 2 * self.clip * reach / self.epsilon) ** 2
+        return 2 * (turns * 2 * self.clip_norm * reach / self.epsilon) ** 2
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,11 @@ class GaussianNoise:
     """
 
     multiplier: float
-    clip: float
+    clip_norm: float
     exponent: float = 1.0
 
     def variance(self, reach: Array, turns: int) -> Array:
-        return turns * (self.multiplier * 2 * self.clip * reach) ** 2
+        return turns * (self.multiplier * 2 * self.clip_norm * reach) ** 2
 
 
 def error_bound(
@@ -253,29 +253,29 @@ class Convergence:
 
     Attributes:
         exponent: z of the mechanism.
-        fixed: With a fixed E the error goes like T^fixed.
-        best: With the best E it goes like T^best.
+        fixed_power: With a fixed E the error goes like T to this power.
+        best_power: With the best E it goes like T to this power.
     """
 
     exponent: float
-    fixed: float
-    best: float
+    fixed_power: float
+    best_power: float
 
     def __str__(self) -> str:
         if self.exponent < 1:
-            return f"converges: the error falls like T^{self.fixed:.3g}, fastest with E = 1"
+            return f"converges: the error falls like T^{self.fixed_power:.3g}, fastest with E = 1"
         if self.exponent == 1:
             return "ends at a constant error: noise costs the same for every T and E"
         return (
-            f"diverges: with a fixed E the error grows like T^{self.fixed:.3g}, with E about "
-            f"T^{self.exponent / (self.exponent + 1):.3g} like T^{self.best:.3g}: stop early"
+            f"diverges: with a fixed E the error grows like T^{self.fixed_power:.3g}, with E about "
+            f"T^{self.exponent / (self.exponent + 1):.3g} like T^{self.best_power:.3g}: stop early"
         )
 
 
 def convergence(exponent: float) -> Convergence:
     """Theorems 4 and 5 as they must be read (with E = 1 for z < 1: no larger E does better).
 
-    >>> convergence(2.0).best, convergence(0.5).best, convergence(1.0).best
+    >>> convergence(2.0).best_power, convergence(0.5).best_power, convergence(1.0).best_power
     (0.3333333333333333, -0.5, 0.0)
     """
     if not (exponent >= 0 and math.isfinite(exponent)):

@@ -233,7 +233,7 @@ def theorise(
     return PlanReport(
         title=f"{first.cell.recipe.name}: ranked by the bound on the loss above the optimum, "
         f"constants {'computed exactly' if constants.exact else 'estimated from a sample'}",
-        measure="bound",
+        ranked_by="bound",
         options=[option_of(p, value, math.nan, f"{value:.3g}") for value, *_, p in ranked],
         reasons=[
             f"z = {exponent:g}: {theory.convergence(exponent)}",
