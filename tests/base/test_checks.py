@@ -226,7 +226,7 @@ REFUSED = {
         lambda: central(
             Poisson(0.5), 9, Fixed(1.0), rounds=2, budget=Budget(1.0, 1e-5), multiplier="2"
         ),
-        "noise.multiplier is '2'",
+        "multiplier is '2'",
     ),
     "local with half a round": (
         lambda: client_noise(

@@ -83,7 +83,7 @@ def test_the_order_of_reports_does_not_matter():
 @pytest.mark.parametrize("count", [0, 1, 9])
 def test_too_few_reports_hand_nothing_on(count):
     rows, centre, reach = reported(9, 20)
-    with pytest.raises(BadInput, match=rf"has {count} reports and shuffle\.minimum is 10"):
+    with pytest.raises(BadInput, match=rf"has {count} reports and minimum is 10"):
         multisets(rows[:count], centre, reach, 10)
     if count:
         sent = dispatch(random_bits(count, 20), Streams(1), 1, spread=1.0)
@@ -104,9 +104,9 @@ def test_one_lost_message_is_enough_to_hand_nothing_on():
 @pytest.mark.parametrize("minimum", [0, -3])
 def test_a_minimum_below_one_is_refused(minimum):
     rows, centre, reach = reported(3, 5)
-    with pytest.raises(BadInput, match=r"shuffle\.minimum"):
+    with pytest.raises(BadInput, match=r"^minimum is "):
         multisets(rows, centre, reach, minimum)
-    with pytest.raises(BadInput, match=r"shuffle\.minimum"):
+    with pytest.raises(BadInput, match=r"^minimum is "):
         mix_all(dispatch(random_bits(3, 5), Streams(1), 1, spread=1.0), minimum)
 
 

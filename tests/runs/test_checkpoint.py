@@ -69,10 +69,10 @@ DAMAGES = {
     "no round": stored(round=None),
     "bad round": stored(round="five"),
     "no params": stored(params=None),
-    "no moving": stored(adaptive_state=None),
+    "no moving": stored(moving=None),
     "other model": stored(params=torch.zeros(SIZE + 1)),
     "other memory": stored(**{"memory.velocity": torch.zeros(2)}),
-    "other moving": stored(adaptive_state=torch.zeros(2, dtype=torch.float64)),
+    "other moving": stored(moving=torch.zeros(2, dtype=torch.float64)),
     "other type": stored(params=LIKE.params.double()),
 }
 

@@ -126,7 +126,7 @@ def numbers(plan):
     schedule = (
         None
         if plan.schedule is None
-        else [plan.schedule.clip(plan.schedule.start(), r) for r in (1, 2)]
+        else [plan.schedule.clip(plan.schedule.first_value(), r) for r in (1, 2)]
     )
     told = [line.to_dict() for line in plan.lines]
     return (noise, schedule, told, plan.permitted, plan.rounds, plan.population)

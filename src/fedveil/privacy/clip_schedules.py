@@ -334,7 +334,7 @@ class Quantile(ClipSchedule):
             flip=self.flip,
             word="bits",
             description="the clients' bits (was the update within the clip?)",
-            key="clip.bit_noise",
+            key="noise",
             setting=self.noise,
             remedy="raise it",
         )
@@ -437,7 +437,7 @@ class Median(ClipSchedule):
             every=self.every,
             word="norms",
             description="the clients' gradient norms in bins",
-            key="clip.epsilon",
+            key="clip_epsilon",
             setting=self.budget.epsilon,
             remedy="lower it",
         )

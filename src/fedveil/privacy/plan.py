@@ -137,9 +137,10 @@ class PrivacyPlan:
         if self.permitted >= 1:
             return
         line = self.lines[0]
-        raise BadInput(
-            f"noise.multiplier {multiplier:g} and budget.epsilon {line.budget.epsilon:g} "
-            f"contradict each other: one round alone costs {line.claims(1)[0].short}; raise either"
+        raise BadArgument(
+            f"{{multiplier}} {multiplier:g} and budget.epsilon {line.budget.epsilon:g} "
+            f"contradict each other: one round alone costs {line.claims(1)[0].short}; raise either",
+            "multiplier",
         )
 
     def assuming(self, text: str) -> "PrivacyPlan":
@@ -178,9 +179,10 @@ class PrivacyPlan:
         | metrics of clients, and lines that do not count them | BadInput, from `check_lines` |
         """
         if not self.private:
-            raise BadInput(
-                "evaluate.epsilon is given and nothing is claimed of the training: leave it out, "
-                "or add noise that is claimed"
+            raise BadArgument(
+                "{metrics} is given and nothing is claimed of the training: leave it out, or add "
+                "noise that is claimed",
+                "metrics",
             )
         return replace(self, metrics=metrics.until(min(self.rounds, self.permitted), every))
 

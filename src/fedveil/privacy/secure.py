@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust
 from fedveil.privacy.clip_schedules import ClipSchedule
@@ -59,9 +59,10 @@ def _secure(
     vouched = math.log(slip / delta_of_sampler(draws, attempts, 0.0))
     most = line.claims(line.participations(plan.rounds))[0]
     if most.epsilon > vouched and not line.reading:
-        raise BadInput(
-            f"noise.source is 'secure' and the claim {most.short}: at that size the sampler's "
-            "error, however small, cannot be vouched for; lower it, or use 'seeded'"
+        raise BadArgument(
+            f"{{source}} is 'secure' and the claim {most.short}: at that size the sampler's "
+            "error, however small, cannot be vouched for; lower it, or use 'seeded'",
+            "source",
         )
     assumptions = [SECURE if a == SEEDED else a for a in line.assumptions]
     return replace(
@@ -96,9 +97,10 @@ def check_grid(
     clip = schedule.clip(schedule.first_value(), 1)
     spread = parameters if clip.norm is Norm.L1 else math.sqrt(parameters)
     if most * spread > _LARGEST_NOISE:
-        raise BadInput(
-            f"noise.multiplier is {most:g}: secure noise on {parameters:,} parameters can be at "
-            f"most {_LARGEST_NOISE / spread:.4g} times the clip; use less, or 'seeded'"
+        raise BadArgument(
+            f"{{multiplier}} is {most:g}: secure noise on {parameters:,} parameters can be at "
+            f"most {_LARGEST_NOISE / spread:.4g} times the clip; use less, or 'seeded'",
+            "multiplier",
         )
     sensitivity = clip.sensitivity(relation)
     grid_for(sensitivity, most * sensitivity, parameters, clip.norm)

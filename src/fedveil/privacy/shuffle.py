@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument, BadInput
 
 Flags = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
@@ -116,12 +116,15 @@ def multisets(
 def handed_on(high: Counts, reports: Counts, minimum: int) -> Multisets:
     """The multisets, if there are at least `minimum` reports everywhere."""
     if minimum < 1:
-        raise BadInput(f"shuffle.minimum is {minimum}: at least one honest report is needed")
+        raise BadArgument(
+            f"{{minimum}} is {minimum}: at least one honest report is needed", "minimum"
+        )
     made = Multisets(high, reports)
     fewest = int(made.reports.min())
     if fewest < minimum:
-        raise BadInput(
-            f"a position has {fewest} reports and shuffle.minimum is {minimum}: nothing is handed "
-            "on; wait for more clients"
+        raise BadArgument(
+            f"a position has {fewest} reports and {{minimum}} is {minimum}: nothing is handed "
+            "on; wait for more clients",
+            "minimum",
         )
     return made

@@ -30,14 +30,30 @@ _RESAMPLED = (
 )
 
 
-_KEYS = {
+RECIPE_KEYS = {
     "size": "sample.size",
     "population": "data.clients",
     "max_participations": "sample.max_participations",
     "malicious": "server.malicious",
     "delta": "budget.delta",
+    "budgets": "budget.epsilons",
+    "published": "budget.as_published",
+    "multiplier": "noise.multiplier",
+    "epsilon": "noise.epsilon",
+    "c2": "noise.c2",
+    "source": "noise.source",
+    "norm": "clip.norm",
+    "noise": "clip.bit_noise",
+    "flip": "clip.bit_epsilon",
+    "clip_epsilon": "clip.epsilon",
+    "shuffled": "shuffle.minimum",
+    "minimum": "shuffle.minimum",
+    "dishonest": "shuffle.dishonest",
+    "metrics": "evaluate.epsilon",
+    "mechanism": "noise.kind",
+    "schedule": "clip.kind",
 }
-"""The keys of arguments that are refused only beside other parts."""
+"""The recipe's keys of arguments that are refused only beside other parts."""
 
 
 @one_thread()
@@ -77,10 +93,10 @@ def build(
     if plan is None:
         metrics = recipe.evaluate.build_price(recipe, sampler, data, task)
         inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics, rounds)
-        with in_keys(**_KEYS):
+        with in_keys(**RECIPE_KEYS):
             plan = _plan(recipe, inputs)
     on_ray = recipe.engine.kind == "ray" and make_engine is None
-    with in_keys(**_KEYS):
+    with in_keys(**RECIPE_KEYS):
         return Training(
             task=task,
             data=data,

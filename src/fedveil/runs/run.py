@@ -19,7 +19,7 @@ from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.privacy.ledger.hash_chain import digest, verify
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.runs import checkpoint
-from fedveil.runs.build import build, changes_in_place, check_given, resolved
+from fedveil.runs.build import RECIPE_KEYS, build, changes_in_place, check_given, resolved
 from fedveil.runs.ending import Ending, diagnose, room
 from fedveil.runs.evidence import (
     file_digests,
@@ -47,6 +47,7 @@ from fedveil.runs.run_directory import (
     without_stop_request,
     write_atomic,
 )
+from fedveil.runs.sections.section import in_keys
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.server import ServerState
@@ -227,6 +228,7 @@ class Run:
         checkpoints = self.folder / "checkpoint"
         try:
             with (
+                in_keys(**RECIPE_KEYS),
                 locked(self.folder),
                 without_stop_request(self.folder),
                 closing(self._open_ledger()) as ledger,

@@ -45,7 +45,7 @@ def zeros(rows, width, dtype=torch.float64):
 @pytest.mark.parametrize("mechanism", ADDITIVE)
 @pytest.mark.parametrize("multiplier", [-1e-9, -1.0, math.nan, math.inf])
 def test_multiplier_that_is_no_noise_is_refused(mechanism, multiplier):
-    with pytest.raises(BadInput, match=r"noise\.multiplier"):
+    with pytest.raises(BadInput, match=r"^multiplier is "):
         mechanism(multiplier)
 
 
@@ -198,7 +198,7 @@ def reports(weights, centre=0.25, radius=0.5, eps=1.0, rows=1, round=1):
 @pytest.mark.parametrize("eps", [0.0, -1.0, math.nan, math.inf, 1e-7])
 def test_report_needs_an_epsilon(eps):
     """One of 1e-7 is finer than the grid of the draw can keep."""
-    with pytest.raises(BadInput, match=r"noise\.epsilon"):
+    with pytest.raises(BadInput, match=r"^epsilon is "):
         TwoPointMechanism(eps)
 
 

@@ -65,7 +65,7 @@ def test_round_robin_needs_less_noise_than_everyone():
 
 
 def test_no_epsilon_and_no_multiplier_are_refused():
-    with pytest.raises(BadInput, match=r"give noise\.multiplier or budget\.epsilon"):
+    with pytest.raises(BadInput, match=r"give multiplier or budget\.epsilon"):
         plan_of(budget=Budget(math.inf, 1e-5))
 
 
@@ -106,7 +106,7 @@ def test_multiplier_zero_is_refused():
 
 @pytest.mark.parametrize("multiplier", [-1.0, math.nan, math.inf])
 def test_multiplier_that_is_no_noise_is_refused(multiplier):
-    with pytest.raises(BadInput, match=r"noise.multiplier"):
+    with pytest.raises(BadInput, match=r"^multiplier is "):
         plan_of(multiplier=multiplier)
 
 
@@ -192,7 +192,7 @@ def test_bound_that_is_not_for_central_dp_is_refused(schedule):
 
 
 def test_flipped_bits_are_for_local_dp():
-    with pytest.raises(BadInput, match=r"clip\.bit_epsilon is for local DP"):
+    with pytest.raises(BadInput, match=r"^flip is for local DP"):
         plan_of(schedule=Quantile(1.0, 0.5, flip=1.0))
 
 
@@ -243,7 +243,7 @@ def test_calibrated_quantile_plan_uses_the_same_budget():
 )
 def test_bits_that_alone_spend_the_round_are_refused(sampler, noise):
     """z >= 2 sigma_b under add-remove and zero-out, z >= sigma_b under replacement."""
-    with pytest.raises(BadInput, match=r"clip\.bit_noise") as e:
+    with pytest.raises(BadInput, match=r"^noise [0-9]") as e:
         plan_of(
             sampler,
             schedule=Quantile(0.1, 0.5, noise=noise),

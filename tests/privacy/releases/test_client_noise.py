@@ -142,7 +142,7 @@ def test_cap_that_ends_before_the_run_is_refused():
 
 @pytest.mark.parametrize(("schedule", "laplace"), [(L2, True), (L1, False)])
 def test_norm_that_does_not_go_with_the_noise_is_refused(schedule, laplace):
-    with pytest.raises(BadInput, match=r"clip\.norm"):
+    with pytest.raises(BadInput, match=r"^norm is "):
         plan_of(schedule=schedule, laplace=laplace)
 
 
@@ -155,7 +155,7 @@ def test_laplace_with_an_adaptive_bound_is_refused(schedule):
 
 
 def test_several_budgets_and_one_multiplier_are_refused():
-    with pytest.raises(BadInput, match=r"budget\.epsilons"):
+    with pytest.raises(BadInput, match=r"and budgets are several"):
         plan_of(budgets=(BUDGET, Budget(1.0, 1e-5)), multiplier=2.0)
 
 
@@ -275,5 +275,5 @@ def test_fu_gaussian_without_its_constant_is_refused():
 @pytest.mark.parametrize("schedule", [L1, L2], ids=["l1", "l2"])
 def test_fu_constant_does_not_go_with_laplace_noise(schedule):
     """With an L2 clip the strict reading beside it would be wrong by up to sqrt(parameters)."""
-    with pytest.raises(BadInput, match=r"c2|clip\.norm"):
+    with pytest.raises(BadInput, match=r"^c2|^norm"):
         plan_of(schedule=schedule, laplace=True, published=Published(1.0))

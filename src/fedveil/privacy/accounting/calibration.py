@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedveil.base.checks import check_option
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument, BadInput
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -65,7 +65,9 @@ def least_noise(
     | no multiplier up to 100,000 suffices | BadInput |
     """
     if math.isinf(budget.epsilon):
-        raise BadInput("give noise.multiplier or budget.epsilon: one follows from the other")
+        raise BadArgument(
+            "give {multiplier} or budget.epsilon: one follows from the other", "multiplier"
+        )
     event = make_event(1.0)
     accountant = accountant or accountants_of(event, relation)[0]
     if accountant is Accountant.PURE:

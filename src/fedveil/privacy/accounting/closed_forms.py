@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, log_ndtr
 
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument
 from fedveil.privacy.accounting.loss_distribution import LossDistribution, compose
 
 _Array = npt.NDArray[np.float64]
@@ -154,7 +154,9 @@ def shuffled_epsilon(eps0: float, reports: int, count: int, delta: float) -> flo
     | more than 20,000 reports | accounted as 20,000, which is safe |
     """
     if reports < 1:
-        raise BadInput(f"shuffle.minimum is {reports}: at least one honest report is needed")
+        raise BadArgument(
+            f"{{reports}} is {reports}: at least one honest report is needed", "reports"
+        )
     if count == 0:
         return 0.0
     alone = randomised_response_epsilon(eps0, count, delta)

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument, BadInput
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,9 @@ class _Noise:
 
     def __post_init__(self) -> None:
         if not 0 <= self.multiplier < math.inf:
-            raise BadInput(f"noise.multiplier is {self.multiplier}: a number >= 0 is needed")
+            raise BadArgument(
+                f"{{multiplier}} is {self.multiplier}: a number >= 0 is needed", "multiplier"
+            )
 
 
 @dataclass(frozen=True)

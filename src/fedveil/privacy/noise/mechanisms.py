@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting import events
 from fedveil.privacy.noise.grid import Grid, gaussian_int, grid_for, laplace_int
@@ -41,7 +41,9 @@ class _AdditiveNoise:
 
     def __post_init__(self) -> None:
         if not (self.multiplier >= 0 and math.isfinite(self.multiplier)):
-            raise BadInput(f"noise.multiplier is {self.multiplier}: a number >= 0 is needed")
+            raise BadArgument(
+                f"{{multiplier}} is {self.multiplier}: a number >= 0 is needed", "multiplier"
+            )
 
     def grid(self, scale: float, size: int) -> Grid:
         """The grid of secure noise of this scale on rows of `size` coordinates."""
@@ -138,7 +140,9 @@ class TwoPointMechanism:
 
     def __post_init__(self) -> None:
         if not (self.epsilon >= 1e-6 and math.isfinite(self.epsilon)):
-            raise BadInput(f"noise.epsilon is {self.epsilon}: a number >= 1e-6 is needed")
+            raise BadArgument(
+                f"{{epsilon}} is {self.epsilon}: a number >= 1e-6 is needed", "epsilon"
+            )
 
     @property
     def event(self) -> events.TwoPoint:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedveil.base.checks import CLIENTS, MULTIPLIER, ROUNDS
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
@@ -85,10 +85,12 @@ class CentralNoise(Release):
         # Rows as long as the clip, all in one coordinate. A clip that is no power of two has up to
         # twice as many steps.
         if plan.population * 2.0 / step > LARGEST_SUM:
-            raise BadInput(
-                f"noise.source is 'secure', noise.multiplier {self.multiplier:.4g} and "
+            raise BadArgument(
+                f"{{source}} is 'secure', {{multiplier}} {self.multiplier:.4g} and "
                 f"{plan.population:,} clients: their sum is too long for the grid; raise the "
-                "multiplier"
+                "multiplier",
+                "source",
+                "multiplier",
             )
 
     def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
@@ -173,13 +175,17 @@ def central(
     CLIENTS.check("clients", population)
     ROUNDS.check("rounds", rounds)
     if multiplier is not None:
-        MULTIPLIER.check("noise.multiplier", multiplier)
+        MULTIPLIER.check("multiplier", multiplier)
     sampler.check(population)
     check_uncapped(sampler)
     check_clip_schedule(schedule)
     _check_schedule(schedule)
     if multiplier == 0:
-        raise BadInput("noise.multiplier is 0: no finite epsilon exists; use noise.kind = 'none'")
+        raise BadArgument(
+            "{multiplier} is 0: no finite epsilon exists; use {mechanism} = 'none'",
+            "multiplier",
+            "mechanism",
+        )
 
     def event(m: float) -> Event:
         one = sampler.event(Gaussian(m), population)
@@ -240,19 +246,22 @@ def _with_metrics(updates: Event, metrics: PricedMetrics, budget: Budget) -> Wit
     cost = epsilon(alone, len(metrics.rounds), budget.delta, metrics.line.relation)
     if cost >= budget.epsilon:
         spent = metrics.line.claim(cost).short
-        raise BadInput(
+        raise BadArgument(
             f"{spent} leaves nothing of budget.epsilon {budget.epsilon:g} for the training: lower "
-            "evaluate.epsilon, or raise the budget"
+            "{metrics}, or raise the budget",
+            "metrics",
         )
     return WithMetrics(updates, *metrics.beside)
 
 
 def _check_schedule(schedule: ClipSchedule) -> None:
     if schedule.norm is not Norm.L2:
-        raise BadInput(f"clip.norm is {schedule.norm} and the noise needs l2: set clip.norm = 'l2'")
+        raise BadArgument(
+            f"{{norm}} is {schedule.norm} and the noise needs l2: set {{norm}} = 'l2'", "norm"
+        )
     statistic = schedule.statistic
     if statistic is not None and statistic.flip:
-        raise BadInput("clip.bit_epsilon is for local DP: give clip.bit_noise under central DP")
+        raise BadArgument("{flip} is for local DP: give {noise} under central DP", "flip", "noise")
     if (
         schedule.rates_allowed(1) is not None
         or schedule.needs_raw_gradients
@@ -268,10 +277,11 @@ def _updates_part(z: float, schedule: ClipSchedule, relation: Relation) -> float
         return z
     z_bits = statistic.noise / statistic.sensitivity(relation)
     if z >= z_bits:
-        raise BadInput(
-            f"clip.bit_noise {statistic.noise:g} is too small for the noise multiplier {z:.4g}: "
+        raise BadArgument(
+            f"{{noise}} {statistic.noise:g} is too small for the noise multiplier {z:.4g}: "
             f"the bits alone would spend more than a round's budget; raise it above "
-            f"{statistic.noise * z / z_bits:.4g}"
+            f"{statistic.noise * z / z_bits:.4g}",
+            "noise",
         )
     return float((z**-2 - z_bits**-2) ** -0.5)
 

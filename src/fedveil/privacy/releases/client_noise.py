@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import MOST_NOISE, a_little_more, least_noise
@@ -229,10 +229,11 @@ class Curator:
             return
         alone = epsilon(self.release, turns, budget.delta, Relation.REPLACE)
         line = replace(self.extended(base), event=self.release, covers=self.statistic.word)
-        raise BadInput(
-            f"{self.statistic.key} {self.statistic.setting:g} leaves nothing of budget.epsilon "
+        raise BadArgument(
+            f"{{{self.statistic.key}}} {self.statistic.setting:g} leaves nothing of budget.epsilon "
             f"{budget.epsilon:g} for the updates: its {turns} releases alone cost "
-            f"{line.claim(alone).short}; {self.statistic.remedy}, or raise budget.epsilon"
+            f"{line.claim(alone).short}; {self.statistic.remedy}, or raise budget.epsilon",
+            self.statistic.key,
         )
 
 
@@ -277,7 +278,11 @@ def client_noise(
     check_clip_schedule(schedule)
     _check_norm(schedule, laplace, published)
     if multiplier is not None and len(budgets) > 1:
-        raise BadInput("noise.multiplier is one number and budget.epsilons are several: give one")
+        raise BadArgument(
+            "{multiplier} is one number and {budgets} are several: give one",
+            "multiplier",
+            "budgets",
+        )
     anyone = line_of(sampler, population, budgets[0])
     schedule = schedule.settled(lambda every: replace(anyone, every=every).participations(rounds))
     curator = _curator(schedule.statistic, anyone, rounds)
@@ -360,9 +365,10 @@ def _calibrated(
         return a_little_more(published.c2 * spread / budget.epsilon)
     flip = 0.0 if schedule.statistic is None else schedule.statistic.flip
     if flip and count * flip >= budget.epsilon:
-        raise BadInput(
-            f"clip.bit_epsilon {flip:g} over {count} participations uses up the budget of "
-            f"epsilon {budget.epsilon:g}: lower it"
+        raise BadArgument(
+            f"{{flip}} {flip:g} over {count} participations uses up the budget of "
+            f"epsilon {budget.epsilon:g}: lower it",
+            "flip",
         )
     if published is not None:
         curator = None
@@ -408,12 +414,19 @@ def _check_norm(schedule: ClipSchedule, laplace: bool, published: Published | No
     if laplace and statistic is not None:
         raise BadInput("an adaptive clip is in L2: use Gaussian noise with it")
     if published is not None and statistic is not None and statistic.flip:
-        raise BadInput("clip.bit_epsilon has no published account: leave out as_published")
+        raise BadArgument(
+            "{flip} has no published account: leave out {published}", "flip", "published"
+        )
     if laplace and published is not None and published.c2 is not None:
-        raise BadInput("noise.c2 is for Fu's Gaussian formula: leave it out with Laplace noise")
+        raise BadArgument(
+            "{c2} is for Fu's Gaussian formula: leave it out with Laplace noise", "c2"
+        )
     if per_gradient and not laplace and published and published.c2 is None:
-        raise BadInput("noise.c2 is missing: Fu's Gaussian formula leaves it open; 1.0 is common")
+        raise BadArgument(
+            "{c2} is missing: Fu's Gaussian formula leaves it open; 1.0 is common", "c2"
+        )
     if schedule.norm != wanted and not (published is not None and published.c2 is not None):
-        raise BadInput(
-            f"clip.norm is {schedule.norm} and the noise needs {wanted}: set clip.norm = '{wanted}'"
+        raise BadArgument(
+            f"{{norm}} is {schedule.norm} and the noise needs {wanted}: set {{norm}} = '{wanted}'",
+            "norm",
         )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
@@ -59,9 +59,10 @@ class DpSgdSteps(Release):
     def check(self, plan: PlanParts) -> None:
         check_clipped(plan)
         if plan.secure:
-            raise BadInput(
-                "noise.source = 'secure' is not for noise in every local step, whose sums are "
-                "rounded to float32 before it: use 'seeded'"
+            raise BadArgument(
+                "{source} = 'secure' is not for noise in every local step, whose sums are "
+                "rounded to float32 before it: use 'seeded'",
+                "source",
             )
 
     def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:

@@ -5,7 +5,7 @@ which it takes part, and no sampling amplifies anything: the server knows who re
 """
 
 from fedveil.base.checks import CLIENTS, MULTIPLIER, ROUNDS
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Event, Gaussian
@@ -38,9 +38,9 @@ def line_of(
 def check_multiplier(multiplier: float | None) -> None:
     """Refuse noise of no size."""
     if multiplier is not None:
-        MULTIPLIER.check("noise.multiplier", multiplier)
+        MULTIPLIER.check("multiplier", multiplier)
     if multiplier == 0:
-        raise BadInput("noise.multiplier is 0: a positive number is needed")
+        raise BadArgument("{multiplier} is 0: a positive number is needed", "multiplier")
 
 
 def check_sampler(sampler: Sampler, population: int, rounds: int) -> None:
@@ -53,7 +53,8 @@ def check_sampler(sampler: Sampler, population: int, rounds: int) -> None:
     cap = sampler.max_participations
     if sampler.size * rounds > population * cap:
         last = population * cap // sampler.size
-        raise BadInput(
-            f"sample.max_participations is {cap}: after round {last} of {rounds} every one of "
-            f"{population} clients would be at its cap; raise it or run fewer rounds"
+        raise BadArgument(
+            f"{{max_participations}} is {cap}: after round {last} of {rounds} every one of "
+            f"{population} clients would be at its cap; raise it or run fewer rounds",
+            "max_participations",
         )

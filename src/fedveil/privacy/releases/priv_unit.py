@@ -9,7 +9,7 @@ import torch
 from scipy.special import erfcx, expit, log_expit, ndtri, ndtri_exp
 
 from fedveil.base.checks import COUNT, LARGEST_REPORT, REPORT_EPSILON, SMALLEST_REPORT
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
@@ -63,7 +63,7 @@ class PrivUnitG:
         )
 
     def __post_init__(self) -> None:
-        REPORT_EPSILON.check("noise.epsilon", self.epsilon)
+        REPORT_EPSILON.check("epsilon", self.epsilon)
         COUNT.check("parameters", self.dimension)
 
     @property
@@ -185,21 +185,30 @@ class PrivUnitReports(Release):
     def check(self, plan: PlanParts) -> None:
         schedule = plan.schedule
         if schedule is None or plan.norm is None:
-            raise BadInput("noise.kind 'priv-unit' reports updates of a known length: add a clip")
+            raise BadArgument(
+                "{mechanism} 'priv-unit' reports updates of a known length: add a clip",
+                "mechanism",
+            )
         if schedule.norm is not Norm.L2:
-            raise BadInput(
-                f"clip.norm is {schedule.norm} and noise.kind 'priv-unit' needs l2: set "
-                "clip.norm = 'l2'"
+            raise BadArgument(
+                f"{{norm}} is {schedule.norm} and {{mechanism}} 'priv-unit' needs l2: set "
+                "{norm} = 'l2'",
+                "norm",
+                "mechanism",
             )
         if schedule.statistic is not None:
-            raise BadInput(
-                "an adaptive clip watches clients beside their reports, which noise.kind "
-                "'priv-unit' does not account for: use clip.kind 'fixed' or 'poly'"
+            raise BadArgument(
+                "an adaptive clip watches clients beside their reports, which {mechanism} "
+                "'priv-unit' does not account for: use {schedule} 'fixed' or 'poly'",
+                "mechanism",
+                "schedule",
             )
         if plan.secure:
-            raise BadInput(
-                "noise.source is 'secure' and the reports of noise.kind 'priv-unit' are floats, "
-                "whose low bits would tell what they hide: use 'seeded'"
+            raise BadArgument(
+                "{source} is 'secure' and the reports of {mechanism} 'priv-unit' are floats, "
+                "whose low bits would tell what they hide: use 'seeded'",
+                "source",
+                "mechanism",
             )
 
     def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
@@ -272,9 +281,10 @@ def priv_unit(
         parameters=parameters,
     )
     if plan.permitted < 1:
-        raise BadInput(
+        raise BadArgument(
             f"budget.epsilon is {budget.epsilon:g} and one report costs "
-            f"{plan.lines[0].claims(1)[0].short}: raise it, or lower noise.epsilon"
+            f"{plan.lines[0].claims(1)[0].short}: raise it, or lower {{epsilon}}",
+            "epsilon",
         )
     return plan
 
@@ -283,7 +293,7 @@ def _largest(line: BudgetLine, count: int) -> float:
     """The largest epsilon of a report, to 1e-9, of which the line affords `count`."""
     budget = line.budget.epsilon
     if math.isinf(budget):
-        raise BadInput("give noise.epsilon or budget.epsilon: one follows from the other")
+        raise BadArgument("give {epsilon} or budget.epsilon: one follows from the other", "epsilon")
 
     def fits(epsilon: float) -> bool:
         return replace(line, event=PureReport(epsilon)).affords(count)

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import torch
 
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
@@ -205,13 +205,17 @@ def two_point(
     """
     check_sampler(sampler, population, rounds)
     if shuffled < 0:
-        raise BadInput(f"shuffle.minimum is {shuffled}: at least 1 report is needed")
+        raise BadArgument(f"{{shuffled}} is {shuffled}: at least 1 report is needed", "shuffled")
     if dishonest < 0 or (dishonest and not shuffled):
-        raise BadInput(f"shuffle.dishonest is {dishonest}: 0 or more, behind a shuffler")
+        raise BadArgument(
+            f"{{dishonest}} is {dishonest}: 0 or more, behind a shuffler", "dishonest"
+        )
     if shuffled + dishonest > sampler.expected(population):
-        raise BadInput(
-            f"shuffle.minimum is {shuffled}, shuffle.dishonest is {dishonest}, and a round has "
-            f"{sampler.expected(population):g} clients: lower one or ask more clients"
+        raise BadArgument(
+            f"{{shuffled}} is {shuffled}, {{dishonest}} is {dishonest}, and a round has "
+            f"{sampler.expected(population):g} clients: lower one or ask more clients",
+            "shuffled",
+            "dishonest",
         )
     mechanism = TwoPointMechanism(epsilon)
     alone = replace(
