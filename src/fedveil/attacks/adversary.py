@@ -20,7 +20,7 @@ from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.rows import row_norms
 from fedveil.training.client_batch import ClientBatch
-from fedveil.training.exchange import client_report, updates
+from fedveil.training.exchange import client_report, forked_updates
 from fedveil.training.participants import Group, Participants
 from fedveil.training.reports import ClientReports, Rows, accept
 from fedveil.training.work import ClientWork
@@ -57,7 +57,8 @@ class AttackContext:
             clip: The clip that they keep to.
         """
         batch = replace(self.clients, round=replace(self.clients.round, clip=clip), only_sum=False)
-        done = updates(work or self.work, batch)
+        work = work or self.work
+        done = forked_updates(work, batch) if batch.gradients.forks else work.updates(batch)
         return Rows.of(done.rows, self.size).rows  # type: ignore[union-attr]
 
     def complying(self, rows: torch.Tensor, ids: Ids | None = None) -> torch.Tensor:

@@ -31,7 +31,7 @@ def client_report(
     that diverged sends a randomised zero: that it diverged is private as well.
     """
     round, release = batch.round, plan.release
-    done = updates(work, batch)
+    done = forked_updates(work, batch) if batch.gradients.forks else work.updates(batch)
     diverged = torch.zeros(len(batch.cohort), dtype=torch.bool)
     norms = done.lengths if isinstance(done, DualUpdates) else done.norms
     if any(each.shape != diverged.shape for each in (done.clipped, norms)):
@@ -51,13 +51,11 @@ def client_report(
     return ClientReports(rows, statistic, clipped, diverged)
 
 
-def updates(work: ClientWork, batch: ClientBatch) -> Clipped | DualUpdates:
-    """The clients' updates. Where the model's own code has to run, each client has a fork.
+def forked_updates(work: ClientWork, batch: ClientBatch) -> Clipped:
+    """A client's update, computed in a fork of its own, where the model's own code has to run.
 
     Guarantee: a client's update is a function of its own records, the round's model and its keys.
     """
-    if not batch.gradients.forks:
-        return work.updates(batch)
     if len(batch.cohort) != 1:
         raise AssertionError("in a fork there is one client")
     return Clipped(**sealed(lambda: _without_draws(work, batch)))
