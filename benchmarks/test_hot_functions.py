@@ -25,12 +25,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def walk_of(item: str, mode: Mode, clients: int) -> tuple[LocalTrajectory, Batch]:
+def trajectory_of(item: str, mode: Mode, clients: int) -> tuple[LocalTrajectory, Batch]:
     training = training_of(WORK[item], 1)
     cohort = CohortData(training.data, np.arange(clients))
     gradients = gradients_of(training.task, mode, training.data)
-    walk = gradients.trajectory(training.task.parameters, cohort, spanned=not WORK[item].batch)
-    return walk, Batch(None, torch.ones(cohort.y.shape))
+    trajectory = gradients.trajectory(
+        training.task.parameters, cohort, spanned=not WORK[item].batch
+    )
+    return trajectory, Batch(None, torch.ones(cohort.y.shape))
 
 
 def test_gathering_500_clients_of_80_records(benchmark: BenchmarkFixture) -> None:
@@ -48,16 +50,16 @@ def test_gathering_500_clients_of_80_records(benchmark: BenchmarkFixture) -> Non
     ],
 )
 def test_one_local_step(benchmark: BenchmarkFixture, item: str, mode: Mode, clients: int) -> None:
-    walk, batch = walk_of(item, mode, clients)
-    moved = walk.mean(None, batch).mul_(-1e-3)
-    assert benchmark(walk.mean, moved, batch).shape == moved.shape
+    trajectory, batch = trajectory_of(item, mode, clients)
+    moved = trajectory.mean(None, batch).mul_(-1e-3)
+    assert benchmark(trajectory.mean, moved, batch).shape == moved.shape
 
 
 def test_bounding_64_examples_of_a_convolutional_network(benchmark: BenchmarkFixture) -> None:
-    walk, _ = walk_of("d", Mode.LOOPED, 1)
+    trajectory, _ = trajectory_of("d", Mode.LOOPED, 1)
     batch = Batch(torch.arange(64)[None], torch.ones(1, 64))
-    moved = walk.clipped_sum(None, batch, Clip(1.0)).mul_(-1e-3)
-    assert benchmark(walk.clipped_sum, moved, batch, Clip(1.0)).norm() <= 64
+    moved = trajectory.clipped_sum(None, batch, Clip(1.0)).mul_(-1e-3)
+    assert benchmark(trajectory.clipped_sum, moved, batch, Clip(1.0)).norm() <= 64
 
 
 @pytest.mark.parametrize("shape", [(500, 11), (25, 159_010), (1, 10_000_000)])

@@ -20,7 +20,7 @@ class RateShape(StrEnum):
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """What a learning rate is multiplied by in each of `rounds` rounds; public numbers only.
+    """The factor of a learning rate in each of `rounds` rounds, from public numbers only.
 
     It grows in equal steps over `warmup` rounds, is 1 in the round after them, and falls from there
     on, with p the share of the other rounds that are over:

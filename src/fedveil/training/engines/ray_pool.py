@@ -111,7 +111,7 @@ def level_of(tasks: int, nodes: int, size: int) -> int:
 
 
 class RayPool:
-    """A pool of `Processes` on a cluster; every worker computes with one thread."""
+    """A pool of `Processes` on a cluster. Every worker computes with one thread."""
 
     def __init__(self, cluster: RayCluster, engine: Serial, workers: int) -> None:
         engine.make_ready()
