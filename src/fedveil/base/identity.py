@@ -169,7 +169,7 @@ class _Writer:
         # Mutable, or made of code: written where it is met first
         if (known := self._written.get(id(value))) is not None:
             return f"#{known[0]}"
-        self._number(value)
+        self._written[id(value)] = len(self._written), value  # held, so that its id stays its own
         match value:
             case types.FunctionType():
                 return self._function(value)
@@ -186,9 +186,6 @@ class _Writer:
         if _is_ours(type(value)) and not self._users:
             raise AssertionError(f"{type(value).__qualname__} states no identity")
         return self._object(value)
-
-    def _number(self, value: Any) -> None:
-        self._written[id(value)] = len(self._written), value  # held, so that its id stays its own
 
     def _after(self, prefix: str, value: Any) -> _Writing:
         text = yield value
@@ -269,7 +266,7 @@ class _Writer:
             return name
         if (known := self._written.get(id(kind))) is not None:
             return f"#{known[0]}"
-        self._number(kind)
+        self._written[id(kind)] = len(self._written), kind
         return self._inside(name, list(_own_code(kind)))
 
     def _function(self, function: types.FunctionType) -> str | _Writing:
