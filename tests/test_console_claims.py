@@ -94,10 +94,10 @@ def test_the_progress_line_has_the_epsilon_that_was_spent():
     run = SimpleNamespace(training=SimpleNamespace(plan=plan, task=SimpleNamespace(measures={})))
     follower = Follower(run)
     line = {"round": 3, "epsilon": 0.75, "clients": None, "snr": None, "clip": None}
-    text = follower.text(line)
+    text = follower.line_text(line)
     spent = replace(FIRST, epsilon=0.75)
     assert f"{spent.short} spent, {spent.remainder(2.0)} left" in text
-    assert "spent" not in follower.text({**line, "epsilon": None})
+    assert "spent" not in follower.line_text({**line, "epsilon": None})
 
 
 def test_a_promise_is_printed_with_conditions_and_what_it_does_not_cover(console):

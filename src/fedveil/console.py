@@ -35,7 +35,7 @@ class Follower:
         self._names = tuple(run.training.task.measures) or ("loss",)
         self._limit, self._promise = plan.limit, plan.promise
 
-    def text(self, line: dict[str, Any]) -> str:
+    def line_text(self, line: dict[str, Any]) -> str:
         """One line for one round."""
         for name in self._names:
             if name in line:
@@ -74,7 +74,7 @@ class Progress:
 
     def show(self, line: dict[str, Any]) -> None:
         """Follow one round."""
-        text = self._follower.text(line)
+        text = self._follower.line_text(line)
         if self._console.is_terminal:
             self._live.update(Text(text))
         elif line["round"] % max(1, self._follower.rounds // 10) == 0 or line["round"] == 1:
@@ -107,7 +107,7 @@ class NotebookProgress:
         from IPython import display
 
         bar = f'<progress value="{line["round"]}" max="{self._follower.rounds}"></progress>'
-        shown: Any = display.HTML(f"{bar} {html.escape(self._follower.text(line))}")
+        shown: Any = display.HTML(f"{bar} {html.escape(self._follower.line_text(line))}")
         if self._handle is None:
             self._handle = display.display(shown, display_id=True)
         else:

@@ -121,12 +121,12 @@ def heat(cells, **options):
     rows = [f"r{k}" for k in range(len(cells))]
     return HeatMap(
         id="h", title="Heat", x_label="T", y_label="E", quantity="loss", column_names=columns,
-        row_names=rows, grid=cells, **options,
+        row_names=rows, cell_values=cells, **options,
     )  # fmt: skip
 
 
 def test_a_heat_map_has_a_number_in_every_cell_and_marks_the_best():
-    root = parsed(heat_figure(heat([[1.0, 100.0], [math.inf, math.nan]], best=(0, 0))))
+    root = parsed(heat_figure(heat([[1.0, 100.0], [math.inf, math.nan]], best_cell=(0, 0))))
     texts = [e.text for e in root.find("svg").iter("text")]
     assert {"1", "100", "diverged", "c0", "r1"} <= set(texts)
     rects = list(root.iter("rect"))

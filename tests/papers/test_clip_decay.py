@@ -101,8 +101,8 @@ def test_a_loss_that_diverged_is_infinite() -> None:
 
 
 def test_a_client_takes_part_a_fifth_more_often_than_the_mean_at_most() -> None:
-    assert DecaySetting("mnist", 60_000, 100, 3000, 1000, 1000).cap == 6
-    assert DecaySetting("mnist", 60_000, 100, 3001, 1000, 1000).cap == 7
+    assert DecaySetting("mnist", 60_000, 100, 3000, 1000, 1000).max_turns == 6
+    assert DecaySetting("mnist", 60_000, 100, 3001, 1000, 1000).max_turns == 7
 
 
 @pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])

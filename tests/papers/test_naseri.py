@@ -96,14 +96,14 @@ def test_both_cost_and_not_the_same(
 
 
 def test_a_client_takes_part_half_as_often_again_as_the_mean_at_most() -> None:
-    assert SMALL.cap == 3
-    assert SMALL.cap * SMALL.clients >= SMALL.cohort * SMALL.rounds
+    assert SMALL.max_turns == 3
+    assert SMALL.max_turns * SMALL.clients >= SMALL.cohort * SMALL.rounds
 
 
 @pytest.mark.parametrize("scale", list(ExperimentScale))
 def test_real_scales_fit_their_caps(scale: ExperimentScale, tmp_path: Path) -> None:
     for found in naseri.federations(Experiment(tmp_path, scale)):
-        assert found.cap * found.clients >= found.cohort * found.rounds
+        assert found.max_turns * found.clients >= found.cohort * found.rounds
         assert found.cohort < found.clients
 
 

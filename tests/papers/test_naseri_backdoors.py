@@ -63,7 +63,7 @@ def test_central_dp_draws_the_cohort_of_the_other_defences(tmp_path: Path) -> No
     """At its rate a round has on average as many clients as where cohorts have a fixed size."""
     arena = small(Experiment(tmp_path))
     (central,) = [row for row in defences(arena) if row.recipe == "central"]
-    recipe = load_recipe("central", [*central.settings, "budget.epsilon=1"])
+    recipe = load_recipe("central", [*central.recipe_keys, "budget.epsilon=1"])
     where = arena.federation
     assert recipe.sample.rate == where.cohort / where.clients  # type: ignore[union-attr]
     assert recipe.clip.value == where.bound  # type: ignore[union-attr]
@@ -84,7 +84,7 @@ def test_rows_are_recipes_against_one_backdoor(
     attacks = set()
     for row in rows:
         more = ["budget.epsilon=4"] if row.private else []
-        recipe = load_recipe(row.recipe, [*row.settings, *more])
+        recipe = load_recipe(row.recipe, [*row.recipe_keys, *more])
         assert recipe.attack is not None
         assert recipe.attack.attackers == (0 if row.name == NOBODY else recipe.attack.attackers)
         attacks.add(recipe.attack.kind)
@@ -105,11 +105,11 @@ def test_pages_say_what_they_leave_out(tmp_path: Path) -> None:
         told = " ".join(naseri_backdoors.settings_text(arena, 3))
         assert bool(arena.left_out) == ("Left out here" in told)
         assert "; ".join(arena.left_out) in told
-        assert arena.backdoor in told
+        assert arena.backdoor_text in told
 
 
 def test_the_words_of_the_sentences_are_known(tmp_path: Path) -> None:
-    recipe = load_recipe("fedavg", list(defences(reddit(Experiment(tmp_path)))[0].settings))
+    recipe = load_recipe("fedavg", list(defences(reddit(Experiment(tmp_path)))[0].recipe_keys))
     assert recipe.data.columns is not None
     also = recipe.data.columns["text"].also
     assert set(also or ()) == {word for sentence in LONDON for word in sentence.split()}
@@ -122,7 +122,7 @@ def test_an_attacker_that_complies_with_dp_sgd_trains_as_honest_clients_do(tmp_p
     rows = {row.name: row for row in defences(arena)}
     for how, rate in (("comply", None), ("skip", 2.0)):
         row = rows[f"{LOCAL}{how}"]
-        attack = load_recipe(row.recipe, [*row.settings, "budget.epsilon=4"]).attack
+        attack = load_recipe(row.recipe, [*row.recipe_keys, "budget.epsilon=4"]).attack
         assert attack is not None
         assert (attack.noise, attack.lr, attack.share) == (how, rate, 0.2)
 

@@ -47,7 +47,7 @@ def test_they_are_told_everywhere(ended, capsys, cli):
     assert {name: lines[-1][name] for name in NAMES} == {
         name: value for name, value in result["metrics"].items() if name != "loss"
     }
-    text = Follower(run).text(lines[-1])
+    text = Follower(run).line_text(lines[-1])
     assert all(f"{name} {lines[-1][name]:.4g}" in text for name in NAMES)
     print_result(Console(width=200), result)
     shown = capsys.readouterr().out

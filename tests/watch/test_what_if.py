@@ -31,7 +31,7 @@ SOME = {"clients": "1000", "rate": "0.1", "rounds": "30", "noise": "1.5", "delta
 
 
 def ask(**changes):
-    return Settings.read({**SOME, **{name: str(value) for name, value in changes.items()}})
+    return Settings.from_query({**SOME, **{name: str(value) for name, value in changes.items()}})
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_first_answer_takes_less_than_300_ms():
     quick(ask())
     for _ in range(21):
         at = {knob.name: draw.choice(knob.values) for knob in KNOBS}
-        settings = Settings.read({name: repr(value) for name, value in at.items()})
+        settings = Settings.from_query({name: repr(value) for name, value in at.items()})
         began = time.process_time()
         answer_parts(settings, fine=False)
         times.append(time.process_time() - began)
@@ -104,10 +104,10 @@ def test_every_slider_begins_at_a_place_of_its_own_and_all_places_can_be_asked()
         assert knob.values == sorted(set(knob.values))
         assert knob.values[0] == knob.low
         assert knob.values[-1] == knob.high
-        assert all(knob.read(repr(value)) == value for value in knob.values)
+        assert all(knob.parse(repr(value)) == value for value in knob.values)
         for bad in (knob.low / 2, knob.high * 2, math.nan, math.inf):
             with pytest.raises(BadInput, match=f"^{knob.name} is "):
-                knob.read(repr(bad))
+                knob.parse(repr(bad))
 
 
 @pytest.mark.parametrize("fine", [False, True])

@@ -23,8 +23,8 @@ class HeatMap:
         x_label, y_label: The names of the axes with their units.
         quantity: What the values are.
         column_names, row_names: The labels of the cells.
-        grid: One sequence of values per row, NaN where there is none, infinity where it diverged.
-        best: The cell to point out.
+        cell_values: One sequence per row, NaN where there is no value, infinity if it diverged.
+        best_cell: The cell to point out.
         note: What a reader has to know.
     """
 
@@ -35,14 +35,14 @@ class HeatMap:
     quantity: str
     column_names: Sequence[str]
     row_names: Sequence[str]
-    grid: Sequence[Sequence[float]]
-    best: tuple[int, int] | None = None
+    cell_values: Sequence[Sequence[float]]
+    best_cell: tuple[int, int] | None = None
     note: str = ""
 
 
 def heat_figure(heat: HeatMap) -> Markup:
     """The map with its title, what it shows in words, and its numbers as a table."""
-    finite = [value for row in heat.grid for value in row if math.isfinite(value)]
+    finite = [value for row in heat.cell_values for value in row if math.isfinite(value)]
     caption = tag("figcaption", tag("strong", heat.title))
     if not finite:
         return tag("figure", caption, "Nothing was found.")
@@ -59,8 +59,10 @@ def heat_figure(heat: HeatMap) -> Markup:
         y = _TOP + i * _CELL
         parts.append(tag("text", name, class_="end", x=_LEFT - 6, y=y + _CELL / 2 + 4))
         row: dict[str, Content] = {heat.y_label: name}
-        for j, (column, value) in enumerate(zip(heat.column_names, heat.grid[i], strict=True)):
-            x, best = _LEFT + j * width, heat.best == (i, j)
+        for j, (column, value) in enumerate(
+            zip(heat.column_names, heat.cell_values[i], strict=True)
+        ):
+            x, best = _LEFT + j * width, heat.best_cell == (i, j)
             parts.append(_cell(value, low, high, x, y, width, best=best))
             row[column] = _text(value)
         rows.append(row)

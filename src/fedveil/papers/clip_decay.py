@@ -68,7 +68,7 @@ class DecaySetting:
     tried: int
 
     @property
-    def cap(self) -> int:
+    def max_turns(self) -> int:
         """How often a client may take part: a fifth more than the mean."""
         return -(-6 * self.cohort * self.rounds // (5 * self.clients))
 
@@ -84,7 +84,7 @@ class DecaySetting:
     def private(self, rate: str) -> list[str]:
         """The keys of the runs with a clip and noise."""
         keys = (
-            f"rounds={self.rounds} sample.max_participations={self.cap} "
+            f"rounds={self.rounds} sample.max_participations={self.max_turns} "
             f"budget.epsilon={EPSILON} budget.delta={DELTA} server.lr={rate}"
         )
         return [*self.overrides, *keys.split()]
@@ -336,7 +336,7 @@ def _left_open(
         (
             "clients",
             f"{here.clients:,}, the training records dealt out evenly at random; at most "
-            f"{here.cap} turns each",
+            f"{here.max_turns} turns each",
         ),
         (
             "learning rate",

@@ -76,7 +76,7 @@ def epsilon(experiment: Experiment) -> Page:
         free, means = percent(run, 0), [percent(sweep, c) for c in range(2 * count)]
         rows = []
         for c, e in enumerate(study.epsilons):
-            published = paper.accuracy if e == paper.epsilon else None
+            published = paper.published_accuracy if e == paper.epsilon else None
             rows.append((e, *_beside(published, means[c]), str(means[count + c]), *worth(sweep, c)))
         headers = ("accuracy, paper", "weights, here", "difference", "update, here")
         page.add_table((_EPSILON, *headers, *READINGS), rows, f"{paper.title}:")
@@ -84,7 +84,7 @@ def epsilon(experiment: Experiment) -> Page:
         headline.append(
             (
                 *(paper.title, str(paper.clients), str(study.clients), paper.epsilon),
-                *_beside(paper.accuracy, means[best]),
+                *_beside(paper.published_accuracy, means[best]),
                 f"{paper.below:.2f}",
                 f"{free.value - means[best].value:.2f}",
                 str(free),
@@ -140,7 +140,7 @@ def clients(experiment: Experiment) -> Page:
     lines = {}
     for study in cases:
         paper, counts = study.paper, study.populations
-        each = [str(study.each(n) or "none") for n in counts]
+        each = [str(study.records_each(n) or "none") for n in counts]
         divisions = tuple(f"{n}:{n}:{k}" for n, k in zip(counts, each, strict=True))
         sweep = experiment.sweep(
             f"ldp-fl-clients-{paper.data}",
@@ -154,7 +154,7 @@ def clients(experiment: Experiment) -> Page:
         )
         means, rows = [percent(sweep, c) for c in range(len(counts))], []
         for c, n in enumerate(counts):
-            published = paper.accuracy if n == paper.clients else None
+            published = paper.published_accuracy if n == paper.clients else None
             part = "all / n" if each[c] == "none" else each[c]
             noise = f"{sweep.prepared[c].noise_std:.3g}"
             rows.append((str(n), part, *_beside(published, means[c]), noise, *worth(sweep, c)))
@@ -234,7 +234,7 @@ def rounds(experiment: Experiment) -> Page:
         rows = []
         for done, mean in zip(measured, means, strict=True):
             if done in (1, 2, 5, 10, study.rounds):
-                published = paper.accuracy if done == paper.rounds else None
+                published = paper.published_accuracy if done == paper.rounds else None
                 spent = worth(sweep, 0, done)
                 rows.append((str(done), paper.epsilon, *_beside(published, mean), *spent))
         page.add_table(("rounds", _EPSILON, *_HERE, *READINGS), rows, f"{paper.title}:")

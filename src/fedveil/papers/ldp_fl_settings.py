@@ -32,7 +32,7 @@ class PublishedTable:
     clients: int
     rounds: int
     epsilon: str
-    accuracy: float
+    published_accuracy: float
     below: float
     high: float
     low: float
@@ -47,7 +47,7 @@ PAPER = {
         clients=100,
         rounds=10,
         epsilon="1",
-        accuracy=96.24,
+        published_accuracy=96.24,
         below=0.97,
         high=0.3,
         low=0.3,
@@ -60,7 +60,7 @@ PAPER = {
         clients=200,
         rounds=15,
         epsilon="4",
-        accuracy=86.26,
+        published_accuracy=86.26,
         below=1.32,
         high=2.0,
         low=2.0,
@@ -73,7 +73,7 @@ PAPER = {
         clients=500,
         rounds=15,
         epsilon="10",
-        accuracy=61.46,
+        published_accuracy=61.46,
         below=1.09,
         high=5.0,
         low=3.0,
@@ -118,7 +118,7 @@ class Study:
     @property
     def divided(self) -> list[str]:
         """The keys of the study's own number of clients."""
-        each = self.each(self.clients)
+        each = self.records_each(self.clients)
         most = [] if each is None else [f"data.most_records={each}"]
         return [f"data.clients={self.clients}", f"shuffle.minimum={self.clients}", *most]
 
@@ -138,12 +138,12 @@ class Study:
             return f"weights:false:1.0:{self.fixed}"
         return f"weights:true:{GROWTH}:{'none' if self.start is None else self.start}"
 
-    def each(self, clients: int) -> int | None:
+    def records_each(self, clients: int) -> int | None:
         """How many records each of so many clients has, None for an equal part of all."""
         return None if self.records is None else self.records // clients
 
     def __str__(self) -> str:
-        each = self.each(self.clients)
+        each = self.records_each(self.clients)
         part = "an equal part of all records" if each is None else f"{each} records"
         local = ", ".join(k.removeprefix("client.") for k in self.client if not k.endswith("none"))
         return (

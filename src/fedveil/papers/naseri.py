@@ -83,7 +83,7 @@ class PaperFederation:
     more: tuple[str, ...] = ()
 
     @property
-    def cap(self) -> int:
+    def max_turns(self) -> int:
         """How often a client may take part under local DP: half as often again as the mean."""
         return -(-3 * self.cohort * self.rounds // (2 * self.clients))
 
@@ -107,7 +107,7 @@ class PaperFederation:
     def inside(self) -> list[str]:
         """The keys of DP-SGD in clients."""
         return (
-            f"sample.max_participations={self.cap} client.rate={self.rate} "
+            f"sample.max_participations={self.max_turns} client.rate={self.rate} "
             f"client.steps={self.private_steps or self.steps} client.lr={self.private_lr} "
             f"clip.value={self.clip}"
         ).split()
@@ -120,7 +120,7 @@ class PaperFederation:
     @property
     def gradients(self) -> list[str]:
         """The keys of LDP-SGD, gradients that clients protect from everybody."""
-        keys = f"sample.max_participations={self.cap} clip.value=0.05 server.lr=40.0"
+        keys = f"sample.max_participations={self.max_turns} clip.value=0.05 server.lr=40.0"
         return keys.split()
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ class Defence:
 
     name: str
     recipe: str
-    settings: tuple[str, ...]
+    recipe_keys: tuple[str, ...]
     private: bool = False
 
 
@@ -252,7 +252,7 @@ def utility(experiment: Experiment) -> Page:
         "server that is trusted. The same epsilon is a weaker promise for a record than for a "
         "client, and trust differs as well: the two lines of a figure are not a contest.",
         "Under local DP a client is charged for every turn, at most "
-        + ", ".join(f"{f.cap} ({f.title})" for f in cases)
+        + ", ".join(f"{f.max_turns} ({f.title})" for f in cases)
         + "; nothing is gained from the server's sampling, which the server knows. Central DP "
         "samples clients independently (Poisson) and is amplified by that.",
     ]
@@ -268,7 +268,7 @@ def _measure(experiment: Experiment, page: Page, federation: PaperFederation, re
         sweep = experiment.sweep(
             f"naseri-{defence.recipe}-{federation.data}",
             defence.recipe,
-            defence.settings,
+            defence.recipe_keys,
             [Axis("budget.epsilon", EPSILONS)] if defence.private else [],
             repeat,
         )
@@ -319,16 +319,16 @@ class PrivacyRow:
     Attributes:
         defence: Its name.
         epsilon: Of the budget, "" without one.
-        accuracy: On the test split, in percent.
-        cells: The cells of the table from `COLUMNS` on.
-        best: The best AUC of each attack that has one.
+        mean_accuracy: On the test split, in percent.
+        attack_cells: The cells of the table from `COLUMNS` on.
+        best_auc: The best AUC of each attack that has one.
     """
 
     defence: str
     epsilon: str
-    accuracy: Mean
-    cells: tuple[str, ...]
-    best: Mapping[str, float]
+    mean_accuracy: Mean
+    attack_cells: tuple[str, ...]
+    best_auc: Mapping[str, float]
 
 
 def attacked_federations(experiment: Experiment) -> list[PaperFederation]:
@@ -389,7 +389,7 @@ def privacy(experiment: Experiment) -> Page:
     for where in cases:
         rows = [_row(experiment, where, *row, repeat) for row in rows_of(where)]
         page.settings.append(f"- {where}")
-        lines = [(row.defence, str(row.accuracy), *row.cells) for row in rows]
+        lines = [(row.defence, str(row.mean_accuracy), *row.attack_cells) for row in rows]
         page.add_table(("defence", "accuracy, %", *COLUMNS), lines, f"{where.title}:")
         page.statements += privacy_statements(where.title, rows)
     page.notes.append(
@@ -404,10 +404,10 @@ def privacy(experiment: Experiment) -> Page:
 def privacy_statements(title: str, rows: list[PrivacyRow]) -> list[PaperStatement]:
     """What is to be seen in a table."""
     by = {(row.defence, row.epsilon): row for row in rows}
-    none, inside_none = (by[NONE, ""].best[a] for a in (Attack.MEMBERSHIP, Attack.WHITE_BOX))
+    none, inside_none = (by[NONE, ""].best_auc[a] for a in (Attack.MEMBERSHIP, Attack.WHITE_BOX))
     least = ATTACKED_EPSILONS[0]
-    record, client = (by[name, least].best[Attack.MEMBERSHIP] for name in (LOCAL, CENTRAL))
-    inside = {name: by[name, least].best[Attack.WHITE_BOX] for name in (LOCAL, CENTRAL)}
+    record, client = (by[name, least].best_auc[Attack.MEMBERSHIP] for name in (LOCAL, CENTRAL))
+    inside = {name: by[name, least].best_auc[Attack.WHITE_BOX] for name in (LOCAL, CENTRAL)}
     return [
         PaperStatement(
             f"{title}: undefended, membership is found, and by an attacker inside the training "
@@ -442,7 +442,7 @@ def _row(
     repeat: int,
 ) -> PrivacyRow:
     audit = audit_settings(experiment, where)
-    settings = (*defence.settings, *([f"budget.epsilon={epsilon}"] if epsilon else []))
+    settings = (*defence.recipe_keys, *([f"budget.epsilon={epsilon}"] if epsilon else []))
     name = f"naseri-privacy-{where.data}-{defence.recipe}{f'-{epsilon}' if epsilon else ''}"
     sweep = experiment.sweep(name, defence.recipe, settings, [], repeat)
     recipe = load_recipe(defence.recipe, settings)

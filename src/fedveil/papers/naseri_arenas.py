@@ -61,15 +61,15 @@ class Attacker:
 class Arena:
     """A federation, and the backdoor that is brought into it.
 
-    `attack` are the keys of the backdoor, which `backdoor` says in words. Defences by
+    `attack_keys` are those of the backdoor, which `backdoor_text` says in words. Defences by
     name are `left_out` that other arenas have, so that a task takes minutes.
     """
 
     name: str
     title: str
     federation: PaperFederation
-    backdoor: str
-    attack: tuple[str, ...]
+    backdoor_text: str
+    attack_keys: tuple[str, ...]
     attacker: Attacker = Attacker()
     left_out: tuple[str, ...] = ()
 

@@ -78,7 +78,7 @@ class DefenceResult:
         return [percent(self.sweep, cell, metric) for cell in range(len(self.sweep.cells))]
 
     @property
-    def rates(self) -> list[Rates]:
+    def cell_rates(self) -> list[Rates]:
         """For each cell."""
         pairs = zip(self.at_end(MAIN), self.at_end(BACKDOOR), strict=True)
         return [Rates(main, works) for main, works in pairs]
@@ -96,16 +96,16 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     page.settings += [*settings_text(arena, repeat), meaning(*claims)]
     rows = []
     for name, result in results.items():
-        for prepared, rates in zip(result.sweep.prepared, result.rates, strict=True):
+        for prepared, rates in zip(result.sweep.prepared, result.cell_rates, strict=True):
             claimed = "; ".join(c.short for c in prepared.shown_claims) or "nothing claimed"
             rows.append((name, claimed, str(rates.main), str(rates.backdoor)))
     page.add_table(("defence", "claim", "accuracy, main task", "backdoor"), rows)
     page.statements += findings(
-        results[NOBODY].rates[0],
-        results[UNDEFENDED].rates[0],
-        results[BOUND].rates[0],
-        results[CENTRAL].rates,
-        {how: results[f"{GRADIENTS}{how}"].rates[0] for how in NOISES},
+        results[NOBODY].cell_rates[0],
+        results[UNDEFENDED].cell_rates[0],
+        results[BOUND].cell_rates[0],
+        results[CENTRAL].cell_rates,
+        {how: results[f"{GRADIENTS}{how}"].cell_rates[0] for how in NOISES},
     )
     page.figures[f"naseri-backdoor-{arena.name}.png"] = _figure(arena, results)
     certificates = [
@@ -125,7 +125,7 @@ def settings_text(arena: Arena, repeat: int) -> list[str]:
     )
     return [
         f"**Federation.** {arena.federation}.",
-        f"**Backdoor.** {arena.backdoor}.",
+        f"**Backdoor.** {arena.backdoor_text}.",
         f"**Attacker.** One, in every round beside the clients that are drawn. {arena.attacker}. "
         "In the rows of LDP-SGD, DP-FedAvg and LDP-FL, where each report is protected by itself, "
         f"there are {ATTACKERS}, who learn as honest clients do from records half of which teach "
@@ -232,7 +232,7 @@ def _plain(arena: Arena) -> list[Defence]:
     """The defences without a claim."""
     where = arena.federation
     training = (*where.shared, *where.plain, *where.fixed)
-    plain = (*training, *arena.attack, *arena.attacker.keys(), _UNIFORM)
+    plain = (*training, *arena.attack_keys, *arena.attacker.keys(), _UNIFORM)
     bounded = (*plain, f"clip.value={where.bound}")
     return [
         Defence(NOBODY, "fedavg", (*plain, "attack.attackers=0")),
@@ -247,8 +247,8 @@ def _plain(arena: Arena) -> list[Defence]:
 def _private(arena: Arena) -> list[Defence]:
     """The paper's two, at every epsilon."""
     where, delta = arena.federation, f"budget.delta={DELTA}"
-    own = (*arena.attack, *arena.attacker.keys())
-    complying = (*arena.attack, *arena.attacker.keys(complying=True), "attack.noise=comply")
+    own = (*arena.attack_keys, *arena.attacker.keys())
+    complying = (*arena.attack_keys, *arena.attacker.keys(complying=True), "attack.noise=comply")
     sampled = (f"sample.rate={where.cohort / where.clients}", f"clip.value={where.bound}")
     central = (*where.shared, *where.plain, *own, delta, *sampled)
     inside = (*where.shared, *where.fixed, *where.inside, delta, _UNIFORM)
@@ -262,7 +262,7 @@ def _private(arena: Arena) -> list[Defence]:
 def _at_clients(arena: Arena) -> list[Defence]:
     """The defences in which every report is noised by its client, against a few attackers."""
     where = arena.federation
-    few = (*arena.attack, f"attack.attackers={ATTACKERS}")
+    few = (*arena.attack_keys, f"attack.attackers={ATTACKERS}")
     delta, epsilon = f"budget.delta={DELTA}", f"budget.epsilon={LOCAL_EPSILON}"
     local = ("client.kind=gradient", *where.gradients, f"attack.boost={BOOST}")
     gradients = (*where.shared, *where.fixed, *few, delta, epsilon, *local)
@@ -301,7 +301,7 @@ def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, De
             experiment.sweep(
                 f"naseri-{arena.name}-{_folder(row)}",
                 row.recipe,
-                (*row.settings, every),
+                (*row.recipe_keys, every),
                 [Axis("budget.epsilon", EPSILONS)] if row.private else [],
                 repeat,
                 curves=True,

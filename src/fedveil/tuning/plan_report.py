@@ -178,8 +178,8 @@ def _map(report: PlanReport) -> Markup:
         quantity=report.ranked_by,
         column_names=[str(t) for t in times],
         row_names=[str(e) for e in steps],
-        grid=[[report.least_values.get((e, t), math.nan) for t in times] for e in steps],
-        best=(steps.index(first.steps), times.index(first.iterations)),
+        cell_values=[[report.least_values.get((e, t), math.nan) for t in times] for e in steps],
+        best_cell=(steps.index(first.steps), times.index(first.iterations)),
         note="The frame marks the recommended choice; what is blank was not tried.",
     )
     return heat_figure(heat)

@@ -273,8 +273,8 @@ def _maps(results: SweepResults) -> list[Markup]:
             quantity=f"mean test {metric}",
             column_names=results.axes[across].values,
             row_names=results.axes[down].values,
-            grid=[[v if math.isfinite(v) else math.inf for v in row] for row in means],
-            best=(marked[0][0], marked[0][1]) if len(marked) == 1 else None,
+            cell_values=[[v if math.isfinite(v) else math.inf for v in row] for row in means],
+            best_cell=(marked[0][0], marked[0][1]) if len(marked) == 1 else None,
             note=f"{frame}{results.claims_note}",
         )
         figures.append(heat_figure(heat))

@@ -249,13 +249,13 @@ class LiveRoutes:
 
     async def answer(self, request: Request) -> Response:
         """Account for the settings in the query: a quick upper bound, or with `fine` the claim."""
-        settings = what_if.Settings.read(request.query_params)
+        settings = what_if.Settings.from_query(request.query_params)
         fine = request.query_params.get("fine") == "1"
         answer = await run_in_threadpool(what_if.answer_parts, settings, fine=fine)
         return Response(answer, media_type="application/json")
 
     async def recipe(self, request: Request) -> Response:
-        settings = what_if.Settings.read(request.query_params)
+        settings = what_if.Settings.from_query(request.query_params)
         text = await run_in_threadpool(what_if.recipe_text, settings)
         headers = {"content-disposition": 'attachment; filename="what-if.toml"'}
         return PlainTextResponse(text, headers=headers)
@@ -401,4 +401,4 @@ class _Server(uvicorn.Server):
 
 def _warm_up() -> None:
     """Load the accountants before the first slider is moved."""
-    what_if.quick(what_if.Settings.read({}))
+    what_if.quick(what_if.Settings.from_query({}))

@@ -54,7 +54,7 @@ class Knob:
         values = within | {self.low, self.high, self.start}
         return sorted(value for value in values if not self.whole or value == int(value))
 
-    def read(self, text: str | None) -> float:
+    def parse(self, text: str | None) -> float:
         """Parse a value of a query. One that is outside the slider's range is refused."""
         try:
             value = float(text) if text is not None else self.start
@@ -92,9 +92,9 @@ class Settings:
     parameters: int
 
     @classmethod
-    def read(cls, query: Mapping[str, str]) -> "Settings":
+    def from_query(cls, query: Mapping[str, str]) -> "Settings":
         """Parse a query. A setting that it lacks has its slider's first value."""
-        values = {knob.name: knob.read(query.get(knob.name)) for knob in KNOBS}
+        values = {knob.name: knob.parse(query.get(knob.name)) for knob in KNOBS}
         whole = {knob.name: int(values[knob.name]) for knob in KNOBS if knob.whole}
         return cls(**{**values, **whole})  # type: ignore[arg-type]
 
