@@ -202,3 +202,23 @@ def test_infinite_budgets_report_and_never_stop():
     plan = plan_of("central", *LOUD)
     assert plan.permitted == 10
     assert not math.isinf(plan.claims(10)[0].epsilon)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        (
+            "central",
+            ["noise.multiplier=0"],
+            r"^noise\.multiplier is 0: .*noise\.kind = 'none'",
+        ),
+        ("central", ["budget.epsilon=inf"], r"^give noise\.multiplier or budget\.epsilon"),
+        ("central", ["clip.norm=l1"], r"^clip\.norm is l1 .* set clip\.norm = 'l2'"),
+        ("priv-unit", ["clip.norm=l1"], r"^clip\.norm is l1 and noise\.kind 'priv-unit' needs l2"),
+        ("priv-unit", ["noise.source=secure"], r"^noise\.source is 'secure' .* noise\.kind"),
+        ("dp-sgd", ["noise.source=secure"], r"^noise\.source = 'secure'"),
+    ],
+)
+def test_an_argument_that_a_plan_refuses_is_called_by_its_key(name, settings, message):
+    with pytest.raises(BadInput, match=message):
+        build(load_recipe(name, settings))
