@@ -57,7 +57,7 @@ def test_the_bound_has_the_noise_that_was_published(made_up, tmp_path, monkeypat
     seen = []
 
     def bound(constants, sizes, noise, *, steps, rounds):
-        seen.append((noise.epsilon, noise.clip))
+        seen.append((noise.epsilon, noise.clip_norm))
         return float(steps)
 
     monkeypatch.setattr(fu, "decayed_bound", bound)

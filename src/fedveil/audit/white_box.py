@@ -60,7 +60,7 @@ class Ascending(Adversary):
 
     Attributes:
         asked: The target records.
-        attacker_id: The id of the client that attacks.
+        client: The id of the client that attacks.
         aims: The rows of `asked` whose loss is raised, by round.
         boost: The factor on the step that raises their mean loss by one, so that the step survives
             the mean over the cohort.
@@ -68,7 +68,7 @@ class Ascending(Adversary):
 
     task: Task
     asked: FederatedData
-    attacker_id: int
+    client: int
     aims: Mapping[int, Rows]
     boost: float
 
@@ -78,16 +78,16 @@ class Ascending(Adversary):
             ("adversary", "ascent"),
             ("task", self.task),
             ("asked", self.asked),
-            ("client", self.attacker_id),
+            ("client", self.client),
             ("aims", dict(self.aims)),
             ("boost", self.boost),
         )
 
     def cohort(self, round: int, ids: Ids) -> Ids:
-        return np.union1d(ids, [self.attacker_id]).astype(np.int64) if round in self.aims else ids
+        return np.union1d(ids, [self.client]).astype(np.int64) if round in self.aims else ids
 
     def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
-        return np.asarray((ids == self.attacker_id) & (round in self.aims))
+        return np.asarray((ids == self.client) & (round in self.aims))
 
     def send(self, context: AttackContext) -> ClientReports:
         round = context.clients.round
