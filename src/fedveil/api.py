@@ -53,7 +53,12 @@ def run(
     """
     kinds = _kinds(log)
     prepared = _started(
-        *(recipe, set, out, data_root, ledger, ledger_epsilon),
+        recipe,
+        set,
+        out,
+        data_root,
+        ledger,
+        ledger_epsilon,
         model=model,
         data=data,
         allow_code=allow_code,
@@ -105,7 +110,12 @@ def rounds(
     """
     kinds = _kinds(log)
     prepared = _started(
-        *(recipe, set, out, data_root, ledger, ledger_epsilon),
+        recipe,
+        set,
+        out,
+        data_root,
+        ledger,
+        ledger_epsilon,
         model=model,
         data=data,
         allow_code=allow_code,
