@@ -7,7 +7,7 @@ import pytest
 from fedveil.base.checks import MOST_ROUNDS
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.calibration import least_noise, rate_for
+from fedveil.privacy.accounting.calibration import least_noise, rate_for, sampled_gaussian
 from fedveil.privacy.accounting.claims import Accountant, Relation
 from fedveil.privacy.accounting.composition import epsilon, rounds_within
 from fedveil.privacy.accounting.events import (
@@ -185,6 +185,11 @@ def test_rate_meets_its_target_and_one_percent_more_does_not(noise, count, targe
 def test_rate_is_one_when_everyone_may_join():
     assert rate_for(100.0, 1, Budget(1.0, 1e-5), ADD_REMOVE) == 1
     assert epsilon(Gaussian(100.0), 1, 1e-5, ADD_REMOVE) <= 1
+
+
+def test_a_rate_above_one_is_refused():
+    with pytest.raises(BadInput, match="a probability in"):
+        sampled_gaussian(1.5, 1.0)
 
 
 def test_noise_that_no_rate_can_save_is_refused():

@@ -103,7 +103,7 @@ def rate_for(
     """
     spread = math.sqrt(count * math.expm1(1 / max(noise * noise, 1 / 600)))
     inverse = _smallest(
-        lambda inverse: sampled_gaussian(1 / inverse, noise),
+        lambda inverse: sampled_gaussian(min(1.0, 1 / inverse), noise),
         spread / _mu_for(budget),
         1.0,
         1 / _LEAST_RATE,
@@ -121,8 +121,8 @@ def rate_for(
 
 
 def sampled_gaussian(rate: float, noise: float) -> Event:
-    """Central noise on a Poisson cohort. A rate of 1 is no sampling."""
-    return Gaussian(noise) if rate >= 1 else PoissonSampled(rate, Gaussian(noise))
+    """Central noise on a Poisson cohort. A rate of 1 is no sampling, a larger one is refused."""
+    return Gaussian(noise) if rate == 1 else PoissonSampled(rate, Gaussian(noise))
 
 
 def _smallest(
