@@ -18,7 +18,7 @@ from ours import data_of
 from work import WORK
 
 import fedveil as fv
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.clip import Norm
 from fedveil.training.gradients.modes import Mode
 
 ITERATIONS = 120

@@ -27,10 +27,10 @@ import fedveil as fv
 from fedveil.attacks.image_backdoors import PixelTrigger
 from fedveil.models import zoo
 from fedveil.models.metrics import PerExample
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread

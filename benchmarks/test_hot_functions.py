@@ -12,9 +12,8 @@ from ours import data_of, training_of
 from pytest_benchmark.fixture import BenchmarkFixture
 from work import WORK
 
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, add_weighted_, row_norms
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
-from fedveil.privacy.rows import add_weighted_, row_norms
 from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import LocalTrajectory

@@ -39,6 +39,7 @@ from fedveil.privacy.accounting.claims import Trust as Trust
 from fedveil.privacy.accounting.claims import Unit as Unit
 from fedveil.privacy.clip import Clip as Clip
 from fedveil.privacy.clip import Clipped as Clipped
+from fedveil.privacy.clip import Norm as Norm
 from fedveil.privacy.clip_schedules import ClipSchedule as ClipSchedule
 from fedveil.privacy.clip_schedules import Fixed as Fixed
 from fedveil.privacy.clip_schedules import Median as Median
@@ -58,13 +59,12 @@ from fedveil.privacy.releases.client_noise import Published as Published
 from fedveil.privacy.releases.client_noise import client_noise as client_noise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps as DpSgdSteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd as dp_sgd
-from fedveil.privacy.releases.local_lines import line_of as line_of
 from fedveil.privacy.releases.priv_unit import PrivUnitReports as PrivUnitReports
 from fedveil.privacy.releases.priv_unit import priv_unit as priv_unit
 from fedveil.privacy.releases.release import Release as Release
+from fedveil.privacy.releases.release import line_of as line_of
 from fedveil.privacy.releases.two_point import TwoPointReports as TwoPointReports
 from fedveil.privacy.releases.two_point import two_point as two_point
-from fedveil.privacy.rows import Norm as Norm
 from fedveil.privacy.sampling import Everyone as Everyone
 from fedveil.privacy.sampling import FixedSize as FixedSize
 from fedveil.privacy.sampling import Poisson as Poisson

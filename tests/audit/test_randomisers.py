@@ -15,10 +15,9 @@ from fedveil.audit.randomisers import Randomiser, claim_of, evidence_of, strict_
 from fedveil.audit.release_views import client_views, server_views, worst
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
-from fedveil.privacy.rows import Norm
 
 BUDGET = fv.Budget(2.0, 1e-5)
 CLIENTS = 50

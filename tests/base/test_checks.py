@@ -13,15 +13,15 @@ from fedveil.base import checks
 from fedveil.base.checks import OPTIONS, ROUNDS, Each, Limits, check_workers, most_workers, one_of
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Median, Poly, Quantile
-from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.dp_sgd import dp_sgd
+from fedveil.privacy.releases.release import NoisySteps
 from fedveil.privacy.releases.two_point import two_point
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.recipe import FORMS, Recipe
 from fedveil.runs.recipe_file import load_recipe

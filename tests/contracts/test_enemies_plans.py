@@ -8,7 +8,7 @@ import pytest
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe

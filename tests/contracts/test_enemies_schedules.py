@@ -9,9 +9,8 @@ import torch
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.rows import Norm
 from tests.asking import next_state
 from tests.contracts.enemies import CLIENTS, FREE, central, training
 

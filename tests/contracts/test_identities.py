@@ -30,9 +30,9 @@ from fedveil.models.task import Task
 from fedveil.models.zoo import Lstm
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
-from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.ranges import Perturb, Ranges
@@ -40,9 +40,8 @@ from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports
-from fedveil.privacy.releases.release import Release
+from fedveil.privacy.releases.release import NoisySteps, Release
 from fedveil.privacy.releases.two_point import TwoPointReports
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.cohort import Batches

@@ -13,8 +13,8 @@ import torch
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.gradients.modes import Mode
 from tests.contracts.zoo import (

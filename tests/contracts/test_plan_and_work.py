@@ -13,13 +13,11 @@ import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
-from fedveil.privacy.clip import Clipped
+from fedveil.privacy.clip import Clipped, Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, TwoPointMechanism
-from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.ranges import Perturb
 from fedveil.privacy.releases.client_noise import Published
-from fedveil.privacy.releases.release import Release
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.releases.release import NoisySteps, Release
 from fedveil.privacy.secure import planned_for, with_secure_noise
 
 CLIENTS, FEATURES, RECORDS = 20, 3, 6

@@ -35,11 +35,12 @@ from fedveil.runs.compare import comparison_html, rows_of
 from fedveil.runs.ending import Ending
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.report import report_of
-from fedveil.runs.run import Run, _budget
+from fedveil.runs.run import Run
 from fedveil.tuning.sweep import claim_column
 from fedveil.tuning.trials import PreparedCell
 from fedveil.watch.followed_runs import FollowedRun
 from fedveil.watch.live_pages import card, row
+from fedveil.watch.what_if import _budget
 from tests.runs.conftest import BASE
 
 LIMIT = 40.0

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fedveil.models.memory import common_generators, difference, keeps_nothing, snapshot
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, PerGradient, Poly
-from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import Batches
 from fedveil.training.rates import RateSchedule, RateShape
 from fedveil.training.work import Adam, ClientSgd, Decay, OneGradient

@@ -13,8 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from fedveil.base.checks import SMALLEST_CLIP
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip import ROUNDING, Clip
-from fedveil.privacy.rows import Norm, row_norms
+from fedveil.privacy.clip import ROUNDING, Clip, Norm, row_norms
 
 LARGEST = float(np.finfo(np.float32).max)
 SUBNORMAL = float(np.finfo(np.float32).smallest_subnormal)

@@ -13,11 +13,10 @@ from scipy import stats
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.clip import Clip, Clipped
+from fedveil.privacy.clip import Clip, Clipped, Norm
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize
 from tests.asking import asked, next_state
 

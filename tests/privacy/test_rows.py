@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedveil.privacy.rows import BLOCK, Norm, add_weighted_, all_finite, row_norms
+from fedveil.privacy.clip import BLOCK, Norm, add_weighted_, all_finite, row_norms
 
 SHAPES = [
     (1, 7),

@@ -14,6 +14,7 @@ from scipy.stats import chi2, kstest, norm
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Median
 from fedveil.privacy.noise import mechanisms
 from fedveil.privacy.noise.grid import delta_of_sampler, grid_for
@@ -28,7 +29,6 @@ from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.two_point import two_point
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.secure import DIAGNOSTICS, SECURE, SLIP, planned_for, with_secure_noise
 from tests.asking import asked, noised

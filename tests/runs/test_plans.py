@@ -5,9 +5,9 @@ import math
 import pytest
 
 from fedveil.base.errors import BadInput
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile
 from fedveil.privacy.ranges import Perturb, Ranges
-from fedveil.privacy.rows import Norm
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
 

@@ -6,7 +6,7 @@ from torch import nn
 from fedveil import OneGradient, SgdServer, Task, squared_error, unprotected
 from fedveil.base.errors import BadInput
 from fedveil.privacy.sampling import Everyone
-from fedveil.training.arguments import check_arguments
+from fedveil.training.agreement import check_arguments
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import Weights
 

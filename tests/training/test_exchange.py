@@ -13,7 +13,7 @@ from fedveil.base.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.ledger.file import read_participations
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
@@ -23,7 +23,6 @@ from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.two_point import two_point
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.runs import checkpoint
 from fedveil.training.cohort import Batches, CohortData

@@ -10,13 +10,12 @@ import torch
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import unprotected
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.releases.release import NoisySteps
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of

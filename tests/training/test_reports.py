@@ -10,8 +10,7 @@ from torch import nn
 
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Clip
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.reports import DualUpdates, Rows, accept

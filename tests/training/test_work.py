@@ -8,9 +8,8 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.models.zoo import build_task
-from fedveil.privacy.clip import Clip, Clipped
+from fedveil.privacy.clip import Clip, Clipped, Norm
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import Batch, Batches, CohortData
 from fedveil.training.gradients.modes import Mode, Vectorised, gradients_of
 from fedveil.training.reports import DualUpdates

@@ -12,9 +12,9 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import RoundRobin
 from fedveil.training.cohort import Batches
 from fedveil.training.work import ClientSgd, Decay

@@ -14,8 +14,8 @@ import pytest
 from torch import nn
 
 from fedveil import Budget, FederatedData, Fixed, PerGradient, Task, Training, squared_error, train
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize
 from fedveil.training.cohort import Batches
 from fedveil.training.gradients.modes import Mode

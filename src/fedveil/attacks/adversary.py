@@ -15,10 +15,9 @@ import torch
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.channel import Ids
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, row_norms
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.rows import row_norms
 from fedveil.training.client_batch import ClientBatch
 from fedveil.training.exchange import client_report, forked_updates
 from fedveil.training.participants import Group, Participants

@@ -23,8 +23,7 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Clip
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.training.cohort import Batches
 from fedveil.training.rates import scheduled
 from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork, Directions, OneGradient

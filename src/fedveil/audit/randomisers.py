@@ -55,6 +55,7 @@ from fedveil.privacy.accounting.events import (
     TwoPoint,
 )
 from fedveil.privacy.channel import Ids
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
@@ -64,7 +65,6 @@ from fedveil.privacy.releases.client_noise import client_noise, noise_groups
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.priv_unit import priv_unit
 from fedveil.privacy.releases.two_point import two_point
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
 from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.reports import Rows

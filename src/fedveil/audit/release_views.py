@@ -22,11 +22,10 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import squared_error
 from fedveil.models.task import Task
 from fedveil.privacy.channel import Ids, Round
-from fedveil.privacy.clip import Clip, Clipped
+from fedveil.privacy.clip import Clip, Clipped, Norm
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.priv_unit import with_dimension
-from fedveil.privacy.rows import Norm
 from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.exchange import client_report, server_sum

@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, add_weighted_
 from fedveil.privacy.noise.streams import JointStreams, Streams
-from fedveil.privacy.rows import add_weighted_
 
 Ids = npt.NDArray[np.int64]
 

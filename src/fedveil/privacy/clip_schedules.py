@@ -32,9 +32,8 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_statistic import ClipStatistic
-from fedveil.privacy.rows import Norm
 
 
 @dataclass(frozen=True)

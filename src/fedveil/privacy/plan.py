@@ -18,14 +18,12 @@ from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust
 from fedveil.privacy.accounting.composition import covers
 from fedveil.privacy.accounting.events import Gaussian, WithMetrics
 from fedveil.privacy.channel import Round
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedule
 from fedveil.privacy.clip_statistic import ClipStatistic
-from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.ranges import Ranges
-from fedveil.privacy.releases.release import SERVER, Release
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.releases.release import SERVER, NoisySteps, Release
 from fedveil.privacy.sampling import Counts, Sampler
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from fedveil.base.errors import BadArgument
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.grid import delta_of_sampler, grid_for
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Poisson
 
 SLIP = 2.0**-20

@@ -21,13 +21,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.runs import checkpoint
 from fedveil.runs.build import RECIPE_KEYS, build, changes_in_place, check_given, resolved
 from fedveil.runs.ending import Ending, diagnose, room
-from fedveil.runs.evidence import (
-    file_digests,
-    file_of,
-    read_head,
-    recipe_digest,
-    save_head,
-)
+from fedveil.runs.evidence import file_digests, file_of, read_head, recipe_digest, save_head
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
 from fedveil.runs.modules import Model

@@ -7,7 +7,7 @@ once, in the plan; what a training is given besides is held to it here.
 import math
 from collections.abc import Iterator
 
-from fedveil.base.checks import shown
+from fedveil.base.checks import ANY_COUNT, COUNT, SEED, check_workers, one_of, shown
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
@@ -15,6 +15,7 @@ from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.aggregates import Aggregate
+from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import Weights
 from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork, OneGradient
 
@@ -154,3 +155,53 @@ def _looked_at(rounds: int, steps: int) -> Iterator[int]:
     """All rounds, or as many as can be looked at quickly, and the last; updates are clipped too."""
     yield from range(1, min(rounds, max(1, _STEPS_LOOKED_AT // steps)) + 1)
     yield rounds
+
+
+def check_arguments(
+    *,
+    task: object,
+    data: object,
+    plan: object,
+    work: object,
+    server: object,
+    weights: object,
+    seed: object,
+    mode: object,
+    chunk: object,
+    memory: object,
+    workers: object,
+    every: object,
+    clients_every: object,
+) -> None:
+    """Refuse arguments of `Training` that are not what they are called.
+
+    | edge | behaviour |
+    |---|---|
+    | weights "examples", mode "looped" as strings | BadInput: use the enumeration |
+    | seed, chunk, memory, workers or every that is not whole | BadInput |
+    | work or server that is a class and not one of its instances | BadInput |
+    """
+    for name, value, kind in (
+        ("task", task, Task),
+        ("data", data, FederatedData),
+        ("plan", plan, PrivacyPlan),
+    ):
+        if not isinstance(value, kind) or (kind is PrivacyPlan and type(value) is not kind):
+            raise BadInput(f"{name} is {shown(value)}: a {kind.__name__} is needed")
+    _check_method("work", work, "updates", "ClientSgd, ClientDpSgd or OneGradient")
+    _check_method("server", server, "step", "SgdServer, AdamServer or another server optimiser")
+    one_of("weights", weights, Weights)
+    if mode is not None:
+        one_of("mode", mode, Mode)
+    SEED.check("seed", seed)
+    ANY_COUNT.check("chunk", chunk)
+    COUNT.check("memory", memory)
+    check_workers("workers", workers)
+    COUNT.check("every", every)
+    if clients_every is not None:
+        COUNT.check("clients_every", clients_every)
+
+
+def _check_method(name: str, value: object, method: str, such: str) -> None:
+    if isinstance(value, type) or not callable(getattr(value, method, None)):
+        raise BadInput(f"{name} is {shown(value)}: an instance of {such} is needed")

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedveil.privacy.channel import Ids, Round
-from fedveil.privacy.clip import Clip, Clipped
-from fedveil.privacy.rows import Norm, all_finite, row_norms
+from fedveil.privacy.clip import Clip, Clipped, Norm, all_finite, row_norms
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.trajectories import Gradients
 

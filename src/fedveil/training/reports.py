@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from fedveil.privacy.channel import Ids
-from fedveil.privacy.clip import ROUNDING, Clip
-from fedveil.privacy.rows import Norm, add_weighted_, all_finite, row_norms
+from fedveil.privacy.clip import ROUNDING, Clip, Norm, add_weighted_, all_finite, row_norms
 from fedveil.training.gradients.trajectories import LocalTrajectory
 
 

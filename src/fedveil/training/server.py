@@ -8,7 +8,7 @@ import torch
 
 from fedveil.base.checks import FRACTION, POSITIVE
 from fedveil.base.identity import Stated
-from fedveil.privacy.rows import BLOCK
+from fedveil.privacy.clip import BLOCK
 from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
 
 

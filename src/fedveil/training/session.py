@@ -26,8 +26,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import DIAGNOSTICS
 from fedveil.training.aggregates import Aggregate
-from fedveil.training.agreement import check_aggregate, check_agreement
-from fedveil.training.arguments import check_arguments
+from fedveil.training.agreement import check_aggregate, check_agreement, check_arguments
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.engine import Engine, EngineMaker, Job, one_by_one
 from fedveil.training.engines.housekeeping import keep_memory, one_thread

@@ -10,11 +10,10 @@ from fedveil.base.checks import FRACTION, NOT_NEGATIVE, POSITIVE, shown
 from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated, known_as
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip import Clipped
+from fedveil.privacy.clip import Clipped, Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import KeySource, bits
-from fedveil.privacy.noisy_steps import NoisySteps
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.releases.release import NoisySteps
 from fedveil.training.client_batch import ClientBatch, clip_rows_
 from fedveil.training.cohort import Batch, Batches, CohortData, Draws, FullBatch
 from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled

@@ -23,11 +23,11 @@ import numpy.typing as npt
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Poisson, RoundRobin
 from fedveil.tuning.recipe_grid import Space
 

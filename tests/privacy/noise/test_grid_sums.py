@@ -12,9 +12,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, Norm, add_weighted_
 from fedveil.privacy.noise.grid import Grid, grid_for
-from fedveil.privacy.rows import Norm, add_weighted_
 
 numbers = st.one_of(st.floats(-4, 4, width=32), st.floats(-(2.0**99), 2.0**99, width=32))
 matrices = arrays(

@@ -15,9 +15,9 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant, Relation
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, Laplace, TwoPoint
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.rows import Norm
 
 ALARM = 1e-6
 SHAPES = [(4000, 9), (120, 300)]

@@ -1,9 +1,9 @@
 """Plans with noise at the clients, changed by keyword."""
 
 from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone
 
 L2, L1 = Fixed(1.0), Fixed(1.0, Norm.L1)

@@ -10,10 +10,10 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Accountant, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import FuGaussian, Gaussian, Laplace
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.client_noise import ClientNoise, Published
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin
 from tests.privacy.releases.client_noise_plans import BUDGET, L1, L2, plan_of
 

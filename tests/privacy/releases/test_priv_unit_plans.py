@@ -17,12 +17,12 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import SEEDED, Accountant, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon as composed
 from fedveil.privacy.accounting.events import Gaussian, PureReport, TwoPoint
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams, normal_, uniform_
 from fedveil.privacy.releases import priv_unit as module
 from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports, priv_unit
 from fedveil.privacy.releases.release import Release
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.build import build

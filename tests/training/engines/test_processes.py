@@ -15,6 +15,7 @@ from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Quantile
 from fedveil.privacy.plan import unprotected
 from fedveil.privacy.ranges import Perturb, Ranges
@@ -22,7 +23,6 @@ from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.two_point import two_point
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.training.cohort import Batches
 from fedveil.training.engines.processes import WorkerLost

@@ -6,7 +6,7 @@ import torch
 
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.clip import Norm
 from fedveil.training.gradients.per_example import ClippedExamples
 from tests.training.gradients.modules import VOCABULARY
 

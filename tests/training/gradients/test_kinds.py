@@ -7,8 +7,7 @@ from torch import nn
 from fedveil.base.errors import BadInput
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Clip
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.training.gradients.per_example import ClippedExamples
 from tests.training.gradients.kinds import KINDS, WORDS, Branching
 

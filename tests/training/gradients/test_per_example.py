@@ -9,8 +9,7 @@ from torch.nn import functional
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import squared_error
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Clip
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.layer_gradients import layer_gradient
 from fedveil.training.gradients.modes import Looped

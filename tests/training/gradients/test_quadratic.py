@@ -10,11 +10,10 @@ from torch import nn
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import squared_error
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import unprotected
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import RoundRobin
 from fedveil.training.cohort import Batch, Batches, CohortData, FullBatch
 from fedveil.training.gradients.least_squares import QuadraticTrajectory, uses_quadratics

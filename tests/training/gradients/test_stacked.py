@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from fedveil.models.metrics import cross_entropy, squared_error
-from fedveil.privacy.clip import Clip
-from fedveil.privacy.rows import Norm, row_norms
+from fedveil.privacy.clip import Clip, Norm, row_norms
 from fedveil.training.cohort import Batch
 from fedveil.training.gradients.linear_chains import DualTrajectory, StackedTrajectory
 from tests.training.gradients.chains import (

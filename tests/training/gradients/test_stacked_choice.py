@@ -11,8 +11,7 @@ from torch import nn
 from fedveil.base.errors import BadInput
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Clip
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.gradients.linear_chains import DualTrajectory, StackedTrajectory
 from fedveil.training.gradients.modes import Vectorised

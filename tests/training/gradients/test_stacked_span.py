@@ -8,8 +8,7 @@ import torch
 
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Clip
-from fedveil.privacy.rows import Norm, row_norms
+from fedveil.privacy.clip import Clip, Norm, row_norms
 from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.gradients.linear_chains import DualTrajectory
 from fedveil.training.gradients.modes import Vectorised

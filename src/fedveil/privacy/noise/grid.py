@@ -17,8 +17,8 @@ import torch
 from scipy.special import ndtri
 
 from fedveil.base.errors import BadInput
+from fedveil.privacy.clip import BLOCK, Norm
 from fedveil.privacy.noise.secure_random import DISTANCE, SecureRandom
-from fedveil.privacy.rows import BLOCK, Norm
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

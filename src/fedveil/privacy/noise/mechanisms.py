@@ -16,10 +16,10 @@ import torch
 from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting import events
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.noise.grid import Grid, gaussian_int, grid_for, laplace_int
 from fedveil.privacy.noise.secure_random import SecureRandom
 from fedveil.privacy.noise.streams import Keys, SecureKeys, add_normals_, laplace_, uniform_
-from fedveil.privacy.rows import Norm
 
 Scales = npt.NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from fedveil.privacy.accounting.claims import (
 from fedveil.privacy.accounting.composition import covers, epsilon, noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled, WithMetrics, kind_of
 from fedveil.privacy.channel import Round
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.grid import LARGEST_SUM
@@ -37,7 +37,6 @@ from fedveil.privacy.releases.release import (
     check_clipped,
     misnamed,
 )
-from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.privacy.secure import check_grid
 

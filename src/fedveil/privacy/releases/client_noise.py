@@ -24,14 +24,20 @@ from fedveil.privacy.accounting.events import (
     TwoPoint,
 )
 from fedveil.privacy.channel import Ids, Round
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule
-from fedveil.privacy.releases.local_lines import check_multiplier, check_sampler, line_of
-from fedveil.privacy.releases.release import PlanParts, Release, check_clipped, misnamed
-from fedveil.privacy.rows import Norm
+from fedveil.privacy.releases.release import (
+    PlanParts,
+    Release,
+    check_clipped,
+    check_multiplier,
+    check_sampler,
+    line_of,
+    misnamed,
+)
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.secure import check_grid
 

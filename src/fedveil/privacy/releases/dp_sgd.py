@@ -10,14 +10,17 @@ from fedveil.privacy.accounting.claims import SEEDED, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
-from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.local_lines import TURNS, check_multiplier, check_sampler, line_of
 from fedveil.privacy.releases.release import (
+    TURNS,
+    NoisySteps,
     PlanParts,
     Release,
     Requirements,
     check_clipped,
+    check_multiplier,
+    check_sampler,
+    line_of,
     misnamed,
 )
 from fedveil.privacy.sampling import Sampler

@@ -10,16 +10,17 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fedveil.base.errors import BadInput
+from fedveil.base.checks import CLIENTS, MULTIPLIER, NOMINAL, RATE, ROUNDS, STEPS
+from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated
-from fedveil.privacy.accounting.budget import BudgetLine
-from fedveil.privacy.accounting.claims import Relation, Trust, Unit
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
+from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.accounting.events import Event, Gaussian
 from fedveil.privacy.channel import Channel, Round
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.clip_statistic import ClipStatistic
-from fedveil.privacy.noisy_steps import NoisySteps
-from fedveil.privacy.rows import Norm
-from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.sampling import FixedSize, Sampler
 
 SERVER = np.zeros(1, dtype=np.int64)
 """The client id in the keys of the server's own noise."""
@@ -46,6 +47,42 @@ class PlanParts(Protocol):
     def parameters(self) -> int | None: ...
     @property
     def secure(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class NoisySteps:
+    """`steps` steps a round, on records that join with `rate`, with noise of `multiplier` clips.
+
+    A sum is divided by rate x n, where n is the client's public number of records, or `nominal`
+    for everyone. A plan makes this, its account counts it, and the work is made from it: nobody
+    types these numbers twice.
+
+    | edge | behaviour |
+    |---|---|
+    | rate outside (0, 1], steps < 1, nominal < 1, multiplier < 0 | BadInput |
+    """
+
+    rate: float
+    steps: int
+    multiplier: float
+    nominal: int | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("steps", "noisy"),
+            ("rate", self.rate),
+            ("count", self.steps),
+            ("multiplier", self.multiplier),
+            ("nominal", self.nominal),
+        )
+
+    def __post_init__(self) -> None:
+        RATE.check("rate", self.rate)
+        STEPS.check("steps", self.steps)
+        MULTIPLIER.check("multiplier", self.multiplier)
+        if self.nominal is not None:
+            NOMINAL.check("nominal", self.nominal)
 
 
 @dataclass(frozen=True)
@@ -156,3 +193,52 @@ def misnamed(line: BudgetLine, unit: Unit, relation: Relation, *trusts: Trust) -
     if line.trust not in trusts:
         return f"trust is {' or '.join(trusts)}, not {line.trust}"
     return None
+
+
+TURNS = "who takes part, and how often, is public"
+
+
+def line_of(
+    sampler: Sampler, population: int, budget: Budget, event: Event | None = None
+) -> BudgetLine:
+    """The line of a client's own reports."""
+    return BudgetLine(
+        event=event or Gaussian(1.0),
+        share=sampler.share(population),
+        cap=sampler.max_participations if isinstance(sampler, FixedSize) else None,
+        budget=budget,
+        unit=Unit.CLIENT,
+        relation=Relation.REPLACE,
+        trust=Trust.LOCAL,
+        noise=NoiseSource.SEEDED,
+        assumptions=(
+            "the server is not trusted; each client randomises its own report honestly",
+            TURNS,
+            SEEDED,
+        ),
+    )
+
+
+def check_multiplier(multiplier: float | None) -> None:
+    """Refuse noise of no size."""
+    if multiplier is not None:
+        MULTIPLIER.check("multiplier", multiplier)
+    if multiplier == 0:
+        raise BadArgument("{multiplier} is 0: a positive number is needed", "multiplier")
+
+
+def check_sampler(sampler: Sampler, population: int, rounds: int) -> None:
+    """Refuse cohorts that nobody could fill to the last round."""
+    CLIENTS.check("clients", population)
+    ROUNDS.check("rounds", rounds)
+    sampler.check(population)
+    if not isinstance(sampler, FixedSize) or sampler.max_participations is None:
+        return
+    cap = sampler.max_participations
+    if sampler.size * rounds > population * cap:
+        last = population * cap // sampler.size
+        raise BadArgument(
+            f"{{max_participations}} is {cap}: after round {last} of {rounds} every one of "
+            f"{population} clients would be at its cap; raise it or run fewer rounds",
+            "max_participations",
+        )

@@ -12,12 +12,18 @@ from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Shuffled, TwoPoint
 from fedveil.privacy.channel import Channel, Round
+from fedveil.privacy.clip import add_weighted_
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
-from fedveil.privacy.releases.local_lines import check_sampler, line_of
-from fedveil.privacy.releases.release import PlanParts, Release, Requirements, misnamed
-from fedveil.privacy.rows import add_weighted_
+from fedveil.privacy.releases.release import (
+    PlanParts,
+    Release,
+    Requirements,
+    check_sampler,
+    line_of,
+    misnamed,
+)
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.shuffle import Flags, Multisets, highs, multisets
 

@@ -54,8 +54,8 @@ class FixedClipSection(Section):
     each: Literal["update", "gradient"] = _EACH
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        from fedveil.privacy.clip import Norm
         from fedveil.privacy.clip_schedules import Fixed
-        from fedveil.privacy.rows import Norm
 
         with in_keys("clip"):
             schedule = Fixed(self.value, Norm(self.norm))
@@ -78,8 +78,8 @@ class PolyClipSection(Section):
     each: Literal["update", "gradient"] = _EACH
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        from fedveil.privacy.clip import Norm
         from fedveil.privacy.clip_schedules import Poly
-        from fedveil.privacy.rows import Norm
 
         floor = self.value / 1000 if self.floor is None else self.floor
         with in_keys("clip", rounds="rounds"):

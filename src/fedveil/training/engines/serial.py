@@ -10,8 +10,8 @@ import torch
 from fedveil.base.errors import BadInput
 from fedveil.models.memory import Snapshot, difference, keeps_nothing, snapshot
 from fedveil.privacy.channel import Ids, Round
+from fedveil.privacy.clip import add_weighted_
 from fedveil.privacy.noise.streams import JointStreams
-from fedveil.privacy.rows import add_weighted_
 from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.chunks import Branch, SumTree, cut

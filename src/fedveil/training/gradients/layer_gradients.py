@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedveil.models.vmap_layers import Product
-from fedveil.privacy.rows import row_norms
+from fedveil.privacy.clip import row_norms
 
 Places = dict[str, torch.Tensor]
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d

@@ -17,8 +17,7 @@ from torch.func import grad, vmap
 from fedveil.base.inputs import single
 from fedveil.models.metrics import cross_entropy, squared_error
 from fedveil.models.task import Task
-from fedveil.privacy.clip import ROUNDING, Clip
-from fedveil.privacy.rows import Norm, add_weighted_, row_norms
+from fedveil.privacy.clip import ROUNDING, Clip, Norm, add_weighted_, row_norms
 from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.layer_gradients import is_unmodified, without_subnormals
 from fedveil.training.gradients.trajectories import LocalTrajectory, VmappedTrajectory

@@ -18,8 +18,7 @@ from torch.func import vmap
 from fedveil.base.inputs import mapped, taken
 from fedveil.models.task import Features, Named, Task
 from fedveil.models.vmap_layers import Product
-from fedveil.privacy.clip import ROUNDING, Clip
-from fedveil.privacy.rows import Norm, row_norms
+from fedveil.privacy.clip import ROUNDING, Clip, Norm, row_norms
 from fedveil.training.gradients.layer_gradients import (
     FullGradients,
     Gradient,

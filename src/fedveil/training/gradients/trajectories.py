@@ -9,8 +9,7 @@ from torch.func import grad, vmap
 
 from fedveil.base.inputs import mapped, taken
 from fedveil.models.task import Features, Named, Task
-from fedveil.privacy.clip import Clip
-from fedveil.privacy.rows import Norm, add_weighted_, row_norms
+from fedveil.privacy.clip import Clip, Norm, add_weighted_, row_norms
 from fedveil.training.cohort import Batch, CohortData
 
 Keys = torch.Tensor
