@@ -13,7 +13,7 @@ from fedveil.attacks.backdoor import Backdoor, Pairs, poisoned
 from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.base.checks import ANY_COUNT, COUNT, PORTION, POSITIVE, one_of
 from fedveil.base.errors import BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -55,13 +55,7 @@ class When:
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("when", "rounds"),
-            ("start", self.start),
-            ("end", self.end),
-            ("every", self.every),
-            ("present", self.present),
-        )
+        return (("when", "rounds"), *named_values(self, "start", "end", "every", "present"))
 
     def __post_init__(self) -> None:
         COUNT.check("attack.start", self.start)
@@ -103,14 +97,9 @@ class BackdoorAttack(Adversary):
     def identity(self) -> Stated:
         return (
             ("adversary", "backdoor"),
-            ("attackers", self.attackers),
-            ("held_out", self.held_out),
+            *named_values(self, "attackers", "held_out"),
             ("poisoned", self.records),
-            ("boost", self.boost),
-            ("project", self.project),
-            ("noise", self.noise),
-            ("when", self.when),
-            ("work", self.work),
+            *named_values(self, "boost", "project", "noise", "when", "work"),
         )
 
     def __post_init__(self) -> None:

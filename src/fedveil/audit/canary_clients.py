@@ -26,7 +26,7 @@ from fedveil.audit.client_views import check_unattacked, rerun
 from fedveil.audit.findings import Attack, Finding
 from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
 from fedveil.base.errors import BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Trust
 from fedveil.privacy.accounting.events import PoissonSampled
@@ -59,12 +59,7 @@ class CanaryClients(Adversary):
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("adversary", "canaries"),
-            ("ids", self.ids),
-            ("directions", self.directions),
-            ("signs", self.signs),
-        )
+        return (("adversary", "canaries"), *named_values(self, "ids", "directions", "signs"))
 
     def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.isin(ids, self.ids)

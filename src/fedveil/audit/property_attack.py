@@ -37,7 +37,7 @@ from fedveil.audit.client_views import (
 from fedveil.audit.findings import Attack, Leak, Measure, auc, auc_interval
 from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
 from fedveil.base.errors import BadInput
-from fedveil.base.identity import Stated, seed_of
+from fedveil.base.identity import Stated, named_values, seed_of
 from fedveil.models.task import Named, Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.channel import Ids, Round
@@ -151,15 +151,7 @@ class MultiTask(Adversary):
     def identity(self) -> Stated:
         return (
             ("adversary", "multi-task"),
-            ("task", self.task),
-            ("ids", self.ids),
-            ("x", self.x),
-            ("y", self.y),
-            ("has", self.has),
-            ("weight", self.weight),
-            ("steps", self.steps),
-            ("lr", self.lr),
-            ("seed", self.seed),
+            *named_values(self, "task", "ids", "x", "y", "has", "weight", "steps", "lr", "seed"),
         )
 
     def cohort(self, round: int, ids: Ids) -> Ids:

@@ -29,7 +29,7 @@ from fedveil.audit.shadow_models import (
     losses_of,
     paired_roc,
 )
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
@@ -76,9 +76,7 @@ class Ascending(Adversary):
     def identity(self) -> Stated:
         return (
             ("adversary", "ascent"),
-            ("task", self.task),
-            ("asked", self.asked),
-            ("client", self.client),
+            *named_values(self, "task", "asked", "client"),
             ("aims", dict(self.aims)),
             ("boost", self.boost),
         )

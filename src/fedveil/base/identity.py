@@ -60,6 +60,11 @@ def known_as(word: str) -> Callable[[_F], _F]:
     return give
 
 
+def named_values(part: object, *words: str) -> Stated:
+    """The pairs of words that are also names of attributes of the part."""
+    return tuple((word, getattr(part, word)) for word in words)
+
+
 def identity(value: Any) -> str:
     """The same text for equal parts in every process, and another for parts that differ.
 

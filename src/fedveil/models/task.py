@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import can_fork, forked, in_fork, sealed
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.base.inputs import Inputs, mapped, taken
 from fedveil.models.capture import Uncapturable, captured, prepare
 from fedveil.models.dropout import Dropout
@@ -111,9 +111,7 @@ class Task:
     @property
     def identity(self) -> Stated:
         return (
-            ("module", self.module),
-            ("loss", self.loss),
-            ("parameters", self.parameters),
+            *named_values(self, "module", "loss", "parameters"),
             ("frozen", tuple(self.frozen.values())),
         )
 

@@ -27,7 +27,7 @@ from fedveil.base.checks import (
     one_of,
 )
 from fedveil.base.errors import BadArgument
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
@@ -203,14 +203,7 @@ class Poly(ClipSchedule):
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("clip", "poly"),
-            ("value", self.value),
-            ("power", self.power),
-            ("rounds", self.rounds),
-            ("floor", self.floor),
-            ("norm", self.norm),
-        )
+        return (("clip", "poly"), *named_values(self, "value", "power", "rounds", "floor", "norm"))
 
     def __post_init__(self) -> None:
         _check_clip(self.value, self.norm)
@@ -296,14 +289,7 @@ class Quantile(ClipSchedule):
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("clip", "quantile"),
-            ("value", self.value),
-            ("target", self.target),
-            ("lr", self.lr),
-            ("noise", self.noise),
-            ("flip", self.flip),
-        )
+        return (("clip", "quantile"), *named_values(self, "value", "target", "lr", "noise", "flip"))
 
     def __post_init__(self) -> None:
         CLIP.check("value", self.value)
@@ -394,14 +380,9 @@ class Median(ClipSchedule):
     def identity(self) -> Stated:
         return (
             ("clip", "median"),
-            ("value", self.value),
-            ("low", self.low),
-            ("high", self.high),
-            ("every", self.every),
+            *named_values(self, "value", "low", "high", "every"),
             ("budget", (self.budget.epsilon, self.budget.delta)),
-            ("monotone", self.monotone),
-            ("cap", self.cap),
-            ("noise", self.noise),
+            *named_values(self, "monotone", "cap", "noise"),
         )
 
     def __post_init__(self) -> None:

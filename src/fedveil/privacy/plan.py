@@ -12,7 +12,7 @@ import torch
 
 from fedveil.base.checks import CLIENTS, ROUNDS, shown
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import BudgetLine, Spending, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust
 from fedveil.privacy.accounting.composition import covers
@@ -63,9 +63,7 @@ class PrivacyPlan:
             ("clients", self.population),
             ("rounds", self.rounds),
             ("clip", None if isinstance(self.schedule, Ranges) else self.schedule),
-            ("release", self.release),
-            ("secure", self.secure),
-            ("metrics", self.metrics),
+            *named_values(self, "release", "secure", "metrics"),
         )
 
     def __post_init__(self) -> None:

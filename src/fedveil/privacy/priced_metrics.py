@@ -13,7 +13,7 @@ import torch
 
 from fedveil.base.checks import LOSS_CLIP
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise
 from fedveil.privacy.accounting.claims import (
@@ -101,12 +101,10 @@ class PricedMetrics:
     def identity(self) -> Stated:
         """What a measurement computes: two that differ in it must not share their noise."""
         return (
-            ("names", self.names),
-            ("owners", self.owners),
+            *named_values(self, "names", "owners"),
             ("of clients", self.of_clients),
             ("loss clip", self.loss_clip),
-            ("mechanism", self.mechanism),
-            ("rounds", self.rounds),
+            *named_values(self, "mechanism", "rounds"),
         )
 
     def __post_init__(self) -> None:

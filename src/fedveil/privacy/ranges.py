@@ -7,7 +7,7 @@ import torch
 
 from fedveil.base.checks import FINITE, RADIUS, SMALLEST_RADIUS, at_least
 from fedveil.base.errors import BadArgument
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
 
@@ -57,12 +57,7 @@ class Ranges(ClipSchedule):
     def identity(self) -> Stated:
         return (
             ("ranges", "layers"),
-            ("centre", self.centre),
-            ("radius", self.radius),
-            ("sizes", self.sizes),
-            ("adaptive", self.adaptive),
-            ("perturb", self.perturb),
-            ("growth", self.growth),
+            *named_values(self, "centre", "radius", "sizes", "adaptive", "perturb", "growth"),
         )
 
     def __post_init__(self) -> None:

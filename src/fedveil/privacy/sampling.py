@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedveil.base.checks import COHORT, COUNT, RATE
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
 from fedveil.privacy.noise.secure_random import joining
@@ -137,11 +137,7 @@ class FixedSize:
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("sampler", "fixed"),
-            ("size", self.size),
-            ("max_participations", self.max_participations),
-        )
+        return (("sampler", "fixed"), *named_values(self, "size", "max_participations"))
 
     def __post_init__(self) -> None:
         COHORT.check("size", self.size)

@@ -10,7 +10,7 @@ import torch
 
 from fedveil.base.checks import BATCH, STEPS
 from fedveil.base.errors import BadArgument
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.base.inputs import Inputs, mapped, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Features
@@ -254,12 +254,7 @@ class Batches:
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("batches", "shuffled"),
-            ("size", self.size),
-            ("epochs", self.epochs),
-            ("steps", self.steps),
-        )
+        return (("batches", "shuffled"), *named_values(self, "size", "epochs", "steps"))
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from fedveil.base.checks import FRACTION, ROUNDS, WARMUP, one_of, shown
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 
 
 class RateShape(StrEnum):
@@ -51,12 +51,7 @@ class RateSchedule:
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("rates", self.shape),
-            ("rounds", self.rounds),
-            ("warmup", self.warmup),
-            ("floor", self.floor),
-        )
+        return (("rates", self.shape), *named_values(self, "rounds", "warmup", "floor"))
 
     def __post_init__(self) -> None:
         one_of("shape", self.shape, RateShape)

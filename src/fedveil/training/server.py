@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from fedveil.base.checks import FRACTION, POSITIVE
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.clip import BLOCK
 from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
 
@@ -57,12 +57,7 @@ class SgdServer:
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("server", "sgd"),
-            ("lr", self.lr),
-            ("momentum", self.momentum),
-            ("schedule", self.schedule),
-        )
+        return (("server", "sgd"), *named_values(self, "lr", "momentum", "schedule"))
 
     def __post_init__(self) -> None:
         POSITIVE.check("lr", self.lr)
@@ -92,11 +87,7 @@ class AdamServer:
     def identity(self) -> Stated:
         return (
             ("server", "adam"),
-            ("lr", self.lr),
-            ("beta1", self.beta1),
-            ("beta2", self.beta2),
-            ("floor", self.floor),
-            ("schedule", self.schedule),
+            *named_values(self, "lr", "beta1", "beta2", "floor", "schedule"),
         )
 
     def __post_init__(self) -> None:
@@ -132,11 +123,7 @@ class YogiServer:
     def identity(self) -> Stated:
         return (
             ("server", "yogi"),
-            ("lr", self.lr),
-            ("beta1", self.beta1),
-            ("beta2", self.beta2),
-            ("floor", self.floor),
-            ("schedule", self.schedule),
+            *named_values(self, "lr", "beta1", "beta2", "floor", "schedule"),
         )
 
     def __post_init__(self) -> None:
@@ -164,12 +151,7 @@ class AdagradServer:
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("server", "adagrad"),
-            ("lr", self.lr),
-            ("floor", self.floor),
-            ("schedule", self.schedule),
-        )
+        return (("server", "adagrad"), *named_values(self, "lr", "floor", "schedule"))
 
     def __post_init__(self) -> None:
         POSITIVE.check("lr", self.lr)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.base.identity import Stated, digest_of, seed_of
+from fedveil.base.identity import Stated, digest_of, named_values, seed_of
 from fedveil.base.inputs import Inputs, count, taken, values_of
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.lineage import note_training, note_weights
@@ -334,10 +334,7 @@ class Training:
     def identity(self) -> Stated:
         """Everything but the seed that decides what this training computes and draws."""
         return (
-            ("plan", self.plan),
-            ("work", self.work),
-            ("server", self.server),
-            ("weights", self.weights),
+            *named_values(self, "plan", "work", "server", "weights"),
             ("module", self.task.module),
             ("loss", self.task.loss),
             ("first", self._initial),

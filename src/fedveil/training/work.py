@@ -8,7 +8,7 @@ import torch
 
 from fedveil.base.checks import FRACTION, NOT_NEGATIVE, POSITIVE, shown
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated, known_as
+from fedveil.base.identity import Stated, known_as, named_values
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clipped, Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
@@ -84,12 +84,7 @@ class Adam:
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("direction", "adam"),
-            ("beta1", self.beta1),
-            ("beta2", self.beta2),
-            ("floor", self.floor),
-        )
+        return (("direction", "adam"), *named_values(self, "beta1", "beta2", "floor"))
 
     def __post_init__(self) -> None:
         FRACTION.check("beta1", self.beta1)
@@ -130,14 +125,17 @@ class ClientSgd:
     def identity(self) -> Stated:
         return (
             ("work", "sgd"),
-            ("batches", self.batches),
-            ("lr", self.lr),
-            ("momentum", self.momentum),
-            ("weight_decay", self.weight_decay),
-            ("decay", self.decay),
-            ("proximal", self.proximal),
-            ("adam", self.adam),
-            ("schedule", self.schedule),
+            *named_values(
+                self,
+                "batches",
+                "lr",
+                "momentum",
+                "weight_decay",
+                "decay",
+                "proximal",
+                "adam",
+                "schedule",
+            ),
         )
 
     def __post_init__(self) -> None:
@@ -266,12 +264,7 @@ class ClientDpSgd:
         return (
             ("work", "dp-sgd"),
             ("steps", self.noisy),
-            ("lr", self.lr),
-            ("momentum", self.momentum),
-            ("weight_decay", self.weight_decay),
-            ("proximal", self.proximal),
-            ("adam", self.adam),
-            ("schedule", self.schedule),
+            *named_values(self, "lr", "momentum", "weight_decay", "proximal", "adam", "schedule"),
         )
 
     def __post_init__(self) -> None:

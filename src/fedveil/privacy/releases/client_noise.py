@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import MOST_NOISE, a_little_more, least_noise
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Trust, Unit
@@ -67,12 +67,7 @@ class ClientNoise(Release):
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("release", "client"),
-            ("mechanism", self.mechanism),
-            ("relation", self.relation),
-            ("multipliers", self.multipliers),
-        )
+        return (("release", "client"), *named_values(self, "mechanism", "relation", "multipliers"))
 
     @property
     def multiplier(self) -> float:

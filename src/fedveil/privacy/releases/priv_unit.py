@@ -10,7 +10,7 @@ from scipy.special import erfcx, expit, log_expit, ndtri, ndtri_exp
 
 from fedveil.base.checks import COUNT, LARGEST_REPORT, REPORT_EPSILON, SMALLEST_REPORT
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import PureReport
@@ -55,11 +55,7 @@ class PrivUnitG:
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("mechanism", "priv-unit"),
-            ("epsilon", self.epsilon),
-            ("dimension", self.dimension),
-        )
+        return (("mechanism", "priv-unit"), *named_values(self, "epsilon", "dimension"))
 
     def __post_init__(self) -> None:
         REPORT_EPSILON.check("epsilon", self.epsilon)

@@ -12,7 +12,7 @@ import torch
 
 from fedveil.base.checks import CLIENTS, MULTIPLIER, NOMINAL, RATE, ROUNDS, STEPS
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Event, Gaussian
@@ -73,8 +73,7 @@ class NoisySteps:
             ("steps", "noisy"),
             ("rate", self.rate),
             ("count", self.steps),
-            ("multiplier", self.multiplier),
-            ("nominal", self.nominal),
+            *named_values(self, "multiplier", "nominal"),
         )
 
     def __post_init__(self) -> None:

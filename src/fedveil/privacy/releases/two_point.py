@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Shuffled, TwoPoint
@@ -116,12 +116,7 @@ class TwoPointReports(Release):
 
     @property
     def identity(self) -> Stated:
-        return (
-            ("release", "two-point"),
-            ("mechanism", self.mechanism),
-            ("ranges", self.ranges),
-            ("shuffled", self.shuffled),
-        )
+        return (("release", "two-point"), *named_values(self, "mechanism", "ranges", "shuffled"))
 
     @cached_property
     def channel(self) -> TwoPointChannel:
