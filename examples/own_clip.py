@@ -1,7 +1,7 @@
 """A clip schedule of one's own that follows the lengths of updates, and what that costs.
 
 Clients are asked for one number each: how long their update is, up to 1. What they send is
-private, so the schedule states it in `watched`: the plan cuts it, adds noise to the sum, and
+private, so the schedule states it in `statistic`: the plan cuts it, adds noise to the sum, and
 accounts for it. Of the noise that a round is planned with, the updates get what is left.
 """
 

@@ -99,7 +99,7 @@ ONE_IN = {
     },
     "tests/base/test_checks.py": {"test_values_are_refused_before_anything_heavy_is_imported": 4},
     "tests/test_parsers_fuzz.py": {"test_a_damaged_input_is_read_or_refused": 3},
-    "tests/training/engines/test_tree.py": {
+    "tests/training/engines/test_chunks.py": {
         "test_branches_of_any_level_come_to_the_same_to_the_last_bit": 3
     },
     "tests/training/engines/test_processes.py": {

@@ -629,4 +629,4 @@ def test_no_file_is_unpickled():
             if name.startswith("pickle."):
                 unpickling.append((path.name, name))
     # between a training and the workers it forked itself, and from forks that saw no records
-    assert {file for file, _ in unpickling} <= {"forks.py", "workers.py"}
+    assert {file for file, _ in unpickling} <= {"forks.py", "processes.py"}

@@ -11,6 +11,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.privacy.accounting.events import Gaussian
+from fedveil.privacy.channel import Channel
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
@@ -109,6 +110,32 @@ def test_a_mechanism(data):
 def test_a_mechanism_whose_line_claims_more_noise_than_it_adds_is_refused(data):
     with pytest.raises(fv.BadInput, match="noise of 20 sensitivities is added"):
         training(data, own_noise(20.0, claimed=30.0))
+
+
+# a channel
+
+
+class FiveOrMore(Channel):
+    """Adds reports up where the server cannot see them, and only if there are five."""
+
+    minimum = 5
+    hides_reports = "reports are added up out of the server's sight"
+
+
+class SummedNoise(OwnNoise):
+    channel = FiveOrMore()
+
+
+@pytest.mark.parametrize(("size", "moves"), [(4, False), (5, True)])
+def test_a_channel(data, size, moves):
+    sampler, plan = fv.RoundRobin(size), own_noise(1.0)
+    line = fv.line_of(sampler, CLIENTS, FREE, Gaussian(1.0))
+    release = SummedNoise(plan.release.mechanism)
+    made = training(data, replace(plan, sampler=sampler, release=release, lines=(line,)))
+    first = next(iter(fv.train(made)))
+    assert first.clients == size
+    assert torch.equal(first.state.params, made.start().params) is not moves
+    assert first.claim.epsilon > 0
 
 
 # a clip schedule
@@ -258,6 +285,27 @@ def test_a_model(data):
     weights = last.state.params.view(5, 2)
     assert float(weights[0, 1] - weights[0, 0]) > 1
     assert last.metrics["accuracy"] > 0.6
+
+
+# a metric
+
+
+class Largest:
+    """The largest output of all."""
+
+    def statistics(self, outputs, targets):
+        return (outputs.max().reshape(1).numpy(),)
+
+    def value(self, largest):
+        return largest.max()
+
+
+def test_a_metric(data):
+    task = fv.Task(nn.Linear(5, 2), fv.cross_entropy, {"largest": Largest()})
+    *_, last = fv.train(fv.Training(task, data, central(), SGD, workers=1))
+    with torch.no_grad():
+        outputs = task.module(torch.from_numpy(data.test_x))
+    assert last.metrics["largest"] == pytest.approx(float(outputs.max()), rel=1e-5)
 
 
 # an engine

@@ -56,7 +56,7 @@ _CHECKED = (
 class Training:
     """What is learnt, from whom, how it is protected, and how a round is computed.
 
-    `mode` None follows by a rule from model, records and work (`engines.timings.mode_of`), so that
+    `mode` None follows by a rule from model, records and work (`mode_of`), so that
     it is the same wherever clients are computed; `fastest` measures both instead. It is looped
     where noise is secure, or where the module lets the records of a batch see each other: a
     client's update must not depend on who else is computed (docs/proofs/secure.md). `chunk` 0 is as
