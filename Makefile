@@ -14,7 +14,7 @@ AXE := 4.14.0
 # thousands of small files, none of which has to outlive the machine, so that these lie in memory.
 PYTEST := TMPDIR=$(wildcard /dev/shm) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all browser test-browser wheel mutants docs check bench bench-growth bench-versions bench-micro clean
+.PHONY: demo test test-all browser test-browser wheel mutants mutants-generated docs check bench bench-growth bench-versions bench-micro clean
 
 demo: $(STAMP)
 	$(BIN)/fedveil run
@@ -47,6 +47,12 @@ wheel: $(STAMP)
 
 mutants: $(STAMP)
 	$(BIN)/python mutants/run.py
+
+# A sample of mutants made from the syntax tree: `make mutants-generated N=100 SEED=3`. Prints what survives.
+N ?= 100
+SEED ?= 0
+mutants-generated: $(STAMP)
+	$(BIN)/python mutants/run.py --generate $(N) --seed $(SEED)
 
 bench: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/run.py

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from generate import Generated
 from planted import Mutant, Project
 
 LEAST_SECONDS = 60.0
@@ -69,7 +70,7 @@ class Copy:
         """The end of what the last tests said."""
         return (self.folder / "log.txt").read_text(errors="replace")[-4000:]
 
-    def plant(self, mutant: Mutant | None) -> None:
+    def plant(self, mutant: Mutant | Generated | None) -> None:
         """Undo what was planted before, and plant this."""
         for file in self.package.rglob("*.py"):
             original = self._project.package / file.relative_to(self.package)

@@ -3,7 +3,11 @@
 First all tests run without a bug, which must pass and tells how long they take. Then each bug is
 planted in a copy of the package, and the tests that should notice run first. A test that fails, or
 does not end, has caught it. A bug that no test notices is an error, unless its entry says why none
-can.
+can. A list that does not fit the source is an error before anything runs.
+
+`make mutants-generated` draws mutants from the syntax tree instead (`--generate N`), runs the tests
+of their package that are named after the file or import it, and prints the survivors, which are
+questions and not errors. Test files that fail without a bug are left out.
 """
 
 import argparse
@@ -18,10 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fork import Child, Copy, start, warm
+from generate import Generated, generated, sample
 from planted import Mutant, Project, Stale, check, read
 from stages import stages_of
 
 _PAUSE = 0.05
+_PACKAGES = ("privacy", "training", "data", "models")
+_NEAR = 2
+
+Bug = Mutant | Generated
 
 
 def main() -> int:
@@ -29,15 +38,22 @@ def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     project = Project(options.root.resolve())
-    try:
-        mutants = read(project)
-        wrong = check(project, mutants)
-    except Stale as e:
-        wrong = [str(e)]
-    if wrong:
-        print(*wrong, f"{len(wrong)} of the list are stale: write them again", sep="\n")
-        return 2
-    print(f"{len(mutants)} bugs fit the source")
+    if options.generate:
+        options.stages = options.stages or _NEAR
+        every = [m for m in generated(project, _PACKAGES) if options.file in (None, m.file)]
+        print(f"{options.generate} of {len(every)} mutants of {', '.join(_PACKAGES)}")
+        mutants: list[Bug] = [*sample(project, every, options.generate, options.seed)]
+    else:
+        try:
+            listed = read(project)
+            wrong = check(project, listed)
+        except Stale as e:
+            wrong = [str(e)]
+        if wrong:
+            print(*wrong, f"{len(wrong)} of the list are stale: write them again", sep="\n")
+            return 2
+        mutants = [*listed]
+        print(f"{len(mutants)} bugs fit the source")
     chosen = _chosen(mutants, options)
     if options.check or not chosen:
         return 0
@@ -46,11 +62,15 @@ def main() -> int:
         copies = [Copy(project, Path(folder) / str(n)) for n in range(options.jobs)]
         stages = {m.file: stages_of(project, m.file)[: options.stages] for m in chosen}
         files = sorted({test for of in stages.values() for stage in of for test in stage})
-        times = {} if options.trust else _unchanged(project, copies, files)
-        if times is None:
+        times, failing = ({}, []) if options.trust else _unchanged(project, copies, files)
+        if failing and not options.generate:
             return 2
+        for file, of in stages.items():
+            kept = [[test for test in stage if test not in failing] for stage in of]
+            stages[file] = [stage for stage in kept if stage]
         outcomes = dict(_tried(project, copies, chosen, stages, times))
-    return _summary(chosen, outcomes)
+    survived = _summary(chosen, outcomes)
+    return 0 if options.generate else survived
 
 
 def _options() -> argparse.Namespace:
@@ -61,6 +81,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--trust", action="store_true", help="that tests pass without a bug")
     parser.add_argument("--stages", type=int, help="1: only tests that mirror the file, and so on")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
+    parser.add_argument("--generate", type=int, metavar="N", help="N mutants, not of the list")
     parser.add_argument("--sample", type=int, help="so many of them, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     here = Path(__file__).parents[1]
@@ -68,7 +89,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _chosen(mutants: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
+def _chosen(mutants: list[Bug], options: argparse.Namespace) -> list[Bug]:
     unknown = set(options.only) - {m.id for m in mutants}
     if unknown:
         sys.exit(f"--only {', '.join(sorted(unknown))}: not in the list")
@@ -76,28 +97,31 @@ def _chosen(mutants: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
     found = [m for m in found if options.file in (None, m.file)]
     if options.sample is not None:
         drawn = random.Random(options.seed).sample(found, min(options.sample, len(found)))
-        found = [m for m in found if m in drawn]
+        found = sorted(drawn, key=found.index)
     return found
 
 
-def _unchanged(project: Project, copies: list[Copy], files: list[Path]) -> dict[Path, float] | None:
-    """How long each test file takes without a bug; None if one fails."""
+def _unchanged(
+    project: Project, copies: list[Copy], files: list[Path]
+) -> tuple[dict[Path, float], list[Path]]:
+    """How long each test file takes without a bug, and those that fail."""
     print(f"{len(files)} test files without a bug ...", flush=True)
     times: dict[Path, float] = {}
+    failing = []
     jobs = [_Job(None, [[file]]) for file in files]
     for job, seconds, failed in _all(project, copies, jobs, {}):
         times[job.stages[0][0]] = seconds
         if failed:
+            failing.append(job.stages[0][0])
             print(*(copy.log for copy in copies), f"{failed} fails without a bug", sep="\n")
-            return None
-    print(f"... pass, in {sum(times.values()):.0f} s of computing")
-    return times
+    print(f"... {'end' if failing else 'pass'}, in {sum(times.values()):.0f} s of computing")
+    return times, failing
 
 
 def _tried(
     project: Project,
     copies: list[Copy],
-    mutants: list[Mutant],
+    mutants: list[Bug],
     stages: dict[str, list[list[Path]]],
     times: dict[Path, float],
 ) -> Iterator[tuple[str, str]]:
@@ -127,7 +151,7 @@ def _quick_first(stages: list[list[Path]], times: dict[Path, float]) -> list[lis
 class _Job:
     """Tests to be run on the package with a bug in it, or without."""
 
-    mutant: Mutant | None
+    mutant: Bug | None
     stages: list[list[Path]]
 
 
@@ -156,7 +180,7 @@ def _all(
             child.kill()
 
 
-def _summary(mutants: list[Mutant], outcomes: dict[str, str]) -> int:
+def _summary(mutants: list[Bug], outcomes: dict[str, str]) -> int:
     """Print what was caught by package, and what was not; 1 if a bug survived without a reason."""
     counted = [m for m in mutants if not m.equivalent]
     caught = [m for m in counted if outcomes[m.id]]
