@@ -8,6 +8,7 @@ import ast
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from planted import Project
 
@@ -51,6 +52,7 @@ class Generated:
 
     @property
     def id(self) -> str:
+        """Where it is: file, line and characters."""
         return f"{self.file}:{self.line}:{self.start}-{self.end}"
 
     @property
@@ -114,7 +116,7 @@ class _Mutants:
             case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
                 yield from self._operator(left, right, *_OPERATORS[type(op)])
             case ast.BoolOp(op, values):
-                for left, right in zip(values, values[1:], strict=False):
+                for left, right in pairwise(values):
                     yield from self._operator(left, right, *_OPERATORS[type(op)])
             case ast.AugAssign(target, op, value) if type(op) in _OPERATORS:
                 old, new = _OPERATORS[type(op)]
