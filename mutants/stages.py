@@ -18,7 +18,7 @@ _WIDE = ("contracts", "statistical")
 def stages_of(project: Project, file: str) -> list[list[Path]]:
     """Lists of test files, each to be run only if the ones before it noticed nothing.
 
-    First the tests named after the file with its doctests, then tests of its package that import
+    Some may be empty. First the tests named after the file with its doctests, then tests of its package that import
     it, then contracts and statistics, then the rest of its package, of those above it, and e2e.
     """
     path = Path(file)
@@ -36,10 +36,8 @@ def stages_of(project: Project, file: str) -> list[list[Path]]:
     seen: set[Path] = set()
     stages = []
     for tests in wanted:
-        stage = [test for test in tests if test not in seen]
-        seen.update(stage)
-        if stage:
-            stages.append(stage)
+        stages.append([test for test in tests if test not in seen])
+        seen.update(tests)
     return stages
 
 
