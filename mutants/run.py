@@ -61,6 +61,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [Copy(project, Path(folder) / str(n)) for n in range(options.jobs)]
         stages = {m.file: stages_of(project, m.file)[: options.stages] for m in chosen}
+        stages = {file: [stage for stage in of if stage] for file, of in stages.items()}
         files = sorted({test for of in stages.values() for stage in of for test in stage})
         times, failing = ({}, []) if options.trust else _unchanged(project, copies, files)
         if failing and not options.generate:

@@ -18,8 +18,9 @@ _WIDE = ("contracts", "statistical")
 def stages_of(project: Project, file: str) -> list[list[Path]]:
     """Lists of test files, each to be run only if the ones before it noticed nothing.
 
-    Some may be empty. First the tests named after the file with its doctests, then tests of its package that import
-    it, then contracts and statistics, then the rest of its package, of those above it, and e2e.
+    First the tests named after the file with its doctests, then tests of its package that import
+    it, then contracts and statistics, then the rest of its package, of those above it, and e2e. A
+    list may be empty.
     """
     path = Path(file)
     part = path.parts[0]
