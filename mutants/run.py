@@ -41,7 +41,9 @@ def main() -> int:
     if options.generate:
         options.stages = options.stages or _NEAR
         every = [m for m in generated(project, _PACKAGES) if options.file in (None, m.file)]
-        print(f"{options.generate} of {len(every)} mutants of {', '.join(_PACKAGES)}")
+        print(
+            f"{min(options.generate, len(every))} of {len(every)} mutants of {', '.join(_PACKAGES)}"
+        )
         mutants: list[Bug] = [*sample(project, every, options.generate, options.seed)]
     else:
         try:
@@ -71,6 +73,11 @@ def main() -> int:
             stages[file] = [stage for stage in kept if stage]
         outcomes = dict(_tried(project, copies, chosen, stages, times))
     survived = _summary(chosen, outcomes)
+    if survived:
+        kind = (
+            "questions" if options.generate else "errors: each must be caught, or say why none can"
+        )
+        print(f"survivors are {kind}")
     return 0 if options.generate else survived
 
 
@@ -198,7 +205,7 @@ def _summary(mutants: list[Bug], outcomes: dict[str, str]) -> int:
             print(f"caught by {outcomes[mutant.id]}: {mutant.id} needs no reason to survive")
         elif mutant.equivalent:
             print(f"may survive: {mutant.id} ({mutant.file}): {mutant.equivalent}")
-    print(f"{len(caught)} of {len(counted)} caught; each of them must be, or say why none can")
+    print(f"{len(caught)} of {len(counted)} caught")
     return 1 if survivors else 0
 
 

@@ -231,7 +231,13 @@ def test_generated_mutants_change_one_thing_each(fake, planted, generate):
 
 @pytest.mark.slow
 def test_survivors_of_generated_mutants_are_printed_and_no_error(fake):
-    done = run("--root", fake, "--generate", 9, "--jobs", 1)
+    numbers = fake / "src" / "fake" / "privacy" / "numbers.py"
+    numbers.write_text(SOURCE.replace("    return value\n", "    return value + 1\n"))
+    done = run("--root", fake, "--generate", 99, "--jobs", 1)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "`return` becomes" not in done.stdout
-    assert "`*` becomes `/` in: return 2 * value" in done.stdout
+    survivors = [line for line in done.stdout.splitlines() if line.startswith("survived")]
+    assert [line.partition("): ")[2] for line in survivors] == [
+        "`+` becomes `-` in: return value + 1",
+        "`1` becomes `2` in: return value + 1",
+    ]
+    assert "3 of 5 caught" in done.stdout
