@@ -41,10 +41,8 @@ def main() -> int:
     if options.generate:
         options.stages = options.stages or _NEAR
         every = [m for m in generated(project, _PACKAGES) if options.file in (None, m.file)]
-        print(
-            f"{min(options.generate, len(every))} of {len(every)} mutants of {', '.join(_PACKAGES)}"
-        )
         mutants: list[Bug] = [*sample(project, every, options.generate, options.seed)]
+        print(f"{len(mutants)} of {len(every)} mutants of {', '.join(_PACKAGES)}")
     else:
         try:
             listed = read(project)
@@ -74,10 +72,8 @@ def main() -> int:
         outcomes = dict(_tried(project, copies, chosen, stages, times))
     survived = _summary(chosen, outcomes)
     if survived:
-        kind = (
-            "questions" if options.generate else "errors: each must be caught, or say why none can"
-        )
-        print(f"survivors are {kind}")
+        errors = "errors: each must be caught, or say why none can"
+        print(f"survivors are {'questions' if options.generate else errors}")
     return 0 if options.generate else survived
 
 

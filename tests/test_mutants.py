@@ -235,9 +235,6 @@ def test_survivors_of_generated_mutants_are_printed_and_no_error(fake):
     numbers.write_text(SOURCE.replace("    return value\n", "    return value + 1\n"))
     done = run("--root", fake, "--generate", 99, "--jobs", 1)
     assert done.returncode == 0, done.stdout + done.stderr
-    survivors = [line for line in done.stdout.splitlines() if line.startswith("survived")]
-    assert [line.partition("): ")[2] for line in survivors] == [
-        "`+` becomes `-` in: return value + 1",
-        "`1` becomes `2` in: return value + 1",
-    ]
-    assert "3 of 5 caught" in done.stdout
+    for old, new in (("+", "-"), ("1", "2")):
+        assert f"(privacy/numbers.py): `{old}` becomes `{new}` in: return value + 1" in done.stdout
+    assert "`*` becomes `/`" not in done.stdout
