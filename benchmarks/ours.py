@@ -33,7 +33,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.engine import one_thread
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode

@@ -5,7 +5,7 @@ import torch
 
 from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
-from fedveil.training.client_batch import ClientBatch
+from fedveil.training.reports import ClientBatch
 
 
 def asked(plan, start, ids, adaptive_state=None, round=1, streams=None):

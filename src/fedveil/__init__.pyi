@@ -85,12 +85,12 @@ from fedveil.training.engines.ray_cluster import RayCluster as RayCluster
 from fedveil.training.exchange import client_report as client_report
 from fedveil.training.exchange import server_sum as server_sum
 from fedveil.training.gradients.modes import Mode as Mode
-from fedveil.training.rates import RateSchedule as RateSchedule
-from fedveil.training.rates import RateShape as RateShape
 from fedveil.training.reports import CohortSum as CohortSum
 from fedveil.training.round import RoundResult as RoundResult
 from fedveil.training.server import AdagradServer as AdagradServer
 from fedveil.training.server import AdamServer as AdamServer
+from fedveil.training.server import RateSchedule as RateSchedule
+from fedveil.training.server import RateShape as RateShape
 from fedveil.training.server import ServerOptimizer as ServerOptimizer
 from fedveil.training.server import ServerState as ServerState
 from fedveil.training.server import SgdServer as SgdServer

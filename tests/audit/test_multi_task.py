@@ -10,11 +10,10 @@ from fedveil.data.image_sets import load_digits
 from fedveil.models.zoo import build_task
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import gradients_of
-from fedveil.training.reports import Rows
+from fedveil.training.reports import ClientBatch, Rows
 
 
 def attacker(task, ids=(3, 5)):

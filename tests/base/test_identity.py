@@ -27,7 +27,7 @@ from fedveil.privacy.clip_schedules import Fixed, Poly
 from fedveil.privacy.releases.release import NoisySteps
 from fedveil.privacy.sampling import Poisson
 from fedveil.training.cohort import Batches
-from fedveil.training.rates import RateSchedule, RateShape
+from fedveil.training.server import RateSchedule, RateShape
 from fedveil.training.work import Adam, ClientDpSgd, ClientSgd
 
 

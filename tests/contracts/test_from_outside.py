@@ -13,10 +13,10 @@ import fedveil as fv
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.channel import Channel
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
-from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.evaluate import evaluate
 from fedveil.training.gradients.modes import gradients_of
+from fedveil.training.reports import ClientBatch
 
 CLIENTS = 20
 FREE = fv.Budget(math.inf, 1e-3)

@@ -46,8 +46,15 @@ from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.cohort import Batches
 from fedveil.training.participants import Participants
-from fedveil.training.rates import RateSchedule, RateShape
-from fedveil.training.server import AdagradServer, AdamServer, SgdServer, Weights, YogiServer
+from fedveil.training.server import (
+    AdagradServer,
+    AdamServer,
+    RateSchedule,
+    RateShape,
+    SgdServer,
+    Weights,
+    YogiServer,
+)
 from fedveil.training.session import Training
 from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, Decay, OneGradient
 

@@ -16,11 +16,11 @@ from fedveil.mixing.protocol import collect, send_report
 from fedveil.privacy.shuffle import highs
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.evaluate import evaluate
 from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import gradients_of
+from fedveil.training.reports import ClientBatch
 
 CLIENTS, ROUNDS, SITES = 12, 2, 3
 SMALL = (

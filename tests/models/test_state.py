@@ -13,7 +13,7 @@ from fedveil.models.memory import common_generators, difference, keeps_nothing, 
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, PerGradient, Poly
 from fedveil.training.cohort import Batches
-from fedveil.training.rates import RateSchedule, RateShape
+from fedveil.training.server import RateSchedule, RateShape
 from fedveil.training.work import Adam, ClientSgd, Decay, OneGradient
 
 

@@ -10,8 +10,15 @@ from fedveil.runs.build import build, resolved
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.training.cohort import Batches
 from fedveil.training.gradients.modes import Mode
-from fedveil.training.rates import RateSchedule, RateShape
-from fedveil.training.server import AdagradServer, AdamServer, SgdServer, Weights, YogiServer
+from fedveil.training.server import (
+    AdagradServer,
+    AdamServer,
+    RateSchedule,
+    RateShape,
+    SgdServer,
+    Weights,
+    YogiServer,
+)
 from fedveil.training.work import Adam, ClientDpSgd, ClientSgd
 
 SMALL = ["data.clients=20", "rounds=2", "engine.workers=1"]

@@ -19,8 +19,15 @@ from fedveil.privacy.releases.release import NoisySteps
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
-from fedveil.training.rates import RateSchedule, RateShape, scheduled
-from fedveil.training.server import AdagradServer, AdamServer, SgdServer, YogiServer
+from fedveil.training.server import (
+    AdagradServer,
+    AdamServer,
+    RateSchedule,
+    RateShape,
+    SgdServer,
+    YogiServer,
+    scheduled,
+)
 from fedveil.training.session import Training
 from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, Decay
 from tests.asking import batch_of

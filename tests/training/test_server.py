@@ -7,8 +7,15 @@ import pytest
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.training.rates import RateSchedule, RateShape
-from fedveil.training.server import AdagradServer, AdamServer, ServerState, SgdServer, YogiServer
+from fedveil.training.server import (
+    AdagradServer,
+    AdamServer,
+    RateSchedule,
+    RateShape,
+    ServerState,
+    SgdServer,
+    YogiServer,
+)
 
 SERVERS = {
     "sgd": SgdServer(0.5),

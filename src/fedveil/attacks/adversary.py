@@ -18,10 +18,9 @@ from fedveil.privacy.channel import Ids
 from fedveil.privacy.clip import Clip, row_norms
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.client_batch import ClientBatch
 from fedveil.training.exchange import client_report, forked_updates
 from fedveil.training.participants import Group, Participants
-from fedveil.training.reports import ClientReports, Rows, accept
+from fedveil.training.reports import ClientBatch, ClientReports, Rows, accept
 from fedveil.training.work import ClientWork
 
 

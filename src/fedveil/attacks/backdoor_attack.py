@@ -22,9 +22,8 @@ from fedveil.privacy.channel import Ids
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import honest_reports
-from fedveil.training.client_batch import clip_rows_
 from fedveil.training.evaluate import BATCH
-from fedveil.training.reports import ClientReports
+from fedveil.training.reports import ClientReports, clip_rows_
 from fedveil.training.work import ClientWork
 
 

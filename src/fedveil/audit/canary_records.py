@@ -26,9 +26,9 @@ from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.dp_sgd import dp_sgd
-from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.modes import gradients_of
+from fedveil.training.reports import ClientBatch
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.work import ClientDpSgd, OneGradient

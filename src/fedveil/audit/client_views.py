@@ -24,14 +24,13 @@ from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import honest_reports
-from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.serial import Serial
 from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.participants import Participants
-from fedveil.training.reports import CohortSum, Rows, accept
+from fedveil.training.reports import ClientBatch, CohortSum, Rows, accept
 from fedveil.training.round import noised_sum
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.work import ClientDpSgd, ClientWork

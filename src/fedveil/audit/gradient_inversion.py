@@ -25,7 +25,7 @@ from fedveil.base.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip, Norm
 from fedveil.training.cohort import Batches
-from fedveil.training.rates import scheduled
+from fedveil.training.server import scheduled
 from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork, Directions, OneGradient
 
 _LEAST = 1e-30

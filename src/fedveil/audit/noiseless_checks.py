@@ -26,9 +26,9 @@ from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.releases.release import NoisySteps
-from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.modes import gradients_of
+from fedveil.training.reports import ClientBatch
 from fedveil.training.session import Training
 from fedveil.training.work import ClientDpSgd
 

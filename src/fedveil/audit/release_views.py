@@ -26,11 +26,10 @@ from fedveil.privacy.clip import Clip, Clipped, Norm
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.priv_unit import with_dimension
-from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
 from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.modes import Mode, gradients_of
-from fedveil.training.reports import ClientReports, CohortSum, Rows
+from fedveil.training.reports import ClientBatch, ClientReports, CohortSum, Rows
 from fedveil.training.round import noised_sum
 from fedveil.training.work import ClientDpSgd
 

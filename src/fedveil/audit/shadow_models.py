@@ -22,7 +22,7 @@ from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.engine import one_thread
 from fedveil.training.engines.processes import available_workers
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.evaluate import BATCH

@@ -37,7 +37,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
 from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.engine import one_thread
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.trajectories import example_gradients
 from fedveil.training.reports import ClientReports, CohortSum

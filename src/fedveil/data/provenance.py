@@ -18,8 +18,8 @@ from scipy.special import bdtrc
 
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
+from fedveil.base.identity import words_at
 from fedveil.base.inputs import Inputs, count, labelled
-from fedveil.base.splitmix import words_at
 from fedveil.data.user_arrays import Array, Rows, pieces
 
 Owners = npt.NDArray[np.int64]

@@ -31,13 +31,12 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.recipe_file import load_recipe
-from fedveil.training.client_batch import ClientBatch
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.engine import one_thread
 from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import Gradients
-from fedveil.training.reports import ClientReports, Rows
+from fedveil.training.reports import ClientBatch, ClientReports, Rows
 from fedveil.training.session import Training
 
 _UNUSABLE = "the site's ledger cannot be used: its owner was told why"

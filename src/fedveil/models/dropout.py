@@ -27,7 +27,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fedveil.base.splitmix import words_at
+from fedveil.base.identity import words_at
 
 _HALF = 32
 _ALPHA = 1.7580993408473766

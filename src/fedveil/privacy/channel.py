@@ -60,10 +60,7 @@ class Channel:
     """
 
     hides_reports = ""
-
-    @property
-    def minimum(self) -> int:
-        return 0
+    minimum = 0
 
     def add_(
         self, total: torch.Tensor, reports: torch.Tensor, weights: torch.Tensor, round: Round

@@ -41,7 +41,18 @@ class PrivacyPlan:
     price. On clients' own records they are part of the lines about clients as well.
 
     `parameters` is the number of coordinates that are accounted, None where it does not matter.
-    The schedule's statistic and norm are read once.
+
+    What follows from these is read once, when a plan is made.
+
+    Attributes:
+        statistic: What the schedule collects of clients, None if nothing.
+        norm: The norm of the schedule's clips.
+        secure: Whether randomness is the operating system's: whether the claims say so.
+        every_line: All that a ledger charges and claims are made of: the line of metrics last.
+        expected: The expected size of a cohort, which is public.
+        width: How many numbers a client reports beside its update.
+        steps: What DP-SGD inside clients must be, where that is how they are protected.
+        counted_clients: How many clients' turns the ledger counts.
     """
 
     sampler: Sampler
@@ -54,6 +65,12 @@ class PrivacyPlan:
     metrics: PricedMetrics | None = None
     statistic: ClipStatistic | None = field(init=False, repr=False, default=None)
     norm: Norm | None = field(init=False, repr=False, default=None)
+    secure: bool = field(init=False, repr=False)
+    every_line: tuple[BudgetLine, ...] = field(init=False, repr=False)
+    expected: float = field(init=False, repr=False)
+    width: int = field(init=False, repr=False)
+    steps: NoisySteps | None = field(init=False, repr=False)
+    counted_clients: int = field(init=False, repr=False)
 
     @property
     def identity(self) -> Stated:
@@ -80,6 +97,17 @@ class PrivacyPlan:
             raise BadInput(
                 f"the statistic of the clip is {shown(self.statistic)}: a ClipStatistic is needed"
             )
+        metrics = () if self.metrics is None else (self.metrics.line,)
+        derived = {
+            "secure": any(line.noise is NoiseSource.SECURE for line in self.lines),
+            "every_line": (*self.lines, *metrics),
+            "expected": self.sampler.expected(self.population),
+            "width": 0 if self.statistic is None else self.statistic.width,
+            "steps": self.release.requires.steps,
+            "counted_clients": self.population if self.release.local else 0,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
         self.release.check(self)
         if not self.release.local:
             check_uncapped(self.sampler)
@@ -141,23 +169,15 @@ class PrivacyPlan:
 
     def assuming(self, text: str) -> "PrivacyPlan":
         """The plan whose every claim assumes `text` as well; itself if all of them do already."""
-        if self.names(text):
+        if all(text in line.assumptions for line in self.every_line):
             return self
-
-        def saying(line: BudgetLine) -> BudgetLine:
-            said = line.assumptions
-            return line if text in said else replace(line, assumptions=(*said, text))
-
-        return self.with_lines(saying)
-
-    def names(self, text: str) -> bool:
-        """Whether every claim says `text`."""
-        return all(text in line.assumptions for line in self.every_line)
-
-    @property
-    def every_line(self) -> tuple[BudgetLine, ...]:
-        """All that a ledger charges and claims are made of: the line of metrics comes last."""
-        return self.lines if self.metrics is None else (*self.lines, self.metrics.line)
+        return self.with_lines(
+            lambda line: (
+                line
+                if text in line.assumptions
+                else replace(line, assumptions=(*line.assumptions, text))
+            )
+        )
 
     def with_lines(self, change: Callable[[BudgetLine], BudgetLine]) -> "PrivacyPlan":
         """The plan with every line changed, that of the metrics as well."""
@@ -211,29 +231,9 @@ class PrivacyPlan:
         line = self.lines[0] if self.lines else None
         return "no claim" if line is None else f"at most {line.claim(line.budget.epsilon).short}"
 
-    @property
-    def secure(self) -> bool:
-        """Whether randomness is the operating system's: whether the claims say so."""
-        return any(line.noise is NoiseSource.SECURE for line in self.lines)
-
     def describe(self) -> str:
         """The noise in a few words, for people."""
         return self.release.describe(self.lines)
-
-    @property
-    def steps(self) -> NoisySteps | None:
-        """What DP-SGD inside clients must be, where that is how they are protected."""
-        return self.release.requires.steps
-
-    @property
-    def expected(self) -> float:
-        """The expected size of a cohort, which is public."""
-        return self.sampler.expected(self.population)
-
-    @property
-    def counted_clients(self) -> int:
-        """How many clients' turns the ledger counts."""
-        return self.population if self.release.local else 0
 
     @cached_property
     def permitted(self) -> int:
@@ -323,11 +323,6 @@ class PrivacyPlan:
             cache[place] = clip
         return cache[place]
 
-    @property
-    def width(self) -> int:
-        """How many numbers a client reports beside its update."""
-        return 0 if self.statistic is None else self.statistic.width
-
     def client_statistic(self, lengths: Lengths, round: Round) -> torch.Tensor:
         """What each client sends for an adaptive clip, [K, width]: cut, and flipped if need be.
 
@@ -350,12 +345,6 @@ class PrivacyPlan:
             keys = round.streams.keys("client-bits", round.number, round.ids)
             return statistic.flipped(rows, keys)
         return statistic.aligned(rows) if round.streams.secure else rows
-
-    def read_statistic(self, rows: torch.Tensor, round: Round) -> torch.Tensor:
-        """What the server takes of rows [K, width] that arrived: see `ClipStatistic.read`."""
-        if self.statistic is None:
-            return torch.zeros(len(rows), 0, dtype=torch.float64)
-        return self.statistic.read(rows, secure=round.streams.secure)
 
     def noisy_statistic(self, total: torch.Tensor, round: Round) -> torch.Tensor | None:
         """The sum of the clients' statistics with its noise, as it is published; None if not due.

@@ -15,8 +15,7 @@ from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.client_section import DpSgdSection
 from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
 from fedveil.runs.sections.section import in_keys
-from fedveil.training.engines.engine import EngineMaker
-from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.engine import EngineMaker, one_thread
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode

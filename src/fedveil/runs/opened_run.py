@@ -38,7 +38,7 @@ from fedveil.runs.recipe_file import recipe_in
 from fedveil.runs.run_directory import read_metrics
 from fedveil.runs.sections.model_section import ModelSection
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.engine import one_thread
 from fedveil.training.evaluate import BATCH, evaluate
 from fedveil.training.session import Training
 

@@ -42,8 +42,7 @@ from fedveil.runs.run_directory import (
     write_atomic,
 )
 from fedveil.runs.sections.section import in_keys
-from fedveil.training.engines.engine import EngineMaker
-from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.engine import EngineMaker, one_thread
 from fedveil.training.server import ServerState
 from fedveil.training.session import Training
 

@@ -1,6 +1,6 @@
 """The records of K clients as one padded array, and the batches of their local steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,19 +34,27 @@ class CohortData:
         ids: The clients, [K].
         whose: Client of `data` on whose records each one trains, [K], if not on its own: a
             malicious client may train on other records.
+        owners: The client of `data` whose records each row holds, [K].
+        sizes: Records per client, [K].
+        longest: Number of records of the client that has most.
     """
 
     data: FederatedData
     ids: Ids
     whose: Ids | None = None
+    owners: Ids = field(init=False)
+    sizes: Ids = field(init=False)
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        owners = self.ids if self.whose is None else self.whose
+        sizes = self.data.offsets[owners + 1] - self.data.offsets[owners]
+        object.__setattr__(self, "owners", owners)
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "longest", int(sizes.max(initial=1)))
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @cached_property
-    def sizes(self) -> Ids:
-        """Records per client, [K]."""
-        return self.data.offsets[self.owners + 1] - self._starts
 
     @cached_property
     def x(self) -> Features:
@@ -58,28 +66,34 @@ class CohortData:
         """Targets, [K, longest, ...]."""
         return self._rows(self.data.y)
 
-    @property
-    def longest(self) -> int:
-        """Number of records of the client that has most."""
-        return int(self.sizes.max(initial=1))
-
     def _rows(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """[K, longest, ...] of `array`, aligned to a cache line as torch's own tensors are.
 
         The last bits of a product may depend on the alignment of its factors. This way it is the
         same for a client's records wherever they were stored.
         """
-        rows = torch.from_numpy(_padded(array, self._starts, self.sizes))
-        return rows if rows.data_ptr() % _ALIGNMENT == 0 else rows.clone()
-
-    @property
-    def owners(self) -> Ids:
-        """The client of `data` whose records each row holds, [K]."""
-        return self.ids if self.whose is None else self.whose
-
-    @cached_property
-    def _starts(self) -> Ids:
-        return self.data.offsets[self.owners]
+        starts, sizes, longest = self.data.offsets[self.owners], self.sizes, self.longest
+        last = len(array) - longest
+        if len(starts) == 1:
+            out = np.array(array[starts[0] : starts[0] + sizes[0]], order="C")[None]
+        elif not array.flags.c_contiguous:
+            rows = starts[:, None] + np.minimum(np.arange(longest)[None, :], sizes[:, None] - 1)
+            out = np.ascontiguousarray(array[rows])
+        else:
+            # each client's records are copied in one piece
+            width = int(np.prod(array.shape[1:], dtype=np.int64))
+            size = array.itemsize
+            windows = np.lib.stride_tricks.as_strided(
+                array, (last + 1, longest * width), (width * size, size), writeable=False
+            )
+            out = windows[np.minimum(starts, last)].reshape(len(starts), longest, *array.shape[1:])
+            for k in np.flatnonzero(starts > last):
+                out[k, : sizes[k]] = array[starts[k] : starts[k] + sizes[k]]
+            if int(sizes.min(initial=longest)) < longest:
+                row, column = np.nonzero(np.arange(longest)[None, :] >= sizes[:, None])
+                out[row, column] = out[row, sizes[row] - 1]
+        padded = torch.from_numpy(out)
+        return padded if padded.data_ptr() % _ALIGNMENT == 0 else padded.clone()
 
     @property
     def weights(self) -> torch.Tensor:
@@ -90,29 +104,6 @@ class CohortData:
 def tensors(inputs: Inputs[Array]) -> Features:
     """A copy of records as tensors."""
     return mapped(torch.tensor, inputs)
-
-
-def _padded(array: npt.NDArray[Any], starts: Ids, sizes: Ids) -> npt.NDArray[Any]:
-    """[K, longest, ...] from slices of `array`, each client's copied in one piece."""
-    if len(starts) == 1:
-        return np.array(array[starts[0] : starts[0] + sizes[0]], order="C")[None]
-    longest = int(sizes.max(initial=1))
-    last = len(array) - longest
-    if not array.flags.c_contiguous:
-        rows = starts[:, None] + np.minimum(np.arange(longest)[None, :], sizes[:, None] - 1)
-        return np.ascontiguousarray(array[rows])
-    width = int(np.prod(array.shape[1:], dtype=np.int64))
-    size = array.itemsize
-    windows = np.lib.stride_tricks.as_strided(
-        array, (last + 1, longest * width), (width * size, size), writeable=False
-    )
-    out = windows[np.minimum(starts, last)].reshape(len(starts), longest, *array.shape[1:])
-    for k in np.flatnonzero(starts > last):
-        out[k, : sizes[k]] = array[starts[k] : starts[k] + sizes[k]]
-    if int(sizes.min(initial=longest)) < longest:
-        row, column = np.nonzero(np.arange(longest)[None, :] >= sizes[:, None])
-        out[row, column] = out[row, sizes[row] - 1]
-    return out
 
 
 @dataclass(frozen=True)

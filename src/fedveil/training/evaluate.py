@@ -21,7 +21,7 @@ from fedveil.models.metrics import OVER_CLIENTS, Metric, is_of_numbers, no_value
 from fedveil.models.task import Measurements, Task
 from fedveil.privacy.priced_metrics import LOSS
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.engine import one_thread
 
 BATCH = 1000
 _OUTPUTS = 1 << 24

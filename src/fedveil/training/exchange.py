@@ -14,8 +14,14 @@ from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.client_batch import ClientBatch
-from fedveil.training.reports import ClientReports, CohortSum, DualUpdates, Rows, accept
+from fedveil.training.reports import (
+    ClientBatch,
+    ClientReports,
+    CohortSum,
+    DualUpdates,
+    Rows,
+    accept,
+)
 from fedveil.training.work import ClientWork
 
 
@@ -91,11 +97,13 @@ def server_sum(
     Guarantee: every report passes `accept` before it counts: one that is not finite, of the wrong
     form or not of this plan is zero, and where the server adds the noise none is longer than the
     clip. Reports that clients have randomised are not clipped again: noise is longer than a clip.
-    The statistic of an adaptive clip is accepted in the same way (`PrivacyPlan.read_statistic`).
+    The statistic of an adaptive clip is accepted in the same way (`ClipStatistic.read`).
     """
     reports, release = sent.reports, plan.release
     accepted = accept(reports, None if release.local else round.clip)
-    statistic = plan.read_statistic(sent.statistic, round)
+    statistic = torch.zeros(len(sent.statistic), 0, dtype=torch.float64)
+    if plan.statistic is not None:
+        statistic = plan.statistic.read(sent.statistic, secure=round.streams.secure)
     refused, clipped = accepted.refused, sent.clipped | accepted.clipped
     if isinstance(reports, Rows):
         refused = refused | release.read_(reports.rows, round)

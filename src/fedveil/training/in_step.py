@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fedveil.training.engines.housekeeping import keep_memory, one_thread
+from fedveil.training.engines.engine import keep_memory, one_thread
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.participants import Participants

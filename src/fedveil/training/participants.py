@@ -19,9 +19,8 @@ from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.channel import Ids
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.client_batch import ClientBatch
 from fedveil.training.exchange import client_report
-from fedveil.training.reports import ClientReports
+from fedveil.training.reports import ClientBatch, ClientReports
 from fedveil.training.work import ClientWork
 
 IDENTITY = "adversary"

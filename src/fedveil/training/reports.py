@@ -1,4 +1,4 @@
-"""Reports of clients, the one acceptance that each of them passes, and their sum."""
+"""Clients that are computed together, their reports, the one acceptance of each, and the sum."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 import torch
 
-from fedveil.privacy.channel import Ids
-from fedveil.privacy.clip import ROUNDING, Clip, Norm, add_weighted_, all_finite, row_norms
-from fedveil.training.gradients.trajectories import LocalTrajectory
+from fedveil.privacy.channel import Ids, Round
+from fedveil.privacy.clip import ROUNDING, Clip, Clipped, Norm, add_weighted_, all_finite, row_norms
+from fedveil.training.cohort import CohortData
+from fedveil.training.gradients.trajectories import Gradients, LocalTrajectory
 
 
 class Reports(Protocol):
@@ -259,3 +260,45 @@ class CohortSum:
 
 
 _REST = ("weight", "clients", "clipped", "refused", "notes", "updates_by_client")
+
+
+@dataclass(frozen=True, eq=False)
+class ClientBatch:
+    """Clients of a round that are computed together.
+
+    Attributes:
+        round: What the round asks of them; its `ids` are these clients.
+        cohort: Their records.
+        gradients: How gradients are computed.
+        only_sum: Whether nothing but the sum of their updates is used, which may then stay in
+            the span of the records.
+        everyone: All clients of the round.
+    """
+
+    round: Round
+    cohort: CohortData
+    gradients: Gradients
+    only_sum: bool
+    everyone: Ids
+
+    @classmethod
+    def of(
+        cls, round: Round, cohort: CohortData, gradients: Gradients, *, only_sum: bool = False
+    ) -> "ClientBatch":
+        """The clients of `cohort`, as a part of a round."""
+        some = replace(round, ids=cohort.ids)
+        return cls(some, cohort, gradients, only_sum, everyone=round.ids)
+
+
+def clip_rows_(rows: torch.Tensor, clip: Clip | None, norms: torch.Tensor | None = None) -> Clipped:
+    """Clip finite rows in place. A client that diverged keeps its row, which the server refuses.
+
+    The norm of such a row is given as zero. `norms` are the rows' lengths, where they are known.
+    """
+    if norms is None:
+        norms = row_norms(rows, Norm.L2 if clip is None else clip.norm)
+    if not all_finite(norms):
+        norms = torch.where(torch.isfinite(norms), norms, 0.0)
+    if clip is None:
+        return Clipped(rows, norms, torch.zeros(len(rows), dtype=torch.bool))
+    return clip.apply_(rows, norms)

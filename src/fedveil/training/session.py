@@ -28,8 +28,14 @@ from fedveil.privacy.secure import DIAGNOSTICS
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.agreement import check_aggregate, check_agreement, check_arguments
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.engine import Engine, EngineMaker, Job, one_by_one
-from fedveil.training.engines.housekeeping import keep_memory, one_thread
+from fedveil.training.engines.engine import (
+    Engine,
+    EngineMaker,
+    Job,
+    keep_memory,
+    one_by_one,
+    one_thread,
+)
 from fedveil.training.engines.mode_choice import MEMORY, fitting_chunk, mode_of, timings
 from fedveil.training.engines.processes import Pool, Processes, available_workers
 from fedveil.training.engines.ray_cluster import RayCluster
@@ -39,10 +45,9 @@ from fedveil.training.evaluate import check_measurable, over_clients
 from fedveil.training.gate import Gate
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.participants import IDENTITY, Participants
-from fedveil.training.rates import check_rounds
 from fedveil.training.reports import CohortSum
 from fedveil.training.round import RoundResult, begin, end
-from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
+from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights, check_rounds
 from fedveil.training.work import ClientWork
 
 _TRIED, _LOOKED_AT = 4, 256
@@ -72,6 +77,9 @@ class Training:
     of this training's `plan`, not in those of the plan it was given. `participants` may be
     dishonest; `aggregate`, if given, takes the place of the mean, where the claim allows
     it.
+
+    Once made, a training knows whether its module lets the records of a batch see each other
+    (`mixes`), and how the model is kept from remembering clients, if not by what it is (`remark`).
     """
 
     task: Task
@@ -94,14 +102,20 @@ class Training:
     cluster: RayCluster | None = None
     fastest: bool = False
     _initial: torch.Tensor = field(init=False, repr=False)
-    _mixes: bool = field(init=False, repr=False)
-    _remark: str = field(init=False, repr=False)
+    mixes: bool = field(init=False, repr=False)
+    remark: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_arguments(
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
-        self._check_cluster()
+        if self.cluster is not None and self.make_engine is not None:
+            raise BadInput("cluster and make_engine are both given: each says where to compute")
+        if self.cluster is not None and self.participants.remembers:
+            raise BadInput(
+                f"engine 'ray' and {type(self.participants).__name__} remembers what it "
+                "has seen, so all clients are computed in one process: use engine 'processes'"
+            )
         assumption = self.participants.assumption(self.plan)
         dishonest = (assumption,) if assumption else ()
         seen = self.data.assumptions
@@ -125,12 +139,16 @@ class Training:
                     "clients' own records in the clear: leave it out, or simulate ('seeded')"
                 )
         self.data.check()
-        self._isolate()
+        with one_thread():  # settle that the module and the loss cannot remember, or refuse them
+            remark = isolate(self.task, *self._few(), self.data.classes)
+        object.__setattr__(self, "remark", remark)
+        records = any(line.unit is Unit.RECORD for line in self.plan.lines)
+        check_unit(self.task, records=records or self.plan.steps is not None)
         here, targets = self.data.x, self.data.y
         if self.data.elsewhere:
             here, targets = self.data.examples(2)
-        x, y = tensors(taken(here, slice(2))), torch.tensor(targets[:2])
-        check_fits(self.task, x, y, self.data.classes, measured=False)
+        two = tensors(taken(here, slice(2)))
+        check_fits(self.task, two, torch.tensor(targets[:2]), self.data.classes, measured=False)
         check_fits(self.task, *self._few(), self.data.classes)
         if self.plan.metrics is None:
             check_measurable(self.task, self.data)
@@ -140,9 +158,10 @@ class Training:
 
     def _check_elsewhere(self) -> None:
         """Refuse what would look at records that are not here."""
+        honest = type(self.participants) is Participants
         for what, given in (
             ("evaluate.clients measures", self.clients_every is not None),
-            ("dishonest clients are simulated", not self._honest),
+            ("dishonest clients are simulated", not honest),
             ("this machine's engine trains", self.make_engine is None),
         ):
             if given:
@@ -165,7 +184,7 @@ class Training:
                 f"evaluate.clients would run metric {own[0]!r}, a function of your own, on "
                 "clients' records, which it might remember: leave one of them out"
             )
-        if self.plan.metrics is not None and not self._honest:
+        if self.plan.metrics is not None and type(self.participants) is not Participants:
             raise BadInput(
                 "evaluate.epsilon is given and dishonest clients are simulated, whose success is "
                 "measured in the clear: leave one out"
@@ -179,16 +198,12 @@ class Training:
                 f"evaluate.epsilon pays for held-out owners, and {self.data.fitted_on_test} were "
                 "fitted on their records in the clear: declare them (data.columns)"
             )
-        if self.diagnostics and self.plan.secure and not self.plan.names(DIAGNOSTICS):
+        unnamed = self.plan.assuming(DIAGNOSTICS) is not self.plan
+        if self.diagnostics and self.plan.secure and unnamed:
             raise BadInput(
                 "diagnostics are asked for and noise is secure: make the plan with "
                 "with_secure_noise(..., diagnostics=True), so that its claims say so"
             )
-
-    @property
-    def _honest(self) -> bool:
-        """Whether nobody is simulated as dishonest."""
-        return type(self.participants) is Participants
 
     @cached_property
     def gate(self) -> Gate:
@@ -212,31 +227,18 @@ class Training:
             f"{type(self.work).__name__}, {self.plan.target})"
         )
 
-    def _isolate(self) -> None:
-        """Settle that the module and the loss cannot remember, or refuse them."""
-        with one_thread():
-            remark = isolate(self.task, *self._few(), self.data.classes)
-        object.__setattr__(self, "_remark", remark)
-        records = any(line.unit is Unit.RECORD for line in self.plan.lines)
-        check_unit(self.task, records=records or self.plan.steps is not None)
-
     def _few(self) -> tuple[Features, torch.Tensor]:
         """A few records that are nobody's."""
         examples, targets = self.data.examples(_LOOKED_AT)
         few = _differing(examples)
         return tensors(taken(examples, few)), torch.tensor(targets[few])
 
-    @property
-    def remark(self) -> str:
-        """How the model is kept from remembering clients, if not by what it is; or ""."""
-        return self._remark
-
     def _settle_mode(self) -> None:
         """Compute clients one by one where their updates would depend on each other otherwise."""
         x, y = self._few()
         with one_thread():
             mixes = mixes_records(self.task, x, y) and self.plan.steps is None
-        object.__setattr__(self, "_mixes", mixes)
+        object.__setattr__(self, "mixes", mixes)
         alone = one_by_one(self.work, self.plan, mixes=mixes, forks=self.task.forks)
         if self.fastest and self.mode is not None:
             raise BadInput(f"mode is {self.mode} and fastest is true: leave one out")
@@ -249,26 +251,10 @@ class Training:
             object.__setattr__(self, "mode", Mode.LOOPED)
             object.__setattr__(self, "fastest", False)
 
-    def _check_cluster(self) -> None:
-        if self.cluster is None:
-            return
-        if self.make_engine is not None:
-            raise BadInput("cluster and make_engine are both given: each says where to compute")
-        if self.participants.remembers:
-            raise BadInput(
-                f"engine 'ray' and {type(self.participants).__name__} remembers what it "
-                "has seen, so all clients are computed in one process: use engine 'processes'"
-            )
-
     def open(self) -> None:
         """Reach the cluster, if there is one: what fails then has charged nothing."""
         if isinstance(self.engine, Processes) and self.cluster is not None:
             self.engine.open()
-
-    @property
-    def mixes(self) -> bool:
-        """Whether the module lets the records of a batch see each other."""
-        return self._mixes
 
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""
@@ -340,7 +326,7 @@ class Training:
             ("first", self._initial),
             ("frozen", tuple(self.task.frozen.values())),
             ("constants", tuple(self.task.constants)),
-            (IDENTITY, None if self._honest else self.participants),
+            (IDENTITY, None if type(self.participants) is Participants else self.participants),
             ("aggregate", self.aggregate),
             ("data", self.data.fingerprint),
             ("measures", None if self.plan.metrics is None else self.task.measures),
@@ -367,9 +353,10 @@ class Training:
             return min(self.timings, key=self.timings.__getitem__)
         return mode_of(self.task, self.data, self.work, self.memory)
 
-    @property
-    def _job(self) -> Job:
-        return Job(
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine that this training runs on."""
+        job = Job(
             task=self.task,
             data=self.data,
             work=self.work,
@@ -377,14 +364,10 @@ class Training:
             streams=self.streams,
             weights=self.weights,
             participants=self.participants,
-            mixes=self._mixes,
+            mixes=self.mixes,
             rows=self.aggregate is not None,
         )
-
-    @cached_property
-    def engine(self) -> Engine:
-        """The engine that this training runs on."""
-        return (self.make_engine or self._this_machine)(self._job)
+        return (self.make_engine or self._this_machine)(job)
 
     def _this_machine(self, job: Job) -> Serial:
         """With mode, chunk and workers resolved; one process where participants remember."""

@@ -14,10 +14,9 @@ from fedveil.privacy.clip import Clipped, Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import KeySource, bits
 from fedveil.privacy.releases.release import NoisySteps
-from fedveil.training.client_batch import ClientBatch, clip_rows_
 from fedveil.training.cohort import Batch, Batches, CohortData, Draws, FullBatch
-from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
-from fedveil.training.reports import DualUpdates
+from fedveil.training.reports import ClientBatch, DualUpdates, clip_rows_
+from fedveil.training.server import RateSchedule, check_rate_schedule, scheduled
 
 
 @dataclass(frozen=True)

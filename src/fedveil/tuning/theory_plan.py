@@ -23,7 +23,7 @@ from fedveil.privacy.accounting.events import Gaussian
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.engine import one_thread
 from fedveil.training.gradients.least_squares import Quadratics, is_least_squares
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd, ClientWork

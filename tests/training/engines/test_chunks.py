@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.training.engines.chunks import FAN_IN, Branch, SumTree
+from fedveil.training.engines.serial import FAN_IN, Branch, SumTree
 from fedveil.training.reports import CohortSum
 
 COUNTS = (0, 1, 7, 8, 9, 16, 63, 64, 65, 71, 72, 73, 512, 521, 600)

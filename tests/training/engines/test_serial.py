@@ -21,10 +21,9 @@ from fedveil.privacy.releases.release import NoisySteps
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.cohort import Batches
 from fedveil.training.engines import mode_choice
-from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.engine import Job
 from fedveil.training.engines.mode_choice import fitting_chunk, multiplications
-from fedveil.training.engines.serial import Serial
+from fedveil.training.engines.serial import Serial, cut
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import Weights
 from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, OneGradient

@@ -21,7 +21,7 @@ import torch
 from scipy.special import ndtr, ndtri
 
 from fedveil.base.checks import cores
-from fedveil.base.splitmix import GOLDEN, mix, words_at
+from fedveil.base.identity import GOLDEN, mix, words_at
 from fedveil.privacy.noise.secure_random import SecureRandom
 
 

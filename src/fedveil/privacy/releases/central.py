@@ -30,6 +30,7 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule, check_deltas, check_uncapped
 from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.releases.release import (
+    NOISE_IS_FOR_THE_SUM,
     SERVER,
     PlanParts,
     Release,
@@ -69,9 +70,9 @@ class CentralNoise(Release):
 
     @property
     def requires(self) -> Requirements:
-        return replace(
-            super().requires,
+        return Requirements(
             equal_weights="under central DP, where a client of many records would exceed the clip",
+            only_sum=NOISE_IS_FOR_THE_SUM,
         )
 
     def check(self, plan: PlanParts) -> None:

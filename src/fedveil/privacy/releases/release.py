@@ -102,7 +102,7 @@ class Requirements:
 _SIZES_ARE_PRIVATE = (
     "and the claim covers how many records a client has, which the weights would tell"
 )
-_NOISE_IS_FOR_THE_SUM = (
+NOISE_IS_FOR_THE_SUM = (
     "noise is for the sum, and a client can move anything else by more than the clip"
 )
 
@@ -138,7 +138,7 @@ class Release:
         """What the training must be for the claim to hold."""
         if self.local:
             return Requirements(equal_weights=_SIZES_ARE_PRIVATE)
-        return Requirements(only_sum="" if type(self) is Release else _NOISE_IS_FOR_THE_SUM)
+        return Requirements(only_sum="" if type(self) is Release else NOISE_IS_FOR_THE_SUM)
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         """The noise in a few words, for people."""

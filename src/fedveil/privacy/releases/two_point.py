@@ -64,17 +64,13 @@ class TwoPointChannel(Channel):
 
 @dataclass(frozen=True)
 class Shuffler(TwoPointChannel):
-    """Hands on, per weight, how many reports were high, and nothing below `least` reports."""
+    """Hands on, per weight, how many reports were high, and nothing below `minimum` reports."""
 
-    least: int
+    minimum: int
 
     hides_reports = (
         "a shuffler hands on what was reported per weight, and nobody's report as a whole"
     )
-
-    @property
-    def minimum(self) -> int:
-        return self.least
 
     def add_(
         self, total: torch.Tensor, reports: torch.Tensor, weights: torch.Tensor, round: Round

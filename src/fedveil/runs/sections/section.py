@@ -18,7 +18,7 @@ from fedveil.base.checks import FRACTION, WARMUP, meant, nearest
 from fedveil.base.errors import BadArgument, BadInput
 
 if TYPE_CHECKING:
-    from fedveil.training.rates import RateSchedule
+    from fedveil.training.server import RateSchedule
 
 _LONGEST = 100
 
@@ -127,7 +127,7 @@ def build_rates(
     section: str, schedule: str | None, warmup: int | None, floor: float | None, rounds: int
 ) -> "RateSchedule | None":
     """How the learning rate of a section changes over the rounds. None if it does not."""
-    from fedveil.training.rates import RateSchedule, RateShape
+    from fedveil.training.server import RateSchedule, RateShape
 
     shape = RateShape(schedule or "constant")
     if shape is RateShape.CONSTANT and not warmup and not floor:

@@ -16,7 +16,7 @@ from fedveil.models.trial import goes_together
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.cohort import Batch, CohortData, Draws, FullBatch, tensors
-from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.engine import one_thread
 from fedveil.training.gradients.least_squares import uses_quadratics
 from fedveil.training.gradients.linear_chains import linear_chain
 from fedveil.training.gradients.modes import Mode, gradients_of

@@ -30,9 +30,8 @@ from fedveil.base.interrupts import held
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.channel import Ids, Round
-from fedveil.training.engines.chunks import Branch
-from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
-from fedveil.training.engines.serial import Serial
+from fedveil.training.engines.engine import LARGE_MODEL, keep_memory
+from fedveil.training.engines.serial import Branch, Serial
 from fedveil.training.evaluate import (
     client_spread,
     combined_metrics,

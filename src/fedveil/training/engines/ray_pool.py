@@ -18,12 +18,11 @@ import numpy.typing as npt
 import torch
 
 from fedveil.privacy.channel import Ids, Round
-from fedveil.training.engines.chunks import FAN_IN, Branch, SumTree
-from fedveil.training.engines.housekeeping import LARGE_MODEL
+from fedveil.training.engines.engine import LARGE_MODEL
 from fedveil.training.engines.processes import TRIES, M, Measure
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.engines.ray_tasks import Tasks
-from fedveil.training.engines.serial import Serial
+from fedveil.training.engines.serial import FAN_IN, Branch, Serial, SumTree
 from fedveil.training.reports import CohortSum
 
 Numbers = npt.NDArray[Any]

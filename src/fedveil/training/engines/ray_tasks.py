@@ -31,7 +31,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.errors import BadInput, one_line
-from fedveil.training.engines.housekeeping import keep_memory
+from fedveil.training.engines.engine import keep_memory
 from fedveil.training.engines.processes import TRIES, WorkerLost
 from fedveil.training.engines.ray_cluster import RayCluster, cluster_cores
 from fedveil.training.engines.serial import Serial
