@@ -141,7 +141,9 @@ class _Mutants:
             yield from self._of(child)
 
     def _children(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Children that compute: no annotations, decorators, texts, messages or docstrings."""
+        """Children that compute: no annotations, decorators, messages, docstrings or `strict=`."""
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            return
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "type_params"):
                 continue

@@ -139,7 +139,7 @@ def _tried(
         left = (time.monotonic() - began) / number * (len(mutants) - number)
         told = f"caught by {failed}" if failed else "SURVIVED"
         print(
-            f"[{number}/{len(mutants)}, {left / 60:.0f} min left] {mutant.file} {mutant.id}: "
+            f"[{number}/{len(mutants)}, {left / 60:.0f} min left] {mutant.id} in {mutant.file}: "
             f"{told} ({seconds:.0f} s)",
             flush=True,
         )

@@ -102,8 +102,11 @@ def planted(monkeypatch):
 def test_tells_caught_from_survived(fake):
     done = run("--root", fake, "--jobs", 1)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "half-noise: caught by tests/privacy/test_numbers.py::test_noise" in done.stdout
-    assert "process-dies: caught by" in done.stdout
+    assert (
+        "half-noise in privacy/numbers.py: caught by tests/privacy/test_numbers.py::test_noise"
+        in done.stdout
+    )
+    assert "process-dies in privacy/numbers.py: caught by" in done.stdout
     assert "survived: nobody-looks (privacy/numbers.py): no test looks at it" in done.stdout
     assert "may survive: unseen (privacy/numbers.py): a minimum has no order" in done.stdout
     assert "2 of 3 caught" in done.stdout
