@@ -11,6 +11,7 @@ import fedveil as fv
 from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
 from fedveil.attacks.image_backdoors import PixelTrigger
 from fedveil.privacy.ranges import Perturb
+from fedveil.training.participants import Participants
 from fedveil.training.session import new_ledger
 
 CLIENTS, SIDE = 12, 4
@@ -245,7 +246,7 @@ def test_honest_clients_are_charged_as_without_an_attack(data, plan):
     """The same cohorts, the same turns, the same claims but for what is said of the attack."""
     adversary = attack(data, attackers=3)
     charged = []
-    for each in (None, adversary):
+    for each in (Participants(), adversary):
         made = training(data, plan, participants=each)
         ledger = new_ledger(made.plan)
         rounds = len(list(made.rounds(made.start(), ledger)))
@@ -254,7 +255,7 @@ def test_honest_clients_are_charged_as_without_an_attack(data, plan):
         assert counts is None or counts.sum() == 6 * rounds
         charged.append((rounds, [claim.epsilon for claim in claims]))
         said = any("attack in this simulation" in text for text in claims[0].assumptions)
-        assert said == (each is not None)
+        assert said == (each is adversary)
     assert charged[0] == charged[1]
 
 

@@ -35,12 +35,11 @@ from fedveil.runs.compare import comparison_html, rows_of
 from fedveil.runs.ending import Ending
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.report import report_of
-from fedveil.runs.run import Run
+from fedveil.runs.run import Run, budget_entry
 from fedveil.tuning.sweep import claim_column
 from fedveil.tuning.trials import PreparedCell
 from fedveil.watch.followed_runs import FollowedRun
 from fedveil.watch.live_pages import card, row
-from fedveil.watch.what_if import _budget
 from tests.runs.conftest import BASE
 
 LIMIT = 40.0
@@ -210,7 +209,7 @@ def test_the_ledger(claims):
 @KINDS
 def test_the_result(whole, claims):
     plan = whole.training.plan
-    found = _budget(plan, claims)
+    found = budget_entry(plan, claims)
     assert (found["epsilon"], f"{found['left']:.2f}") == (LIMIT, left(claims))
     ledger = SimpleNamespace(refusal=None, fitting=lambda n: None, common_spent=lambda: None)
     sentence = str(Ending(plan, 2, claims, ledger, whole.folder, "resume"))

@@ -79,11 +79,11 @@ def test_values_that_no_model_can_learn(y, classes, message):
 
 
 def test_the_shape_a_model_gives_for_a_record():
-    assert Target(5).outputs == (5,)
-    assert Target(5, (7,)).outputs == (7, 5)
-    assert Target(5, (5,), several=True).outputs == (5,)
-    assert Target(0).outputs == (1,)
-    assert Target(0, (2, 3)).outputs == (2, 3)
+    assert Target(5).output_shape == (5,)
+    assert Target(5, (7,)).output_shape == (7, 5)
+    assert Target(5, (5,), several=True).output_shape == (5,)
+    assert Target(0).output_shape == (1,)
+    assert Target(0, (2, 3)).output_shape == (2, 3)
 
 
 def test_tables_have_targets_of_arrays():

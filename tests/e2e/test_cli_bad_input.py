@@ -90,7 +90,7 @@ SEVERAL = {
     ),
     "neither epochs nor steps": (
         ["client.kind=sgd", "client.lr=1"],
-        "client.epochs or client.steps",
+        "exactly one of client.epochs and client.steps",
     ),
     "a gradient with epochs": (["client.kind=gradient", "client.epochs=3"], "client.epochs"),
     "noise and epsilon that contradict": (

@@ -15,9 +15,11 @@ from typing import Any
 from fedveil.base.checks import CODE, OWN
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
+from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.privacy.ledger.hash_chain import digest, verify
 from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs import checkpoint
 from fedveil.runs.build import RECIPE_KEYS, build, changes_in_place, check_given, resolved
 from fedveil.runs.ending import Ending, diagnose, room
@@ -387,14 +389,6 @@ class Run:
         updates = sum(round.clients for round in rounds)
         refused = Counter(name for round in rounds for name in round.refused)
         attack = self.training.participants.describe(claims)
-        budget, counted, limit = None, budgeted(claims), plan.limit
-        if plan.promise is not None and counted is not None:
-            budget = {
-                "epsilon": "inf" if limit is None else limit,
-                "left": "inf" if limit is None else max(0.0, limit - counted.epsilon),
-                "claim": plan.promise.context,
-                "rounds_permitted": plan.permitted,
-            }
         result = {
             "run_dir": str(self.folder),
             "recipe": self.recipe.name,
@@ -406,7 +400,7 @@ class Run:
             **gate.last_over_clients(history, state.params),
             "claims": [claim.to_dict() for claim in claims],
             "ledger": ledger.head().to_dict(),
-            "budget": budget,
+            "budget": budget_entry(plan, claims),
             "noise": plan.describe(),
             "timing": gate.timing(seconds, len(rounds), updates),
             "refused": dict(refused.most_common()),
@@ -443,3 +437,16 @@ def _resolved_by() -> str:
     """The versions, and the kind of machine, that results depend on in their last bits."""
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
     return f"# resolved by {versions} on {platform.system()} {platform.machine()}"
+
+
+def budget_entry(plan: PrivacyPlan, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any] | None:
+    """The result's entry about the budget, None if nothing is claimed."""
+    claim, limit = budgeted(claims), plan.limit
+    if plan.promise is None or claim is None:
+        return None
+    return {
+        "epsilon": "inf" if limit is None else limit,
+        "left": "inf" if limit is None else max(0.0, limit - claim.epsilon),
+        "claim": plan.promise.context,
+        "rounds_permitted": plan.permitted,
+    }
