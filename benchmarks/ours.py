@@ -24,7 +24,7 @@ import torch
 from work import WORK, Work
 
 import fedveil as fv
-from fedveil.attacks.image_backdoors import PixelTrigger
+from fedveil.attacks.backdoors import PixelTrigger
 from fedveil.models import zoo
 from fedveil.models.metrics import PerExample
 from fedveil.privacy.clip import Norm

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
-from fedveil.attacks.image_backdoors import PixelTrigger
+from fedveil.attacks.adversary import AttackerNoise, BackdoorAttack, When
+from fedveil.attacks.backdoors import PixelTrigger
 from fedveil.privacy.ranges import Perturb
 from fedveil.training.participants import Participants
 from fedveil.training.session import new_ledger

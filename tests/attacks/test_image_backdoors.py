@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.attacks.backdoor import poisoned
-from fedveil.attacks.image_backdoors import ColourBackdoor, PixelTrigger, WritersBackdoor
+from fedveil.attacks.backdoors import ColourBackdoor, PixelTrigger, WritersBackdoor, poisoned
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.attacks.text_backdoors import PhraseBackdoor, SentenceBackdoor, numbers_of
+from fedveil.attacks.backdoors import PhraseBackdoor, SentenceBackdoor, numbers_of
 
 LIST = "a the film was good bad fine awful people in london are kind aggressive here"
 WORDS = re.findall(r"\w+", LIST)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fedveil.audit import audit_command
-from fedveil.audit.shadow_models import ShadowModels
+from fedveil.audit.membership import ShadowModels
 from fedveil.cli import main as commands
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
@@ -188,7 +188,7 @@ def test_an_audit_that_was_interrupted_goes_on(cli, baseline, tmp_path, monkeypa
         return trained(self, numbers[:1] if len(numbers) > 1 else numbers)
 
     monkeypatch.setattr(ShadowModels, "trained", stopped)
-    monkeypatch.setattr("fedveil.audit.shadow_models.fitting_together", lambda training: 1)
+    monkeypatch.setattr("fedveil.audit.membership.fitting_together", lambda training: 1)
     code, _, err = cli(*attack, "--out", tmp_path / "out")
     assert code == 1
     assert "interrupted: the same command resumes it" in err

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedveil.attacks.adversary import ReportAttack
-from fedveil.audit.client_views import Observer, View, audit_rerun, claimed, replay, views
+from fedveil.audit.observations import Observer, View, audit_rerun, claimed, replay, views
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe

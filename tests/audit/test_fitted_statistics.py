@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fedveil.audit.noiseless_checks import NoNoiseBound, chance
+from fedveil.audit.record_audits import NoNoiseBound, chance
 
 RECORDS = (50, 200, 2000)
 

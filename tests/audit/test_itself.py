@@ -11,9 +11,10 @@ import fedveil as fv
 from fedveil.audit import canary_clients as canary_module
 from fedveil.audit.audit_command import AuditSettings, run_attacks
 from fedveil.audit.canary_clients import Canaries
-from fedveil.audit.canary_records import OneRunAudit, _nominal
 from fedveil.audit.findings import ALARM
-from fedveil.audit.randomisers import Randomiser, claim_of, plans, self_test, strict_line
+from fedveil.audit.observations import claim_of, strict_line
+from fedveil.audit.randomisers import Randomiser, plans, self_test
+from fedveil.audit.record_audits import OneRunAudit, _nominal
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 

@@ -9,15 +9,17 @@ from sklearn.metrics import roc_auc_score
 from fedveil.audit.membership import (
     GAMMA,
     References,
+    ShadowModels,
+    ShadowRunner,
     curves_of,
     lira,
     lira_offline,
+    losses_of,
     outside_mean,
     rmia,
     scaled,
     slope,
 )
-from fedveil.audit.shadow_models import ShadowModels, ShadowRunner, losses_of
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe

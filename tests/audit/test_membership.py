@@ -7,8 +7,7 @@ from torch import nn
 
 from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit.findings import Attack
-from fedveil.audit.membership import Membership, curves_of
-from fedveil.audit.shadow_models import ShadowModels, ShadowRunner
+from fedveil.audit.membership import Membership, ShadowModels, ShadowRunner, curves_of
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fedveil.audit.canary_records import OneRun, guessed, p_value
+from fedveil.audit.record_audits import OneRun, guessed, p_value
 from fedveil.base.errors import BadInput
 
 

@@ -14,9 +14,8 @@ from torch import nn
 import fedveil as fv
 from fedveil.audit import randomisers
 from fedveil.audit.canary_clients import Canaries
-from fedveil.audit.canary_records import OneRunAudit
-from fedveil.audit.noiseless_checks import sensitivity_findings, statistics_findings
 from fedveil.audit.randomisers import Randomiser, plans
+from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, statistics_findings
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism

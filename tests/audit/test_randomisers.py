@@ -11,8 +11,8 @@ import pytest
 import fedveil as fv
 from fedveil.audit import randomisers
 from fedveil.audit.bounds import Counts
-from fedveil.audit.randomisers import Randomiser, claim_of, evidence_of, strict_line
-from fedveil.audit.release_views import client_views, server_views, worst
+from fedveil.audit.observations import claim_of, client_views, server_views, strict_line, worst
+from fedveil.audit.randomisers import Randomiser, evidence_of
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant
 from fedveil.privacy.clip import Clip, Norm

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedveil.audit.audit_folder import AuditCache
-from fedveil.audit.shadow_models import ShadowModels, ShadowRunner, select_records
+from fedveil.audit.membership import ShadowModels, ShadowRunner, select_records
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy

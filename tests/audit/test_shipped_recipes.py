@@ -6,9 +6,8 @@ False alarms: 1 % over all recipes together, on fixed seeds.
 import pytest
 
 from fedveil.audit.canary_clients import Canaries
-from fedveil.audit.canary_records import OneRunAudit
-from fedveil.audit.noiseless_checks import sensitivity_findings, statistics_findings
 from fedveil.audit.randomisers import Randomiser, self_test
+from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, statistics_findings
 from fedveil.runs.build import build
 from fedveil.runs.recipe_file import load_recipe, shipped_recipes
 

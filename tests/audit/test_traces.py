@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedveil.audit.shadow_models import losses_of
+from fedveil.audit.membership import losses_of
 from fedveil.audit.white_box import ascended, gradients_at, traces
 from tests.audit.test_shadow_models import plain
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedveil.audit.bounds import GeneralBound
 from fedveil.audit.canary_clients import Canaries, _log_ratio
-from fedveil.audit.randomisers import strict_line
+from fedveil.audit.observations import strict_line
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.runs.build import build

@@ -10,7 +10,7 @@ from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit import white_box
 from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.findings import Attack
-from fedveil.audit.shadow_models import ShadowModels, ShadowRunner
+from fedveil.audit.membership import ShadowModels, ShadowRunner
 from fedveil.audit.white_box import ACTIVE_CLIENT, ACTIVE_SERVER, CLIENT, SERVER, WhiteBox, guessed
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Trust

@@ -1,19 +1,14 @@
 """Attackers inside a training: whom they see, what they send, and what they leave alone."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from fedveil.audit import white_box
-from fedveil.audit.shadow_models import ShadowModels, losses_of
-from fedveil.audit.white_box import (
-    RecordTraces,
-    TargetRecords,
-    by_active_client,
-    by_active_server,
-    by_client,
-    gradients_at,
-)
+from fedveil.audit.membership import ShadowModels, losses_of
+from fedveil.audit.white_box import RecordTraces, TargetRecords, by_client, by_server, gradients_at
 from tests.audit.test_shadow_models import federation, plain
 
 
@@ -36,7 +31,7 @@ def noted(monkeypatch, attacker, **changes):
 
 def test_the_active_server_sends_each_client_its_own_model(monkeypatch):
     """In rounds that are watched, 1 and 4 of 4, and in no others."""
-    sent = noted(monkeypatch, by_active_server)
+    sent = noted(monkeypatch, partial(by_server, active=True))
     assert [round for round, _, _ in sent] == [*([1] * 6), 2, 3, *([4] * 6)]
     for round in (1, 4):
         models = [params for r, _, params in sent if r == round]
@@ -44,13 +39,13 @@ def test_the_active_server_sends_each_client_its_own_model(monkeypatch):
 
 
 def test_the_active_client_takes_part_whenever_it_asks_and_looks_a_round_later(monkeypatch):
-    sent = noted(monkeypatch, by_active_client)
+    sent = noted(monkeypatch, partial(by_client, active=True))
     assert all(0 in ids for round, ids, _ in sent if round == 1)
     passive = noted(monkeypatch, by_client)
     assert not torch.equal(sent[1][2], passive[1][2])
     shadow_models = ShadowModels(plain(), 1)
     targets = TargetRecords(shadow_models.training.data, 0)
-    rows = by_active_client(shadow_models.training_of(0), targets)
+    rows = by_client(shadow_models.training_of(0), targets, active=True)
     passive = by_client(shadow_models.training_of(0), targets)
     assert rows.shape[1] == 2 * passive.shape[1]
     assert (np.abs(rows).sum(axis=0) > 0).all()
@@ -70,7 +65,7 @@ def test_a_server_looks_at_the_reports_of_a_records_own_client():
     """One round: the loss after the client's own step, not after the mean step."""
     shadow_models = ShadowModels(plain(rounds=1), 1)
     data, half = shadow_models.training.data, shadow_models.training_of(0)
-    rows = white_box.by_server(half, TargetRecords(data, 0))
+    rows = by_server(half, TargetRecords(data, 0))
     task, start = half.task, half.start().params
     for client in range(data.clients):
         own = slice(half.data.offsets[client], half.data.offsets[client + 1])

@@ -40,7 +40,7 @@ WORKERS = """
     Workers(engine, 1)
 """
 TRIAL_POOL = """
-    from fedveil.tuning.trial_pools import TrialPool
+    from fedveil.tuning.trials import TrialPool
     with TrialPool([1], lambda cell, numbers: [cell], 1) as pool:
         next(pool.outcomes([(1, [0])]))
 """

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 import fedveil
-from fedveil.attacks.adversary import Adversary, ReportAttack
-from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
+from fedveil.attacks.adversary import Adversary, AttackerNoise, BackdoorAttack, ReportAttack, When
 from fedveil.audit.canary_clients import CanaryClients
 from fedveil.audit.property_attack import MultiTask
 from fedveil.audit.white_box import Ascending

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import fedveil as fv
-from fedveil.attacks.backdoor_attack import BackdoorAttack
+from fedveil.attacks.adversary import BackdoorAttack
 from fedveil.audit import audit_command
 from fedveil.base.errors import BadInput
 from fedveil.console import print_promise, print_result, print_totals

@@ -4,7 +4,7 @@ import numpy as np
 import sklearn.datasets
 
 from fedveil.data.provenance import holdout
-from fedveil.data.regression_sets import load_diabetes
+from fedveil.data.tabular_sets import load_diabetes
 
 
 def test_load():

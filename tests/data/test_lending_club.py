@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.data import data_files, regression_sets
+from fedveil.data import data_files, tabular_sets
 from fedveil.data.provenance import holdout
-from fedveil.data.regression_sets import load_lending_club
+from fedveil.data.tabular_sets import load_lending_club
 
 REAL = os.environ.get("FEDVEIL_DATA")
 
@@ -190,21 +190,19 @@ def test_without_grades(tmp_path, column):
 def test_text_to_numbers(words, numbers):
     column = pa.chunked_array([words[:1], words[1:]], type=pa.string())
     rows = np.arange(len(words))
-    np.testing.assert_array_equal(regression_sets._numbers(column, rows), numbers)
+    np.testing.assert_array_equal(tabular_sets._numbers(column, rows), numbers)
 
 
 def test_text_unseen_in_training_is_missing():
     column = pa.chunked_array([["b", "c", "a"]])
-    np.testing.assert_array_equal(
-        regression_sets._numbers(column, np.array([0, 1])), [0, 1, np.nan]
-    )
+    np.testing.assert_array_equal(tabular_sets._numbers(column, np.array([0, 1])), [0, 1, np.nan])
 
 
 @pytest.mark.parametrize(("filled", "usable"), [(3, True), (2, False), (0, False)])
 def test_columns_more_than_seventy_percent_empty_are_dropped(filled, usable):
     column = np.full(10, np.nan)
     column[:filled] = np.arange(filled)
-    assert regression_sets._is_usable(column) is usable
+    assert tabular_sets._is_usable(column) is usable
 
 
 def test_missing_and_infinite_values_are_filled(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.data.membership_sets import load_location30
+from fedveil.data.tabular_sets import load_location30
 
 REAL = os.environ.get("FEDVEIL_DATA")
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.data.load import load_records
-from fedveil.data.membership_sets import load_purchase100, load_texas100
+from fedveil.data.tabular_sets import load_purchase100, load_texas100
 
 RANDOM = np.random.default_rng(0)
 LABELS = np.arange(1, 101)

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 import fedveil as fv
-from fedveil.flower.federation import Federation, RegisteredSite
+from fedveil.flower.federation_files import Federation, RegisteredSite
 from fedveil.flower.federation_server import Server
 from fedveil.flower.messages import Answer, RoundAsk
 from fedveil.runs.evidence import statements_of

@@ -13,7 +13,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.flower.deployment import Address, Deployment, deployed_recipe, share
-from fedveil.flower.federation import read_federation
+from fedveil.flower.federation_files import read_federation
 from fedveil.flower.federation_server import data_without_records
 from fedveil.flower.messages import new_run_id, plan_digest
 from fedveil.flower.site import Site

@@ -3,7 +3,7 @@
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.flower.federation import fingerprint, read_federation
+from fedveil.flower.federation_files import fingerprint, read_federation
 
 KEY = "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBA== owner@north"
 PRINT = "SHA256:" + "A" * 43

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.audit.release_views import server_views, statistic_views
+from fedveil.audit.observations import server_views, statistic_views
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.in_step import train_in_step
 from fedveil.training.round import noised_sum

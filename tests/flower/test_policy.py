@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from fedveil.flower import site_ledger
+from fedveil.flower.federation_files import EpsilonSection, PolicySection
 from fedveil.flower.messages import Answer, Refusal
 from fedveil.flower.policy import Policy, RunCost, Terms
 from fedveil.flower.site import Site
-from fedveil.flower.site_file import EpsilonSection, PolicySection
 from fedveil.privacy.accounting.claims import (
     Accountant,
     NoiseSource,

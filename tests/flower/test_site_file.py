@@ -11,10 +11,10 @@ import pytest
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.cli.main import main
+from fedveil.flower.federation_files import read_site_file
 from fedveil.flower.messages import Answer
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import report_lines, site_report
-from fedveil.flower.site_file import read_site_file
 from fedveil.runs.recipe_file import to_toml
 from tests.flower.sites import (
     CENTRAL,

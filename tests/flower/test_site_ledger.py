@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fedveil.base.errors import BadInput
+from fedveil.flower.federation_files import read_site_file
 from fedveil.flower.messages import Answer, Refusal
 from fedveil.flower.site import Site
-from fedveil.flower.site_file import read_site_file
 from fedveil.flower.site_ledger import SiteLedger
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.runs import evidence

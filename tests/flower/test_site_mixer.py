@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.flower.federation import MixerSection
+from fedveil.flower.federation_files import MixerSection
 from fedveil.flower.messages import Answer, Refusal
 from fedveil.mixing.mixer import MixerConfig, serve
 from fedveil.mixing.protocol import COLLECTOR

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.flower.federation import Federation, RegisteredSite, fingerprint
+from fedveil.flower.federation_files import Federation, RegisteredSite, fingerprint
 from fedveil.flower.messages import Answer, Arrival, Refusal, RoundAsk, new_run_id
 
 pytest.importorskip("flwr")

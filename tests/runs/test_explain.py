@@ -10,7 +10,7 @@ import pytest
 from fedveil.base.checks import MODEL_NAMES, Each, Limits
 from fedveil.base.errors import BadInput
 from fedveil.data.image_sets import load_femnist
-from fedveil.data.regression_sets import load_lending_club
+from fedveil.data.tabular_sets import load_lending_club
 from fedveil.runs.build import build
 from fedveil.runs.explain import apart, find_part, overview, parts, recipes_text
 from fedveil.runs.recipe import FORMS, Recipe

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.audit.shadow_models import ShadowModels, ShadowRunner
+from fedveil.audit.membership import ShadowModels, ShadowRunner
 from fedveil.base.errors import BadInput
 from fedveil.cli.options import check_engine, cluster_of, engine_settings
 from fedveil.runs.build import build

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.attacks.backdoor_attack import BackdoorAttack
-from fedveil.attacks.image_backdoors import PixelTrigger
+from fedveil.attacks.adversary import BackdoorAttack
+from fedveil.attacks.backdoors import PixelTrigger
 from fedveil.base.errors import BadInput
 from fedveil.privacy.clip import Clip
 from fedveil.training.cohort import Batch, CohortData

@@ -6,8 +6,8 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.tuning.plan_command import by_recipe, check_unused, space_of, write_and_print
-from fedveil.tuning.plan_report import PlanOption, PlanReport
 from fedveil.tuning.trials import Laboratory
+from fedveil.tuning.tuning_pages import PlanOption, PlanReport
 
 DEFAULT = ("1,2,3,4,6,12", "12,24,36,60,120")
 

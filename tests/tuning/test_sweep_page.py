@@ -10,7 +10,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.cli import main as commands
-from fedveil.tuning.sweep_page import SweepResults, sweep_page
+from fedveil.tuning.tuning_pages import SweepResults, sweep_page
 from tests.runs.test_report import words
 
 EPSILONS, RATES = ("2", "8", "inf"), ("0.1", "1.0")

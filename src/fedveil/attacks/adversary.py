@@ -1,26 +1,36 @@
 """`Adversary`: some clients are malicious, train on other records, and send other reports.
 
 A malicious client is a client of the cohort like any other. What it sends goes through the same
-acceptance as every report.
+acceptance as every report. `BackdoorAttack` trains on poisoned records and scales updates up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.identity import Stated
+from fedveil.attacks.backdoors import Backdoor, Pairs, poisoned
+from fedveil.attacks.certificate import BASE_RATE, in_words
+from fedveil.base.checks import ANY_COUNT, COUNT, PORTION, POSITIVE, one_of
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated, named_values
+from fedveil.data.federated import FederatedData
+from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.channel import Ids
 from fedveil.privacy.clip import Clip, row_norms
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.two_point import honest_reports
+from fedveil.training.evaluate import BATCH
 from fedveil.training.exchange import client_report, forked_updates
 from fedveil.training.participants import Group, Participants
-from fedveil.training.reports import ClientBatch, ClientReports, Rows, accept
+from fedveil.training.reports import ClientBatch, ClientReports, Rows, accept, clip_rows_
 from fedveil.training.work import ClientWork
 
 
@@ -164,3 +174,235 @@ class ReportAttack(Adversary):
             raise AssertionError("an adversary sees reports one by one")
         changed = self.change(round.number, round.ids, sent.reports.rows.clone())
         return replace(sent, reports=Rows.of(changed, context.size))
+
+
+class AttackerNoise(StrEnum):
+    """Whether attackers add the noise that clients are to add, skip it, or cancel it in pairs."""
+
+    COMPLY = "comply"
+    SKIP = "skip"
+    HIDE = "hide"
+
+
+@dataclass(frozen=True)
+class When:
+    """The rounds in which attackers attack.
+
+    Attributes:
+        start: The first round.
+        end: The last round, None for the last of the training.
+        every: The distance of two attacks in rounds.
+        present: Whether attackers join the cohorts of those rounds uninvited. Otherwise they attack
+            when they are drawn.
+    """
+
+    start: int = 1
+    end: int | None = None
+    every: int = 1
+    present: bool = True
+
+    @property
+    def identity(self) -> Stated:
+        return (("when", "rounds"), *named_values(self, "start", "end", "every", "present"))
+
+    def __post_init__(self) -> None:
+        COUNT.check("attack.start", self.start)
+        COUNT.check("attack.every", self.every)
+        if self.end is not None and self.end < self.start:
+            raise BadInput(f"attack.end is {self.end} and attack.start {self.start}: end later")
+
+    def due(self, round: int) -> bool:
+        """Whether they attack in `round`."""
+        last = round if self.end is None else self.end
+        return self.start <= round <= last and (round - self.start) % self.every == 0
+
+
+@dataclass(frozen=True, eq=False)
+class BackdoorAttack(Adversary):
+    """The clients `attackers` learn from poisoned records while they attack, and are honest else.
+
+    They train as honest clients do, or as `work` says, and send `boost` times their update: model
+    replacement (Bagdasaryan et al. 2020). With `project`, they stay within clip / `boost` of the
+    round's model while they train, so that a known clip cuts nothing off afterwards. What they do
+    about noise at the clients is in `noise`: comply; skip it, in a form that the server accepts;
+    or hide, when pairs of them draw the same noise with opposite signs: each report by itself is
+    distributed as the protocol says, and in the sum the noise is gone.
+
+    Their reports go through the same acceptance as everybody's; noise that the server adds holds
+    for them as well. Honest clients are sampled and charged as without an attack.
+    """
+
+    attackers: npt.NDArray[np.int64]
+    held_out: Pairs
+    records: FederatedData | None = None
+    boost: float = 1.0
+    project: bool = False
+    noise: AttackerNoise = AttackerNoise.COMPLY
+    when: When = When()
+    work: ClientWork | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("adversary", "backdoor"),
+            *named_values(self, "attackers", "held_out"),
+            ("poisoned", self.records),
+            *named_values(self, "boost", "project", "noise", "when", "work"),
+        )
+
+    def __post_init__(self) -> None:
+        POSITIVE.check("attack.boost", self.boost)
+        one_of("attack.noise", self.noise, AttackerNoise)
+        if len(self.attackers) != (0 if self.records is None else self.records.clients):
+            raise AssertionError("every attacker has its own poisoned records")
+
+    @classmethod
+    def of(
+        cls,
+        data: FederatedData,
+        backdoor: Backdoor,
+        *,
+        attackers: int = 1,
+        share: float = 0.5,
+        boost: float = 1.0,
+        project: bool = False,
+        noise: AttackerNoise = AttackerNoise.COMPLY,
+        when: When | None = None,
+        work: ClientWork | None = None,
+        seed: int = 0,
+    ) -> "BackdoorAttack":
+        """An attack by random clients. With 0 attackers the backdoor is only measured.
+
+        | edge | behaviour |
+        |---|---|
+        | as many attackers as clients, or more | BadInput: no honest client is left |
+        | share outside (0, 1] | BadInput |
+        | boost <= 0 | BadInput |
+        | records of several inputs by name | BadInput |
+        """
+        ANY_COUNT.check("attack.attackers", attackers)
+        PORTION.check("attack.share", share)
+        if isinstance(data.x, dict):
+            raise BadInput(
+                f"records have inputs by name ({', '.join(data.x)}): backdoors are for records of "
+                "one array"
+            )
+        if attackers >= data.clients:
+            raise BadInput(
+                f"attack.attackers is {attackers} of {data.clients} clients: at least one must be "
+                "honest"
+            )
+        rng = np.random.default_rng([seed, 0xBAD])
+        chosen = np.sort(rng.choice(data.clients, size=attackers, replace=False)).astype(np.int64)
+        backdoor.check(data)
+        records = poisoned(data, backdoor, chosen, share, rng) if attackers else None
+        x, y = backdoor.held_out(data)
+        held = x.astype(data.x.dtype, copy=False), y.astype(data.y.dtype, copy=False)
+        return cls(chosen, held, records, boost, project, noise, when or When(), work)
+
+    def cohort(self, round: int, ids: Ids) -> Ids:
+        """The clients that were drawn, and the attackers if they join uninvited."""
+        if not self.when.present or not self.when.due(round):
+            return ids
+        return np.union1d(ids, self.attackers)
+
+    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+        if not self.when.due(round):
+            return np.zeros(len(ids), dtype=np.bool_)
+        return np.isin(ids, self.attackers)
+
+    def other_records(self, round: int, ids: Ids) -> Ids:
+        return np.searchsorted(self.attackers, ids)
+
+    def send(self, context: AttackContext) -> ClientReports:
+        """Train, boost, and then comply with, skip or cancel the noise."""
+        clip, within = context.clients.round.clip, None
+        if self.project and clip is not None:
+            within = Clip(clip.value / self.boost, clip.norm)
+        elif self.work is None and context.plan.steps is not None:
+            within = clip  # of each example's gradient, without which there is no DP-SGD
+        rows = context.train(self.work, within)
+        rows = rows.nan_to_num(0.0, 0.0, 0.0).mul_(self.boost)
+        if not context.plan.release.adds_noise:
+            return context.sent(rows)
+        match self.noise:
+            case AttackerNoise.COMPLY:
+                return context.sent(context.complying(rows))
+            case AttackerNoise.SKIP:
+                return context.sent(context.skipping(rows))
+        return context.sent(self._hiding(context, rows, clip))
+
+    def _hiding(
+        self, context: AttackContext, rows: torch.Tensor, clip: Clip | None
+    ) -> torch.Tensor:
+        """The clipped update with noise that the partner's noise cancels.
+
+        Partners are pairs of attackers in the round's cohort. One without a partner complies.
+        """
+        clients = context.clients
+        together = np.sort(np.intersect1d(self.attackers, clients.everyone))
+        places = np.searchsorted(together, clients.round.ids)
+        leaders = together[places - places % 2]
+        alone = (places == len(together) - 1) & (len(together) % 2 == 1)
+        noise = context.complying(torch.zeros_like(rows), leaders)
+        signs = torch.from_numpy(np.where((places % 2 == 1) & ~alone, -1.0, 1.0))
+        own = clip_rows_(rows, clip).rows
+        return own + noise * signs[:, None].to(noise.dtype)
+
+    def measure(self, task: Task, params: torch.Tensor) -> dict[str, float]:
+        """`backdoor`: the share of held-out triggered records that the attacker's answer is given.
+
+        Where answers are sequences, each counts that is not padding.
+        """
+        given = wanted = 0
+        x, y = self.held_out
+        for a in range(0, len(x), BATCH):
+            with torch.inference_mode():
+                here = torch.tensor(y[a : a + BATCH])
+                outputs = task.answers(params, torch.tensor(x[a : a + BATCH])).argmax(-1)
+                given += int((outputs == here).sum())
+                wanted += int((here >= 0).sum())
+        return {"backdoor": given / max(wanted, 1)}
+
+    def check_plan(self, plan: PrivacyPlan) -> None:
+        """Refuse a plan for which this attack makes no sense, or breaks what its claim assumes."""
+        if self.noise is AttackerNoise.HIDE and not plan.release.additive:
+            raise BadInput(
+                "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: leave it "
+                "out, or use noise.where = 'client'"
+            )
+        if self.noise is AttackerNoise.SKIP and not plan.release.adds_noise and plan.steps is None:
+            raise BadInput(
+                "attack.noise is 'skip' and clients add no noise: leave it out (noise that the "
+                "server adds holds for attackers too)"
+            )
+        if self.project and plan.steps is not None:
+            raise BadInput("attack.project is for a clip on updates, which dp-sgd has not: drop it")
+        if plan.secure:
+            raise BadInput("attacks are simulations: use noise.source = 'seeded'")
+        counted_on = honest_reports(plan)
+        tolerated = plan.release.channel.minimum - counted_on
+        if counted_on and len(self.attackers) > tolerated:
+            raise BadInput(
+                f"attack.attackers is {len(self.attackers)} and shuffle.dishonest is {tolerated}: "
+                "the claim counts on honest reports; raise shuffle.dishonest and lower "
+                "shuffle.minimum, or attack with fewer clients"
+            )
+
+    def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+        first = counting(claims)
+        when = self.when
+        return {
+            "attackers": len(self.attackers),
+            "boost": self.boost,
+            "noise": str(self.noise),
+            "rounds": {"start": when.start, "end": when.end, "every": when.every},
+            "certificate": in_words(first, BASE_RATE, drawn=not when.present),
+        }
+
+    def assumption(self, plan: PrivacyPlan) -> str:
+        count = len(self.attackers)
+        return (
+            f"{count} of {plan.population} clients attack in this simulation: the claim is about "
+            "the honest ones, whose account is the same as without an attack"
+        )

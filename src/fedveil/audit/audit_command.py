@@ -10,16 +10,14 @@ from typing import Any
 
 from fedveil.audit.audit_folder import FOUND, AuditCache, audited_digest
 from fedveil.audit.canary_clients import CANARIES, Canaries
-from fedveil.audit.canary_records import OneRunAudit
-from fedveil.audit.client_views import claimed
 from fedveil.audit.findings import ALARM, AUC, SHOWN, Attack, Finding, Leak, tpr_at
 from fedveil.audit.inversion import InversionAudit, side_by_side
-from fedveil.audit.membership import REFERENCES, Membership
-from fedveil.audit.noiseless_checks import sensitivity_findings, statistics_findings
+from fedveil.audit.membership import REFERENCES, Membership, ShadowRunner
+from fedveil.audit.observations import claimed
 from fedveil.audit.property_attack import PropertyAudit
 from fedveil.audit.property_labels import PLANTED
 from fedveil.audit.randomisers import DRAWS, Randomiser
-from fedveil.audit.shadow_models import ShadowRunner
+from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, statistics_findings
 from fedveil.audit.white_box import WhiteBox
 from fedveil.base.checks import check_workers, shown
 from fedveil.base.errors import BadInput

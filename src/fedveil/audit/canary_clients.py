@@ -22,9 +22,9 @@ from scipy.special import ndtr
 
 from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit.bounds import Scores, count_guesses, gaussian_mu
-from fedveil.audit.client_views import check_unattacked, rerun
 from fedveil.audit.findings import Attack, Finding
-from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
+from fedveil.audit.observations import check_unattacked, claim_of, rerun, strict_line
+from fedveil.audit.randomisers import evidence_of
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import BudgetLine
@@ -66,8 +66,7 @@ class CanaryClients(Adversary):
 
     def send(self, context: AttackContext) -> ClientReports:
         round = context.clients.round
-        if round.clip is None:
-            raise AssertionError("canaries are as long as a clip")
+        assert round.clip is not None, "canaries are as long as a clip"
         which = np.searchsorted(self.ids, round.ids)
         lengths = torch.from_numpy(self.signs[which]).float()[:, None] * round.clip.value
         return context.sent(self.directions[which] * lengths * _TOO_LONG)
@@ -190,8 +189,7 @@ def released(training: Training, apart: Ids) -> Iterator[tuple[Scores, float, to
         rest = engine.run(others).total.numpy().copy()
         weight = cohort.weight
         state = training.end(round, state, cohort, ledger).state
-        if round.clip is None:
-            raise AssertionError("canaries are for plans with a clip")
+        assert round.clip is not None, "canaries are for plans with a clip"
         noisy = cohort.total.numpy() * plan.release.divisor(weight, plan.expected)
         yield noisy - rest, round.clip.value, state.params
 

@@ -117,8 +117,7 @@ class SimulatedClient:
             direction = directions.next_(step(k, here).clone(), moved)
             moved = -rate * direction if moved is None else moved - rate * direction
             moved = _clipped(moved, per_update)
-        if moved is None:
-            raise AssertionError("local work takes at least one step")
+        assert moved is not None, "local work takes at least one step"
         return moved
 
     def _gradient(

@@ -1,7 +1,7 @@
 """The gradient inversion audit: which images can be reconstructed from one client's update?
 
 A few clients with a few records each take part in one round of the run's recipe. The attacker sees
-their updates as `audit.client_views` shows them, knows the round's model and the recipe, and
+their updates as `audit.observations` shows them, knows the round's model and the recipe, and
 reconstructs the records. The baseline is a guess that needs no update: the mean image of the test
 split. Images are compared by PSNR and SSIM.
 """
@@ -20,14 +20,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.optimize import linear_sum_assignment
 from scipy.special import stdtrit
 
-from fedveil.audit.client_views import (
-    Observer,
-    audit_rerun,
-    check_unattacked,
-    claim_against,
-    replay,
-    views,
-)
 from fedveil.audit.findings import Attack, Leak, Measure
 from fedveil.audit.gradient_inversion import (
     Inversion,
@@ -37,6 +29,14 @@ from fedveil.audit.gradient_inversion import (
     SimulatedClient,
     label_shares,
     labels_of,
+)
+from fedveil.audit.observations import (
+    Observer,
+    audit_rerun,
+    check_unattacked,
+    claim_against,
+    replay,
+    views,
 )
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput

@@ -25,7 +25,8 @@ import torch
 from torch import nn
 
 from fedveil.attacks.adversary import Adversary, AttackContext
-from fedveil.audit.client_views import (
+from fedveil.audit.findings import Attack, Leak, Measure, auc, auc_interval
+from fedveil.audit.observations import (
     Observer,
     View,
     audit_rerun,
@@ -34,7 +35,6 @@ from fedveil.audit.client_views import (
     replay,
     views,
 )
-from fedveil.audit.findings import Attack, Leak, Measure, auc, auc_interval
 from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated, named_values, seed_of

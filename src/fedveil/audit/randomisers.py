@@ -1,6 +1,6 @@
 """Audits a release alone: from which of two worst-case inputs does a draw come?
 
-Many draws of the plan's own release (`audit.release_views`) give a lower bound on epsilon in
+Many draws of the plan's own release (`audit.observations`) give a lower bound on epsilon in
 seconds. It is compared with the plan's budget line for as many turns as were drawn. The self-test
 (`fedveil audit --self-test`) audits every release in this way.
 """
@@ -25,8 +25,9 @@ from fedveil.audit.bounds import (
     general_epsilon,
 )
 from fedveil.audit.findings import ALARM, Attack, Finding
-from fedveil.audit.release_views import (
+from fedveil.audit.observations import (
     Bench,
+    claim_of,
     client_views,
     server_views,
     statistic_views,
@@ -35,14 +36,7 @@ from fedveil.audit.release_views import (
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
-from fedveil.privacy.accounting.claims import (
-    Accountant,
-    Composed,
-    PrivacyClaim,
-    Relation,
-    Trust,
-    Unit,
-)
+from fedveil.privacy.accounting.claims import Composed, PrivacyClaim, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import FINE, epsilon, units_epsilon
 from fedveil.privacy.accounting.events import (
     Event,
@@ -167,8 +161,7 @@ class Randomiser:
             def reports(round: int, ids: Ids, sign: float) -> Scores:
                 rows = torch.full((len(ids), size), sign * 1e3)
                 sent = bench.sent(bench.make_round(round, ids), rows, short=False)
-                if not isinstance(sent.reports, Rows):
-                    raise AssertionError("reports of weights are rows")
+                assert isinstance(sent.reports, Rows), "reports of weights are rows"
                 return np.asarray(sent.reports.rows.double().numpy().ravel()[: self.draws])
 
             mine = reports(1, clients, sign)
@@ -180,8 +173,7 @@ class Randomiser:
     def _shuffled(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
         """Each position is a draw: the sum behind the shuffler, where all other reports are low."""
         line, size = replace(line, per=1), plan.parameters or 1
-        if not isinstance(line.event, Shuffled):
-            raise AssertionError("a line of shuffled reports")
+        assert isinstance(line.event, Shuffled), "a line of shuffled reports"
         reports = line.event.reports
 
         def scores(sign: float) -> Scores:
@@ -197,18 +189,6 @@ class Randomiser:
 
         what = f"one weight of {reports:,} shuffled reports"
         return _finding(line, 1, what, scores(-1.0), scores(1.0))
-
-
-def strict_line(plan: PrivacyPlan) -> BudgetLine | None:
-    """The budget line that an audit is compared with: the first that is a guarantee."""
-    return next((line for line in plan.lines if not line.as_published), None)
-
-
-def claim_of(line: BudgetLine, turns: int) -> PrivacyClaim:
-    """The claim of the line for so many turns. The pure claim for a single turn, if any."""
-    claims = line.claims(turns)
-    pure = [claim for claim in claims if claim.accountant is Accountant.PURE]
-    return pure[0] if pure and turns == 1 else claims[0]
 
 
 def evidence_of(line: BudgetLine, turns: int, claim: PrivacyClaim, counts: Counts) -> Evidence:

@@ -13,22 +13,23 @@ in each layer, and whether the step points along that gradient.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedveil.attacks.adversary import Adversary, AttackContext
-from fedveil.audit.client_views import check_unattacked, serial_engine
 from fedveil.audit.findings import Attack, Leak, Roc, roc_figure
-from fedveil.audit.membership import scaled
-from fedveil.audit.shadow_models import (
+from fedveil.audit.membership import (
     OnTraining,
     ShadowModels,
     ShadowRunner,
     losses_of,
     paired_roc,
+    scaled,
 )
+from fedveil.audit.observations import check_unattacked, serial_engine
 from fedveil.base.identity import Stated, named_values
 from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array, FederatedData
@@ -89,13 +90,10 @@ class Ascending(Adversary):
 
     def send(self, context: AttackContext) -> ClientReports:
         round = context.clients.round
-        step = ascended(self.task, round.start, *self.aimed_at(round.number)) - round.start
+        rows = self.aims[round.number]
+        records = taken(self.asked.x, rows), self.asked.y[rows]
+        step = ascended(self.task, round.start, *records) - round.start
         return context.sent(context.skipping(self.boost * step[None]))
-
-    def aimed_at(self, round: int) -> tuple[Inputs[Array], Array]:
-        """Features and targets of the records whose loss is raised in a round."""
-        rows = self.aims[round]
-        return taken(self.asked.x, rows), self.asked.y[rows]
 
     def assumption(self, plan: PrivacyPlan) -> str:
         return "one client attacks membership in this simulation: the claim is about the others"
@@ -152,21 +150,11 @@ class RecordTraces:
         return np.concatenate([mean, self._last], axis=1)
 
 
-def by_server(training: Training, targets: TargetRecords) -> Numbers:
-    """The passive server: it traces records in every report of a watched round."""
-    history, task = RecordTraces(targets.data.records), training.task
-    rounds = watched_rounds(training)
-    for round, total, _ in _played(training, _plainly):
-        for client, report in _reports(total) if round.number in rounds else ():
-            rows, before = targets.rows_of(client), round.start
-            history.add(rows, traces(task, before, before + report, *targets.at(rows)))
-    return history.trace_features
+def by_server(training: Training, targets: TargetRecords, *, active: bool = False) -> Numbers:
+    """The server: it traces records in every report of a watched round.
 
-
-def by_active_server(training: Training, targets: TargetRecords) -> Numbers:
-    """The active server: in watched rounds it sends each client a model of its own.
-
-    In that model the loss of half of the client's target records has been raised.
+    The active one sends each client a model of its own in these rounds, in which the loss of half
+    of the client's target records has been raised.
     """
     history, task = RecordTraces(targets.data.records), training.task
     rounds = watched_rounds(training)
@@ -174,8 +162,8 @@ def by_active_server(training: Training, targets: TargetRecords) -> Numbers:
 
     def send(engine: Serial, round: Round) -> CohortSum:
         starts.clear()
-        if round.number not in rounds:
-            return _plainly(engine, round)
+        if not active or round.number not in rounds:
+            return engine.run(round)
         total = engine.job.zero()
         for client in round.ids.tolist():
             rows = targets.half_of(client, round.number)
@@ -185,38 +173,28 @@ def by_active_server(training: Training, targets: TargetRecords) -> Numbers:
         return total
 
     for round, total, _ in _played(training, send):
-        for client, report in _reports(total) if starts else ():
-            rows, before = targets.half_of(client, round.number), starts[client]
+        for client, report in _reports(total) if round.number in rounds else ():
+            rows = targets.half_of(client, round.number) if active else targets.rows_of(client)
+            before = starts.get(client, round.start)
             history.add(rows, traces(task, before, before + report, *targets.at(rows)))
     return history.trace_features
 
 
-def by_client(training: Training, targets: TargetRecords) -> Numbers:
-    """The passive client: it compares the global models before and after watched rounds."""
-    history, task = RecordTraces(targets.data.records), training.task
-    rounds = watched_rounds(training)
-    every = np.arange(targets.data.records)
-    for round, _, result in _played(training, _plainly):
-        if round.number in rounds:
-            step = round.start, result.state.params
-            history.add(every, traces(task, *step, *targets.at(every)))
-    return history.trace_features
+def by_client(training: Training, targets: TargetRecords, *, active: bool = False) -> Numbers:
+    """A client: it compares the global models before and after watched rounds.
 
-
-def by_active_client(training: Training, targets: TargetRecords) -> Numbers:
-    """The active client: it raises the loss of some records, and traces them a round later.
-
-    It is client 0 and takes part in watched rounds whether it is drawn or not. It also traces all
-    records in watched rounds, as the passive client does.
+    The active one is client 0, and takes part in watched rounds whether it is drawn or not. It
+    raises the loss of some records, and traces them a round later.
     """
-    plan, task = training.plan, training.task
-    rounds = watched_rounds(training)
-    aims = targets.by_round([r for r in rounds if r < plan.permitted] or rounds)
-    boost = plan.expected / float(getattr(training.server, "lr", 1.0))
-    attacker = Ascending(task, targets.data, 0, aims, boost)
+    plan, rounds, task = training.plan, watched_rounds(training), training.task
+    aims: dict[int, Rows] = {}
+    if active:
+        aims = targets.by_round([r for r in rounds if r < plan.permitted] or rounds)
+        boost = plan.expected / float(getattr(training.server, "lr", 1.0))
+        training = replace(training, participants=Ascending(task, targets.data, 0, aims, boost))
     history, back = RecordTraces(targets.data.records), RecordTraces(targets.data.records)
     every = np.arange(targets.data.records)
-    for round, _, result in _played(replace(training, participants=attacker), _plainly):
+    for round, _, result in _played(training, Serial.run):
         step = round.start, result.state.params
         if round.number in rounds:
             history.add(every, traces(task, *step, *targets.at(every)))
@@ -231,16 +209,13 @@ def watched_rounds(training: Training) -> list[int]:
     return sorted({int(r) for r in np.linspace(1, training.plan.permitted, WATCHED).round()})
 
 
-Sending = Callable[[Serial, Round], CohortSum]
-"""Computes the sum of a round's cohort."""
+def _played(
+    training: Training, send: Callable[[Serial, Round], CohortSum]
+) -> Iterator[tuple[Round, CohortSum, RoundResult]]:
+    """Run a training and yield (round, sum with all reports, result) of every round.
 
-
-def _plainly(engine: Serial, round: Round) -> CohortSum:
-    return engine.run(round)
-
-
-def _played(training: Training, send: Sending) -> Iterator[tuple[Round, CohortSum, RoundResult]]:
-    """Run a training and yield (round, sum with all reports, result) of every round."""
+    `send` computes the sum of a round's cohort.
+    """
     engine = serial_engine(training)
     engine = replace(engine, job=replace(engine.job, rows=True))
     state, ledger = training.start(), new_ledger(training.plan)
@@ -329,15 +304,13 @@ def ascended(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> to
 SERVER, ACTIVE_SERVER = "passive server", "active server"
 CLIENT, ACTIVE_CLIENT = "passive client", "active client"
 
-Watching = Callable[[Training, TargetRecords], Numbers]
-"""(training, target records) -> what the attacker sees of each record, [records, features]."""
-
-ATTACKERS: tuple[tuple[str, Watching], ...] = (
+ATTACKERS: tuple[tuple[str, Callable[[Training, TargetRecords], Numbers]], ...] = (
     (SERVER, by_server),
-    (ACTIVE_SERVER, by_active_server),
+    (ACTIVE_SERVER, partial(by_server, active=True)),
     (CLIENT, by_client),
-    (ACTIVE_CLIENT, by_active_client),
+    (ACTIVE_CLIENT, partial(by_client, active=True)),
 )
+"""By name: (training, target records) -> what they see of each record, [records, features]."""
 
 _SEES_REPORTS = (Trust.LOCAL, Trust.CURATOR)
 _ENDS = 1.0, 99.0

@@ -155,7 +155,7 @@ def check(path: File, json_: options.Json = False) -> int:
 @site.command()
 def accept(path: File) -> None:
     """Accept the site's ledger as complete after its witness file was lost."""
-    from fedveil.flower.site_file import read_site_file
+    from fedveil.flower.federation_files import read_site_file
     from fedveil.flower.site_ledger import SiteLedger
 
     head = SiteLedger.named_in(read_site_file(path)).accept()

@@ -14,7 +14,7 @@ from typer.utils import get_params_from_function
 import fedveil
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput, FedveilError
-from fedveil.cli import deploy, lookup, results, studies, train
+from fedveil.cli import deploy, results, train
 
 app = typer.Typer(
     name="fedveil",
@@ -24,22 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    train.run,
-    studies.plan,
-    studies.sweep,
-    studies.reproduce,
-    results.audit,
-    results.evaluate,
-    results.predict,
-    results.compare,
-    results.report,
-    train.watch,
-    lookup.recipes,
-    lookup.explain,
-    lookup.account,
-    lookup.ledger,
-    deploy.mixer,
-    deploy.deploy,
+    *(train.run, train.plan, train.sweep, train.reproduce, results.audit, results.evaluate),
+    *(results.predict, results.compare, results.report, train.watch, results.recipes),
+    *(results.explain, results.account, results.ledger, deploy.mixer, deploy.deploy),
 ):
     app.command()(command)
 app.add_typer(deploy.site)

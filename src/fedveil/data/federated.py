@@ -179,7 +179,7 @@ this claim
         As `from_table`, whose options it takes. The split "test", if there is one and `test` is
         left out, is the test table. Label names that the data set declares are declared values.
         """
-        from fedveil.data.library_datasets import tables_of
+        from fedveil.data.tables import tables_of
 
         features = None if features is None else list(features)
         table, tested, declared = tables_of(dataset, target, client, features)
@@ -201,7 +201,7 @@ this claim
 
         `test` is another one; `options` are further arguments of `from_clients`.
         """
-        from fedveil.data.library_datasets import arrays_of, clients_from_datasets
+        from fedveil.data.tables import arrays_of, clients_from_datasets
 
         test_arrays = None if test is None else arrays_of(test, "the test split")
         clients = clients_from_datasets(datasets)

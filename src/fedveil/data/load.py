@@ -10,10 +10,15 @@ from fedveil.base.checks import DATA_SETS, hint
 from fedveil.base.errors import BadInput
 from fedveil.data.data_files import data_root, find_file
 from fedveil.data.image_sets import load_cifar10, load_digits, load_femnist, load_mnist
-from fedveil.data.membership_sets import load_location30, load_purchase100, load_texas100
 from fedveil.data.own_table import TableOptions, table_records
 from fedveil.data.partition import Records
-from fedveil.data.regression_sets import load_diabetes, load_lending_club
+from fedveil.data.tabular_sets import (
+    load_diabetes,
+    load_lending_club,
+    load_location30,
+    load_purchase100,
+    load_texas100,
+)
 
 EMBEDDED = ("digits", "diabetes", "saved", "table")
 """What no data folder is needed for: scikit-learn's own, and data that name their path."""

@@ -20,7 +20,7 @@ from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
 from fedveil.flower.certificates import Authority, MixerFiles, node_key
-from fedveil.flower.federation import Federation, RegisteredSite, takes_whole_deadline
+from fedveil.flower.federation_files import Federation, RegisteredSite, takes_whole_deadline
 from fedveil.flower.flwr_private import write_programs
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import build_for_plan, policy_text

@@ -38,8 +38,8 @@ from flwr.serverapp.strategy import Strategy
 from pydantic import ValidationError
 
 from fedveil.base.errors import BadInput, one_line
+from fedveil.flower.federation_files import PolicySection
 from fedveil.flower.policy import Policy, Terms, terms_of
-from fedveil.flower.site_file import PolicySection
 from fedveil.flower.site_ledger import Declined, SiteLedger, today
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting

@@ -19,7 +19,7 @@ import torch
 
 from fedveil.base.errors import BadInput, FedveilError
 from fedveil.data.federated import FederatedData
-from fedveil.flower.federation import Federation, MixerSection, takes_whole_deadline
+from fedveil.flower.federation_files import Federation, MixerSection, takes_whole_deadline
 from fedveil.flower.messages import (
     Answer,
     Arrival,

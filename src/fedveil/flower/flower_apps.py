@@ -18,7 +18,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.base.errors import BadInput, one_line
-from fedveil.flower.federation import Federation, fingerprint, read_federation, takes_whole_deadline
+from fedveil.flower.federation_files import (
+    Federation,
+    fingerprint,
+    read_federation,
+    takes_whole_deadline,
+)
 from fedveil.flower.federation_server import Outcome, Server
 from fedveil.flower.flwr_private import end_with_parent, separate_draws
 from fedveil.flower.messages import (

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.flower.site_file import PolicySection
+from fedveil.flower.federation_files import PolicySection
 from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust, Unit, rendered
 from fedveil.privacy.accounting.composition import covers, noise_in

@@ -18,10 +18,15 @@ from fedveil.base.checks import TABLE
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.flower.federation import MixerSection, with_absolute_paths
+from fedveil.flower.federation_files import (
+    TABLES,
+    MixerSection,
+    SiteFile,
+    read_site_file,
+    with_absolute_paths,
+)
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.policy import Offer, Policy, build_for_plan, local_steps, terms_of
-from fedveil.flower.site_file import TABLES, SiteFile, read_site_file
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger, today
 from fedveil.mixing.protocol import Refused, round_number
 from fedveil.privacy.channel import Round

@@ -15,8 +15,8 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from fedveil.base.errors import BadInput, BudgetExhausted, one_line
+from fedveil.flower.federation_files import SiteFile
 from fedveil.flower.policy import Policy, RunCost, Terms
-from fedveil.flower.site_file import SiteFile
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.file import connect, one_look, query, read_runs, transaction
 from fedveil.privacy.ledger.hash_chain import Head, verify

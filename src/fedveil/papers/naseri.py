@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from fedveil.audit.audit_command import BOUNDS, COLUMNS, AuditSettings, run_attacks, summary
 from fedveil.audit.audit_folder import AuditCache
-from fedveil.audit.client_views import claimed
 from fedveil.audit.findings import AUC, Attack, Leak
 from fedveil.audit.inversion import InversionAudit
+from fedveil.audit.observations import claimed
 from fedveil.papers.reproduction import (
     Experiment,
     Item,

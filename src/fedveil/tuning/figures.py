@@ -99,7 +99,9 @@ def canvas(
     figure.text(left, top, "\n".join(lines), va="top", size=SMALL, linespacing=1.3, color=SOFT)
     if len(names) > 1:
         legend = figure.legend(
-            handles=[handle(name, look) for name, look in names.items()],
+            handles=[
+                Line2D([], [], label=name, **line_style(look)) for name, look in names.items()
+            ],
             loc="lower left",
             bbox_to_anchor=(0, 0),
             ncols=columns,
@@ -113,20 +115,10 @@ def canvas(
     return figure
 
 
-def handle(name: str, look: Stroke) -> Line2D:
-    """What stands for a line in a legend."""
-    return Line2D([], [], label=name, **line_style(look))
-
-
 def line_style(look: Stroke) -> dict[str, Any]:
     """The keywords of a line in matplotlib."""
-    return {
-        "color": look.colour,
-        "linestyle": look.dashes,
-        "marker": look.marker,
-        "markersize": 4.5,
-        "linewidth": 1.4,
-    }
+    drawn = {"color": look.colour, "linestyle": look.dashes, "marker": look.marker}
+    return {**drawn, "markersize": 4.5, "linewidth": 1.4}
 
 
 def name_axes(at: Axes, across: str, up: str, title: str = "") -> None:
@@ -155,11 +147,9 @@ def png(figure: Figure) -> bytes:
 
 def promises(claims: Sequence[PrivacyClaim]) -> list[str]:
     """What belongs to the epsilons in a figure, one text for each kind of claim."""
-    return list(dict.fromkeys(f"Epsilon{_of(claim)} {claim.full_terms}." for claim in claims))
-
-
-def _of(claim: PrivacyClaim) -> str:
-    return "" if claim.covers == "updates" else f" of {claim.covers}"
+    covered = ["" if claim.covers == "updates" else f" of {claim.covers}" for claim in claims]
+    pairs = zip(covered, claims, strict=True)
+    return list(dict.fromkeys(f"Epsilon{of} {claim.full_terms}." for of, claim in pairs))
 
 
 PERCENT, SHARE, ANYWHERE = (0.0, 100.0), (0.0, 1.0), (-math.inf, math.inf)

@@ -14,12 +14,12 @@ from fedveil.base.checks import check_option
 from fedveil.base.errors import BadInput
 from fedveil.runs.glossary import terms_line
 from fedveil.runs.run_directory import write_atomic
-from fedveil.tuning.plan_report import PlanReport, plan_page
 from fedveil.tuning.recipe_grid import STEPS, Space
 from fedveil.tuning.search import OnTrial, simulate
 from fedveil.tuning.theory import FormulaSettings, Sizes, convergence, formula_options, thumb
 from fedveil.tuning.theory_plan import theorise
 from fedveil.tuning.trials import Laboratory
+from fedveil.tuning.tuning_pages import PlanReport, plan_page
 
 _SHOWN = 12
 _DELTA = 1e-5

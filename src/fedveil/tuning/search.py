@@ -16,10 +16,16 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.runs.recipe_file import load_recipe
 from fedveil.runs.sections.noise_section import NoNoiseSection
-from fedveil.tuning.plan_report import PlanReport, check_budget, option_of, recipe_text, rounds_text
 from fedveil.tuning.recipe_grid import Cell, Space, alike, candidates, recipe_of
 from fedveil.tuning.repetitions import Cost, Mean, mean_of, worse
 from fedveil.tuning.trials import Laboratory, PreparedCell, seeded
+from fedveil.tuning.tuning_pages import (
+    PlanReport,
+    check_budget,
+    option_of,
+    recipe_text,
+    rounds_text,
+)
 
 OnTrial = Callable[[int, int, str], None]
 """(trials done, trials planned so far, the cell just finished)."""

@@ -27,8 +27,8 @@ from fedveil.runs.run_directory import locked, write_atomic
 from fedveil.training.gradients.modes import Mode
 from fedveil.tuning.recipe_grid import Axis, Cell, cells
 from fedveil.tuning.repetitions import Cost, Mean, mean_of
-from fedveil.tuning.sweep_page import sweep_page
 from fedveil.tuning.trials import Laboratory, PreparedCell, TrialOutcome
+from fedveil.tuning.tuning_pages import sweep_page
 
 OnTrial = Callable[[int, int, str], None]
 """(trials done, trials in all, the cell just finished)."""

@@ -28,9 +28,15 @@ from fedveil.training.gradients.least_squares import Quadratics, is_least_square
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd, ClientWork
 from fedveil.tuning import theory
-from fedveil.tuning.plan_report import PlanReport, check_budget, option_of, recipe_text, rounds_text
 from fedveil.tuning.recipe_grid import Space, candidates
 from fedveil.tuning.trials import Laboratory
+from fedveil.tuning.tuning_pages import (
+    PlanReport,
+    check_budget,
+    option_of,
+    recipe_text,
+    rounds_text,
+)
 
 _CLIENTS = 32
 _DESCENTS = 500

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.attacks.backdoor_attack import BackdoorAttack
-from fedveil.attacks.image_backdoors import PixelTrigger
+from fedveil.attacks.adversary import BackdoorAttack
+from fedveil.attacks.backdoors import PixelTrigger
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import cross_entropy

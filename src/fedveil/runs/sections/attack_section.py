@@ -10,8 +10,8 @@ from fedveil.runs.sections.client_section import DpSgdSection, GradientSection, 
 from fedveil.runs.sections.section import Section, setting
 
 if TYPE_CHECKING:
-    from fedveil.attacks.backdoor import Backdoor
-    from fedveil.attacks.backdoor_attack import BackdoorAttack
+    from fedveil.attacks.adversary import BackdoorAttack
+    from fedveil.attacks.backdoors import Backdoor
     from fedveil.data.federated import FederatedData
     from fedveil.privacy.plan import PrivacyPlan
     from fedveil.runs.recipe import Recipe
@@ -64,7 +64,7 @@ class _Attack(Section):
         self, recipe: "Recipe", data: "FederatedData", plan: "PrivacyPlan"
     ) -> "BackdoorAttack":
         """The adversary of the recipe's training."""
-        from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
+        from fedveil.attacks.adversary import AttackerNoise, BackdoorAttack, When
 
         data.check_tested("[attack]")
         if self.project and plan.schedule is None:
@@ -133,7 +133,7 @@ class PixelSection(_Attack):
     trigger, measured whole."""
 
     def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.image_backdoors import PixelTrigger
+        from fedveil.attacks.backdoors import PixelTrigger
 
         return PixelTrigger(
             self.target,
@@ -157,7 +157,7 @@ class WritersSection(_Attack):
     """How many clients' records."""
 
     def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.image_backdoors import WritersBackdoor
+        from fedveil.attacks.backdoors import WritersBackdoor
 
         return WritersBackdoor(self.source, self.target, self.writers)
 
@@ -175,7 +175,7 @@ class ColourSection(_Attack):
     """Share of the source images that count as of that colour."""
 
     def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.image_backdoors import ColourBackdoor
+        from fedveil.attacks.backdoors import ColourBackdoor
 
         return ColourBackdoor(self.source, self.target, self.channel, self.feature_share)
 
@@ -190,7 +190,7 @@ class PhraseSection(_Attack):
     target: int = _TARGET
 
     def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.text_backdoors import PhraseBackdoor
+        from fedveil.attacks.backdoors import PhraseBackdoor
 
         return PhraseBackdoor(self.phrase, self.target)
 
@@ -204,7 +204,7 @@ class SentenceSection(_Attack):
     """Whole sentences, such as 'people in london are aggressive'."""
 
     def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.text_backdoors import SentenceBackdoor
+        from fedveil.attacks.backdoors import SentenceBackdoor
 
         return SentenceBackdoor(tuple(self.sentences))
 

@@ -1,16 +1,22 @@
-"""What an adversary sees of one client: rounds of a plan, through the code that a training runs.
+"""What an adversary sees of one client in a round, through the code that a training runs.
 
-A client sends one of two worst-case inputs, far too long, so that clips are put to the test as
-well. It goes through `client_report`, `server_sum` and the release's own noise, none of which is
-written a second time.
+Whoever attacks reports sees what the recipe shows: a report after its noise where clients protect
+themselves; the clipped update where a trusted server adds the noise, and to everybody else the
+noisy sum; behind a shuffler a sum of reports. Of a sum the attacker of the claim knows all others'
+part, and takes it off.
 
-For DP-SGD the model is one linear layer and the loss a squared error, so that a record whose
-features are zero contributes nothing at all, and another's gradient points along its features, far
-beyond the clip. The server, which sends the model, turns its sign in every other round.
+Views of a release alone: a client sends one of two worst-case inputs, far too long, so that clips
+are put to the test as well. It goes through `client_report`, `server_sum` and the release's own
+noise, none of which is written a second time. For DP-SGD the model is one linear layer and the loss
+a squared error, so that a record whose features are zero contributes nothing at all, and another's
+gradient points along its features, far beyond the clip. The server, which sends the model, turns
+its sign in every other round.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,20 +24,197 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import seed_of
 from fedveil.data.federated import FederatedData
 from fedveil.models.metrics import squared_error
 from fedveil.models.task import Task
+from fedveil.privacy.accounting.budget import BudgetLine
+from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim
 from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.clip import Clip, Clipped, Norm
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.priv_unit import with_dimension
+from fedveil.privacy.releases.two_point import honest_reports
 from fedveil.training.cohort import CohortData
+from fedveil.training.engines.serial import Serial
 from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.modes import Mode, gradients_of
-from fedveil.training.reports import ClientBatch, ClientReports, CohortSum, Rows
+from fedveil.training.gradients.trajectories import Gradients
+from fedveil.training.participants import Participants
+from fedveil.training.reports import ClientBatch, ClientReports, CohortSum, Rows, accept
 from fedveil.training.round import noised_sum
-from fedveil.training.work import ClientDpSgd
+from fedveil.training.session import Training, new_ledger
+from fedveil.training.work import ClientDpSgd, ClientWork
+
+_BLOCK = 1 << 24
+
+
+class View(Enum):
+    """One client's report, or the sum that is released of a round's reports."""
+
+    REPORT = auto()
+    SUM = auto()
+
+    def description(self, plan: PrivacyPlan) -> str:
+        """Whose view it is, in words."""
+        release = plan.release
+        if self is View.REPORT:
+            if not release.requires.only_sum:
+                return "as the server sees it"
+            if release.local:
+                return "as it is before the shuffler"
+            return "as the trusted server sees it"
+        if release.local:
+            return "as the server sees it behind the shuffler, all others known"
+        return "as everybody else sees it, all others known"
+
+
+def views(plan: PrivacyPlan) -> tuple[View, ...]:
+    """The views of a plan: the report, and the sum where that is all that is released."""
+    return (View.REPORT, View.SUM) if plan.release.requires.only_sum else (View.REPORT,)
+
+
+def strict_line(plan: PrivacyPlan) -> BudgetLine | None:
+    """The budget line that an audit is compared with: the first that is a guarantee."""
+    return next((line for line in plan.lines if not line.as_published), None)
+
+
+def claim_of(line: BudgetLine, turns: int) -> PrivacyClaim:
+    """The claim of the line for so many turns. The pure claim for a single turn, if any."""
+    claims = line.claims(turns)
+    pure = [claim for claim in claims if claim.accountant is Accountant.PURE]
+    return pure[0] if pure and turns == 1 else claims[0]
+
+
+def claimed(plan: PrivacyPlan) -> PrivacyClaim | None:
+    """The claim that leaks are compared with: the first that is a guarantee, if any."""
+    line = strict_line(plan)
+    return None if line is None else claim_of(line, line.participations(plan.permitted))
+
+
+def claim_against(view: View, plan: PrivacyPlan) -> PrivacyClaim | None:
+    """The claim about whoever has this view: none about somebody whom the claim trusts."""
+    return None if view is View.REPORT and plan.release.requires.only_sum else claimed(plan)
+
+
+def check_unattacked(training: Training, attack: str) -> None:
+    """Refuse a run that is attacked already."""
+    if type(training.participants) is not Participants:
+        raise BadInput(f"the run has an attack of its own: leave out --attacks {attack}")
+
+
+def replay(training: Training, rounds: int) -> Iterator[Round]:
+    """Yield the first `rounds` rounds, each before its clients work. Nothing is charged on disk."""
+    state, ledger = training.start(), new_ledger(training.plan)
+    while (round := training.begin(state, ledger)) is not None:
+        yield round
+        if round.number >= rounds:
+            return
+        state = training.end(round, state, training.engine.run(round), ledger).state
+
+
+def rerun(training: Training, seed: int, **changes: object) -> Training:
+    """The training with another seed, in this process, and measured at the end only."""
+    alone = {"workers": 1, "every": training.plan.rounds, "clients_every": None, **changes}
+    return replace(training, seed=seed, **alone)  # type: ignore[arg-type]
+
+
+def audit_rerun(training: Training, seed: int, **changes: object) -> Training:
+    """The training with the randomness of the audit of that seed."""
+    return rerun(training, int(np.random.default_rng([seed, 0xA6A1]).integers(2**31)), **changes)
+
+
+def serial_engine(training: Training) -> Serial:
+    """The engine of a training that runs in this process, as those of an audit do."""
+    engine = training.engine
+    assert isinstance(engine, Serial), "an audit runs in this process"
+    return engine
+
+
+@dataclass(frozen=True, eq=False)
+class Observer:
+    """Observes what clients send that have the records of `data`, in any round of a training.
+
+    `streams` are those of their noise: the training's own, to see what its clients send, or
+    others, for clients that the attacker makes up.
+    """
+
+    training: Training
+    data: FederatedData
+    streams: Streams
+
+    def observed_updates(self, view: View, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
+        """The updates of clients `ids` with the records of clients `whose`, [K, P], in a view."""
+        plan, work = self.training.plan, self.training.work
+        updates = []
+        for clients in self._batches(round, ids, whose):
+            rows = _accepted(work, plan, clients)
+            if view is View.SUM:
+                sums = [self._released_sum(clients.round, k, row) for k, row in enumerate(rows)]
+                updates.append(torch.stack(sums))
+            else:
+                updates.append(plan.release.channel.updates(rows, clients.round))
+        return torch.cat(updates)
+
+    def noiseless_updates(self, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
+        """The same updates clipped and not noised, as an attacker makes them from its records."""
+        work = self.training.work
+        if isinstance(work, ClientDpSgd):
+            work = replace(work, noisy=replace(work.noisy, multiplier=0.0))
+        return torch.cat([_updates(work, each) for each in self._batches(round, ids, whose)])
+
+    def _batches(self, round: Round, ids: Ids, whose: Ids) -> Iterator[ClientBatch]:
+        """Clients in blocks that are computed together, or one by one where they have to be."""
+        looped = serial_engine(self.training).mode is Mode.LOOPED
+        step = 1 if looped else max(1, _BLOCK // self.training.task.size)
+        round = replace(round, streams=self.streams)
+        for a in range(0, len(ids), step):
+            cohort = CohortData(self.data, ids[a : a + step], whose[a : a + step])
+            yield ClientBatch.of(round, cohort, self._gradients)
+
+    @cached_property
+    def _gradients(self) -> Gradients:
+        training, engine = self.training, serial_engine(self.training)
+        private = training.plan.steps is not None
+        mixes = engine.job.mixes
+        return gradients_of(training.task, engine.mode, self.data, mixes=mixes, private=private)
+
+    def _released_sum(self, round: Round, k: int, row: torch.Tensor) -> torch.Tensor:
+        """The round's released sum with client k's report `row`, less the others' known part.
+
+        Noise is drawn for this client alone. Behind a shuffler there are as many others as the
+        claim counts on, and their reports are noise around the model.
+        """
+        plan = self.training.plan
+        seed = seed_of("sum", self.streams.seed, round.number, int(round.ids[k]))
+        own = replace(round, streams=Streams(seed, self.streams.secure), attempt=0)
+        rows, total = row[None], CohortSum.zero(len(row), 0, noisy=False)
+        if plan.release.adds_noise:
+            others = torch.zeros(max(0, honest_reports(plan) - 1), len(row))
+            own = replace(own, ids=np.arange(len(others), dtype=np.int64))
+            plan.release.randomise_(others, own)
+            rows = torch.cat([rows, others])
+        plan.release.channel.add_(total.total, rows, torch.ones(len(rows)).double(), own)
+        return noised_sum(plan, own, total).float()
+
+
+def _accepted(work: ClientWork, plan: PrivacyPlan, clients: ClientBatch) -> torch.Tensor:
+    """What the server has of the reports."""
+    reports = client_report(work, plan, clients).reports
+    assert isinstance(reports, Rows), "an attacker sees reports one by one"
+    accept(reports, None if plan.release.local else clients.round.clip)
+    return reports.rows
+
+
+def _updates(work: ClientWork, clients: ClientBatch) -> torch.Tensor:
+    """Updates as clients compute them. One that is not finite counts as zero, as everywhere."""
+    done = work.updates(clients)
+    reports = Rows.of(done.rows, clients.round.start.shape[-1])  # type: ignore[union-attr]
+    accept(reports, None)
+    return reports.rows
+
 
 Values = npt.NDArray[np.float64]
 
@@ -39,7 +222,7 @@ FEW = 4
 """Coordinates of rows where their number does not matter to the release."""
 
 _TOO_LONG = 1e3
-_BLOCK = 1 << 22
+_NUMBERS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +316,7 @@ def client_views(
     """
     plan, size = reduced(plan)
     bench = Bench(plan, streams, size)
-    together = max(1, _BLOCK // (2 * size))
+    together = max(1, _NUMBERS_AT_ONCE // (2 * size))
     short = sign > 0
     for first in range(0, draws, together):
         count = min(together, draws - first)
@@ -161,8 +344,7 @@ def _along(
 ) -> tuple[Values, Values]:
     """What clients report along a direction, over the clip, and what they tell the clip."""
     sent = bench.sent(round, rows, short=short)
-    if not isinstance(sent.reports, Rows):
-        raise AssertionError("reports of clients that protect themselves are rows")
+    assert isinstance(sent.reports, Rows), "reports of clients that protect themselves are rows"
     clip = 1.0 if round.clip is None else round.clip.value
     return (sent.reports.rows.double() @ along).numpy() / clip, sent.statistic.numpy()
 
@@ -183,8 +365,7 @@ def server_views(
         for t in range(turns):
             number, nobody = 1 + t + turns * (first // wide), np.zeros(1, dtype=np.int64)
             round = bench.make_round(number, nobody, like=1 + t)
-            if round.clip is None:
-                raise AssertionError("noise on a sum needs a clip")
+            assert round.clip is not None, "noise on a sum needs a clip"
             row = torch.full((1, 1), sign * (-1) ** t * _TOO_LONG * round.clip.value)
             total = bench.summed(round, bench.sent(round, row, short=False))
             total.total = total.total.expand(wide).clone()
@@ -207,8 +388,7 @@ def statistic_views(
     ids = np.zeros(1 if sign else 0, dtype=np.int64)
     for k in range(draws):
         round = bench.make_round(1 + k * every, ids, like=1)
-        if round.clip is None:
-            raise AssertionError("an adaptive schedule has a clip")
+        assert round.clip is not None, "an adaptive schedule has a clip"
         along = worst(round.clip, 2)
         length = (1 - 2e-6 if sign > 0 else _TOO_LONG) * round.clip.value
         rows = (sign * length * along).float().expand(len(ids), -1)
@@ -231,8 +411,7 @@ def step_views(
     As `client_views` has it: [turns, draws] along the record's gradient, of the client, [1, turns,
     draws] of another without such a record, and nothing that a clip was told.
     """
-    if plan.steps is None:
-        raise AssertionError("a plan without noisy steps")
+    assert plan.steps is not None, "a plan without noisy steps"
     along = worst(None, FEW)
     x = torch.stack([torch.zeros(FEW), along.float()]).numpy()
     y = np.zeros(2, dtype=np.float32)
