@@ -24,7 +24,7 @@ from fedveil.audit.property_attack import PropertyAudit
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import Training
 from fedveil.tuning.figures import png
 

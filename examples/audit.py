@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fedveil as fv
 from fedveil.runs.evidence import statements_of, verify_ledger
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
 with tempfile.TemporaryDirectory() as folder:

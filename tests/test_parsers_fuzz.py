@@ -33,7 +33,7 @@ from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.runs import checkpoint
 from fedveil.runs.evidence import export_ledger, file_of, statements_of, verify_ledger
 from fedveil.runs.ledgers import Shared
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.tuning.recipe_grid import axis, cells
 

@@ -13,7 +13,7 @@ from fedveil.runs.ledgers import Shared
 from fedveil.runs.logs import check_logs
 from fedveil.runs.modules import Model
 from fedveil.runs.opened_run import OpenedRun
-from fedveil.runs.recipe_file import DEFAULT, Overrides, load_recipe
+from fedveil.runs.recipe import DEFAULT, Overrides, load_recipe
 from fedveil.runs.run import Run
 
 Line = dict[str, Any]

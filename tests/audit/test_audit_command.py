@@ -15,7 +15,7 @@ from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.runs.build import build
 from fedveil.runs.ledgers import Shared
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from tests.contracts.test_no_bare_epsilon import bare, bare_in_json
 

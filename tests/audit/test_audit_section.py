@@ -14,7 +14,7 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.runs.recipe_file import load_recipe, recipe_in, to_toml
+from fedveil.runs.recipe import load_recipe, recipe_in, to_toml
 from tests.runs.test_report import words
 
 SCRIPT = "<script>alert(1)</script>"

@@ -10,7 +10,7 @@ from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit.observations import Observer, View, audit_rerun, claimed, replay, views
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import new_ledger
 from fedveil.training.work import OneGradient

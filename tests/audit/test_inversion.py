@@ -15,7 +15,7 @@ from fedveil.audit.inversion import (
 )
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from tests.audit.test_audit_command import left
 

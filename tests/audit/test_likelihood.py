@@ -22,7 +22,7 @@ from fedveil.audit.membership import (
 )
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 
 ROUNDS, RATE = 40, 3.0
 

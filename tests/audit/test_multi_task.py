@@ -9,7 +9,7 @@ from fedveil.base.errors import BadInput
 from fedveil.data.image_sets import load_digits
 from fedveil.models.zoo import build_task
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import gradients_of

@@ -22,7 +22,7 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training import exchange, session
 from fedveil.training.gradients.per_example import ClippedExamples
 from fedveil.training.work import ClientDpSgd

@@ -10,7 +10,7 @@ from fedveil.audit.findings import Attack
 from fedveil.audit.property_attack import PropertyAudit, PropertyScores
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from tests.audit.test_audit_command import left
 

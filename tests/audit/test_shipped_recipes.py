@@ -9,7 +9,7 @@ from fedveil.audit.canary_clients import Canaries
 from fedveil.audit.randomisers import Randomiser, self_test
 from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, statistics_findings
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe, shipped_recipes
+from fedveil.runs.recipe import load_recipe, shipped_recipes
 
 FALSE_ALARM = 0.01
 PRIVATE = ("central", "dp-fedavg", "dp-fedavg-gaussian", "dp-sgd", "ldp-fl", "ldp-sgd", "priv-unit")

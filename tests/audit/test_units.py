@@ -15,7 +15,7 @@ from fedveil.audit.observations import strict_line
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 
 ALPHA = 1e-6
 BASE = ("engine.workers=1", "data.clients=600", "client.epochs=1", "rounds=2", "budget.delta=1e-5")

@@ -23,8 +23,7 @@ from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.release import NoisySteps
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.runs.recipe import FORMS, Recipe
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import FORMS, Recipe, load_recipe
 from fedveil.runs.sections.section import tabled
 from fedveil.training.cohort import Batches
 from fedveil.training.server import AdamServer, SgdServer

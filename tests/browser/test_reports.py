@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fedveil.runs.recipe_file import load_recipe, shipped_recipes
+from fedveil.runs.recipe import load_recipe, shipped_recipes
 from fedveil.runs.report import report_of
 from fedveil.runs.run import Run
 

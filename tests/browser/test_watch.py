@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
 from ..runs.conftest import BASE

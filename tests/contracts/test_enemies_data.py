@@ -9,7 +9,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 
 COLUMNS = {"age": {"low": 0, "high": 100}, "dose": {"low": 0, "high": 10}}
 LABELS = {"values": ["no", "yes"]}

@@ -17,7 +17,7 @@ from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.ledger.statement import statements
 from fedveil.runs.build import build
 from fedveil.runs.opened_run import StoredModel
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.run_directory import request_stop
 from fedveil.watch.followed_runs import FollowedRun

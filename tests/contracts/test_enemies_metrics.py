@@ -114,7 +114,7 @@ def test_the_same_attack_through_the_same_gate_finds_all_where_there_is_no_noise
 
 def training_of(data, sets):
     from fedveil.runs.build import build
-    from fedveil.runs.recipe_file import load_recipe
+    from fedveil.runs.recipe import load_recipe
 
     return build(load_recipe("central", sets, own=["data"]), data=data)
 

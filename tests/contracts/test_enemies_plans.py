@@ -11,7 +11,7 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from tests.contracts.enemies import CLIENTS, FREE, central, training
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 import fedveil as fv
 from fedveil.console import Progress, print_result
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
 OWNERS = 12

@@ -37,7 +37,7 @@ import sys
 from dataclasses import fields
 
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import train
 
 found = {}

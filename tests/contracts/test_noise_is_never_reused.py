@@ -14,7 +14,7 @@ from fedveil.privacy.noise import mechanisms
 from fedveil.privacy.noise import secure_random as entropy
 from fedveil.privacy.releases import priv_unit
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import train
 
 SMALL = ("rounds=3", "data.clients=20", "engine.workers=1")

@@ -11,7 +11,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.data.load import load_records
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe, shipped_recipes
+from fedveil.runs.recipe import load_recipe, shipped_recipes
 
 SMALL = ("rounds=2", "engine.workers=1", "engine.mode=looped")
 LONG = {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training import session as home
 from fedveil.training.session import train
 

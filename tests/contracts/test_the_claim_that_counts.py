@@ -33,7 +33,7 @@ from fedveil.privacy.accounting.meaning import Meaning, budgeted, counting, smal
 from fedveil.privacy.ledger.statement import Statement
 from fedveil.runs.compare import comparison_html, rows_of
 from fedveil.runs.ending import Ending
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.report import report_of
 from fedveil.runs.run import Run, budget_entry
 from fedveil.tuning.sweep import claim_column

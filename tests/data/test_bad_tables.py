@@ -8,7 +8,7 @@ import pytest
 from fedveil import FederatedData
 from fedveil.base.errors import BadInput
 from fedveil.cli import main as commands
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 
 SITES, EACH = 10, 4
 HEADER = ["site", "age", "city", "well"]

@@ -30,7 +30,7 @@ from fedveil.privacy.releases.release import Release
 from fedveil.privacy.sampling import FixedSize
 from fedveil.runs import checkpoint, run
 from fedveil.runs.evidence import verify_ledger
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.run_directory import write_atomic
 from fedveil.training.engines import serial

@@ -25,7 +25,7 @@ from fedveil import console
 from fedveil.cli import main as cli
 from fedveil.data import load as data_module
 from fedveil.runs import run
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from tests.e2e.generated_recipes import OVERSIZED, generated
 
 SEED = 20240611

@@ -16,7 +16,7 @@ from fedveil.flower.federation_files import Federation, RegisteredSite
 from fedveil.flower.federation_server import Server
 from fedveil.flower.messages import Answer, RoundAsk
 from fedveil.runs.evidence import statements_of
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from tests.flower.sites import CLASSES, FEATURES, open_site
 from tests.flower.transports import InProcess

@@ -10,7 +10,7 @@ import torch
 import fedveil as fv
 from fedveil.flower.messages import RoundAsk, new_run_id, plan_digest
 from fedveil.flower.site import Site
-from fedveil.runs.recipe_file import load_recipe, to_toml
+from fedveil.runs.recipe import load_recipe, to_toml
 
 RECORDS, FEATURES, CLASSES, CLIENTS = 24, 4, 3, 3
 

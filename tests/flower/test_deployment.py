@@ -20,7 +20,7 @@ from fedveil.flower.site import Site
 from fedveil.flower.site_check import site_report
 from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from tests.mixing.loopback import with_mixer
 
 NAMES = ("north", "south", "east")

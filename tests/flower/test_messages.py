@@ -17,7 +17,7 @@ from fedveil.flower.messages import (
     plan_digest,
     to_parts,
 )
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from tests.flower.sites import CENTRAL
 
 RUN, PLAN = "0123456789abcdef" * 2, "a" * 64

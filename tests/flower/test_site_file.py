@@ -15,7 +15,7 @@ from fedveil.flower.federation_files import read_site_file
 from fedveil.flower.messages import Answer
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import report_lines, site_report
-from fedveil.runs.recipe_file import to_toml
+from fedveil.runs.recipe import to_toml
 from tests.flower.sites import (
     CENTRAL,
     DP_SGD,

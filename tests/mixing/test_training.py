@@ -15,7 +15,7 @@ import fedveil as fv
 from fedveil.mixing.protocol import collect, send_report
 from fedveil.privacy.shuffle import highs
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.cohort import CohortData
 from fedveil.training.evaluate import evaluate
 from fedveil.training.exchange import client_report

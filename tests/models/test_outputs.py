@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.models.graph import tensor_of
+from fedveil.base.inputs import tensor_of
 
 LOGITS, OTHER = torch.ones(2, 3), torch.zeros(2, 3)
 

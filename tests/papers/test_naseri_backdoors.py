@@ -23,7 +23,7 @@ from fedveil.papers.naseri_backdoors import (
     legend,
 )
 from fedveil.papers.reproduction import Experiment, ExperimentScale, Page
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.tuning.repetitions import Mean
 
 EPSILONS = ("1", "20")

@@ -14,7 +14,7 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
 from .endings import Crash, at, stop_after

@@ -14,7 +14,7 @@ from fedveil.base.errors import BadInput
 from fedveil.console import Follower, print_result
 from fedveil.models.metrics import correct
 from fedveil.runs.compare import across_clients, opened
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
 NAMES = ["accuracy", "top-3", "f1", "auroc", "perplexity"]

@@ -7,7 +7,7 @@ import pytest
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 
 PIXEL = ["attack.kind=pixel", "attack.target=0", "attack.size=2"]
 SHORT = ["rounds=3", "data.clients=20", "sample.size=9", "client.epochs=2", "engine.workers=1"]

@@ -7,7 +7,7 @@ import torch
 from fedveil.base.errors import BadInput
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.build import build, resolved
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.cohort import Batches
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.server import (

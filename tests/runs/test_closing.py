@@ -15,7 +15,7 @@ from fedveil.privacy.ledger.statement import statements
 from fedveil.runs import run as runs
 from fedveil.runs.evidence import _of_claims, file_digests
 from fedveil.runs.ledgers import Shared
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
 from .conftest import BASE

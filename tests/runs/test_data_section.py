@@ -11,7 +11,7 @@ from fedveil import FederatedData
 from fedveil.base.errors import BadInput
 from fedveil.data.columns import Column
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe, to_toml
+from fedveil.runs.recipe import load_recipe, to_toml
 from fedveil.runs.run import Run
 from fedveil.tuning.trials import Laboratory
 

@@ -12,7 +12,7 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs import checkpoint
 from fedveil.runs import run as runs
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.run_directory import locked
 

@@ -12,7 +12,7 @@ from fedveil.privacy.accounting.budget import NOT_DECIDED
 from fedveil.privacy.ledger.shared import Common, renyi_curve
 from fedveil.runs.build import build
 from fedveil.runs.ledgers import Shared
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
 from .conftest import BASE

@@ -15,7 +15,7 @@ from fedveil.privacy.ledger.hash_chain import Closing, Entry, Head, broken_at, r
 from fedveil.privacy.ledger.shared import common_of, renyi_curve, spent_in
 from fedveil.runs.evidence import file_digests
 from fedveil.runs.ledgers import Shared
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
 from .conftest import BASE

@@ -13,8 +13,7 @@ from fedveil.data.image_sets import load_femnist
 from fedveil.data.tabular_sets import load_lending_club
 from fedveil.runs.build import build
 from fedveil.runs.explain import apart, find_part, overview, parts, recipes_text
-from fedveil.runs.recipe import FORMS, Recipe
-from fedveil.runs.recipe_file import load_recipe, shipped_recipes
+from fedveil.runs.recipe import FORMS, Recipe, load_recipe, shipped_recipes
 from fedveil.runs.sections.data_section import ColumnSection
 from fedveil.runs.sections.section import Section, is_key
 from fedveil.training.work import Adam

@@ -9,7 +9,7 @@ from fedveil.audit.membership import ShadowModels, ShadowRunner
 from fedveil.base.errors import BadInput
 from fedveil.cli.options import check_engine, cluster_of, engine_settings
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.tuning.recipe_grid import axis, cells
 from fedveil.tuning.trials import Laboratory

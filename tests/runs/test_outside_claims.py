@@ -12,7 +12,7 @@ from fedveil.base.errors import BadInput
 from fedveil.data.load import load_records
 from fedveil.data.provenance import holdout
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.tuning.recipe_grid import cells
 from fedveil.tuning.trials import Laboratory

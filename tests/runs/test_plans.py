@@ -9,7 +9,7 @@ from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 
 SMALL = ("data.clients=40", "rounds=10", "engine.workers=1", "engine.mode=looped")
 LOUD = ("noise.multiplier=5.0", "budget.epsilon=inf", "budget.delta=1e-3")

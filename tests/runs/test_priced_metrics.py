@@ -14,7 +14,7 @@ from fedveil.console import print_result
 from fedveil.privacy.accounting.claims import HELD_OUT
 from fedveil.privacy.ledger.statement import statements
 from fedveil.runs.opened_run import measure_run
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.gate import Gate
 

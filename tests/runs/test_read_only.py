@@ -13,7 +13,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
 from .conftest import BASE

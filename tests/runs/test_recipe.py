@@ -7,7 +7,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe, shipped_recipes, to_toml
+from fedveil.runs.recipe import load_recipe, shipped_recipes, to_toml
 from fedveil.runs.run import Run
 from fedveil.runs.sections.noise_section import GaussianSection, NoNoiseSection
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.runs.recipe_file import to_toml
+from fedveil.runs.recipe import to_toml
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 scalars = (

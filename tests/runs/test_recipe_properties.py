@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import identity
 from fedveil.runs.build import build, resolved
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import load_recipe, shipped_recipes, to_toml
+from fedveil.runs.recipe import Recipe, load_recipe, shipped_recipes, to_toml
 
 NAMES = [recipe["name"] for recipe in shipped_recipes()]
 

@@ -32,7 +32,7 @@ def words(page):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """central: a run that has ended; open: one that was stopped in the middle, and not ended."""
-    from fedveil.runs.recipe_file import load_recipe
+    from fedveil.runs.recipe import load_recipe
 
     root = tmp_path_factory.mktemp("made")
 

@@ -9,7 +9,7 @@ import safetensors.torch
 from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs import checkpoint
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.gradients.modes import Mode
 

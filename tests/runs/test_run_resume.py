@@ -17,7 +17,7 @@ from fedveil.privacy.ledger.statement import statements
 from fedveil.runs import checkpoint
 from fedveil.runs.evidence import statement_of, verify_ledger
 from fedveil.runs.opened_run import StoredModel
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.engines.serial import Serial
 from fedveil.training.server import SgdServer

@@ -9,7 +9,7 @@ import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.opened_run import predictions_csv
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 
 BASE = ["data.path=t.csv", "data.client=user", "data.target=label", "data.test=by-client",
         "data.columns.text.length=6"]  # fmt: skip

@@ -9,7 +9,7 @@ import safetensors.torch
 
 from fedveil.privacy.ledger.file import read_charges, read_runs
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, train

@@ -13,7 +13,7 @@ import torch
 
 from fedveil.attacks.adversary import ReportAttack
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import train
 
 ALONE = ("data.clients=1", "sample.kind=all", "rounds=4", "engine.workers=1")

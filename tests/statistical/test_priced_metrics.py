@@ -10,7 +10,7 @@ import fedveil as fv
 from fedveil.data.load import load_records
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.evaluate import measured_owners, owner_means
 from fedveil.training.gate import Gate
 from fedveil.training.session import train

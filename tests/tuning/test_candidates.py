@@ -3,7 +3,7 @@
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.tuning.recipe_grid import Space, alike, candidates, recipe_of
 
 

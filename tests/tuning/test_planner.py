@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.runs.recipe_file import load_recipe, to_toml
+from fedveil.runs.recipe import load_recipe, to_toml
 from fedveil.tuning.recipe_grid import Space, recipe_of
 from fedveil.tuning.search import simulate
 from fedveil.tuning.theory_plan import theorise

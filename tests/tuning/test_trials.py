@@ -8,7 +8,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.engines.processes import WorkerLost
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import train

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from starlette.testclient import TestClient
 
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.run_directory import locked
 from fedveil.watch.followed_runs import RunsFolder

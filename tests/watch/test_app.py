@@ -107,7 +107,7 @@ def test_settings_beyond_the_sliders_are_one_line(client, query):
 
 
 def test_the_recipe_is_one_that_can_be_run(client, tmp_path):
-    from fedveil.runs.recipe_file import load_recipe
+    from fedveil.runs.recipe import load_recipe
 
     found = client.get("/recipe", params={"clients": 50, "rounds": 7, "noise": 3, "rate": 0.25})
     assert found.headers["content-disposition"] == 'attachment; filename="what-if.toml"'

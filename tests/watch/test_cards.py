@@ -82,7 +82,7 @@ def test_no_epsilon_stands_alone(root, copied, name, full):
 
 
 def test_a_run_that_claims_nothing_has_no_gauge(root):
-    from fedveil.runs.recipe_file import load_recipe
+    from fedveil.runs.recipe import load_recipe
     from fedveil.runs.run import Run
 
     from ..runs.conftest import BASE
@@ -135,7 +135,7 @@ def test_with_secure_noise_nothing_that_data_tell_is_shown(root, copied, holding
 
 
 def test_diagnostics_that_were_asked_for_are_called_outside_the_claim(root):
-    from fedveil.runs.recipe_file import load_recipe
+    from fedveil.runs.recipe import load_recipe
     from fedveil.runs.run import Run
 
     from ..runs.conftest import BASE

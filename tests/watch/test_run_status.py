@@ -11,7 +11,7 @@ from fedveil.privacy.accounting.budget import NOT_DECIDED
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.runs.evidence import charged_of
 from fedveil.runs.ledgers import Shared
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.run_directory import request_stop
 from fedveil.watch.followed_runs import FollowedRun, RunsFolder, State

@@ -12,7 +12,7 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.calibration import solve
 from fedveil.privacy.accounting.claims import Accountant
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.watch.what_if import (
     KNOBS,
     Settings,

@@ -26,7 +26,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build, check_given
 from fedveil.runs.evidence import charged_lines, check_charged
 from fedveil.runs.opened_run import OpenedRun
-from fedveil.runs.recipe_file import on_this_machine
+from fedveil.runs.recipe import on_this_machine
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.session import Training
 

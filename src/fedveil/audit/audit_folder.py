@@ -29,8 +29,7 @@ from fedveil.base.errors import BadInput
 from fedveil.data.data_files import UNREADABLE
 from fedveil.pages.html import Content, Markup, listed, number_text, section, table, tag
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import recipe_in
+from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.run_directory import locked, write_atomic
 from fedveil.tuning.figures import png
 from fedveil.tuning.sweep import check_new_folder

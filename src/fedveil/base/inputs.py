@@ -2,12 +2,16 @@
 
 Inputs are one array, or several by name, and the functions below treat both alike. A module is
 called with the array, or with the named ones as keyword arguments. `Target` describes what is to
-be predicted.
+be predicted, `tensor_of` finds the tensor among what a module returns.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from fedveil.base.errors import BadInput
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -118,3 +122,32 @@ def join_inputs(parts: list[Inputs[A]], function: Callable[[list[A]], B]) -> Inp
 def shape_of(inputs: Inputs[Any]) -> Inputs[tuple[int, ...]]:
     """The shape of one record."""
     return mapped(lambda values: tuple(values.shape[1:]), inputs)
+
+
+def tensor_of(returned: object) -> torch.Tensor:
+    """The tensor in what a module returns: the `logits`, or the only tensor.
+
+    So tuples, dicts and the `ModelOutput` of Hugging Face are taken. Which of several tensors is
+    meant is not guessed.
+
+    >>> tensor_of({"logits": torch.ones(2), "hidden": torch.zeros(2)})
+    tensor([1., 1.])
+    """
+    if isinstance(returned, torch.Tensor):
+        return returned
+    kind = f"a {type(returned).__name__}"
+    if isinstance(returned, Mapping):
+        named, parts = returned.get("logits"), list(returned.values())
+        kind += f" of {', '.join(map(repr, returned))}"
+    else:
+        named = getattr(returned, "logits", None)
+        parts = list(returned) if isinstance(returned, tuple | list) else []
+    if isinstance(named, torch.Tensor):
+        return named
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    if len(tensors) != 1:
+        raise BadInput(
+            f"the model returned {kind}, with {len(tensors)} tensors and none called 'logits': "
+            "return one tensor of outputs, one row per example"
+        )
+    return tensors[0]

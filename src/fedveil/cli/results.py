@@ -244,7 +244,7 @@ def audit(
 
 def recipes(json_: options.Json = False) -> None:
     """List the shipped recipes: what each protects, and whose paper it is."""
-    from fedveil.runs.recipe_file import shipped_recipes
+    from fedveil.runs.recipe import shipped_recipes
 
     rows = shipped_recipes()
     if json_:

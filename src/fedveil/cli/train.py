@@ -63,7 +63,7 @@ def run(
     with options.loading(quiet=quiet):
         from fedveil.base.checks import TABLE
         from fedveil.runs.logs import check_logs
-        from fedveil.runs.recipe_file import DEFAULT, load_recipe
+        from fedveil.runs.recipe import DEFAULT, load_recipe
 
         check_logs(log or ())
         chosen = own = None
@@ -256,7 +256,7 @@ def plan(
     if recipe is None and (simulate or against or set_ or out is not None or data is not None):
         raise BadInput("--simulate, --against, --set, --out and --data need a recipe: name one")
     if recipe is not None:
-        from fedveil.runs.recipe_file import load_recipe
+        from fedveil.runs.recipe import load_recipe
 
         options.check_data(data, [load_recipe(recipe, set_ or ()).data.name])
     from fedveil.tuning.plan_command import (

@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedveil.base.errors import BadInput
 from fedveil.mixing.protocol import COLLECTOR
-from fedveil.runs.recipe_file import to_toml
+from fedveil.runs.recipe import to_toml
 
 DAYS = 365
 """How long certificates hold."""

@@ -25,8 +25,7 @@ from fedveil.flower.flwr_private import write_programs
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import build_for_plan, policy_text
 from fedveil.mixing.protocol import COLLECTOR
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import Overrides, load_recipe, to_toml
+from fedveil.runs.recipe import Overrides, Recipe, load_recipe, to_toml
 from fedveil.training.session import Training
 
 _MIXER_ATTEMPTS = 10  # how often a round may be asked for before its mixer refuses

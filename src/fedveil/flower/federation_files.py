@@ -44,7 +44,7 @@ from fedveil.flower.messages import check_site_name
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.shuffle import Flags, Multisets
-from fedveil.runs.recipe_file import explain_error
+from fedveil.runs.recipe import explain_error
 from fedveil.runs.sections.data_section import DataSection
 from fedveil.runs.sections.section import Section, forms_of, setting
 

@@ -37,7 +37,7 @@ from fedveil.flower.messages import (
     to_parts,
 )
 from fedveil.flower.site import Site
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 
 ASKING = "train"
 """The type of Flower's messages that carry asks and answers."""

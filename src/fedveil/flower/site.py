@@ -34,8 +34,7 @@ from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import Shuffler
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.engine import one_thread
 from fedveil.training.exchange import client_report

@@ -29,7 +29,6 @@ from torch import nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
-from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, labelled, taken, values_of
 from fedveil.models.memory import is_plain
 
@@ -44,35 +43,6 @@ def kind_of(x: Inputs[torch.Tensor]) -> Kind:
     (('x', torch.Size([2]), torch.float32),)
     """
     return tuple((name, v.shape[1:], v.dtype) for name, v in sorted(labelled("x", x).items()))
-
-
-def tensor_of(returned: object) -> torch.Tensor:
-    """The tensor in what a module returns: the `logits`, or the only tensor.
-
-    So tuples, dicts and the `ModelOutput` of Hugging Face are taken. Which of several tensors is
-    meant is not guessed.
-
-    >>> tensor_of({"logits": torch.ones(2), "hidden": torch.zeros(2)})
-    tensor([1., 1.])
-    """
-    if isinstance(returned, torch.Tensor):
-        return returned
-    kind = f"a {type(returned).__name__}"
-    if isinstance(returned, Mapping):
-        named, parts = returned.get("logits"), list(returned.values())
-        kind += f" of {', '.join(map(repr, returned))}"
-    else:
-        named = getattr(returned, "logits", None)
-        parts = list(returned) if isinstance(returned, tuple | list) else []
-    if isinstance(named, torch.Tensor):
-        return named
-    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    if len(tensors) != 1:
-        raise BadInput(
-            f"the model returned {kind}, with {len(tensors)} tensors and none called 'logits': "
-            "return one tensor of outputs, one row per example"
-        )
-    return tensors[0]
 
 
 @dataclass(frozen=True)

@@ -129,17 +129,15 @@ def _is_plain_layer(layer: nn.Module) -> bool:
         return False
     held.pop("_modules")
     tensors = [*held.pop("_parameters").values(), *held.pop("_buffers").values()]
-    if not all(tensor is None or _is_plain_tensor(tensor) for tensor in tensors):
-        return False
+    for tensor in tensors:  # a tensor may have a class, or a `__deepcopy__`, of its own
+        if tensor is not None and (type(tensor) not in _TENSORS or vars(tensor)):
+            return False
+        if tensor is not None and tensor._backward_hooks:
+            return False
     for name in _KEPT if isinstance(layer, nn.RNNBase) else ():
         held.pop(name, None)
     hides = any(callable(getattr(kind, name, None)) for name in held)
     return not hides and all(map(_is_value, held.values()))
-
-
-def _is_plain_tensor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is torch's own, without attributes such as a `__deepcopy__` of its own."""
-    return type(tensor) in _TENSORS and not vars(tensor) and not tensor._backward_hooks
 
 
 def _is_value(value: Any) -> bool:

@@ -2,25 +2,27 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import can_fork, forked, in_fork, sealed
 from fedveil.base.identity import Stated, named_values
-from fedveil.base.inputs import Inputs, mapped, taken
+from fedveil.base.inputs import Inputs, mapped, taken, tensor_of
 from fedveil.models.capture import Uncapturable, captured, prepare
 from fedveil.models.dropout import Dropout
-from fedveil.models.graph import Captured, Graph, Kind, hollow_copy, kind_of, tensor_of
+from fedveil.models.graph import Captured, Graph, Kind, hollow_copy, kind_of
 from fedveil.models.lineage import adding, trainings_of
 from fedveil.models.memory import Snapshot, is_plain, is_plain_function, snapshot
 from fedveil.models.metrics import Array, Measure, Metric, PerExample, measures_of
-from fedveil.models.vmap_layers import attend_, norm_in_place_, plain_attention, under_vmap, unroll_
+from fedveil.models.vmap_layers import attend_, norm_in_place_, under_vmap, unroll_
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""
@@ -60,6 +62,8 @@ class Task:
         size: P, the number of parameters that learn.
         layer_sizes: The number of parameters of each tensor, in the order of the flat vector.
         places: Where each named parameter begins in the flat vector.
+        module_captured: Whether graphs are computed instead of the module's own code.
+        loss_captured: Whether graphs are computed instead of the loss's own code.
         forks: Why the module's own code runs, in forks. Empty if it does not run at all.
         drops: Whether dropout is at work as clients learn, None before `look`.
         one_by_one: Whether vmap cannot run the module's dropout.
@@ -98,6 +102,8 @@ class Task:
         if not is_plain_function(loss):
             held = loss if isinstance(loss, nn.Module) else nn.Module()
             self._loss_graphs = hollow_copy(held, _shape_only)
+        self.module_captured = isinstance(self._learning, Captured)
+        self.loss_captured = self._loss_graphs is not None
         self.forks = ""
         self.drops: bool | None = None
         self.one_by_one = False
@@ -145,17 +151,8 @@ class Task:
         """From now on run the module's own code, and only in forks: it cannot be captured."""
         self._learning, self._measuring = self._own_code
         self._loss_graphs = None
+        self.module_captured = self.loss_captured = False
         self.forks = reason
-
-    @property
-    def module_captured(self) -> bool:
-        """Whether graphs are computed instead of the module's own code."""
-        return isinstance(self._learning, Captured)
-
-    @property
-    def loss_captured(self) -> bool:
-        """Whether graphs are computed instead of the loss's own code."""
-        return self._loss_graphs is not None
 
     @property
     def graphs(self) -> tuple[dict[Kind, Graph], ...]:
@@ -262,7 +259,8 @@ class Task:
                 )
             return sealed(lambda: {"outputs": self._run(named, x)})["outputs"]
         self.ready(x)
-        with plain_attention():
+        # under vmap attention uses operations that vmap can run
+        with sdpa_kernel(SDPBackend.MATH) if under_vmap() else nullcontext():
             return _called(self._learning, named, x)
 
     def answers(self, flat: torch.Tensor, x: Features) -> torch.Tensor:

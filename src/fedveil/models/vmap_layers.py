@@ -10,14 +10,12 @@ between its layers is written out wherever it drops, since torch's operation dra
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def under_vmap() -> bool:
@@ -57,11 +55,6 @@ class Product(nn.Module):
     def part(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """The rows of the layer's parameter that are this product's weight or bias."""
         return parameter[self.rows[name]] if name in self.rows else parameter
-
-
-def plain_attention() -> AbstractContextManager[None]:
-    """Context in which attention uses operations that vmap can run."""
-    return sdpa_kernel(SDPBackend.MATH) if under_vmap() else nullcontext()
 
 
 def attend_(module: nn.Module) -> nn.Module:

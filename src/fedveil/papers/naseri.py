@@ -28,7 +28,7 @@ from fedveil.papers.reproduction import (
 )
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.tuning.figures import PERCENT, Panel, Series, draw, stroke
 from fedveil.tuning.recipe_grid import Axis
 from fedveil.tuning.repetitions import Mean

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.checks import COHORT, COUNT, RATE
-from fedveil.base.errors import BadArgument, BadInput
+from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
@@ -256,15 +256,6 @@ class Everyone:
     def share(self, population: int) -> Fraction:
         """Every round concerns every client."""
         return Fraction(1)
-
-
-def check_cohort(ids: Cohort, population: int) -> None:
-    """Refuse a cohort that names a client twice, whose rows would add up beyond the clip."""
-    if len(ids) and (ids[0] < 0 or ids[-1] >= population or not (ids[1:] > ids[:-1]).all()):
-        raise BadInput(
-            f"the sampler drew a cohort that is not {len(ids)} different clients of {population} "
-            "in ascending order: nothing was released; draw each client once"
-        )
 
 
 def _subset(streams: Streams, round: int, population: int, size: int) -> Cohort:

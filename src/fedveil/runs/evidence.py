@@ -30,8 +30,7 @@ from fedveil.privacy.ledger.statement import (
     statements,
 )
 from fedveil.runs import checkpoint
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import load_recipe, to_toml
+from fedveil.runs.recipe import Recipe, load_recipe, to_toml
 from fedveil.runs.run_directory import write_atomic, write_new
 
 OPEN = (

@@ -14,8 +14,7 @@ from pydantic.fields import FieldInfo
 
 from fedveil.base.checks import OneOf
 from fedveil.base.errors import BadInput
-from fedveil.runs.recipe import FORMS, Recipe
-from fedveil.runs.recipe_file import read_recipe, shipped_recipes
+from fedveil.runs.recipe import FORMS, Recipe, read_recipe, shipped_recipes
 from fedveil.runs.sections.section import tabled, unknown
 
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}

@@ -33,8 +33,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.evidence import unchanged_file
 from fedveil.runs.modules import METADATA_KEY, Model, add_metrics, note_claims, own_task
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import recipe_in
+from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.run_directory import read_metrics
 from fedveil.runs.sections.model_section import ModelSection
 from fedveil.training.cohort import tensors

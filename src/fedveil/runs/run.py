@@ -28,8 +28,7 @@ from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
 from fedveil.runs.modules import Model
 from fedveil.runs.opened_run import StoredModel
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import recipe_in, to_toml, with_engine
+from fedveil.runs.recipe import Recipe, recipe_in, to_toml, with_engine
 from fedveil.runs.report import write_report
 from fedveil.runs.run_directory import (
     check_free,

@@ -95,13 +95,18 @@ class Participants:
         return {}
 
 
-def checked_cohort(participants: Participants, round: int, drawn: Ids) -> Ids:
-    """The cohort of a round.
+def checked_cohort(participants: Participants, round: int, drawn: Ids, population: int) -> Ids:
+    """The cohort of a round. One that names a client twice is refused: its rows would add up.
 
     Guarantee: all clients that were drawn are in it, and all others are dishonest. So an honest
     client takes part exactly when the sampler says so, which is what it is charged for.
     """
     ids = participants.cohort(round, drawn)
+    if len(ids) and (ids[0] < 0 or ids[-1] >= population or not (ids[1:] > ids[:-1]).all()):
+        raise BadInput(
+            f"the sampler drew a cohort that is not {len(ids)} different clients of {population} "
+            "in ascending order: nothing was released; draw each client once"
+        )
     if ids is drawn:
         return drawn
     uninvited = np.setdiff1d(ids, drawn)

@@ -14,7 +14,6 @@ from fedveil.privacy.channel import Round
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.sampling import check_cohort
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.participants import Participants, checked_cohort
 from fedveil.training.reports import CohortSum
@@ -120,8 +119,7 @@ def begin(
     local, attempt = plan.release.local, ledger.attempt(number)
     turns = ledger.turns(state.round) if local else None
     drawn = plan.sampler.cohort(plan.population, number, streams.for_attempt(attempt), turns)
-    ids = checked_cohort(participants, number, drawn)
-    check_cohort(ids, plan.population)
+    ids = checked_cohort(participants, number, drawn, plan.population)
     clip = plan.clip(state.adaptive_state, number)
     # charge
     try:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedveil.base.errors import BadInput
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import Recipe, load_recipe
 
 STEPS = (1, 2, 3, 4, 6, 12)
 ITERATIONS = (12, 24, 36, 60, 120)

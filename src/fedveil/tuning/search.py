@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.meaning import budgeted
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.runs.sections.noise_section import NoNoiseSection
 from fedveil.tuning.recipe_grid import Cell, Space, alike, candidates, recipe_of
 from fedveil.tuning.repetitions import Cost, Mean, mean_of, worse

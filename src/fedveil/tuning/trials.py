@@ -24,8 +24,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import on_this_machine
+from fedveil.runs.recipe import Recipe, on_this_machine
 from fedveil.training.engines.processes import WorkerLost, available_workers
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.engines.ray_tasks import Tasks

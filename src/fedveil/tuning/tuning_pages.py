@@ -28,8 +28,7 @@ from fedveil.pages.html import (
     tag,
     text_block,
 )
-from fedveil.runs.recipe import Recipe
-from fedveil.runs.recipe_file import to_toml
+from fedveil.runs.recipe import Recipe, to_toml
 from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Axis, axis_label
 from fedveil.tuning.trials import PreparedCell
 

@@ -21,7 +21,7 @@ from fedveil.privacy.accounting.calibration import central_line, least_noise
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.composition import FINE, rounds_within
 from fedveil.privacy.accounting.meaning import Meaning
-from fedveil.runs.recipe_file import load_recipe, to_toml
+from fedveil.runs.recipe import load_recipe, to_toml
 from fedveil.watch.live_pages import served_page
 
 _COARSE = 10 * FINE

@@ -26,7 +26,7 @@ from fedveil.privacy.releases.release import Release
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import train
 from tests.asking import asked
 from tests.privacy.releases.priv_unit_reports import FAR, streams_of

@@ -5,7 +5,7 @@ import torch
 
 import fedveil as fv
 from fedveil.runs.build import build
-from fedveil.runs.recipe_file import load_recipe
+from fedveil.runs.recipe import load_recipe
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import train
 

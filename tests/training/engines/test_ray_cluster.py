@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.attacks.adversary import ReportAttack
 from fedveil.base.errors import BadInput
-from fedveil.runs.recipe_file import load_recipe, on_this_machine, with_engine
+from fedveil.runs.recipe import load_recipe, on_this_machine, with_engine
 from fedveil.training.engines import ray_cluster as clusters
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.session import Training

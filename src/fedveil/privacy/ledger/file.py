@@ -246,10 +246,13 @@ def read_runs(path: Path) -> dict[str, dict[str, str]]:
     with one_look(path):
         read_about(path)
         rows = query(path, "SELECT run, about FROM runs ORDER BY rowid")
+    runs = {}
     try:
-        return {column(run, str): _texts(about) for run, about in rows}
+        for run, about in rows:
+            runs[column(run, str)] = _texts(about)
     except (ValueError, TypeError) as e:
         raise BadInput(f"{path}: a run cannot be read: {e}") from e
+    return runs
 
 
 def read_charges(path: Path, run: str | None = None) -> list[Charge]:
@@ -316,8 +319,10 @@ _KINDS = {str: "text", int: "a count", bytes: "a cohort", dict: "names and texts
 
 def _texts(text: Any) -> dict[str, str]:
     """Names and texts, stored as JSON."""
-    values = column(json.loads(column(text, str)), dict)
-    return {name: column(value, str) for name, value in values.items()}
+    values: dict[str, str] = column(json.loads(column(text, str)), dict)
+    for value in values.values():
+        column(value, str)
+    return values
 
 
 def ids_from_bytes(ids: bytes) -> Ids:

@@ -66,11 +66,6 @@ class Job:
     mixes: bool = False
     rows: bool = False
 
-    @property
-    def one_by_one(self) -> str:
-        """Why clients cannot be computed side by side; empty if they can."""
-        return one_by_one(self.work, self.plan, mixes=self.mixes, forks=self.task.forks)
-
     def zero(self) -> CohortSum:
         """The sum over nobody."""
         noisy = self.plan.release.adds_noise

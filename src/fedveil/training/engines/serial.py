@@ -20,7 +20,7 @@ from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.clip import add_weighted_
 from fedveil.privacy.noise.streams import JointStreams
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.engine import Job, one_thread
+from fedveil.training.engines.engine import Job, one_by_one, one_thread
 from fedveil.training.evaluate import (
     combined_metrics,
     evaluation_batches,
@@ -118,8 +118,10 @@ class Serial:
 
     def __post_init__(self) -> None:
         """Refuse side by side what would depend on who else is computed."""
-        if self.mode is Mode.VECTORISED and self.job.one_by_one:
-            raise BadInput(f"engine.mode is 'vectorised' and {self.job.one_by_one}: use 'looped'")
+        job = self.job
+        alone = one_by_one(job.work, job.plan, mixes=job.mixes, forks=job.task.forks)
+        if self.mode is Mode.VECTORISED and alone:
+            raise BadInput(f"engine.mode is 'vectorised' and {alone}: use 'looped'")
 
     def run(self, round: Round) -> CohortSum:
         """The sum over the clients of a round."""
@@ -200,25 +202,22 @@ class Serial:
             job.task, self.mode, job.records, full_batches=whole, mixes=job.mixes, private=private
         )
 
-    @property
-    def _only_sum(self) -> bool:
-        """Whether nobody sees an honest client's own row: not the server, which only sums."""
-        seen = self.job.plan.release.local or self.job.rows
-        return not seen and is_builtin_work(self.job.work)
-
     def add_chunk_(self, total: CohortSum, round: Round, ids: Ids) -> None:
         """Add the chunk `ids` of a round: at once when vectorised, client by client when looped.
 
         Dishonest clients are computed after the others, so that honest ones are as fast as ever.
         """
         job = self.job
+        # Whether nobody sees an honest client's own row: not the server, which only sums.
+        seen = job.plan.release.local or job.rows
+        unseen = not seen and is_builtin_work(job.work)
         before = _seen_of(job.plan.schedule)
         _ = self._before
         for group in job.participants.groups(round.number, ids):
             step = 1 if self.mode is Mode.LOOPED else max(len(group.ids), 1)
             for a in range(0, len(group.ids), step):
                 cohort = job.cohort(group, slice(a, a + step))
-                only_sum = self._only_sum and group.honest
+                only_sum = unseen and group.honest
                 batch = ClientBatch.of(round, cohort, self._gradients, only_sum=only_sum)
                 self._add_block_([(total, slice(None))], batch, group)
         _check_same("work", self._before, self.job.work)

@@ -18,6 +18,7 @@ from torch import nn
 
 from fedveil.models.vmap_layers import Product
 from fedveil.privacy.clip import row_norms
+from fedveil.training.gradients.trajectories import is_unmodified
 
 Places = dict[str, torch.Tensor]
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -211,17 +212,6 @@ class EmbeddingGradients:
 
 Gradient = OuterProducts | FullGradients | EmbeddingGradients
 """The gradients of B examples for the parameters of one layer."""
-
-
-def is_unmodified(module: nn.Module) -> bool:
-    """Whether a module does what its class says: no hooks, no `forward` of its own."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return not any(hooks) and "forward" not in vars(module)
 
 
 def has_formula(layer: nn.Module) -> bool:

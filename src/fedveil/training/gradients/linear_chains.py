@@ -19,8 +19,12 @@ from fedveil.models.metrics import cross_entropy, squared_error
 from fedveil.models.task import Task
 from fedveil.privacy.clip import ROUNDING, Clip, Norm, add_weighted_, row_norms
 from fedveil.training.cohort import Batch, CohortData
-from fedveil.training.gradients.layer_gradients import is_unmodified, without_subnormals
-from fedveil.training.gradients.trajectories import LocalTrajectory, VmappedTrajectory
+from fedveil.training.gradients.layer_gradients import without_subnormals
+from fedveil.training.gradients.trajectories import (
+    LocalTrajectory,
+    VmappedTrajectory,
+    is_unmodified,
+)
 
 _POINTWISE = (
     nn.Identity,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from torch import nn
 from torch.func import grad, vmap
 
 from fedveil.base.inputs import mapped, taken
@@ -157,3 +158,14 @@ def clip_or_zero_(rows: torch.Tensor, clip: Clip) -> torch.Tensor:
         rows[~finite] = 0.0
         norms = torch.where(finite, norms, 0.0)
     return clip.apply_(rows, norms).rows
+
+
+def is_unmodified(module: nn.Module) -> bool:
+    """Whether a module does what its class says: no hooks, no `forward` of its own."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return not any(hooks) and "forward" not in vars(module)
