@@ -234,8 +234,7 @@ class ColourBackdoor:
         means = images.mean(axis=(2, 3))
         strength = means[:, self.channel] - means.mean(axis=1)
         count = max(1, round(self.share * len(images)))
-        strongest: Array = images[np.argsort(-strength, kind="stable")[:count]]
-        return strongest
+        return np.asarray(images[np.argsort(-strength, kind="stable")[:count]])
 
 
 def check_label(name: str, label: int, classes: int) -> None:

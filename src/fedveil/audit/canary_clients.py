@@ -132,9 +132,10 @@ class Canaries:
             in_ = np.concatenate([scores[:, b] for scores, b in found], axis=1)
             out = np.concatenate([scores[:, ~b] for scores, b in found], axis=1)
             evidence = evidence_of(line, turns, claim, count_guesses(out, in_, gaussian_mu))
-            yield Finding(
-                Attack.CANARIES, what, claim, evidence, estimate=_estimate(in_, out, claim)
-            )
+            # none where a training diverged
+            finite = np.isfinite(in_[0]).all() and np.isfinite(out[0]).all()
+            estimate = fitted(in_[0], out[0], claim.delta) if finite else None
+            yield Finding(Attack.CANARIES, what, claim, evidence, estimate=estimate)
 
     def _one(
         self, training: Training, line: BudgetLine, each: int, k: int, before: list[Scores]
@@ -194,12 +195,6 @@ def released(training: Training, apart: Ids) -> Iterator[tuple[Scores, float, to
         yield noisy - rest, round.clip.value, state.params
 
 
-def _estimate(in_: Scores, out: Scores, claim: PrivacyClaim) -> float | None:
-    """The likeliest epsilon, or None where a training diverged."""
-    finite = np.isfinite(in_[0]).all() and np.isfinite(out[0]).all()
-    return fitted(in_[0], out[0], claim.delta) if finite else None
-
-
 def _log_ratio(line: BudgetLine, along: Scores, units: int) -> Scores:
     """The log likelihood ratio of a round with the canary's `units` clients and without.
 
@@ -249,13 +244,8 @@ def fitted(
     """The estimate from scores of canaries that were in and of canaries that were out."""
     if min(len(inside), len(outside)) < 2:
         raise BadInput(f"{len(inside)} canaries in and {len(outside)} out: two of each are needed")
-    return two_gaussians(
-        float(inside.mean()),
-        float(inside.std(ddof=1)),
-        float(outside.mean()),
-        float(outside.std(ddof=1)),
-        delta,
-    )
+    mean, std = float(inside.mean()), float(inside.std(ddof=1))
+    return two_gaussians(mean, std, float(outside.mean()), float(outside.std(ddof=1)), delta)
 
 
 def _one_way(shift: float, scale: float, delta: float) -> float:

@@ -138,10 +138,6 @@ class Measure:
             return f"{self.value:.4g}"
         return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"value": self.value, "low": self.low, "high": self.high}
-
 
 @dataclass(frozen=True)
 class Leak:
@@ -165,7 +161,9 @@ class Leak:
             "attack": self.attack,
             "what": self.what,
             "claim": None if self.claim is None else self.claim.to_dict(),
-            "measures": {measure.name: measure.to_dict() for measure in self.measures},
+            "measures": {
+                m.name: {"value": m.value, "low": m.low, "high": m.high} for m in self.measures
+            },
         }
 
     def row(self) -> dict[str, str]:
@@ -236,10 +234,8 @@ class Roc:
         Its interval is DeLong's (1988); of pairs, that of Obuchowski (1997), in which what the two
         scores of a record say is one observation.
         """
-        below, above = (
-            _placements(self.members, self.others),
-            _placements(-self.others, -self.members),
-        )
+        below = _placements(self.members, self.others)
+        above = _placements(-self.others, -self.members)
         value = float(below.mean())
         if self.paired:
             variance = float((below + above - 2 * value).var(ddof=1)) / len(below)
@@ -320,12 +316,8 @@ def roc_figure(curves: Mapping[str, Roc], what: str, claim: PrivacyClaim | None)
         at.plot(rates, [hit.value for hit in hits], **style)
     at.plot(ends, ends, ":", color=SOFT, linewidth=1.2)
     for axis in (at.xaxis, at.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda rate, _: _share(rate)))
+        axis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g} %"))
     return figure
-
-
-def _share(rate: float) -> str:
-    return f"{100 * rate:g} %"
 
 
 def _between(name: str, value: float, variance: float) -> Measure:
@@ -350,10 +342,8 @@ def _best(members: Scores, others: Scores) -> float:
 
 _NEAR = 1e-9
 
-Values = npt.NDArray[np.float64]
 
-
-def auc(scores: Values, has: npt.NDArray[np.bool_]) -> float:
+def auc(scores: Scores, has: npt.NDArray[np.bool_]) -> float:
     """The probability that a positive scores above a negative, with ties counted half.
 
     >>> auc(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True]))

@@ -349,8 +349,7 @@ def _angle(made: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 
 
 def _pixels(unit: torch.Tensor, pixels: Pixels) -> npt.NDArray[np.float32]:
-    image: npt.NDArray[np.float32] = pixels.scale(unit.detach().clamp(0.0, 1.0)).numpy().copy()
-    return image
+    return np.asarray(pixels.scale(unit.detach().clamp(0.0, 1.0)).numpy().copy())
 
 
 def label_shares(task: Task, update: torch.Tensor, classes: int) -> npt.NDArray[np.float64]:

@@ -262,14 +262,10 @@ class References:
             raise BadInput(
                 f"a record is in or out of {least} reference models: two of each are needed"
             )
-        for losses in (self.losses, self.population):
-            check_losses(losses)
-
-
-def check_losses(losses: Numbers) -> None:
-    """Refuse losses of a model that diverged."""
-    if not np.isfinite(losses).all():
-        raise BadInput("a model's loss is not finite: its training diverged, nothing can be told")
+        if not (np.isfinite(self.losses).all() and np.isfinite(self.population).all()):
+            raise BadInput(
+                "a model's loss is not finite: its training diverged, nothing can be told"
+            )
 
 
 def scaled(losses: Numbers) -> Numbers:

@@ -28,8 +28,7 @@ _TINY = 1e-12
 
 def brightness(x: Array) -> Values:
     """The mean value of each image."""
-    found: Values = x.reshape(len(x), -1).mean(axis=1, dtype=np.float64)
-    return found
+    return np.asarray(x.reshape(len(x), -1).mean(axis=1, dtype=np.float64))
 
 
 def thickness(x: Array) -> Values:
@@ -40,8 +39,7 @@ def thickness(x: Array) -> Values:
     ink = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     down, across = np.diff(ink, axis=2)[..., :-1], np.diff(ink, axis=3)[..., :-1, :]
     outline = np.sqrt(down**2 + across**2).sum(axis=(1, 2, 3))
-    found: Values = 2 * ink.sum(axis=(1, 2, 3)) / (outline + _TINY)
-    return found
+    return np.asarray(2 * ink.sum(axis=(1, 2, 3)) / (outline + _TINY))
 
 
 def slant(x: Array) -> Values:
@@ -58,8 +56,7 @@ def slant(x: Array) -> Values:
     off_column = columns[None, :] - column[:, None]
     both = np.einsum("nij,ni,nj->n", ink, off_row, off_column)
     own = np.einsum("nij,ni->n", ink, off_row**2)
-    found: Values = -both / (own + _TINY)
-    return found
+    return np.asarray(-both / (own + _TINY))
 
 
 IMAGE_FEATURES = {"brightness": brightness, "thickness": thickness, "slant": slant}

@@ -101,7 +101,8 @@ class Randomiser:
             if isinstance(line.event, Shuffled):
                 yield self._shuffled(plan, line)
         elif plan.release.local:
-            for turns in _turns(line.participations(plan.rounds)):
+            most = line.participations(plan.rounds)
+            for turns in sorted({1, min(2, most), min(most, _MOST_TURNS)}):
                 yield self._client(plan, line, turns)
         else:
             for turns in (1, 2)[: plan.rounds]:
@@ -220,10 +221,6 @@ def with_noise(event: Event, noise: float) -> Event:
         case GaussianWithBit():
             return replace(event, gaussian=Gaussian(noise))
     raise AssertionError(f"{event} has no noise to vary")
-
-
-def _turns(most: int) -> list[int]:
-    return sorted({1, min(2, most), min(most, _MOST_TURNS)})
 
 
 def _signs(turns: int) -> Scores:

@@ -140,8 +140,7 @@ def _hashed(rows: Array, key: Array) -> Array:
     padding = -flat.shape[1] % (8 // flat.dtype.itemsize)
     words = (np.pad(flat, ((0, 0), (0, padding))) if padding else flat).view(np.uint64)
     weights = words_at(key, np.arange(words.shape[1])) | np.uint64(1)
-    hashed: Array = words @ weights
-    return hashed
+    return np.asarray(words @ weights)
 
 
 def check_copies(x: Inputs[Array], y: Array, test_x: Inputs[Array], test_y: Array) -> None:

@@ -27,17 +27,11 @@ _CURVE = ec.SECP384R1()
 _OWN_MACHINE = ("localhost", "127.0.0.1")
 _CLOCKS_DIFFER = timedelta(hours=1)
 _PEM = serialization.Encoding.PEM
-_NO_USE = {
-    "digital_signature": False,
-    "content_commitment": False,
-    "key_encipherment": False,
-    "data_encipherment": False,
-    "key_agreement": False,
-    "key_cert_sign": False,
-    "crl_sign": False,
-    "encipher_only": False,
-    "decipher_only": False,
-}
+_USES = (
+    "digital_signature content_commitment key_encipherment data_encipherment key_agreement "
+    "key_cert_sign crl_sign encipher_only decipher_only"
+)
+_NO_USE = dict.fromkeys(_USES.split(), False)
 
 
 @dataclass(frozen=True)

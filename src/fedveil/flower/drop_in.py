@@ -205,12 +205,8 @@ class PrivateStrategy(Strategy):
         result = end(plan, SgdServer(), self.ledger, self._state, round, total)
         self._state = result.state
         weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
-        content = RecordDict(
-            {
-                "arrays": shaped(result.state.params, self._start),
-                "metrics": MetricRecord({weight: 1.0}),
-            }
-        )
+        mean, metrics = shaped(result.state.params, self._start), MetricRecord({weight: 1.0})
+        content = RecordDict({"arrays": mean, "metrics": metrics})
         found, _ = self.strategy.aggregate_train(server_round, [Message(content, 0, "train")])
         spent = result.spent()
         LOG.info("round %d: %s", server_round, "" if spent is None else spent.short)
@@ -360,12 +356,8 @@ class PrivateMod:
         rows = Rows.of([row], len(asked.start))
         accept(rows, asked.clip)
         self.plan.release.randomise_(rows.rows, asked)
-        content = RecordDict(
-            {
-                key: shaped(asked.start + rows.rows[0], start),
-                "metrics": MetricRecord({self._weight: 1.0}),
-            }
-        )
+        sent, metrics = asked.start + rows.rows[0], MetricRecord({self._weight: 1.0})
+        content = RecordDict({key: shaped(sent, start), "metrics": metrics})
         return Message(content, reply_to=msg)
 
     def _asked(self, msg: Message) -> Round:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -58,8 +59,7 @@ _ROBUST = (
 )
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(NamedTuple):
     """In percent: test records answered rightly, triggered ones answered as the attacker wants."""
 
     main: Mean
@@ -80,8 +80,7 @@ class DefenceResult:
     @property
     def cell_rates(self) -> list[Rates]:
         """For each cell."""
-        pairs = zip(self.at_end(MAIN), self.at_end(BACKDOOR), strict=True)
-        return [Rates(main, works) for main, works in pairs]
+        return list(map(Rates, self.at_end(MAIN), self.at_end(BACKDOOR)))
 
 
 Table = Mapping[str, DefenceResult]

@@ -193,14 +193,8 @@ class Space:
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """(E, rounds), each once: max(1, round(T / E)) rounds for every T that E fits in."""
-        return sorted(
-            {
-                (e, max(1, round(t / e)))
-                for e in self.steps_per_round
-                for t in self.steps_in_all
-                if e <= t
-            }
-        )
+        every = itertools.product(self.steps_per_round, self.steps_in_all)
+        return sorted({(e, max(1, round(t / e))) for e, t in every if e <= t})
 
 
 def candidates(source: str, overrides: Sequence[str], space: Space) -> list[Cell]:
@@ -232,13 +226,11 @@ def alike(base: Recipe, other: Recipe) -> list[str]:
             values = section.model_dump()
             shared += [f"{name}.{key}={_text(value)}" for key, value in values.items()]
     epsilon = budget.epsilon if budget.epsilons is None else None
-    limits = {
-        "epsilon": epsilon,
-        "epsilons": budget.epsilons,
-        "delta": budget.delta,
-        "as_published": budget.as_published,
-    }
-    return [*shared, *(f"budget.{key}={_text(value)}" for key, value in limits.items())]
+    shared += [f"budget.epsilon={_text(epsilon)}", f"budget.epsilons={_text(budget.epsilons)}"]
+    return [
+        *(*shared, f"budget.delta={_text(budget.delta)}"),
+        f"budget.as_published={_text(budget.as_published)}",
+    ]
 
 
 def _number(value: float) -> str:

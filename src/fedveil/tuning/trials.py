@@ -280,9 +280,8 @@ class Laboratory:
         except BadInput as e:
             raise BadInput(f"cell {cell.name}: {e}" if cell.choice else str(e)) from e
         together = 1
-        if recipe.data.seed is not None and not _own_budgets(
-            recipe
-        ):  # the same clients in all of them
+        # the same clients in all of them
+        if recipe.data.seed is not None and not _own_budgets(recipe):
             training = replace(training, mode=found, fastest=False, workers=1)
             engine = training.engine
             if isinstance(engine, Serial):
