@@ -34,8 +34,8 @@ def final_loss(job: tuple[int, float, int, int]) -> float:
     steps, epsilon, seed, rounds = job
     torch.set_num_threads(1)
     work = fv.ClientSgd(fv.Batches(0, steps=steps), lr=0.05)
-    schedule = fv.PerGradient(fv.Fixed(2.0, Norm.L1), work.reach)
-    sampler = fv.RoundRobin(500)
+    schedule = fv.clips.PerGradient(fv.clips.Fixed(2.0, Norm.L1), work.reach)
+    sampler = fv.samplers.RoundRobin(500)
     if math.isinf(epsilon):
         plan = fv.unprotected(sampler, DATA.clients, rounds=rounds, schedule=schedule)
     else:

@@ -29,9 +29,9 @@ PARAMETERS = (10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 
 def central(clients: int, cohort: int, rounds: int) -> PrivacyPlan:
     return fv.central(
-        fv.RoundRobin(cohort),
+        fv.samplers.RoundRobin(cohort),
         clients,
-        fv.Fixed(1.0),
+        fv.clips.Fixed(1.0),
         rounds=rounds,
         budget=fv.Budget(math.inf, 1e-7),
         multiplier=1.0,

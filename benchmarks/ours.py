@@ -25,6 +25,7 @@ from work import WORK, Work
 
 import fedveil as fv
 from fedveil.attacks.backdoors import PixelTrigger
+from fedveil.base.forks import one_thread
 from fedveil.models import zoo
 from fedveil.models.metrics import PerExample
 from fedveil.privacy.clip import Norm
@@ -33,7 +34,6 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.engine import one_thread
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
@@ -61,7 +61,7 @@ def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, ClientWork]:
     if work.batch:
         rate = work.batch / work.records
         plan = fv.dp_sgd(
-            fv.Everyone(),
+            fv.samplers.Everyone(),
             work.clients,
             1.0,
             rate=rate,
@@ -74,17 +74,17 @@ def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, ClientWork]:
     steps = fv.ClientSgd(fv.Batches(0, steps=work.steps), lr=work.lr)
     if work.model == "linear":
         plan = fv.client_noise(
-            fv.RoundRobin(work.cohort),
+            fv.samplers.RoundRobin(work.cohort),
             work.clients,
-            fv.PerGradient(fv.Fixed(5.0, Norm.L1), steps.reach),
+            fv.clips.PerGradient(fv.clips.Fixed(5.0, Norm.L1), steps.reach),
             laplace=True,
             rounds=rounds,
             budgets=(FREE,),
             multiplier=1.0,
         )
         return plan, steps
-    schedule = fv.Fixed(1.0)
-    sampler = fv.FixedSize(work.cohort)
+    schedule = fv.clips.Fixed(1.0)
+    sampler = fv.samplers.FixedSize(work.cohort)
     plan = fv.central(sampler, work.clients, schedule, rounds=rounds, budget=FREE, multiplier=1.0)
     return plan, steps
 
@@ -96,7 +96,7 @@ def training_of(
     (plan, steps), data, adversary = plan_of(work, rounds), data_of(work), None
     if attacked:
         trigger = PixelTrigger(target=0)
-        adversary = fv.BackdoorAttack.of(data, trigger, attackers=2, boost=10.0)
+        adversary = fv.attacks.BackdoorAttack.of(data, trigger, attackers=2, boost=10.0)
     task = fv.Task(work.module(), loss)
     return fv.Training(
         task,
@@ -108,7 +108,7 @@ def training_of(
         workers=workers,
         chunk=work.chunk,
         mode=Mode.LOOPED if work.chunk else None,
-        cluster=fv.RayCluster() if on_ray else None,
+        cluster=fv.engines.RayCluster() if on_ray else None,
     )
 
 
@@ -145,7 +145,12 @@ def examples_of(training: fv.Training, rounds: range) -> list[int]:
 def server_rounds(rounds: int) -> list[float]:
     """Clip 10 updates of 10 million parameters again, sum them, add noise to the sum, divide."""
     plan = fv.central(
-        fv.Everyone(), UPDATES, fv.Fixed(1.0), rounds=rounds + 1, budget=FREE, multiplier=1.0
+        fv.samplers.Everyone(),
+        UPDATES,
+        fv.clips.Fixed(1.0),
+        rounds=rounds + 1,
+        budget=FREE,
+        multiplier=1.0,
     )
     sent, seconds = torch.randn(UPDATES, PARAMETERS), []
     moving = plan.first_state(torch.zeros(1))
@@ -175,9 +180,9 @@ def million(rounds: int, *, secure: bool, mode: Mode | None) -> fv.Training:
     task = fv.Task(zoo.linear(10), fv.squared_error)
     budget = fv.Budget(8.0, 1e-7)
     plan = fv.central(
-        fv.Poisson(1e-4),
+        fv.samplers.Poisson(1e-4),
         clients,
-        fv.Fixed(1.0),
+        fv.clips.Fixed(1.0),
         rounds=rounds,
         budget=planned_for(budget) if secure else budget,
     )

@@ -82,7 +82,12 @@ def best(work: Callable[[], object], times: int = 3) -> float:
 
 def central(clients: int, rate: float = 1e-3, rounds: int = 1000) -> PrivacyPlan:
     return fv.central(
-        fv.Poisson(rate), clients, fv.Fixed(1.0), rounds=rounds, budget=FREE, multiplier=1.0
+        fv.samplers.Poisson(rate),
+        clients,
+        fv.clips.Fixed(1.0),
+        rounds=rounds,
+        budget=FREE,
+        multiplier=1.0,
     )
 
 
@@ -116,7 +121,7 @@ def reports() -> list[Cost]:
         found.append(Cost(name, "coordinate", seconds, 4.0))
     size, clients = 10**5, 300
     ranges = Ranges(0.0, 0.5, (size,), adaptive=False, perturb=Perturb.UPDATE)
-    plan = two_point(fv.Everyone(), clients, ranges, epsilon=1.0, rounds=1, budget=FREE)
+    plan = two_point(fv.samplers.Everyone(), clients, ranges, epsilon=1.0, rounds=1, budget=FREE)
     rows, round = torch.zeros(clients, size), round_of(plan, size, clients)
     took = best(lambda: plan.release.randomise_(rows.zero_(), round), 1) / rows.numel()
     found.append(Cost("a client's two-point report (P = 100,000)", "coordinate", took, 1 / 8))
@@ -135,7 +140,7 @@ def noise() -> list[Cost]:
         ),
     ):
         total = torch.zeros(size, dtype=torch.float64)
-        given = total, fv.Clip(1.0), 1, Streams(1, plan.secure)
+        given = total, fv.clips.Clip(1.0), 1, Streams(1, plan.secure)
         found.append(Cost(name, "coordinate", best(partial(plan.release.noise_, *given)) / size))
     return found
 
@@ -144,9 +149,9 @@ def sampling() -> list[Cost]:
     found = []
     for clients in (10**5, 10**6, 10**7):
         for name, sampler, secure in (
-            ("Poisson, rate 1e-3", fv.Poisson(1e-3), False),
-            ("Poisson, rate 1e-3, secure", fv.Poisson(1e-3), True),
-            ("fixed size N / 1000", fv.FixedSize(clients // 1000), False),
+            ("Poisson, rate 1e-3", fv.samplers.Poisson(1e-3), False),
+            ("Poisson, rate 1e-3, secure", fv.samplers.Poisson(1e-3), True),
+            ("fixed size N / 1000", fv.samplers.FixedSize(clients // 1000), False),
         ):
             seconds = best(partial(sampler.cohort, clients, 1, Streams(1, secure), None))
             found.append(Cost(f"draw a cohort, N = {clients:,}: {name}", "round", seconds))
@@ -160,9 +165,9 @@ def ledger_costs() -> list[Cost]:
         rounds = 20 if clients else 2000
         if clients:
             plan = fv.client_noise(
-                fv.RoundRobin(cohort),
+                fv.samplers.RoundRobin(cohort),
                 clients,
-                fv.Fixed(1.0),
+                fv.clips.Fixed(1.0),
                 laplace=False,
                 rounds=rounds,
                 budgets=(FREE,),
@@ -302,7 +307,7 @@ def memory() -> Cost:
         server_sum([(total, slice(None))], plan, round, sent, torch.ones(1, dtype=torch.float64))
         del sent
     total.total.zero_()  # on the grid that secure noise asks for, as reports of a run are
-    plan.release.noise_(total.total, fv.Clip(1.0), 1, Streams(1, plan.secure))
+    plan.release.noise_(total.total, fv.clips.Clip(1.0), 1, Streams(1, plan.secure))
     total.total /= 100.0
     server = SgdServer(lr=1.0, momentum=0.9)
     state = server.step(ServerState(0, params, {}, torch.zeros(1)), total.total)

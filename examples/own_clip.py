@@ -14,23 +14,23 @@ import fedveil as fv
 
 
 @dataclass(frozen=True)
-class MeanLength(fv.ClipSchedule):
+class MeanLength(fv.clips.ClipSchedule):
     """The clip of a round is the mean length of the round before, from a noisy sum."""
 
     value: float
     noise: float
 
     @property
-    def statistic(self) -> fv.ClipStatistic:
+    def statistic(self) -> fv.clips.ClipStatistic:
         what = {"word": "lengths", "description": "the lengths of updates, up to 1"}
         fix = {"key": "noise", "setting": self.noise, "remedy": "raise it"}
-        return fv.ClipStatistic(width=1, length=1.0, noise=self.noise, **what, **fix)
+        return fv.clips.ClipStatistic(width=1, length=1.0, noise=self.noise, **what, **fix)
 
     def first_value(self) -> float:
         return self.value
 
-    def clip(self, value: float, round: int) -> fv.Clip:
-        return fv.Clip(value)
+    def clip(self, value: float, round: int) -> fv.clips.Clip:
+        return fv.clips.Clip(value)
 
     def client_statistic(self, lengths, round: int) -> torch.Tensor:
         return lengths.norms.double()[:, None]
@@ -47,7 +47,9 @@ test = x[200:].flatten(0, 1), y[200:].flatten()
 data = fv.FederatedData.from_clients(clients, test=test, classes=2)
 
 schedule = MeanLength(value=1.0, noise=10.0)
-plan = fv.central(fv.Everyone(), data.clients, schedule, rounds=15, budget=fv.Budget(8, 1e-5))
+plan = fv.central(
+    fv.samplers.Everyone(), data.clients, schedule, rounds=15, budget=fv.Budget(8, 1e-5)
+)
 print(f"noise on updates {plan.release.multiplier:.3f} clips, on lengths {schedule.noise:g}")
 task = fv.Task(nn.Linear(10, 2), fv.cross_entropy, {"accuracy": fv.correct})
 work = fv.ClientSgd(fv.Batches(size=0, steps=5), lr=0.2)

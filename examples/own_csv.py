@@ -31,8 +31,8 @@ with tempfile.TemporaryDirectory() as folder:
     data = fv.FederatedData.from_table(path, columns=COLUMNS, **whose)
 
 task = fv.Task(nn.Linear(3, 2), fv.cross_entropy, {"accuracy": fv.correct})
-sampler, budget = fv.Poisson(0.5), fv.Budget(4, 1e-5)
-plan = fv.central(sampler, data.clients, fv.Fixed(0.5), rounds=20, budget=budget)
+sampler, budget = fv.samplers.Poisson(0.5), fv.Budget(4, 1e-5)
+plan = fv.central(sampler, data.clients, fv.clips.Fixed(0.5), rounds=20, budget=budget)
 training = fv.Training(task, data, plan, fv.ClientSgd(fv.Batches(size=10, epochs=1), lr=0.3))
 for result in fv.train(training):
     print(result.round, f"{result.metrics['accuracy']:.3f}", result.claim.short)

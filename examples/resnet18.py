@@ -32,7 +32,7 @@ def make(shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    net = fv.without_batch_norm(make((1, 8, 8), 10, width=8), groups=8)
+    net = fv.models.without_batch_norm(make((1, 8, 8), 10, width=8), groups=8)
     settings = {"rounds": 3, "data.clients": 100, "sample.rate": 0.2, "client.epochs": 1}
     with tempfile.TemporaryDirectory() as folder:
         run = fv.run("central", model=net, out=f"{folder}/run", set=settings, quiet=True)

@@ -28,7 +28,13 @@ module = TextLstm(data.schema.vocabulary_size, embedding=8, hidden=(16,), output
 task = fv.Task(module, fv.cross_entropy, {"accuracy": fv.correct})
 # In a step every review joins with probability 0.2; 10 steps in each of 8 rounds.
 plan = fv.dp_sgd(
-    fv.Everyone(), data.clients, 1.0, rate=0.2, steps=10, rounds=8, budget=fv.Budget(8, 1e-4)
+    fv.samplers.Everyone(),
+    data.clients,
+    1.0,
+    rate=0.2,
+    steps=10,
+    rounds=8,
+    budget=fv.Budget(8, 1e-4),
 )
 work = fv.ClientDpSgd(plan.steps, lr=2.0)
 for result in fv.train(fv.Training(task, data, plan, work)):

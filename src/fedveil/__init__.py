@@ -2,8 +2,10 @@
 
     from fedveil import Training, train
 
-What is public stands in `__init__.pyi`, as plain imports that editors and type checkers read. Here
-a name is imported when it is first used, so that the command line starts without torch.
+What is public stands in `__init__.pyi`, as plain imports that editors and type checkers read. Most
+people need the names there. Others are in modules, which have their public name after `as` there
+and list their own public names in `__all__`: `fedveil.samplers.Poisson`. Here a name is imported
+when it is first used, so that the command line starts without torch.
 """
 
 TYPE_CHECKING = False
@@ -23,19 +25,27 @@ def __getattr__(name: str) -> "Any":
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
     from importlib import import_module
 
-    found = globals()[name] = getattr(import_module(homes[name]), name)
-    return found
+    module, attribute = homes[name]
+    home = import_module(module)
+    value = globals()[name] = getattr(home, attribute) if attribute else home
+    return value
 
 
 def __dir__() -> "list[str]":
     return sorted({*globals(), *_homes(), "__version__"})
 
 
-def _homes() -> "dict[str, str]":
-    """The module of every public name."""
+def _homes() -> "dict[str, tuple[str, str]]":
+    """The module of every public name, and its name there; none for a module itself."""
     import ast
     from pathlib import Path
 
     stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: node.module or "" for node in imports for alias in node.names}
+    homes = {}
+    for node in stub.body:
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if alias.asname:
+                homes[alias.asname] = (f"{node.module}.{alias.name}", "")
+            else:
+                homes[alias.name] = (node.module or "", alias.name)
+    return homes

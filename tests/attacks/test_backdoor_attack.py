@@ -12,7 +12,6 @@ from fedveil.attacks.adversary import AttackerNoise, BackdoorAttack, When
 from fedveil.attacks.backdoors import PixelTrigger
 from fedveil.privacy.ranges import Perturb
 from fedveil.training.participants import Participants
-from fedveil.training.session import new_ledger
 
 CLIENTS, SIDE = 12, 4
 TRIGGER = PixelTrigger(target=1, size=1, row=0, column=0, value=5.0)
@@ -45,15 +44,15 @@ WORK = fv.ClientSgd(fv.Batches(0, steps=5), lr=0.5)
 
 
 def unprotected(rounds=4, clip=None):
-    schedule = None if clip is None else fv.Fixed(clip)
-    return fv.unprotected(fv.FixedSize(6), CLIENTS, rounds=rounds, schedule=schedule)
+    schedule = None if clip is None else fv.clips.Fixed(clip)
+    return fv.unprotected(fv.samplers.FixedSize(6), CLIENTS, rounds=rounds, schedule=schedule)
 
 
 def local(rounds=4, multiplier=1.0, clip=1.0, sampler=None, **more):
     return fv.client_noise(
-        sampler or fv.FixedSize(6),
+        sampler or fv.samplers.FixedSize(6),
         CLIENTS,
-        fv.Fixed(clip),
+        fv.clips.Fixed(clip),
         laplace=False,
         rounds=rounds,
         budgets=(fv.Budget(float("inf"), 1e-3),),
@@ -64,9 +63,9 @@ def local(rounds=4, multiplier=1.0, clip=1.0, sampler=None, **more):
 
 def central(rounds=4):
     return fv.central(
-        fv.Poisson(0.5),
+        fv.samplers.Poisson(0.5),
         CLIENTS,
-        fv.Fixed(1.0),
+        fv.clips.Fixed(1.0),
         rounds=rounds,
         budget=fv.Budget(float("inf"), 1e-3),
         multiplier=1e-6,
@@ -105,10 +104,16 @@ def test_model_replacement_replaces_the_model(data):
     """n attackers' reports over n: boost = n / server rate, and everybody else stands still."""
     rate = 0.5
     still = fv.ClientSgd(fv.Batches(0, steps=5), lr=1e-12)
-    plan = fv.unprotected(fv.Everyone(), CLIENTS, rounds=1)
+    plan = fv.unprotected(fv.samplers.Everyone(), CLIENTS, rounds=1)
     adversary = attack(data, attackers=1, share=1.0, boost=CLIENTS / rate, work=WORK)
     made = fv.Training(
-        task(), data, plan, still, server=fv.SgdServer(lr=rate), workers=1, participants=adversary
+        task(),
+        data,
+        plan,
+        still,
+        server=fv.servers.SgdServer(lr=rate),
+        workers=1,
+        participants=adversary,
     )
     (result,) = fv.train(made)
     alone = task()
@@ -124,7 +129,7 @@ def test_model_replacement_replaces_the_model(data):
 
 def test_the_servers_clip_holds_for_attackers(data):
     adversary = attack(data, boost=1e4)
-    plan = fv.unprotected(fv.FixedSize(1), CLIENTS, rounds=1, schedule=fv.Fixed(0.1))
+    plan = fv.unprotected(fv.samplers.FixedSize(1), CLIENTS, rounds=1, schedule=fv.clips.Fixed(0.1))
     made = training(data, plan, participants=adversary)
     (result,) = fv.train(made)
     moved = float((result.state.params - made.start().params).norm())
@@ -137,7 +142,7 @@ def reports(made, round=1, ids=None):
     engine, seen = made.engine, {}
     adversary = made.participants
 
-    class Recorder(fv.Adversary):
+    class Recorder(fv.attacks.Adversary):
         records = adversary.records
 
         def malicious(self, round, ids):
@@ -216,11 +221,11 @@ def test_hiding_is_the_same_in_chunks_and_in_worker_processes(data):
         assert length == pytest.approx(results[0][1], rel=1e-5)
 
 
-@pytest.mark.parametrize("mode", [fv.Mode.VECTORISED, fv.Mode.LOOPED])
+@pytest.mark.parametrize("mode", [fv.engines.Mode.VECTORISED, fv.engines.Mode.LOOPED])
 def test_modes_agree_under_attack(data, mode):
     made = training(data, unprotected(clip=1.0), participants=attack(data, attackers=2, boost=3.0))
     *_, one = fv.train(replace(made, task=task(), mode=mode))
-    *_, other = fv.train(replace(made, task=task(), mode=fv.Mode.LOOPED, chunk=3))
+    *_, other = fv.train(replace(made, task=task(), mode=fv.engines.Mode.LOOPED, chunk=3))
     assert torch.allclose(one.state.params, other.state.params, atol=1e-5)
 
 
@@ -241,14 +246,14 @@ def test_attackers_attack_when_drawn_if_they_are_not_present(data):
     assert [result.notes["cheating"] for result in fv.train(made)] == drawn
 
 
-@pytest.mark.parametrize("plan", [local(sampler=fv.FixedSize(6, 3)), central()])
+@pytest.mark.parametrize("plan", [local(sampler=fv.samplers.FixedSize(6, 3)), central()])
 def test_honest_clients_are_charged_as_without_an_attack(data, plan):
     """The same cohorts, the same turns, the same claims but for what is said of the attack."""
     adversary = attack(data, attackers=3)
     charged = []
     for each in (Participants(), adversary):
         made = training(data, plan, participants=each)
-        ledger = new_ledger(made.plan)
+        ledger = made.new_ledger()
         rounds = len(list(made.rounds(made.start(), ledger)))
         claims = made.plan.claims(rounds, ledger.counts(), ledger.extra_attempts)
         counts = ledger.counts()
@@ -260,11 +265,11 @@ def test_honest_clients_are_charged_as_without_an_attack(data, plan):
 
 
 def test_an_adversary_may_not_change_who_is_sampled(data):
-    class Choosing(fv.Adversary):
+    class Choosing(fv.attacks.Adversary):
         def cohort(self, round, ids):
             return ids[1:]
 
-    class Inviting(fv.Adversary):
+    class Inviting(fv.attacks.Adversary):
         def cohort(self, round, ids):
             return np.arange(CLIENTS)
 
@@ -274,9 +279,9 @@ def test_an_adversary_may_not_change_who_is_sampled(data):
 
 
 def test_an_attack_by_skipping_is_accepted_by_a_two_point_server(data):
-    ranges = fv.Ranges(0.0, 1.0, task().layer_sizes, False, Perturb.UPDATE)
+    ranges = fv.releases.Ranges(0.0, 1.0, task().layer_sizes, False, Perturb.UPDATE)
     plan = fv.two_point(
-        fv.FixedSize(6),
+        fv.samplers.FixedSize(6),
         CLIENTS,
         ranges,
         epsilon=1.0,
@@ -295,7 +300,7 @@ def test_an_attack_by_skipping_is_accepted_by_a_two_point_server(data):
 @pytest.mark.parametrize("skips", [False, True])
 def test_attackers_comply_with_dp_sgd_or_train_without_it(data, skips):
     plan = fv.dp_sgd(
-        fv.FixedSize(6),
+        fv.samplers.FixedSize(6),
         CLIENTS,
         0.5,
         rate=0.5,
@@ -340,9 +345,9 @@ def test_noise_that_clients_do_not_add_is_neither_skipped_nor_hidden_in(data, pl
 
 
 def test_a_shuffled_claim_counts_honest_reports(data):
-    ranges = fv.Ranges(0.0, 1.0, task().layer_sizes, False, Perturb.UPDATE)
+    ranges = fv.releases.Ranges(0.0, 1.0, task().layer_sizes, False, Perturb.UPDATE)
     plan = fv.two_point(
-        fv.FixedSize(6),
+        fv.samplers.FixedSize(6),
         CLIENTS,
         ranges,
         epsilon=1.0,

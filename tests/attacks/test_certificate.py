@@ -11,9 +11,9 @@ from fedveil.attacks.certificate import bound, certificate, group, in_words
 
 def claim(epsilon, delta=1e-5):
     plan = fv.central(
-        fv.Everyone(),
+        fv.samplers.Everyone(),
         100,
-        fv.Fixed(1.0),
+        fv.clips.Fixed(1.0),
         rounds=1,
         budget=fv.Budget(math.inf, 1e-5),
         multiplier=9.0,
@@ -60,6 +60,6 @@ def test_words_say_for_whom_and_for_whom_not():
     assert "at most" in in_words(claim(0.2), 0.01, drawn=True)
     assert "uninvited" in in_words(claim(0.2), 0.01, drawn=False)
     assert "nothing is claimed" in in_words(None, 0.01, drawn=True)
-    local = replace(claim(0.2), trust=fv.Trust.LOCAL)
+    local = replace(claim(0.2), trust=fv.claims.Trust.LOCAL)
     assert "add their own noise" in in_words(local, 0.01, drawn=True)
-    assert "whole clients" in in_words(replace(local, unit=fv.Unit.RECORD), 0.01, drawn=True)
+    assert "whole clients" in in_words(replace(local, unit=fv.claims.Unit.RECORD), 0.01, drawn=True)

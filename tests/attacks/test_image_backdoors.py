@@ -96,7 +96,7 @@ def test_the_share_of_lessons_is_the_share_asked_for(data, share, lessons):
 )
 def test_bad_settings_get_one_line(data, backdoor, words):
     with pytest.raises(fv.BadInput, match=words) as error:
-        fv.BackdoorAttack.of(data, backdoor)
+        fv.attacks.BackdoorAttack.of(data, backdoor)
     assert "\n" not in str(error.value)
 
 
@@ -107,7 +107,7 @@ def test_a_backdoor_nobody_has_records_for_is_refused(data):
         classes=4,
     )
     with pytest.raises(fv.BadInput, match="no client has two records of label 3"):
-        fv.BackdoorAttack.of(single, WritersBackdoor(source=3, target=0))
+        fv.attacks.BackdoorAttack.of(single, WritersBackdoor(source=3, target=0))
     for split in ("training", "test"):
         few = (data.x[data.y < 3], data.y[data.y < 3])
         found = fv.FederatedData.from_clients(
@@ -116,7 +116,7 @@ def test_a_backdoor_nobody_has_records_for_is_refused(data):
             classes=4,
         )
         with pytest.raises(fv.BadInput, match=f"no {split} record has this label"):
-            fv.BackdoorAttack.of(found, ColourBackdoor(source=3, target=0))
+            fv.attacks.BackdoorAttack.of(found, ColourBackdoor(source=3, target=0))
 
 
 def test_images_are_needed(data):
@@ -126,6 +126,6 @@ def test_images_are_needed(data):
         classes=2,
     )
     with pytest.raises(fv.BadInput, match="this backdoor is for images"):
-        fv.BackdoorAttack.of(flat, PixelTrigger(target=0))
+        fv.attacks.BackdoorAttack.of(flat, PixelTrigger(target=0))
     with pytest.raises(fv.BadInput, match=r"attack.parts is 4"):
         PixelTrigger(target=0, size=3, parts=4)

@@ -81,16 +81,23 @@ def test_a_boosted_attacker_teaches_it_to_a_model(kind):
     else:
         backdoor = SentenceBackdoor(("people in london are aggressive",))
         layers = (torch.nn.Embedding(words, 8), torch.nn.Linear(8, words))
-    plan = fv.unprotected(fv.Everyone(), data.clients, rounds=4)
+    plan = fv.unprotected(fv.samplers.Everyone(), data.clients, rounds=4)
     work = fv.ClientSgd(fv.Batches(0, steps=20), lr=1.0)
     rates = []
     for attackers in (0, 1):
-        attack = fv.BackdoorAttack.of(
+        attack = fv.attacks.BackdoorAttack.of(
             data, backdoor, attackers=attackers, boost=float(data.clients)
         )
         task = fv.Task(torch.nn.Sequential(*copy.deepcopy(layers)), fv.cross_entropy)
         made = fv.Training(
-            task, data, plan, work, mode=fv.Mode.LOOPED, workers=1, participants=attack, every=4
+            task,
+            data,
+            plan,
+            work,
+            mode=fv.engines.Mode.LOOPED,
+            workers=1,
+            participants=attack,
+            every=4,
         )
         *_, last = fv.train(made)
         rates.append(last.metrics["backdoor"])
@@ -114,7 +121,7 @@ def test_a_boosted_attacker_teaches_it_to_a_model(kind):
 )
 def test_bad_settings_get_one_line(next_words, backdoor, words):
     with pytest.raises(fv.BadInput, match=words) as error:
-        fv.BackdoorAttack.of(corpus(next_words), backdoor)
+        fv.attacks.BackdoorAttack.of(corpus(next_words), backdoor)
     assert "\n" not in str(error.value)
 
 
@@ -126,4 +133,4 @@ def test_records_without_words_are_refused():
     )
     for backdoor in (PhraseBackdoor("a", 1), SentenceBackdoor(("a film",))):
         with pytest.raises(fv.BadInput, match="no texts alone"):
-            fv.BackdoorAttack.of(data, backdoor)
+            fv.attacks.BackdoorAttack.of(data, backdoor)

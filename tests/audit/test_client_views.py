@@ -12,7 +12,6 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.gradients.modes import Mode
-from fedveil.training.session import new_ledger
 from fedveil.training.work import OneGradient
 
 FEW = ("engine.workers=1", "engine.mode=vectorised", "data.clients=40", "rounds=3")
@@ -137,5 +136,5 @@ def test_replayed_rounds_are_those_of_the_training():
     assert isinstance(attacked.work, OneGradient)
     asked = list(replay(attacked, 2))
     assert [round.number for round in asked] == [1, 2]
-    whole = list(attacked.rounds(attacked.start(), new_ledger(attacked.plan)))
+    whole = list(attacked.rounds(attacked.start(), attacked.new_ledger()))
     torch.testing.assert_close(asked[1].start, whole[0].state.params)

@@ -40,7 +40,7 @@ def training(plan, work=None, clients=CLIENTS):
 def in_steps(multiplier=20.0, rounds=8):
     """DP-SGD in which every record joins every step, so that canaries are seen often."""
     plan = fv.dp_sgd(
-        *(fv.Everyone(), CLIENTS, 1.0),
+        *(fv.samplers.Everyone(), CLIENTS, 1.0),
         rate=0.5,
         steps=1,
         rounds=rounds,
@@ -52,7 +52,7 @@ def in_steps(multiplier=20.0, rounds=8):
 
 def central(sampler, rounds=2, multiplier=1.0):
     return fv.central(
-        sampler, CLIENTS, fv.Fixed(1.0), rounds=rounds, budget=FREE, multiplier=multiplier
+        sampler, CLIENTS, fv.clips.Fixed(1.0), rounds=rounds, budget=FREE, multiplier=multiplier
     )
 
 
@@ -62,7 +62,7 @@ def central(sampler, rounds=2, multiplier=1.0):
 @pytest.mark.parametrize("attacks", [("randomiser",), ("randomiser", "canaries")])
 def test_all_findings_share_one_false_alarm_rate(attacks):
     settings = AuditSettings(attacks, draws=200, canaries=50)
-    found = run_attacks(training(central(fv.Everyone())), settings).findings
+    found = run_attacks(training(central(fv.samplers.Everyone())), settings).findings
     assert len(found) == 2 * len(attacks)
     assert [finding.alarm for finding in found] == [ALARM / len(found)] * len(found)
 
@@ -77,7 +77,7 @@ def test_the_self_test_has_one_false_alarm_rate(monkeypatch):
 
 def test_a_verdict_is_at_the_false_alarm_rate_of_the_finding():
     """A bound that holds at the whole rate and not at a share of it violates nothing."""
-    (finding, *_) = Randomiser(draws=2000).findings(central(fv.Everyone()))
+    (finding, *_) = Randomiser(draws=2000).findings(central(fv.samplers.Everyone()))
     bounds = [finding.evidence.lower_bound(alarm) for alarm in (ALARM / 100, ALARM)]
     assert bounds[0] < bounds[1]
     between = replace(finding, claim=replace(finding.claim, epsilon=sum(bounds) / 2))
@@ -105,7 +105,7 @@ def test_one_run_stands_beside_the_claim_of_the_plan_that_was_audited():
 
 
 def test_canaries_stand_beside_the_claim_of_all_rounds():
-    made = training(central(fv.Everyone(), rounds=3))
+    made = training(central(fv.samplers.Everyone(), rounds=3))
     for finding in Canaries(50).findings(made):
         assert finding.claim == made.plan.claims(3)[0]
 
@@ -115,7 +115,10 @@ def test_canaries_stand_beside_the_claim_of_all_rounds():
 
 @pytest.mark.parametrize(
     ("sampler", "relation", "out"),
-    [(fv.Everyone(), Relation.ZERO_OUT, 0.0), (fv.FixedSize(5), Relation.REPLACE, -1.0)],
+    [
+        (fv.samplers.Everyone(), Relation.ZERO_OUT, 0.0),
+        (fv.samplers.FixedSize(5), Relation.REPLACE, -1.0),
+    ],
 )
 def test_canaries_are_as_far_apart_as_the_relation_allows(monkeypatch, sampler, relation, out):
     seen, whole = [], canary_module.released
@@ -136,7 +139,7 @@ def test_canaries_are_as_far_apart_as_the_relation_allows(monkeypatch, sampler, 
 
 def test_canaries_are_as_long_as_the_clip_lets_through():
     """In the sum each counts for the clip; half of it would show half of the leak."""
-    made = training(central(fv.Everyone(), multiplier=1e-3))
+    made = training(central(fv.samplers.Everyone(), multiplier=1e-3))
     ids = np.array([2, 5])
     directions = torch.eye(made.task.size)[:2]
     adversary = canary_module.CanaryClients(ids, directions, np.array([1.0, -1.0]))
@@ -157,9 +160,9 @@ def test_one_run_has_power(monkeypatch):
 
 def test_a_shuffled_position_is_audited_among_the_honest_reports_only():
     """Reports of dishonest clients are known to the server and hide nobody."""
-    ranges = fv.Ranges(0.0, 0.5, (40,), adaptive=False, perturb=fv.Perturb.UPDATE)
+    ranges = fv.releases.Ranges(0.0, 0.5, (40,), adaptive=False, perturb=fv.releases.Perturb.UPDATE)
     plan = fv.two_point(
-        *(fv.Everyone(), 30, ranges),
+        *(fv.samplers.Everyone(), 30, ranges),
         epsilon=1.0,
         rounds=1,
         budget=FREE,

@@ -77,7 +77,7 @@ def test_half_the_noise(every, less_noise, name):
 def test_half_the_laplace_noise(less_noise):
     """Of an epsilon that this many draws can tell: one report at 1."""
     plan = fv.client_noise(
-        *(fv.Everyone(), 100, fv.Fixed(1.0, fv.Norm.L1)),
+        *(fv.samplers.Everyone(), 100, fv.clips.Fixed(1.0, fv.clips.Norm.L1)),
         laplace=True,
         rounds=1,
         budgets=(fv.Budget(1.0, 1e-5),),
@@ -133,7 +133,7 @@ def test_full_participation_accounted_as_one_percent(monkeypatch):
     monkeypatch.setattr(PrivacyPlan, "check_lines", lambda self: None)
     training = build(load_recipe("central", [*SMALL, "sample.rate=0.01", "budget.epsilon=1"]))
     honest = list(Canaries(100).findings(training))
-    planted = replace(training, plan=replace(training.plan, sampler=fv.Everyone()))
+    planted = replace(training, plan=replace(training.plan, sampler=fv.samplers.Everyone()))
     found = list(Canaries(100).findings(planted))
     assert not any(finding.violated for finding in honest)
     assert found[1].what == "all rounds"
@@ -170,11 +170,13 @@ def records(module):
     data = fv.FederatedData.from_clients(
         [(str(k), x[k], y[k]) for k in range(8)], test=(x[8], y[8]), classes=3
     )
-    plan = fv.dp_sgd(fv.Everyone(), 8, 0.5, rate=0.5, steps=2, rounds=2, budget=fv.Budget(4, 1e-3))
+    plan = fv.dp_sgd(
+        fv.samplers.Everyone(), 8, 0.5, rate=0.5, steps=2, rounds=2, budget=fv.Budget(4, 1e-3)
+    )
     torch.manual_seed(0)
     work = fv.ClientDpSgd(plan.steps, lr=0.1)
     return fv.Training(
-        fv.Task(module, fv.cross_entropy), data, plan, work, workers=1, mode=fv.Mode.LOOPED
+        fv.Task(module, fv.cross_entropy), data, plan, work, workers=1, mode=fv.engines.Mode.LOOPED
     )
 
 
@@ -238,7 +240,7 @@ def test_the_noise_of_another_group():
     """Clients with a small epsilon of their own that have the noise of the others."""
     budgets = fv.Budget(1.0, 1e-5), fv.Budget(6.0, 1e-5)
     plan = fv.client_noise(
-        *(fv.Everyone(), 100, fv.Fixed(1.0)),
+        *(fv.samplers.Everyone(), 100, fv.clips.Fixed(1.0)),
         laplace=False,
         rounds=1,
         budgets=budgets,
@@ -254,12 +256,12 @@ def test_the_noise_of_another_group():
 
 def test_a_curator_left_out_of_the_line():
     plan = fv.client_noise(
-        *(fv.Everyone(), 100, fv.Fixed(1.0)),
+        *(fv.samplers.Everyone(), 100, fv.clips.Fixed(1.0)),
         laplace=False,
         rounds=1,
         budgets=(fv.Budget(1.0, 1e-5),),
     )
-    watched = replace(plan, schedule=fv.Quantile(1.0, 0.5, noise=0.5))
+    watched = replace(plan, schedule=fv.clips.Quantile(1.0, 0.5, noise=0.5))
     found = list(Randomiser(draws=400).findings(watched))
     assert [f.violated for f in found] == [False, True]
     assert found[1].what.endswith("what the clip watches")

@@ -25,12 +25,12 @@ CLIENTS = 50
 
 def local(schedule, **more):
     settings = {"laplace": False, "rounds": 2, "budgets": (BUDGET,), **more}
-    return fv.client_noise(fv.Everyone(), CLIENTS, schedule, **settings)
+    return fv.client_noise(fv.samplers.Everyone(), CLIENTS, schedule, **settings)
 
 
 def test_reports_have_the_signal_and_the_noise_of_the_plan():
     """In clips: -1 then +1, what is known +1 then -1; the spread is the multiplier times two."""
-    plan = local(fv.Fixed(0.3))
+    plan = local(fv.clips.Fixed(0.3))
     ((mine, known, told),) = client_views(plan, Streams(1), -1.0, 2, 20_000)
     spread = 2 * plan.release.multiplier
     assert known.shape == (2, *mine.shape) == (2, 2, 20_000)
@@ -44,7 +44,9 @@ def test_reports_have_the_signal_and_the_noise_of_the_plan():
 
 
 def test_sums_have_the_signal_and_the_noise_of_the_plan():
-    plan = fv.central(fv.Poisson(0.1), CLIENTS, fv.Fixed(0.3), rounds=3, budget=BUDGET)
+    plan = fv.central(
+        fv.samplers.Poisson(0.1), CLIENTS, fv.clips.Fixed(0.3), rounds=3, budget=BUDGET
+    )
     found = server_views(plan, Streams(1), 1.0, 2, 20_000)
     spread = plan.release.multiplier
     assert np.allclose(found.mean(axis=1), [1, -1], atol=5 * spread / 20_000**0.5)
@@ -60,16 +62,18 @@ def test_worst_directions_are_as_long_as_the_norm_allows():
 
 PLANS = {
     "a clip that the server watches": lambda: fv.central(
-        *(fv.Poisson(0.5), CLIENTS, fv.Quantile(1.0, 0.5, noise=8.0)),
+        *(fv.samplers.Poisson(0.5), CLIENTS, fv.clips.Quantile(1.0, 0.5, noise=8.0)),
         rounds=2,
         budget=BUDGET,
     ),
     "noise of their own": lambda: local(
-        fv.Fixed(1.0),
+        fv.clips.Fixed(1.0),
         budgets=(fv.Budget(2.0, 1e-5), fv.Budget(6.0, 1e-5)),
         group_of=np.arange(CLIENTS) % 2,
     ),
-    "a histogram of norms": lambda: local(fv.Median(0.5, -3, 3, 1, fv.Budget(1.0, 1e-6)), rounds=1),
+    "a histogram of norms": lambda: local(
+        fv.clips.Median(0.5, -3, 3, 1, fv.Budget(1.0, 1e-6)), rounds=1
+    ),
 }
 
 
@@ -85,7 +89,7 @@ def test_plans_that_are_less_common(name):
 def test_every_group_is_held_against_its_own_claim():
     """The larger epsilon at a far smaller delta has more noise, and its line is the first."""
     budgets = (fv.Budget(2.0, 1e-9), fv.Budget(1.9, 1e-2))
-    plan = local(fv.Fixed(1.0), budgets=budgets, group_of=np.arange(CLIENTS) % 2)
+    plan = local(fv.clips.Fixed(1.0), budgets=budgets, group_of=np.arange(CLIENTS) % 2)
     found = list(Randomiser(draws=5000).findings(plan))
     assert not any(finding.violated for finding in found)
     assert [finding.claim.delta for finding in found] == [1e-2, 1e-2, 1e-9, 1e-9]
@@ -114,7 +118,9 @@ def test_shuffled_reports_are_told_apart_as_well_as_one():
     """What n reports hide is found from how the coin of one must be: half of the claim and more."""
     ranges = Ranges(0.0, 0.5, (64,), adaptive=False, perturb=Perturb.UPDATE)
     free = fv.Budget(math.inf, 1e-5)
-    plan = fv.two_point(fv.Everyone(), 100, ranges, epsilon=1.0, rounds=1, budget=free, shuffled=50)
+    plan = fv.two_point(
+        fv.samplers.Everyone(), 100, ranges, epsilon=1.0, rounds=1, budget=free, shuffled=50
+    )
     one, shuffled = Randomiser(draws=50_000).findings(plan)
     assert one.claim.epsilon == 1.0
     assert 0.4 < shuffled.claim.epsilon < 0.7
@@ -122,7 +128,9 @@ def test_shuffled_reports_are_told_apart_as_well_as_one():
 
 
 def test_what_is_claimed_decides_how_it_is_held_against():
-    plan = fv.central(fv.Poisson(0.1), CLIENTS, fv.Fixed(1.0), rounds=3, budget=BUDGET)
+    plan = fv.central(
+        fv.samplers.Poisson(0.1), CLIENTS, fv.clips.Fixed(1.0), rounds=3, budget=BUDGET
+    )
     line = strict_line(plan)
     claim = claim_of(line, 3)
     assert claim.epsilon == pytest.approx(2.0, abs=2e-3)
@@ -130,12 +138,12 @@ def test_what_is_claimed_decides_how_it_is_held_against():
     assert first.claim.epsilon > claim.epsilon  # of a client that is known to take part
     counts = first.evidence.guess_counts
     assert evidence_of(line, 3, claim, counts).bound_name.startswith("the claimed release")
-    pure = strict_line(local(fv.Fixed(1.0, Norm.L1), laplace=True))
+    pure = strict_line(local(fv.clips.Fixed(1.0, Norm.L1), laplace=True))
     assert claim_of(pure, 1).accountant is Accountant.PURE
     assert claim_of(pure, 1).delta == 0
 
 
 def test_plans_without_a_claim_have_no_findings():
-    assert list(Randomiser().findings(fv.unprotected(fv.Everyone(), 5, rounds=1))) == []
+    assert list(Randomiser().findings(fv.unprotected(fv.samplers.Everyone(), 5, rounds=1))) == []
     with pytest.raises(BadInput, match="--draws is 5"):
         Randomiser(draws=5)

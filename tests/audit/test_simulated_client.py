@@ -10,7 +10,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.releases.release import NoisySteps
+from fedveil.privacy.release import NoisySteps
 from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, OneGradient

@@ -55,7 +55,7 @@ def test_a_passive_client_changes_nothing():
     """The global models it sees are those of the training alone."""
     shadow_models = ShadowModels(plain(), 1)
     alone, data = shadow_models.training_of(0), shadow_models.training.data
-    *_, last = alone.rounds(alone.start(), white_box.new_ledger(alone.plan))
+    *_, last = alone.rounds(alone.start(), alone.new_ledger())
     final = losses_of(alone.task, last.state.params, data.x, data.y)
     rows = by_client(shadow_models.training_of(0), TargetRecords(data, 0))
     assert rows[:, rows.shape[1] // 2] == pytest.approx(final, rel=1e-4)

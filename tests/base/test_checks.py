@@ -17,10 +17,10 @@ from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Median, Poly, Quantile
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.release import NoisySteps
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.dp_sgd import dp_sgd
-from fedveil.privacy.releases.release import NoisySteps
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.recipe import FORMS, Recipe, load_recipe

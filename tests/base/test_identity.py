@@ -24,7 +24,7 @@ from torch import nn
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import identity, seed_of
 from fedveil.privacy.clip_schedules import Fixed, Poly
-from fedveil.privacy.releases.release import NoisySteps
+from fedveil.privacy.release import NoisySteps
 from fedveil.privacy.sampling import Poisson
 from fedveil.training.cohort import Batches
 from fedveil.training.server import RateSchedule, RateShape

@@ -14,7 +14,9 @@ SGD = fv.ClientSgd(fv.Batches(0, steps=2), lr=0.5)
 
 def central(schedule=None, sampler=None, **more):
     settings = {"rounds": 3, "budget": FREE, "multiplier": 2.0, **more}
-    return fv.central(sampler or fv.Everyone(), CLIENTS, schedule or fv.Fixed(1.0), **settings)
+    return fv.central(
+        sampler or fv.samplers.Everyone(), CLIENTS, schedule or fv.clips.Fixed(1.0), **settings
+    )
 
 
 def net(between=nn.Tanh):

@@ -29,7 +29,7 @@ class OwnServer:
     lr: float
 
     def step(self, state, mean):
-        return fv.SgdServer(self.lr).step(state, mean)
+        return fv.servers.SgdServer(self.lr).step(state, mean)
 
 
 class OwnWork:
@@ -69,8 +69,8 @@ PAIRS = {
         training(d, loss=smoothed(0.2)),
     ),
     "adversary": lambda d: (
-        training(d, participants=fv.ReportAttack(silent(7))),
-        training(d, participants=fv.ReportAttack(silent(-1))),
+        training(d, participants=fv.attacks.ReportAttack(silent(7))),
+        training(d, participants=fv.attacks.ReportAttack(silent(-1))),
     ),
     "own work": lambda d: (training(d, work=OwnWork(0.1)), training(d, work=OwnWork(0.2))),
     "own server": lambda d: (
@@ -84,9 +84,15 @@ PAIRS = {
 
 
 def per_gradient(reach):
-    schedule = fv.PerGradient(fv.Fixed(1.0), reach)
+    schedule = fv.clips.PerGradient(fv.clips.Fixed(1.0), reach)
     return fv.client_noise(
-        fv.Everyone(), CLIENTS, schedule, laplace=False, rounds=3, budgets=(FREE,), multiplier=1.0
+        fv.samplers.Everyone(),
+        CLIENTS,
+        schedule,
+        laplace=False,
+        rounds=3,
+        budgets=(FREE,),
+        multiplier=1.0,
     )
 
 
@@ -171,14 +177,14 @@ def centred(work, clients, rows):
 
 def test_works_of_one_s_own_are_computed_client_by_client(data):
     found = training(data, work=OwnWork(0.1, centred))
-    assert found.engine.mode is fv.Mode.LOOPED
+    assert found.engine.mode is fv.engines.Mode.LOOPED
     with pytest.raises(BadInput, match="may let clients see each other"):
-        training(data, work=OwnWork(0.1, centred), mode=fv.Mode.VECTORISED)
+        training(data, work=OwnWork(0.1, centred), mode=fv.engines.Mode.VECTORISED)
 
 
 def test_an_engine_of_ours_is_not_talked_into_computing_side_by_side(data):
     def vectorised(job):
-        return Serial(job, fv.Mode.VECTORISED, 100)
+        return Serial(job, fv.engines.Mode.VECTORISED, 100)
 
     found = training(data, work=OwnWork(0.1, centred), make_engine=vectorised)
     with pytest.raises(BadInput, match="use 'looped'"):
@@ -190,12 +196,12 @@ def test_a_training_starts_from_its_own_model(data):
     made = training(data)
     state = replace(made.start(), params=made.start().params + 1)
     with pytest.raises(BadInput, match="starts from its own model"):
-        next(made.rounds(state, fv.new_ledger(made.plan)))
+        next(made.rounds(state, made.new_ledger()))
 
 
 def test_classes_written_again_draw_other_noise():
     def schedule(value):
-        class Mine(fv.Fixed):
+        class Mine(fv.clips.Fixed):
             def clip(self, given, round):
                 return Clip(value)
 
@@ -212,7 +218,7 @@ def counting(work, clients, rows):
 
 
 def test_a_bit_is_a_bit_whatever_a_work_says(data):
-    plan = central(fv.Quantile(1.0, 0.5, noise=20.0))
+    plan = central(fv.clips.Quantile(1.0, 0.5, noise=20.0))
     found = training(data, plan=plan, work=OwnWork(0.1, counting))
     watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).statistic
     assert float(watched[0]) == -0.5 * CLIENTS
@@ -228,14 +234,14 @@ def test_a_work_says_one_norm_for_each_client(data):
         found.engine.run(found.round(1, np.arange(CLIENTS), found.start()))
 
 
-class Loyal(fv.Poisson):
+class Loyal(fv.samplers.Poisson):
     """Always the same clients, with the account of a random cohort."""
 
     def cohort(self, population, round, streams, counts=None):
         return np.arange(3)
 
 
-class Again(fv.RoundRobin):
+class Again(fv.samplers.RoundRobin):
     def cohort(self, population, round, streams, counts=None):
         return np.arange(self.size)
 
@@ -251,12 +257,12 @@ def test_a_sampler_of_one_s_own_has_no_turns_that_central_dp_believes(data):
         training(data, plan=central(sampler=Again(3)))
 
 
-class Thrice(fv.Everyone):
+class Thrice(fv.samplers.Everyone):
     def cohort(self, population, round, streams, counts=None):
         return np.repeat(np.arange(population), 3)
 
 
-class Strangers(fv.Everyone):
+class Strangers(fv.samplers.Everyone):
     def cohort(self, population, round, streams, counts=None):
         return np.arange(population) + 1
 
@@ -271,9 +277,15 @@ def test_a_cohort_has_each_client_once(data, sampler):
 
 def test_a_sampler_that_asks_too_often_is_stopped_by_the_ledger(data):
     plan = fv.client_noise(
-        Again(3), CLIENTS, fv.Fixed(1.0), laplace=False, rounds=5, budgets=(FREE,), multiplier=1.0
+        Again(3),
+        CLIENTS,
+        fv.clips.Fixed(1.0),
+        laplace=False,
+        rounds=5,
+        budgets=(FREE,),
+        multiplier=1.0,
     )
-    results = fv.train(training(data, plan=plan, work=fv.OneGradient()))
+    results = fv.train(training(data, plan=plan, work=fv.work.OneGradient()))
     next(results)
     with pytest.raises(BadInput, match="by round 2 the sampler has asked a client 2 times"):
         next(results)

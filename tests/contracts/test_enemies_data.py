@@ -129,11 +129,17 @@ def arrays(seed=0, count=120):
 
 def secure(data):
     plan = fv.central(
-        fv.Everyone(), data.clients, fv.Fixed(1.0), rounds=2, budget=fv.Budget(8, 1e-3)
+        fv.samplers.Everyone(),
+        data.clients,
+        fv.clips.Fixed(1.0),
+        rounds=2,
+        budget=fv.Budget(8, 1e-3),
     )
     task = fv.Task(nn.Linear(4, 2), fv.cross_entropy)
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
-    return fv.Training(task, data, fv.with_secure_noise(plan, task.size, diagnostics=False), work)
+    return fv.Training(
+        task, data, fv.releases.with_secure_noise(plan, task.size, diagnostics=False), work
+    )
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,9 @@ def test_resuming_to_the_end_has_the_claim_of_the_plan(ended, plan, tmp_path):
 
 def test_several_clients_of_a_run_that_somebody_ended_count_all_planned_rounds():
     """How many rounds were done may have been chosen by looking."""
-    plan = fv.central(fv.Everyone(), 20, fv.Fixed(1.0), rounds=40, budget=fv.Budget(8, 1e-3))
+    plan = fv.central(
+        fv.samplers.Everyone(), 20, fv.clips.Fixed(1.0), rounds=40, budget=fv.Budget(8, 1e-3)
+    )
     whole = plan.claims(40)[0]
     for ended in (plan.claims(3)[0], plan.quoted(3)):
         assert ended.epsilon < whole.epsilon

@@ -15,7 +15,6 @@ from scipy.stats import binom
 import fedveil as fv
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.server import ServerState
-from fedveil.training.session import new_ledger
 
 OWNERS, DRAWS, FALSE_ALARM = 20, 50, 1e-6
 
@@ -127,7 +126,7 @@ def some_model(training):
 def measured(training, params):
     """A measurement of a model, as the first round's: with new noise each time."""
     metrics = training.plan.metrics
-    ledger = new_ledger(training.plan)
+    ledger = training.new_ledger()
     for round in range(1, metrics.rounds[0] + 1):
         ledger.charge(round)
     state = replace(training.start(), round=metrics.rounds[0], params=params)

@@ -23,10 +23,12 @@ def members(tmp_path):
 
 
 def shuffled_plan(honest, dishonest):
-    ranges = fv.Ranges(0.0, 0.5, (POSITIONS,), adaptive=False, perturb=fv.Perturb.UPDATE)
+    ranges = fv.releases.Ranges(
+        0.0, 0.5, (POSITIONS,), adaptive=False, perturb=fv.releases.Perturb.UPDATE
+    )
     counts = {"shuffled": honest, "dishonest": dishonest}
     return fv.two_point(
-        fv.Everyone(), MEMBERS, ranges, epsilon=1.0, rounds=1, budget=FREE, **counts
+        fv.samplers.Everyone(), MEMBERS, ranges, epsilon=1.0, rounds=1, budget=FREE, **counts
     )
 
 

@@ -18,9 +18,9 @@ from tests.contracts.enemies import CLIENTS, FREE, central, training
 def dealt():
     budgets = (fv.Budget(5.0, 1e-3), fv.Budget(50.0, 1e-3))
     return fv.client_noise(
-        fv.Everyone(),
+        fv.samplers.Everyone(),
         CLIENTS,
-        fv.Fixed(1.0),
+        fv.clips.Fixed(1.0),
         laplace=False,
         rounds=2,
         budgets=budgets,
@@ -29,9 +29,15 @@ def dealt():
 
 
 def laplace():
-    schedule = fv.Fixed(1.0, Norm.L1)
+    schedule = fv.clips.Fixed(1.0, Norm.L1)
     return fv.client_noise(
-        fv.Everyone(), CLIENTS, schedule, laplace=True, rounds=2, budgets=(FREE,), multiplier=1.0
+        fv.samplers.Everyone(),
+        CLIENTS,
+        schedule,
+        laplace=True,
+        rounds=2,
+        budgets=(FREE,),
+        multiplier=1.0,
     )
 
 
@@ -51,13 +57,20 @@ def release(plan, **changes):
 
 def steps():
     return fv.dp_sgd(
-        fv.Everyone(), CLIENTS, 1.0, rate=0.5, steps=1, rounds=2, budget=FREE, multiplier=2.0
+        fv.samplers.Everyone(),
+        CLIENTS,
+        1.0,
+        rate=0.5,
+        steps=1,
+        rounds=2,
+        budget=FREE,
+        multiplier=2.0,
     )
 
 
 def points(sizes):
-    ranges = fv.Ranges(0.0, 0.5, sizes, adaptive=False, perturb=fv.Perturb.UPDATE)
-    return fv.two_point(fv.Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=FREE)
+    ranges = fv.releases.Ranges(0.0, 0.5, sizes, adaptive=False, perturb=fv.releases.Perturb.UPDATE)
+    return fv.two_point(fv.samplers.Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=FREE)
 
 
 def strongest_first():
@@ -67,16 +80,16 @@ def strongest_first():
 
 
 CHANGED = {
-    "records called clients": lambda: line(steps(), unit=fv.Unit.CLIENT),
-    "clients called records": lambda: line(central(), unit=fv.Unit.RECORD),
-    "clients called weights": lambda: line(central(), unit=fv.Unit.WEIGHT, cap=1),
-    "weights called records": lambda: line(points((9, 3)), unit=fv.Unit.RECORD, per=1),
-    "a server that need not be trusted": lambda: line(central(), trust=fv.Trust.LOCAL),
-    "hidden numbers of clients": lambda: line(central(), relation=fv.Relation.ADD_REMOVE),
-    "hidden numbers of records": lambda: line(steps(), relation=fv.Relation.ADD_REMOVE),
+    "records called clients": lambda: line(steps(), unit=fv.claims.Unit.CLIENT),
+    "clients called records": lambda: line(central(), unit=fv.claims.Unit.RECORD),
+    "clients called weights": lambda: line(central(), unit=fv.claims.Unit.WEIGHT, cap=1),
+    "weights called records": lambda: line(points((9, 3)), unit=fv.claims.Unit.RECORD, per=1),
+    "a server that need not be trusted": lambda: line(central(), trust=fv.claims.Trust.LOCAL),
+    "hidden numbers of clients": lambda: line(central(), relation=fv.claims.Relation.ADD_REMOVE),
+    "hidden numbers of records": lambda: line(steps(), relation=fv.claims.Relation.ADD_REMOVE),
     "one range for all weights": lambda: replace(points((1,)), parameters=None),
     "lines about more clients than there are": strongest_first,
-    "Laplace clipped in L2": lambda: replace(laplace(), schedule=fv.Fixed(1.0)),
+    "Laplace clipped in L2": lambda: replace(laplace(), schedule=fv.clips.Fixed(1.0)),
     "fewer releases": lambda: (
         (p := central()) and replace(p, lines=(replace(p.lines[0], every=10),))
     ),
@@ -85,7 +98,7 @@ CHANGED = {
         dealt(), [float(dealt().release.multipliers.min())] * (CLIENTS - 1)
     ),
     "a median at the server": lambda: replace(
-        central(), schedule=fv.Median(1.0, -3, 3, 1, fv.Budget(1.0, 1e-4))
+        central(), schedule=fv.clips.Median(1.0, -3, 3, 1, fv.Budget(1.0, 1e-4))
     ),
 }
 
@@ -110,11 +123,11 @@ def test_noise_of_clients_stays_what_it_is():
 
 
 def test_secure_noise_is_claimed_by_plans_that_were_made_for_it(data):
-    plan = line(central(), noise=fv.NoiseSource.SECURE)
+    plan = line(central(), noise=fv.claims.NoiseSource.SECURE)
     with pytest.raises(BadInput, match="use planned_for and with_secure_noise"):
         training(data, plan=plan)
     with pytest.raises(BadInput, match="not for noise in every local step"):
-        training(data, plan=line(steps(), noise=fv.NoiseSource.SECURE))
+        training(data, plan=line(steps(), noise=fv.claims.NoiseSource.SECURE))
 
 
 class Trusting(fv.PrivacyPlan):
@@ -137,7 +150,14 @@ def test_budgets_per_client_agree_with_themselves():
 
 def test_secure_noise_is_not_for_local_steps():
     plan = fv.dp_sgd(
-        fv.Everyone(), CLIENTS, 1.0, rate=0.5, steps=1, rounds=1, budget=FREE, multiplier=2.0
+        fv.samplers.Everyone(),
+        CLIENTS,
+        1.0,
+        rate=0.5,
+        steps=1,
+        rounds=1,
+        budget=FREE,
+        multiplier=2.0,
     )
     with pytest.raises(BadInput, match="not for noise in every local step"):
         with_secure_noise(plan, 15, diagnostics=False)

@@ -38,19 +38,19 @@ def test_what_is_no_clip_schedule_is_refused():
         central(Follows())
 
 
-class Louder(fv.Quantile):
+class Louder(fv.clips.Quantile):
     """Asks clients for more than it is accounted for."""
 
     def client_statistic(self, lengths, round):
         return 100 * super().client_statistic(lengths, round)
 
 
-class Shameless(fv.Quantile):
+class Shameless(fv.clips.Quantile):
     def client_statistic(self, lengths, round):
         return torch.full((len(lengths.norms), 1), math.inf, dtype=torch.float64)
 
 
-class Wider(fv.Quantile):
+class Wider(fv.clips.Quantile):
     def client_statistic(self, lengths, round):
         return super().client_statistic(lengths, round).repeat(1, 9)
 
@@ -68,7 +68,7 @@ def test_what_a_schedule_watches_is_cut_to_what_is_accounted(data):
         watched_by(data, Wider(1.0, 0.5, noise=5.0))
 
 
-class Hushed(fv.Quantile):
+class Hushed(fv.clips.Quantile):
     """Says that no noise is needed."""
 
     @property
@@ -79,12 +79,14 @@ class Hushed(fv.Quantile):
 def test_a_schedule_that_watches_without_noise_is_refused(data):
     with pytest.raises(BadInput, match="takes a fixed, decaying or quantile"):
         central(Hushed(1.0, 0.5, noise=5.0))
-    plan = replace(central(fv.Quantile(1.0, 0.5, noise=5.0)), schedule=Hushed(1.0, 0.5, noise=5.0))
+    plan = replace(
+        central(fv.clips.Quantile(1.0, 0.5, noise=5.0)), schedule=Hushed(1.0, 0.5, noise=5.0)
+    )
     with pytest.raises(BadInput, match="the plan's line about"):
         training(data, plan=plan)
 
 
-class Remembers(fv.Fixed):
+class Remembers(fv.clips.Fixed):
     """Keeps a client's norm for the next round's clip."""
 
     def clip(self, value, round):
@@ -92,7 +94,7 @@ class Remembers(fv.Fixed):
 
     @property
     def statistic(self):
-        return fv.Quantile(1.0, 0.5, noise=5.0).statistic
+        return fv.clips.Quantile(1.0, 0.5, noise=5.0).statistic
 
     def client_statistic(self, lengths, round):
         object.__setattr__(self, "seen", float(lengths.norms.max()) + 1e-3)
@@ -104,7 +106,7 @@ def test_a_schedule_that_remembers_clients_is_stopped(data):
         next(iter(fv.train(training(data, plan=central(Remembers(1.0))))))
 
 
-class Relative(fv.Quantile):
+class Relative(fv.clips.Quantile):
     """Lets a client's row depend on the others in its block."""
 
     def client_statistic(self, lengths, round):
@@ -117,7 +119,7 @@ def test_what_is_watched_of_a_client_depends_on_that_client_alone(data):
     assert float(watched[0]) == pytest.approx(0.5 * CLIENTS)
 
 
-class Borrows(fv.Fixed):
+class Borrows(fv.clips.Fixed):
     """Calls what it watches by the name of the server's noise, to see that noise."""
 
     told = []
@@ -125,7 +127,7 @@ class Borrows(fv.Fixed):
     @property
     def statistic(self):
         own = {"width": 39, "length": 1e-6, "noise": 1.0, "word": "noise"}
-        return fv.ClipStatistic(**own, description="", key="", setting=1.0, remedy="")
+        return fv.clips.ClipStatistic(**own, description="", key="", setting=1.0, remedy="")
 
     def client_statistic(self, lengths, round):
         return torch.zeros(len(lengths.norms), self.statistic.width, dtype=torch.float64)
@@ -145,12 +147,12 @@ def test_what_a_schedule_sees_is_not_the_server_s_noise(data):
     assert Borrows(1.0).statistic.purpose != "noise"
 
 
-class Quieter(fv.ClipStatistic):
+class Quieter(fv.clips.ClipStatistic):
     def noisy(self, total, keys):
         return total
 
 
-class Shifting(fv.Quantile):
+class Shifting(fv.clips.Quantile):
     """Says less noise after the line was made."""
 
     later = [False]
@@ -160,7 +162,7 @@ class Shifting(fv.Quantile):
         return replace(super().statistic, noise=1e-9 if self.later[0] else self.noise)
 
 
-class Own(fv.Quantile):
+class Own(fv.clips.Quantile):
     @property
     def statistic(self):
         told = super().statistic
@@ -200,7 +202,7 @@ def test_a_plan_that_is_copied_is_compared_as_it_is_run(data, shifted):
         replace(shifted).check_lines()
 
 
-class Gambles(fv.Fixed):
+class Gambles(fv.clips.Fixed):
     """Another clip whenever it is asked."""
 
     def clip(self, value, round):
@@ -215,7 +217,7 @@ def test_rows_and_noise_have_the_same_clip(data):
         assert result.clip == made.plan.clip(torch.tensor([1.0]), result.round).value
 
 
-class Shrinks(fv.Fixed):
+class Shrinks(fv.clips.Fixed):
     """Keeps its clip in itself, where worker processes do not see it."""
 
     now = 1.0
@@ -225,7 +227,7 @@ class Shrinks(fv.Fixed):
 
     @property
     def statistic(self):
-        return replace(fv.Quantile(1.0, 0.5, noise=5.0).statistic, word="own")
+        return replace(fv.clips.Quantile(1.0, 0.5, noise=5.0).statistic, word="own")
 
     def client_statistic(self, lengths, round):
         return torch.zeros(len(lengths.norms), 1, dtype=torch.float64)
@@ -253,39 +255,39 @@ class Small(Clip):
         return 1e-6
 
 
-class Understates(fv.Fixed):
+class Understates(fv.clips.Fixed):
     def clip(self, value, round):
         return Small(value)
 
 
-class OtherNorm(fv.Fixed):
+class OtherNorm(fv.clips.Fixed):
     def clip(self, value, round):
         return Clip(value, Norm.L2)
 
 
 def test_clips_are_ours_and_in_the_norm_that_was_said(data):
     made = training(data, plan=central(Understates(1.0)))
-    ledger = fv.new_ledger(made.plan)
+    ledger = made.new_ledger()
     with pytest.raises(BadInput, match="a Clip in that norm is needed"):
         next(made.rounds(made.start(), ledger))
     assert ledger.charged() == 0
     plan = fv.client_noise(
-        *(fv.Everyone(), CLIENTS, OtherNorm(1.0, Norm.L1)),
+        *(fv.samplers.Everyone(), CLIENTS, OtherNorm(1.0, Norm.L1)),
         laplace=True,
         rounds=2,
         budgets=(FREE,),
         multiplier=1.0,
     )
     with pytest.raises(BadInput, match="clips in l1 and gave"):
-        next(iter(fv.train(training(data, plan=plan, work=fv.OneGradient()))))
+        next(iter(fv.train(training(data, plan=plan, work=fv.work.OneGradient()))))
 
 
-class InItsClass(fv.Fixed):
+class InItsClass(fv.clips.Fixed):
     seen = [1.0]
 
     @property
     def statistic(self):
-        return replace(fv.Quantile(1.0, 0.5, noise=5.0).statistic, word="own")
+        return replace(fv.clips.Quantile(1.0, 0.5, noise=5.0).statistic, word="own")
 
     def client_statistic(self, lengths, round):
         self.seen.append(float(lengths.norms.max()))

@@ -42,7 +42,9 @@ def training(data, plan=None, module=None, **more):
 
 def central(schedule=None, sampler=None, **more):
     settings = {"rounds": 3, "budget": FREE, "multiplier": 1.0, **more}
-    return fv.central(sampler or fv.Everyone(), CLIENTS, schedule or fv.Fixed(1.0), **settings)
+    return fv.central(
+        sampler or fv.samplers.Everyone(), CLIENTS, schedule or fv.clips.Fixed(1.0), **settings
+    )
 
 
 def models(training):
@@ -53,7 +55,7 @@ def models(training):
 
 
 @dataclass(frozen=True)
-class OwnNoise(fv.Release):
+class OwnNoise(fv.releases.Release):
     """Every client adds Gaussian noise to its own clipped update."""
 
     mechanism: GaussianMechanism
@@ -71,17 +73,19 @@ class OwnNoise(fv.Release):
 
     def randomise_(self, rows, round):
         keys = round.streams.keys("client-noise", round.number, round.ids)
-        scale = self.multiplier * round.clip.sensitivity(fv.Relation.REPLACE)
+        scale = self.multiplier * round.clip.sensitivity(fv.claims.Relation.REPLACE)
         self.mechanism.add_(rows, np.full(len(rows), scale), keys)
 
 
 def own_noise(multiplier, claimed=None):
-    line = fv.line_of(fv.Everyone(), CLIENTS, FREE, Gaussian(claimed or multiplier))
+    line = fv.releases.line_of(
+        fv.samplers.Everyone(), CLIENTS, FREE, Gaussian(claimed or multiplier)
+    )
     return fv.PrivacyPlan(
-        sampler=fv.Everyone(),
+        sampler=fv.samplers.Everyone(),
         population=CLIENTS,
         rounds=3,
-        schedule=fv.Fixed(1.0),
+        schedule=fv.clips.Fixed(1.0),
         release=OwnNoise(GaussianMechanism(multiplier)),
         lines=(line,),
     )
@@ -93,11 +97,11 @@ def test_a_mechanism(data):
     first = next(iter(fv.train(made)))
     moved = float((first.state.params - made.start().params).norm())
     assert moved == pytest.approx(40 * math.sqrt(made.task.size / CLIENTS), rel=0.4)
-    assert first.claim.trust is fv.Trust.LOCAL
+    assert first.claim.trust is fv.claims.Trust.LOCAL
     built_in = fv.client_noise(
-        fv.Everyone(),
+        fv.samplers.Everyone(),
         CLIENTS,
-        fv.Fixed(1.0),
+        fv.clips.Fixed(1.0),
         laplace=False,
         rounds=3,
         budgets=(FREE,),
@@ -128,8 +132,8 @@ class SummedNoise(OwnNoise):
 
 @pytest.mark.parametrize(("size", "moves"), [(4, False), (5, True)])
 def test_a_channel(data, size, moves):
-    sampler, plan = fv.RoundRobin(size), own_noise(1.0)
-    line = fv.line_of(sampler, CLIENTS, FREE, Gaussian(1.0))
+    sampler, plan = fv.samplers.RoundRobin(size), own_noise(1.0)
+    line = fv.releases.line_of(sampler, CLIENTS, FREE, Gaussian(1.0))
     release = SummedNoise(plan.release.mechanism)
     made = training(data, replace(plan, sampler=sampler, release=release, lines=(line,)))
     first = next(iter(fv.train(made)))
@@ -142,7 +146,7 @@ def test_a_channel(data, size, moves):
 
 
 @dataclass(frozen=True)
-class Halving(fv.ClipSchedule):
+class Halving(fv.clips.ClipSchedule):
     """Half the clip after every ten rounds."""
 
     value: float
@@ -151,7 +155,7 @@ class Halving(fv.ClipSchedule):
         return self.value
 
     def clip(self, value, round):
-        return fv.Clip(value * 0.5 ** ((round - 1) // 10))
+        return fv.clips.Clip(value * 0.5 ** ((round - 1) // 10))
 
 
 def test_a_clip_schedule(data):
@@ -163,7 +167,7 @@ def test_a_clip_schedule(data):
 
 
 @dataclass(frozen=True)
-class MeanLength(fv.ClipSchedule):
+class MeanLength(fv.clips.ClipSchedule):
     """Twice the mean length of updates, each counted as one at most, with noise on the sum."""
 
     value: float
@@ -171,7 +175,7 @@ class MeanLength(fv.ClipSchedule):
 
     @property
     def statistic(self):
-        return fv.ClipStatistic(
+        return fv.clips.ClipStatistic(
             width=1,
             length=1.0,
             noise=self.noise,
@@ -186,7 +190,7 @@ class MeanLength(fv.ClipSchedule):
         return self.value
 
     def clip(self, value, round):
-        return fv.Clip(value)
+        return fv.clips.Clip(value)
 
     def client_statistic(self, lengths, round):
         return lengths.norms.double()[:, None] * 1e6  # the plan cuts it to a length of 1
@@ -212,7 +216,7 @@ def test_a_clip_schedule_that_watches_is_cut_noised_and_accounted(data):
 class Halves:
     """The even clients in even rounds, the odd ones in odd rounds; nothing is amplified."""
 
-    relation = fv.Relation.ZERO_OUT
+    relation = fv.claims.Relation.ZERO_OUT
     assumption = "turns are public"
 
     def check(self, population):
@@ -235,7 +239,9 @@ def test_a_sampler(data):
     plan = central(sampler=Halves())
     asked = []
     made = training(
-        data, plan, participants=fv.ReportAttack(lambda round, ids, rows: asked.append(ids) or rows)
+        data,
+        plan,
+        participants=fv.attacks.ReportAttack(lambda round, ids, rows: asked.append(ids) or rows),
     )
     results = list(fv.train(made))
     assert [sorted(ids) for ids in asked] == [list(range(k % 2, CLIENTS, 2)) for k in (1, 2, 3)]
@@ -253,7 +259,7 @@ def test_data():
     clients = [(f"site {k}", torch.ones(2 + k, 1), torch.full((2 + k,), 7.0)) for k in range(3)]
     data = fv.FederatedData.from_clients(clients, test=([[1.0]], [7.0]), classes=0)
     task = fv.Task(nn.Linear(1, 1), fv.squared_error)
-    plan = fv.PrivacyPlan(fv.Everyone(), 3, 20)
+    plan = fv.PrivacyPlan(fv.samplers.Everyone(), 3, 20)
     work = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.1)
     *_, last = fv.train(fv.Training(task, data, plan, work, workers=1))
     assert last.clients == 3
@@ -278,7 +284,7 @@ def test_a_model(data):
     module = Squares()
     y = [(x[:, 0] ** 2 > 1).astype(np.int64) for x in np.split(data.x, data.offsets[1:-1])]
     data = replace(data, y=np.concatenate(y), test_y=(data.test_x[:, 0] ** 2 > 1).astype(np.int64))
-    plan = fv.PrivacyPlan(fv.Everyone(), CLIENTS, 30)
+    plan = fv.PrivacyPlan(fv.samplers.Everyone(), CLIENTS, 30)
     *_, last = fv.train(training(data, plan, module))
     assert module.weights.shape == (5, 2)
     assert torch.equal(module.weights.detach().flatten(), last.state.params)
@@ -315,19 +321,19 @@ def test_a_metric(data):
 class OneByOne:
     """One client after the other, as a server would with clients on other machines."""
 
-    job: fv.Job
+    job: fv.engines.Job
     asked: list
 
     def run(self, round):
         job, total = self.job, self.job.zero()
-        gradients = gradients_of(job.task, fv.Mode.LOOPED, job.data, mixes=job.mixes)
+        gradients = gradients_of(job.task, fv.engines.Mode.LOOPED, job.data, mixes=job.mixes)
         for client in round.ids:
             self.asked.append(int(client))
             cohort = CohortData(job.data, np.array([client]))
             clients = ClientBatch.of(round, cohort, gradients)
-            sent = fv.client_report(job.work, job.plan, clients)
+            sent = fv.engines.client_report(job.work, job.plan, clients)
             weight = torch.ones(1, dtype=torch.float64)
-            fv.server_sum([(total, slice(None))], job.plan, clients.round, sent, weight)
+            fv.engines.server_sum([(total, slice(None))], job.plan, clients.round, sent, weight)
         return total
 
     def evaluate(self, params):
@@ -338,10 +344,10 @@ class OneByOne:
 
 
 PLANS = {
-    "central": lambda: central(sampler=fv.Poisson(0.5)),
-    "quantile": lambda: central(fv.Quantile(0.1, 0.5, noise=2.0), multiplier=0.5),
+    "central": lambda: central(sampler=fv.samplers.Poisson(0.5)),
+    "quantile": lambda: central(fv.clips.Quantile(0.1, 0.5, noise=2.0), multiplier=0.5),
     "own noise": lambda: own_noise(1.0),
-    "nothing": lambda: fv.PrivacyPlan(fv.Everyone(), CLIENTS, 3),
+    "nothing": lambda: fv.PrivacyPlan(fv.samplers.Everyone(), CLIENTS, 3),
 }
 
 
@@ -371,18 +377,20 @@ class Flipped:
 
 
 def test_an_adversary(data):
-    plan = fv.PrivacyPlan(fv.Everyone(), CLIENTS, 5)
+    plan = fv.PrivacyPlan(fv.samplers.Everyone(), CLIENTS, 5)
     *_, honest = fv.train(training(data, plan))
     *_, attacked = fv.train(
-        training(data, plan, participants=fv.ReportAttack(Flipped(tuple(range(10)))))
+        training(data, plan, participants=fv.attacks.ReportAttack(Flipped(tuple(range(10)))))
     )
     assert attacked.metrics["loss"] > 2 * honest.metrics["loss"]
 
 
 def test_an_adversary_is_clipped_under_central_dp(data):
     """Its report is accepted like any other: no longer than the clip."""
-    plan = central(fv.Fixed(0.01), rounds=1, multiplier=1e-6)
-    made = training(data, plan, participants=fv.ReportAttack(Flipped(tuple(range(CLIENTS)))))
+    plan = central(fv.clips.Fixed(0.01), rounds=1, multiplier=1e-6)
+    made = training(
+        data, plan, participants=fv.attacks.ReportAttack(Flipped(tuple(range(CLIENTS))))
+    )
     (result,) = fv.train(made)
     assert result.clipped == 1.0
     moved = float((result.state.params - made.start().params).norm())

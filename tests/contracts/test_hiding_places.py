@@ -49,7 +49,10 @@ def clips(moved):
 
 def centrally(make, secure=False):
     plan = fv.central(
-        *(fv.Everyone(), CLIENTS, fv.Fixed(CLIP)), rounds=3, budget=FREE, multiplier=2.0
+        *(fv.samplers.Everyone(), CLIENTS, fv.clips.Fixed(CLIP)),
+        rounds=3,
+        budget=FREE,
+        multiplier=2.0,
     )
     made = task(make)
     if secure:
@@ -82,7 +85,7 @@ def moved_by_a_record(make):
     """How many clips a round of DP-SGD moves by if a record of another client is left out."""
     steps, nominal, lr = LATE // 4, 6, 0.05
     plan = fv.dp_sgd(
-        *(fv.Everyone(), CLIENTS, CLIP),
+        *(fv.samplers.Everyone(), CLIENTS, CLIP),
         rate=1.0,
         steps=steps,
         nominal=nominal,
@@ -92,7 +95,7 @@ def moved_by_a_record(make):
     )
     made, work, totals = task(make), fv.ClientDpSgd(plan.steps, lr=lr), []
     for given in (data(), one_record_less(data(), 0, RECORDS - 1)):
-        training = fv.Training(made, given, plan, work, workers=1, mode=fv.Mode.LOOPED)
+        training = fv.Training(made, given, plan, work, workers=1, mode=fv.engines.Mode.LOOPED)
         vars(training)["streams"] = Streams(7)
         state = training.start()
         for client in range(CLIENTS - 1):

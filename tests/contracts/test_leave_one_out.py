@@ -38,31 +38,45 @@ STEPS = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.3)
 
 def locally(schedule, laplace=False):
     return fv.client_noise(
-        fv.Everyone(), CLIENTS, schedule, laplace=laplace, rounds=3, budgets=(FREE,), multiplier=2.0
+        fv.samplers.Everyone(),
+        CLIENTS,
+        schedule,
+        laplace=laplace,
+        rounds=3,
+        budgets=(FREE,),
+        multiplier=2.0,
     )
 
 
 def centrally(schedule, sampler=None):
     return fv.central(
-        sampler or fv.Poisson(0.5), CLIENTS, schedule, rounds=3, budget=FREE, multiplier=2.0
+        sampler or fv.samplers.Poisson(0.5),
+        CLIENTS,
+        schedule,
+        rounds=3,
+        budget=FREE,
+        multiplier=2.0,
     )
 
 
 RELEASES = {
-    "central": lambda: (centrally(fv.Fixed(0.1)), SGD),
-    "central, decaying": lambda: (centrally(fv.Poly(0.1, 1.0, 3, 0.01)), SGD),
-    "central, quantile": lambda: (centrally(fv.Quantile(0.1, 0.5, noise=5.0)), SGD),
-    "central, fixed cohort": lambda: (centrally(fv.Fixed(0.1), fv.FixedSize(3)), STEPS),
-    "central, full batches": lambda: (centrally(fv.Fixed(0.1)), STEPS),
-    "central, one gradient": lambda: (centrally(fv.Fixed(0.1)), fv.OneGradient()),
-    "gaussian": lambda: (locally(fv.Fixed(0.1)), fv.OneGradient()),
-    "laplace": lambda: (locally(fv.Fixed(0.1, Norm.L1), laplace=True), SGD),
+    "central": lambda: (centrally(fv.clips.Fixed(0.1)), SGD),
+    "central, decaying": lambda: (centrally(fv.clips.Poly(0.1, 1.0, 3, 0.01)), SGD),
+    "central, quantile": lambda: (centrally(fv.clips.Quantile(0.1, 0.5, noise=5.0)), SGD),
+    "central, fixed cohort": lambda: (
+        centrally(fv.clips.Fixed(0.1), fv.samplers.FixedSize(3)),
+        STEPS,
+    ),
+    "central, full batches": lambda: (centrally(fv.clips.Fixed(0.1)), STEPS),
+    "central, one gradient": lambda: (centrally(fv.clips.Fixed(0.1)), fv.work.OneGradient()),
+    "gaussian": lambda: (locally(fv.clips.Fixed(0.1)), fv.work.OneGradient()),
+    "laplace": lambda: (locally(fv.clips.Fixed(0.1, Norm.L1), laplace=True), SGD),
     "laplace, per gradient": lambda: (
-        locally(fv.PerGradient(fv.Fixed(0.1, Norm.L1), STEPS.reach), laplace=True),
+        locally(fv.clips.PerGradient(fv.clips.Fixed(0.1, Norm.L1), STEPS.reach), laplace=True),
         STEPS,
     ),
     "gaussian, per gradient": lambda: (
-        locally(fv.PerGradient(fv.Fixed(0.1), STEPS.reach)),
+        locally(fv.clips.PerGradient(fv.clips.Fixed(0.1), STEPS.reach)),
         STEPS,
     ),
 }
@@ -200,7 +214,7 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
     make, tokens = MODULES[module]
     clip, lr, nominal = 0.1, 0.5, 10
     plan = fv.dp_sgd(
-        fv.Everyone(),
+        fv.samplers.Everyone(),
         CLIENTS,
         clip,
         rate=1.0,

@@ -24,7 +24,7 @@ WORK = fv.ClientSgd(fv.Batches(0, steps=STEPS), lr=LR)
 
 def training(make, mode, tokens=False):
     plan = fv.central(
-        *(fv.Everyone(), CLIENTS, fv.Fixed(1e4)),
+        *(fv.samplers.Everyone(), CLIENTS, fv.clips.Fixed(1e4)),
         rounds=3,
         budget=fv.Budget(math.inf, 1e-3),
         multiplier=1.0,
@@ -66,7 +66,7 @@ def assert_as_plain(make, mode, tokens=False):
     assert torch.allclose(everyone, wanted.sum(0), rtol=0, atol=CLIENTS * room)
 
 
-@pytest.mark.parametrize("mode", fv.Mode)
+@pytest.mark.parametrize("mode", fv.engines.Mode)
 @pytest.mark.parametrize("name", TRAINED)
 def test_trained_in_both_modes_as_autograd_has_it(name, mode):
     make, tokens = TRAINED[name]
@@ -76,15 +76,15 @@ def test_trained_in_both_modes_as_autograd_has_it(name, mode):
 @pytest.mark.parametrize("name", ALONE)
 def test_records_that_see_each_other_are_computed_client_by_client(name):
     with pytest.raises(BadInput, match=r"^engine.mode is 'vectorised' and ") as told:
-        training(ALONE[name], fv.Mode.VECTORISED)
+        training(ALONE[name], fv.engines.Mode.VECTORISED)
     assert "\n" not in str(told.value)
-    assert_as_plain(ALONE[name], fv.Mode.LOOPED)
+    assert_as_plain(ALONE[name], fv.engines.Mode.LOOPED)
 
 
 @pytest.mark.parametrize("name", [n for n in REFUSED if n != "compiled"])
 def test_refused_by_name_in_every_mode(name):
     make, told = REFUSED[name]
-    for mode in (*fv.Mode, None):
+    for mode in (*fv.engines.Mode, None):
         with pytest.raises(BadInput, match=told) as error:
             training(make, mode)
         assert "\n" not in str(error.value)

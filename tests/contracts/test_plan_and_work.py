@@ -16,8 +16,8 @@ from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.clip import Clipped, Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, TwoPointMechanism
 from fedveil.privacy.ranges import Perturb
+from fedveil.privacy.release import NoisySteps, Release
 from fedveil.privacy.releases.client_noise import Published
-from fedveil.privacy.releases.release import NoisySteps, Release
 from fedveil.privacy.secure import planned_for, with_secure_noise
 
 CLIENTS, FEATURES, RECORDS = 20, 3, 6
@@ -40,7 +40,7 @@ def task():
 
 def in_steps(**changes):
     settings = {"rate": 0.05, "steps": 1, "rounds": 2, "budget": FREE, "multiplier": 2.0, **changes}
-    return fv.dp_sgd(fv.Everyone(), CLIENTS, 1.0, **settings)
+    return fv.dp_sgd(fv.samplers.Everyone(), CLIENTS, 1.0, **settings)
 
 
 @pytest.mark.parametrize(
@@ -82,30 +82,40 @@ def test_another_s_work_in_the_place_of_dp_sgd_is_refused(data):
 
 
 def test_dp_sgd_under_another_plan_is_refused(data):
-    plan = fv.central(fv.Everyone(), CLIENTS, fv.Fixed(1.0), rounds=2, budget=BUDGET)
+    plan = fv.central(fv.samplers.Everyone(), CLIENTS, fv.clips.Fixed(1.0), rounds=2, budget=BUDGET)
     with pytest.raises(BadInput, match="go together"):
         fv.Training(task(), data, plan, fv.ClientDpSgd(NoisySteps(0.5, 1, 1.0), lr=0.1))
 
 
 @pytest.mark.parametrize("sizes", [(1,), (12, 1), (6,)])
 def test_ranges_for_another_number_of_parameters_are_refused(data, sizes):
-    ranges = fv.Ranges(0.0, 0.5, sizes, adaptive=False, perturb=Perturb.UPDATE)
-    plan = fv.two_point(fv.Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=FREE)
+    ranges = fv.releases.Ranges(0.0, 0.5, sizes, adaptive=False, perturb=Perturb.UPDATE)
+    plan = fv.two_point(fv.samplers.Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=FREE)
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
     with pytest.raises(BadInput, match=rf"accounts for {sum(sizes)} parameters .* has 12"):
         fv.Training(task(), data, plan, work)
 
 
 def test_secure_noise_for_another_number_of_parameters_is_refused(data):
-    plan = fv.central(fv.Everyone(), CLIENTS, fv.Fixed(1.0), rounds=2, budget=planned_for(BUDGET))
+    plan = fv.central(
+        fv.samplers.Everyone(), CLIENTS, fv.clips.Fixed(1.0), rounds=2, budget=planned_for(BUDGET)
+    )
     with pytest.raises(BadInput, match="accounts for 11 parameters and the model has 12"):
-        fv.Training(task(), data, with_secure_noise(plan, 11, diagnostics=False), fv.OneGradient())
+        fv.Training(
+            task(), data, with_secure_noise(plan, 11, diagnostics=False), fv.work.OneGradient()
+        )
 
 
 def per_gradient(reach):
-    schedule = fv.PerGradient(fv.Fixed(1.0, Norm.L1), reach)
+    schedule = fv.clips.PerGradient(fv.clips.Fixed(1.0, Norm.L1), reach)
     return fv.client_noise(
-        fv.Everyone(), CLIENTS, schedule, laplace=True, rounds=3, budgets=(FREE,), multiplier=1.0
+        fv.samplers.Everyone(),
+        CLIENTS,
+        schedule,
+        laplace=True,
+        rounds=3,
+        budgets=(FREE,),
+        multiplier=1.0,
     )
 
 
@@ -114,7 +124,7 @@ def per_gradient(reach):
     [
         fv.ClientSgd(fv.Batches(0, steps=3), lr=0.1),
         fv.ClientSgd(fv.Batches(0, steps=2), lr=0.2),
-        fv.OneGradient(),
+        fv.work.OneGradient(),
     ],
 )
 def test_longer_local_training_than_accounted_is_refused(data, work):
@@ -131,19 +141,27 @@ def test_rates_that_exceed_the_account_in_a_later_round_only_are_refused(data):
 
 
 def test_a_median_of_norms_that_were_clipped_before_is_refused(data):
-    schedule = fv.Median(0.5, -3, 3, 1, fv.Budget(5.0, 1e-4))
+    schedule = fv.clips.Median(0.5, -3, 3, 1, fv.Budget(5.0, 1e-4))
     plan = fv.client_noise(
-        fv.Everyone(), CLIENTS, schedule, laplace=False, rounds=2, budgets=(FREE,), multiplier=9.0
+        fv.samplers.Everyone(),
+        CLIENTS,
+        schedule,
+        laplace=False,
+        rounds=2,
+        budgets=(FREE,),
+        multiplier=9.0,
     )
     with pytest.raises(BadInput, match="norms of unclipped gradients"):
         fv.Training(task(), data, plan, fv.ClientSgd(fv.Batches(0, epochs=1), lr=0.1))
-    fv.Training(task(), data, plan, fv.OneGradient())
+    fv.Training(task(), data, plan, fv.work.OneGradient())
 
 
 def test_plans_for_another_number_of_clients_are_refused(data):
-    plan = fv.central(fv.Everyone(), CLIENTS + 1, fv.Fixed(1.0), rounds=2, budget=BUDGET)
+    plan = fv.central(
+        fv.samplers.Everyone(), CLIENTS + 1, fv.clips.Fixed(1.0), rounds=2, budget=BUDGET
+    )
     with pytest.raises(BadInput, match="the plan is for 21 clients and the data have 20"):
-        fv.Training(task(), data, plan, fv.OneGradient())
+        fv.Training(task(), data, plan, fv.work.OneGradient())
 
 
 class Unclipped:
@@ -167,27 +185,29 @@ class Unclipped:
 
 PLANS = {
     "gaussian": lambda: fv.client_noise(
-        fv.Everyone(),
+        fv.samplers.Everyone(),
         CLIENTS,
-        fv.Fixed(0.5),
+        fv.clips.Fixed(0.5),
         laplace=False,
         rounds=1,
         budgets=(FREE,),
         multiplier=1e-6,
     ),
     "laplace": lambda: fv.client_noise(
-        fv.Everyone(),
+        fv.samplers.Everyone(),
         CLIENTS,
-        fv.Fixed(0.5, Norm.L1),
+        fv.clips.Fixed(0.5, Norm.L1),
         laplace=True,
         rounds=1,
         budgets=(FREE,),
         multiplier=1e-6,
     ),
     "central": lambda: fv.central(
-        fv.Everyone(), CLIENTS, fv.Fixed(0.5), rounds=1, budget=FREE, multiplier=1e-6
+        fv.samplers.Everyone(), CLIENTS, fv.clips.Fixed(0.5), rounds=1, budget=FREE, multiplier=1e-6
     ),
-    "norm clip": lambda: fv.unprotected(fv.Everyone(), CLIENTS, rounds=1, schedule=fv.Fixed(0.5)),
+    "norm clip": lambda: fv.unprotected(
+        fv.samplers.Everyone(), CLIENTS, rounds=1, schedule=fv.clips.Fixed(0.5)
+    ),
 }
 
 
@@ -214,9 +234,9 @@ def line_of(plan, **changes):
 
 def centrally(schedule=None, sampler=None):
     return fv.central(
-        sampler or fv.Poisson(0.5),
+        sampler or fv.samplers.Poisson(0.5),
         CLIENTS,
-        schedule or fv.Fixed(0.5),
+        schedule or fv.clips.Fixed(0.5),
         rounds=2,
         budget=FREE,
         multiplier=2.0,
@@ -224,29 +244,40 @@ def centrally(schedule=None, sampler=None):
 
 
 def locally(schedule=None, laplace=False, **more):
-    schedule = schedule or fv.Fixed(0.5, Norm.L1 if laplace else Norm.L2)
+    schedule = schedule or fv.clips.Fixed(0.5, Norm.L1 if laplace else Norm.L2)
     settings = {"rounds": 2, "budgets": (FREE,), "multiplier": 2.0, **more}
-    return fv.client_noise(fv.FixedSize(5, 2), CLIENTS, schedule, laplace=laplace, **settings)
-
-
-def reported(shuffled=0):
-    ranges = fv.Ranges(0.0, 0.5, (9, 3), adaptive=False, perturb=Perturb.UPDATE)
-    return fv.two_point(
-        fv.Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=FREE, shuffled=shuffled
+    return fv.client_noise(
+        fv.samplers.FixedSize(5, 2), CLIENTS, schedule, laplace=laplace, **settings
     )
 
 
-QUANTILE, BITS = fv.Quantile(0.5, 0.5, noise=3.0), fv.Quantile(0.5, 0.5, flip=1.0)
+def reported(shuffled=0):
+    ranges = fv.releases.Ranges(0.0, 0.5, (9, 3), adaptive=False, perturb=Perturb.UPDATE)
+    return fv.two_point(
+        fv.samplers.Everyone(),
+        CLIENTS,
+        ranges,
+        epsilon=1.0,
+        rounds=2,
+        budget=FREE,
+        shuffled=shuffled,
+    )
+
+
+QUANTILE, BITS = fv.clips.Quantile(0.5, 0.5, noise=3.0), fv.clips.Quantile(0.5, 0.5, flip=1.0)
 CHANGED = {
     "less noise at the server": (
         lambda: centrally(),
         lambda p: released(p, mechanism=GaussianMechanism(1.9)),
     ),
     "no noise": (lambda: centrally(), lambda p: replace(p, release=Release())),
-    "another sampler": (lambda: centrally(), lambda p: replace(p, sampler=fv.Poisson(0.6))),
-    "everyone": (lambda: centrally(), lambda p: replace(p, sampler=fv.Everyone())),
+    "another sampler": (
+        lambda: centrally(),
+        lambda p: replace(p, sampler=fv.samplers.Poisson(0.6)),
+    ),
+    "everyone": (lambda: centrally(), lambda p: replace(p, sampler=fv.samplers.Everyone())),
     "sampled line": (
-        lambda: centrally(sampler=fv.Everyone()),
+        lambda: centrally(sampler=fv.samplers.Everyone()),
         lambda p: replace(p, lines=line_of(p, event=PoissonSampled(0.01, Gaussian(2.0)))),
     ),
     "a smaller share": (
@@ -275,7 +306,7 @@ CHANGED = {
     "flipped bits left out": (lambda: locally(), lambda p: replace(p, schedule=BITS)),
     "a curator trusted and left out": (
         lambda: locally(),
-        lambda p: replace(p, schedule=QUANTILE, lines=line_of(p, trust=fv.Trust.CURATOR)),
+        lambda p: replace(p, schedule=QUANTILE, lines=line_of(p, trust=fv.claims.Trust.CURATOR)),
     ),
     "a curator with less noise": (
         lambda: locally(QUANTILE),
@@ -327,16 +358,16 @@ def test_a_plan_that_was_changed_by_hand_is_refused(data, name):
 @pytest.mark.parametrize(
     "plan",
     [
-        *(centrally(), centrally(QUANTILE), centrally(sampler=fv.FixedSize(5))),
+        *(centrally(), centrally(QUANTILE), centrally(sampler=fv.samplers.FixedSize(5))),
         *(locally(), locally(laplace=True), locally(QUANTILE), locally(BITS), reported()),
-        locally(fv.Median(0.5, -3, 3, 1, fv.Budget(5.0, 1e-4))),
-        *(reported(18), centrally(fv.Poly(0.5, 1.0, 2, 0.1)), in_steps(), in_steps(rate=1.0)),
+        locally(fv.clips.Median(0.5, -3, 3, 1, fv.Budget(5.0, 1e-4))),
+        *(reported(18), centrally(fv.clips.Poly(0.5, 1.0, 2, 0.1)), in_steps(), in_steps(rate=1.0)),
         locally(
             multiplier=None,
             budgets=(fv.Budget(5.0, 1e-3), fv.Budget(50.0, 1e-3)),
             group_of=np.arange(CLIENTS) % 2,
         ),
-        locally(fv.Fixed(0.5, Norm.L1), laplace=True, published=Published()),
+        locally(fv.clips.Fixed(0.5, Norm.L1), laplace=True, published=Published()),
     ],
     ids=lambda plan: plan.describe() if hasattr(plan, "describe") else None,
 )

@@ -30,7 +30,14 @@ GAUSSIAN = Gaussian(1.0)
 
 def in_steps(rate):
     return fv.dp_sgd(
-        fv.Everyone(), CLIENTS, 1.0, rate=rate, steps=2, rounds=2, budget=FREE, multiplier=2.0
+        fv.samplers.Everyone(),
+        CLIENTS,
+        1.0,
+        rate=rate,
+        steps=2,
+        rounds=2,
+        budget=FREE,
+        multiplier=2.0,
     )
 
 
@@ -107,7 +114,7 @@ class Given:
 @pytest.mark.parametrize("rate", RATES)
 def test_a_seeded_poisson_cohort_has_the_size_of_its_rate(rate):
     generator = Watching()
-    cohort = fv.Poisson(rate).cohort(1000, 3, Given(generator=generator))
+    cohort = fv.samplers.Poisson(rate).cohort(1000, 3, Given(generator=generator))
     assert generator.asked == [
         ("binomial", 1000, rate),
         ("choice", 1000, 7, False),
@@ -122,7 +129,7 @@ def test_a_secure_poisson_client_joins_exactly_at_its_rate(rate):
     more = [2**63] * 40
 
     def joins(word):
-        return len(fv.Poisson(rate).cohort(1, 1, Given(Played(word, *more)))) == 1
+        return len(fv.samplers.Poisson(rate).cohort(1, 1, Given(Played(word, *more)))) == 1
 
     assert not joins(math.floor(edge) - 1)
     assert joins(math.ceil(edge))
@@ -131,26 +138,28 @@ def test_a_secure_poisson_client_joins_exactly_at_its_rate(rate):
 
 
 def test_a_fixed_cohort_has_its_size_in_every_round():
-    sampler, generator = fv.FixedSize(17), Watching()
+    sampler, generator = fv.samplers.FixedSize(17), Watching()
     sampler.cohort(100, 1, Given(generator=generator))
     assert generator.asked == [("choice", 100, 17, False)]
     for streams in (Streams(3), Streams(3, secure=True)):
         assert {len(sampler.cohort(100, r, streams)) for r in range(20)} == {17}
-        assert {len(fv.RoundRobin(17).cohort(100, r, Streams(3))) for r in range(20)} == {17}
-    capped = fv.FixedSize(17, max_participations=2)
+        assert {len(fv.samplers.RoundRobin(17).cohort(100, r, Streams(3))) for r in range(20)} == {
+            17
+        }
+    capped = fv.samplers.FixedSize(17, max_participations=2)
     assert len(capped.cohort(100, 1, Streams(3), np.zeros(100, dtype=np.int64))) == 17
 
 
 def test_samplers_are_accounted_with_the_numbers_that_they_draw():
-    assert fv.Poisson(0.03).event(GAUSSIAN, 10) == PoissonSampled(0.03, GAUSSIAN)
-    assert fv.FixedSize(3).event(GAUSSIAN, 10) == FixedSampled(3, 10, GAUSSIAN)
-    assert fv.RoundRobin(3).event(GAUSSIAN, 10) == GAUSSIAN
-    assert fv.RoundRobin(3).share(10) == Fraction(3, 10)
-    assert fv.Poisson(0.03).expected(10) == 0.03 * 10
+    assert fv.samplers.Poisson(0.03).event(GAUSSIAN, 10) == PoissonSampled(0.03, GAUSSIAN)
+    assert fv.samplers.FixedSize(3).event(GAUSSIAN, 10) == FixedSampled(3, 10, GAUSSIAN)
+    assert fv.samplers.RoundRobin(3).event(GAUSSIAN, 10) == GAUSSIAN
+    assert fv.samplers.RoundRobin(3).share(10) == Fraction(3, 10)
+    assert fv.samplers.Poisson(0.03).expected(10) == 0.03 * 10
 
 
 def test_a_plan_with_a_rate_that_is_a_digit_too_small_is_refused():
-    plan = central(sampler=fv.Poisson(0.3))
+    plan = central(sampler=fv.samplers.Poisson(0.3))
     event = plan.lines[0].event
     assert event.rate == 0.3
     cheaper = replace(plan.lines[0], event=replace(event, rate=math.nextafter(0.3, 0)))

@@ -47,20 +47,22 @@ def made(records, plan, **more):
 
 
 def unprotected():
-    return fv.unprotected(fv.Everyone(), CLIENTS, rounds=2)
+    return fv.unprotected(fv.samplers.Everyone(), CLIENTS, rounds=2)
 
 
 def central():
-    return fv.central(fv.Everyone(), CLIENTS, fv.Fixed(0.5), rounds=2, budget=FREE, multiplier=1.0)
+    return fv.central(
+        fv.samplers.Everyone(), CLIENTS, fv.clips.Fixed(0.5), rounds=2, budget=FREE, multiplier=1.0
+    )
 
 
 FORMS = {
-    "one by one": (2, {"mode": fv.Mode.LOOPED}),
-    "rows": (15, {"mode": fv.Mode.VECTORISED}),
-    "span": (2, {"mode": fv.Mode.VECTORISED}),
-    "span, in chunks": (2, {"mode": fv.Mode.VECTORISED, "chunk": 2}),
-    "workers": (2, {"mode": fv.Mode.VECTORISED, "chunk": 2, "workers": 2}),
-    "workers, one by one": (2, {"mode": fv.Mode.LOOPED, "chunk": 2, "workers": 2}),
+    "one by one": (2, {"mode": fv.engines.Mode.LOOPED}),
+    "rows": (15, {"mode": fv.engines.Mode.VECTORISED}),
+    "span": (2, {"mode": fv.engines.Mode.VECTORISED}),
+    "span, in chunks": (2, {"mode": fv.engines.Mode.VECTORISED, "chunk": 2}),
+    "workers": (2, {"mode": fv.engines.Mode.VECTORISED, "chunk": 2, "workers": 2}),
+    "workers, one by one": (2, {"mode": fv.engines.Mode.LOOPED, "chunk": 2, "workers": 2}),
 }
 
 
@@ -101,8 +103,8 @@ def test_a_training_names_it_in_every_round(form):
 
 def test_trainings_in_step_name_it_each():
     plan = central()
-    first = made(2, plan, mode=fv.Mode.VECTORISED, seed=1)
-    trainings = [first, made(2, first.plan, mode=fv.Mode.VECTORISED, seed=2)]
+    first = made(2, plan, mode=fv.engines.Mode.VECTORISED, seed=1)
+    trainings = [first, made(2, first.plan, mode=fv.engines.Mode.VECTORISED, seed=2)]
     found = [result for some in train_in_step(trainings) for result in some]
     assert sorted(n for n, _ in found) == [0, 0, 1, 1]
     assert {result.refused for _, result in found} == {(BROKEN,)}
@@ -111,7 +113,7 @@ def test_trainings_in_step_name_it_each():
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_sums_that_travel_keep_who_was_refused_and_what_is_left(chunks):
     """What nodes of a cluster send: the sums of chunks, and those added up on the way."""
-    training = made(2, unprotected(), mode=fv.Mode.VECTORISED)
+    training = made(2, unprotected(), mode=fv.engines.Mode.VECTORISED)
     engine, state = training.engine, training.start()
     assert isinstance(engine, Serial)
     pieces = np.array_split(EVERYBODY, chunks)
@@ -129,7 +131,7 @@ def test_sums_that_travel_keep_who_was_refused_and_what_is_left(chunks):
 
 def test_a_client_that_diverged_in_one_training_of_several_is_that_training_s():
     """Side by side, the part of a block that belongs to a training names its own clients."""
-    broken = made(2, central(), mode=fv.Mode.VECTORISED)
+    broken = made(2, central(), mode=fv.engines.Mode.VECTORISED)
     x, offsets = broken.data.x.copy(), broken.data.offsets
     x[offsets[BROKEN] : offsets[BROKEN + 1]] = 1.0
     fine = replace(broken, data=replace(broken.data, x=x))

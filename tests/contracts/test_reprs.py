@@ -112,11 +112,11 @@ def claim(**changes):
     settings = {
         "epsilon": 1.5,
         "delta": 1e-5,
-        "unit": fv.Unit.RECORD,
-        "neighbours": fv.Relation.REPLACE,
-        "trust": fv.Trust.LOCAL,
-        "accountant": fv.Accountant.RDP,
-        "noise": fv.NoiseSource.SECURE,
+        "unit": fv.claims.Unit.RECORD,
+        "neighbours": fv.claims.Relation.REPLACE,
+        "trust": fv.claims.Trust.LOCAL,
+        "accountant": fv.claims.Accountant.RDP,
+        "noise": fv.claims.NoiseSource.SECURE,
         "assumptions": ("a < b & c", "<script>alert('x')</script>"),
     }
     return fv.PrivacyClaim(**{**settings, **changes})

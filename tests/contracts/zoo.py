@@ -183,7 +183,7 @@ MODULES = {
     "bag": (lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 4), nn.Linear(4, CLASSES)), True),
     "lstm": (lambda: Reader(nn.LSTM(4, 6, batch_first=True), last, 6), True),
     "gru": (lambda: Reader(nn.GRU(4, 6, batch_first=True), last, 6), True),
-    "own lstm": (lambda: Reader(fv.Lstm(4, 6), lambda layer, e: layer(e)[:, -1], 6), True),
+    "own lstm": (lambda: Reader(fv.models.Lstm(4, 6), lambda layer, e: layer(e)[:, -1], 6), True),
     "attention": (
         lambda: Reader(nn.MultiheadAttention(4, 2, batch_first=True), attended, 4),
         True,

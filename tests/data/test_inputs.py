@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil import FederatedData, pad
+from fedveil import FederatedData
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Target
+from fedveil.data import pad
 
 IDS = np.array([[1, 2, 3], [4, 5, 0], [6, 0, 0]])
 MASK = IDS > 0
@@ -102,7 +103,7 @@ REFUSED = {
     "texts": ((client({"ids": [["a"]] * 3}),), "input 'ids', are of type <U1"),
     "ragged inputs": (
         (client({"ids": [[1], [1, 2], []]}),),
-        "input 'ids', are lists of different lengths: make them one array with fedveil.pad",
+        "input 'ids', are lists of different lengths: make them one array with fedveil.data.pad",
     ),
     "clients of other inputs": (
         ([("ada", NAMED, [0, 1, 0]), ("bob", {"ids": IDS}, [0, 1, 0])],),
@@ -144,7 +145,7 @@ def test_torch_data_sets_of_named_inputs():
     with pytest.raises(BadInput, match=r"record 1 of client 'ada' .*give all the same inputs"):
         FederatedData.from_torch({"ada": [pairs[0], ({"ids": IDS[0]}, 0)]}, test=pairs, classes=2)
     short = [({"ids": [1, 2, 3]}, 0), ({"ids": [1, 2]}, 0)]
-    with pytest.raises(BadInput, match=r"record 1 .* 'ids' of shape \(2,\).*fedveil.pad"):
+    with pytest.raises(BadInput, match=r"record 1 .* 'ids' of shape \(2,\).*fedveil.data.pad"):
         FederatedData.from_torch({"ada": short}, test=pairs, classes=2)
 
 

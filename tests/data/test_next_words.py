@@ -54,7 +54,7 @@ def test_predictions_are_words_after_the_end_and_never_padding_or_unknown():
     assert schema.decode(outputs, records)["prediction"].tolist() == ["b", "b"]
     everywhere = schema.decode(outputs)["prediction"].tolist()
     assert everywhere == [["a", "b", "c"], ["b", "b", "b"]]
-    again = fv.TableSchema.from_dict(schema.to_dict())
+    again = fv.data.TableSchema.from_dict(schema.to_dict())
     assert again == schema
 
 

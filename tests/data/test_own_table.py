@@ -232,7 +232,11 @@ def test_clients_with_few_records_are_left_out_and_no_claim_says_how_many():
 def test_claims_of_a_training_say_it():
     data = made(federation(), statistics="clients", min_records=3)
     plan = fv.central(
-        fv.Poisson(0.5), data.clients, fv.Fixed(1.0), rounds=2, budget=fv.Budget(8, 1e-3)
+        fv.samplers.Poisson(0.5),
+        data.clients,
+        fv.clips.Fixed(1.0),
+        rounds=2,
+        budget=fv.Budget(8, 1e-3),
     )
     task = fv.Task(nn.Linear(*data.record_shape, 2), fv.cross_entropy)
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
@@ -241,7 +245,9 @@ def test_claims_of_a_training_say_it():
         assert set(data.assumptions) <= set(claim.assumptions)
     assert len(data.assumptions) == 2
     with pytest.raises(BadInput, match="'secure' and means"):
-        fv.Training(task, data, fv.with_secure_noise(plan, task.size, diagnostics=False), work)
+        fv.Training(
+            task, data, fv.releases.with_secure_noise(plan, task.size, diagnostics=False), work
+        )
 
 
 def test_labels_are_found_or_a_number_is():

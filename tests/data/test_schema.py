@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil import FederatedData, TableSchema
+from fedveil import FederatedData
 from fedveil.base.errors import BadInput
+from fedveil.data import TableSchema
 from fedveil.data.columns import Column
 from fedveil.data.tables import read_table
 

@@ -112,7 +112,7 @@ def test_a_rare_word_of_a_client_is_in_no_vocabulary_of_the_test_split():
 @pytest.mark.parametrize("said", [{"length": 5}, {"length": 5, "buckets": 9}])
 def test_the_schema_reads_new_texts_and_survives_json_and_disk(said, tmp_path):
     data = made(table(), said)
-    again = fv.TableSchema.from_dict(json.loads(json.dumps(data.schema.to_dict())))
+    again = fv.data.TableSchema.from_dict(json.loads(json.dumps(data.schema.to_dict())))
     new = {"review": ["A good, good film!", "zzz"]}
     np.testing.assert_array_equal(again.encode(new), data.schema.encode(new))
     data.save(tmp_path / "saved")

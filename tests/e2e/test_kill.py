@@ -25,8 +25,8 @@ from fedveil.data import load
 from fedveil.privacy.ledger import ledger
 from fedveil.privacy.ledger.file import read_charges, read_closing, read_runs
 from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.release import Release
 from fedveil.privacy.releases.central import CentralNoise
-from fedveil.privacy.releases.release import Release
 from fedveil.privacy.sampling import FixedSize
 from fedveil.runs import checkpoint, run
 from fedveil.runs.evidence import verify_ledger

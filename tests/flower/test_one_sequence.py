@@ -32,9 +32,9 @@ def without_noise(plan, round, cohort):
 
 def plan_of(schedule=None):
     return fv.central(
-        fv.Everyone(),
+        fv.samplers.Everyone(),
         CLIENTS,
-        schedule or fv.Fixed(1.0),
+        schedule or fv.clips.Fixed(1.0),
         rounds=2,
         budget=BUDGET,
         multiplier=2.0,
@@ -48,7 +48,7 @@ def training():
     data = fv.FederatedData.from_clients(clients, test=(x, y), classes=0)
     module = torch.nn.Linear(2, 1, bias=False)
     task = fv.Task(module, fv.squared_error)
-    return fv.Training(task, data, PLAN, fv.OneGradient(), workers=1)
+    return fv.Training(task, data, PLAN, fv.work.OneGradient(), workers=1)
 
 
 PLAN = plan_of()
@@ -88,7 +88,7 @@ def an_audit_of_the_sum(tmp_path, stand_ins):
 
 
 def an_audit_of_the_sum_beside_a_clip(tmp_path, stand_ins):
-    sums, _ = statistic_views(plan_of(fv.Quantile(1.0, 0.5, noise=10.0)), Streams(1), 0.0, 50)
+    sums, _ = statistic_views(plan_of(fv.clips.Quantile(1.0, 0.5, noise=10.0)), Streams(1), 0.0, 50)
     return float(np.abs(sums).max())
 
 

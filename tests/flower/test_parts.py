@@ -43,9 +43,9 @@ def in_a_run(monkeypatch):
 
 def at_server(multiplier=1e-4, sampler=None, schedule=None, rounds=3, **keys):
     return fv.central(
-        sampler or fv.Everyone(),
+        sampler or fv.samplers.Everyone(),
         len(NODES),
-        schedule or fv.Fixed(1.0),
+        schedule or fv.clips.Fixed(1.0),
         rounds=rounds,
         budget=keys.pop("budget", BUDGET),
         multiplier=multiplier,
@@ -54,9 +54,9 @@ def at_server(multiplier=1e-4, sampler=None, schedule=None, rounds=3, **keys):
 
 def at_clients(multiplier=2.0, rounds=3, schedule=None):
     return fv.client_noise(
-        fv.Everyone(),
+        fv.samplers.Everyone(),
         len(NODES),
-        schedule or fv.Fixed(1.0),
+        schedule or fv.clips.Fixed(1.0),
         laplace=False,
         rounds=rounds,
         budgets=(BUDGET,),
@@ -201,7 +201,12 @@ def test_every_round_is_charged_before_anybody_is_asked(tmp_path):
     strategy.start(Nodes(looking), START, num_rounds=2)
     assert charged == [1] * 4 + [2] * 4
     alone = fv.central(
-        fv.Everyone(), len(NODES), fv.Fixed(1.0), rounds=3, budget=BUDGET, multiplier=1.0
+        fv.samplers.Everyone(),
+        len(NODES),
+        fv.clips.Fixed(1.0),
+        rounds=3,
+        budget=BUDGET,
+        multiplier=1.0,
     )
     assert strategy.claim == alone.claims(2)[0]
 
@@ -238,7 +243,7 @@ def test_a_strategy_is_for_one_run(tmp_path):
 
 
 def test_the_plan_draws_who_takes_part_and_who_is_away_stays_a_client(tmp_path):
-    plan = at_server(sampler=fv.Poisson(0.5), rounds=20)
+    plan = at_server(sampler=fv.samplers.Poisson(0.5), rounds=20)
     strategy = PrivateStrategy(FedAvg(min_available_nodes=1), plan, tmp_path / "ledger.db", seed=4)
     asked = []
 
@@ -283,7 +288,7 @@ def test_a_plan_for_another_number_of_nodes_is_refused(tmp_path, nodes):
 
 
 def test_a_moving_clip_follows_what_the_server_sees(tmp_path):
-    schedule = fv.Quantile(0.1, 0.5, lr=1.0, noise=1e-3)
+    schedule = fv.clips.Quantile(0.1, 0.5, lr=1.0, noise=1e-3)
     plan = at_server(multiplier=1e-4, schedule=schedule)
     strategy = PrivateStrategy(FedAvg(), plan, tmp_path / "ledger.db")
     result = strategy.start(Nodes(sends(5.0)), START, num_rounds=2)
@@ -292,16 +297,18 @@ def test_a_moving_clip_follows_what_the_server_sees(tmp_path):
 
 
 def test_secure_noise_is_made_for_the_model(tmp_path):
-    budget = fv.planned_for(fv.Budget(8.0, 1e-5))
-    plan = fv.central(fv.Everyone(), len(NODES), fv.Fixed(1.0), rounds=2, budget=budget)
+    budget = fv.releases.planned_for(fv.Budget(8.0, 1e-5))
+    plan = fv.central(
+        fv.samplers.Everyone(), len(NODES), fv.clips.Fixed(1.0), rounds=2, budget=budget
+    )
     strategy = PrivateStrategy(
-        FedAvg(), fv.with_secure_noise(plan, 8, diagnostics=False), tmp_path / "a.db"
+        FedAvg(), fv.releases.with_secure_noise(plan, 8, diagnostics=False), tmp_path / "a.db"
     )
     result = strategy.start(Nodes(sends(1.0)), START, num_rounds=2)
     assert torch.isfinite(flat(result.arrays)).all()
     assert strategy.claim.noise == "secure"
     other = PrivateStrategy(
-        FedAvg(), fv.with_secure_noise(plan, 9, diagnostics=False), tmp_path / "b.db"
+        FedAvg(), fv.releases.with_secure_noise(plan, 9, diagnostics=False), tmp_path / "b.db"
     )
     with pytest.raises(BadInput, match="9 parameters"):
         other.start(Nodes(sends(1.0)), START, num_rounds=2)
@@ -309,10 +316,10 @@ def test_secure_noise_is_made_for_the_model(tmp_path):
 
 def test_plans_that_replies_cannot_keep_are_refused(tmp_path):
     steps = fv.dp_sgd(
-        fv.Everyone(), 4, 1.0, rate=0.5, steps=2, rounds=2, budget=BUDGET, multiplier=1.0
+        fv.samplers.Everyone(), 4, 1.0, rate=0.5, steps=2, rounds=2, budget=BUDGET, multiplier=1.0
     )
-    bits = at_clients(schedule=fv.Quantile(0.1, 0.5, flip=0.2))
-    for plan in (steps, bits, fv.PrivacyPlan(fv.Everyone(), 4, 2)):
+    bits = at_clients(schedule=fv.clips.Quantile(0.1, 0.5, flip=0.2))
+    for plan in (steps, bits, fv.PrivacyPlan(fv.samplers.Everyone(), 4, 2)):
         with pytest.raises(BadInput):
             PrivateStrategy(FedAvg(), plan, tmp_path / "ledger.db")
     assert not (tmp_path / "ledger.db").exists()

@@ -70,7 +70,7 @@ class ThroughMixer:
         """What a site's own process does: train, randomise, send."""
         torch.set_num_threads(1)
         job = self.job
-        gradients = gradients_of(job.task, fv.Mode.VECTORISED, job.data)
+        gradients = gradients_of(job.task, fv.engines.Mode.VECTORISED, job.data)
         turn = ClientBatch.of(round, CohortData(job.data, ids), gradients)
         rows = client_report(job.work, job.plan, turn).reports.rows
         bits = highs(rows, *self.points(round)).numpy()

@@ -23,7 +23,7 @@ def test_every_batch_norm_is_replaced_and_keeps_scale_and_shift():
     with torch.no_grad():
         block.norm.weight.uniform_(1, 2)
         block.norm.bias.uniform_(1, 2)
-    made = fv.without_batch_norm(block, groups=4)
+    made = fv.models.without_batch_norm(block, groups=4)
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in made.modules())
     assert (made.norm.num_groups, made.norm.eps) == (2, 1e-3)
     assert torch.equal(made.norm.weight, block.norm.weight)
@@ -34,14 +34,14 @@ def test_every_batch_norm_is_replaced_and_keeps_scale_and_shift():
 
 
 def test_each_record_is_alone_afterwards():
-    made, x = fv.without_batch_norm(Block()), torch.randn(4, 3, 5, 5)
+    made, x = fv.models.without_batch_norm(Block()), torch.randn(4, 3, 5, 5)
     alone = torch.cat([made(x[k : k + 1]) for k in range(4)])
     assert torch.allclose(made(x), alone, atol=1e-6)
     assert fv.Task(made, fv.cross_entropy).size == sum(p.numel() for p in made.parameters())
 
 
 def test_a_batch_norm_by_itself():
-    assert isinstance(fv.without_batch_norm(nn.BatchNorm1d(4)), nn.GroupNorm)
+    assert isinstance(fv.models.without_batch_norm(nn.BatchNorm1d(4)), nn.GroupNorm)
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_a_batch_norm_by_itself():
 )
 def test_what_cannot_be_replaced_is_refused(module, groups, told):
     with pytest.raises(BadInput, match=told):
-        fv.without_batch_norm(module, groups)
+        fv.models.without_batch_norm(module, groups)

@@ -53,7 +53,11 @@ class Teacher(nn.Module):
 
 def training(module, data, **changes):
     plan = fv.central(
-        fv.Everyone(), data.clients, fv.Fixed(1.0), rounds=3, budget=fv.Budget(8, 1e-5)
+        fv.samplers.Everyone(),
+        data.clients,
+        fv.clips.Fixed(1.0),
+        rounds=3,
+        budget=fv.Budget(8, 1e-5),
     )
     task = fv.Task(module, fv.cross_entropy, {"accuracy": fv.correct})
     work = fv.ClientSgd(fv.Batches(0, steps=2), lr=0.5)

@@ -82,7 +82,7 @@ def test_what_may_run_other_code_is_not_plain(make):
         lambda: nn.LSTM(2, 2, 2),
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, activation="gelu"), 2),
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Dropout()),
-        lambda: fv.Lstm(2, 3),
+        lambda: fv.models.Lstm(2, 3),
     ],
 )
 def test_trees_of_torch_s_layers_are_plain(make):
@@ -173,12 +173,12 @@ def test_what_cannot_be_captured_says_why(function, reason):
 
 def centrally(made):
     plan = fv.central(
-        *(fv.Everyone(), len(SIZES), fv.Fixed(1.0)),
+        *(fv.samplers.Everyone(), len(SIZES), fv.clips.Fixed(1.0)),
         rounds=1,
         budget=fv.Budget(math.inf, 1e-3),
         multiplier=1.0,
     )
-    return fv.Training(made, records(False), plan, fv.OneGradient(), workers=1)
+    return fv.Training(made, records(False), plan, fv.work.OneGradient(), workers=1)
 
 
 def test_constants_of_a_graph_are_part_of_a_seed():
@@ -264,7 +264,7 @@ class Dependent(nn.Module):
 
 def test_a_layer_whose_use_depends_on_weights_is_refused_under_dp_sgd_in_one_line():
     plan = fv.dp_sgd(
-        *(fv.Everyone(), len(SIZES), 1.0),
+        *(fv.samplers.Everyone(), len(SIZES), 1.0),
         rate=0.5,
         steps=1,
         rounds=1,

@@ -22,7 +22,9 @@ def data():
 
 
 def training(task, seed=0):
-    plan = fv.central(fv.Everyone(), 20, fv.Fixed(1.0), rounds=2, budget=fv.Budget(4, 1e-3))
+    plan = fv.central(
+        fv.samplers.Everyone(), 20, fv.clips.Fixed(1.0), rounds=2, budget=fv.Budget(4, 1e-3)
+    )
     return fv.Training(task, data(), plan, fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1), seed=seed)
 
 

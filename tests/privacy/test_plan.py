@@ -19,10 +19,10 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan, unprotected
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.release import NoisySteps
 from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.releases.client_noise import ClientNoise, client_noise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
-from fedveil.privacy.releases.release import NoisySteps
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from tests.asking import asked, next_state, noised

@@ -23,8 +23,8 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import unprotected
 from fedveil.privacy.priced_metrics import OwnerClip, PricedMetrics, measured_rounds, priced_metrics
+from fedveil.privacy.release import SERVER
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.releases.release import SERVER
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.secure import SLIP, planned_for, with_secure_noise
 

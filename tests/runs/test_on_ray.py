@@ -54,14 +54,14 @@ def test_options_become_settings_or_a_cluster():
     assert engine_settings(None, None) == []
     assert engine_settings("ray", "a:1") == ["engine.kind=ray", "engine.address=a:1"]
     assert cluster_of(None, None) is cluster_of("processes", None) is None
-    assert cluster_of("ray", None) == fv.RayCluster()
+    assert cluster_of("ray", None) == fv.engines.RayCluster()
 
 
 @pytest.mark.slow
 def test_runs_sweeps_and_reference_models(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
-    cluster = fv.RayCluster()
+    cluster = fv.engines.RayCluster()
     with cluster.joined(2):
         check_runs(tmp_path)
         check_trials(cluster)
@@ -114,7 +114,7 @@ def test_a_run_is_resumed_elsewhere(tmp_path):
     next(lines)
     lines.close()
     moved = Run.resume(tmp_path / "begun", None, where=["engine.kind=ray"])
-    assert moved.training.cluster == fv.RayCluster()
+    assert moved.training.cluster == fv.engines.RayCluster()
     assert moved.recipe.engine.kind is None
     assert moved.execute()["rounds"] == 3
     there = [fv.open_run(tmp_path / name).task.parameters for name in ("whole", "begun")]

@@ -119,7 +119,7 @@ def test_rows_of_nobody_known_are_paid_for_one_by_one(settings, tmp_path):
     run = Run.start(chosen, tmp_path / "run", None)
     assert run.training.plan.metrics.owners == CLIENTS * RECORDS // 5
     (own,) = [c for c in run.training.plan.claims(6) if c.covers == HELD_OUT][:1]
-    assert own.unit is fv.Unit.RECORD
+    assert own.unit is fv.claims.Unit.RECORD
 
 
 def test_round_zero_is_not_measured_and_nothing_else_is_written_of_metrics(start):

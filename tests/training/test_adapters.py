@@ -57,7 +57,7 @@ def data():
 
 def trained(module, data, mode):
     plan = fv.central(
-        *(fv.Everyone(), CLIENTS, fv.Fixed(0.5)),
+        *(fv.samplers.Everyone(), CLIENTS, fv.clips.Fixed(0.5)),
         rounds=2,
         budget=fv.Budget(math.inf, 1e-3),
         multiplier=0.3,
@@ -69,7 +69,7 @@ def trained(module, data, mode):
 
 
 def test_adapters_learn_under_central_dp_in_both_modes(folder, data):
-    both = {mode: trained(adapted(folder), data, mode) for mode in fv.Mode}
+    both = {mode: trained(adapted(folder), data, mode) for mode in fv.engines.Mode}
     (task, one), (_, other) = both.values()
     assert torch.allclose(one.state.params, other.state.params, atol=1e-5)
     first = fv.Task(adapted(folder), fv.cross_entropy).parameters
@@ -82,7 +82,7 @@ def test_the_base_is_shared_and_stays_as_it_is(folder, data):
     module = adapted(folder)
     base = {name: p for name, p in module.named_parameters() if not p.requires_grad}
     before = {name: (p.data_ptr(), p.detach().clone()) for name, p in base.items()}
-    task, last = trained(module, data, fv.Mode.VECTORISED)
+    task, last = trained(module, data, fv.engines.Mode.VECTORISED)
     total = sum(p.numel() for p in module.parameters())
     assert len(last.state.params) == task.size == 2 * 2 * 2 * 2 * 16 + 2 * 16 + 2
     assert 10 * task.size < total

@@ -116,17 +116,21 @@ def training(data, plan, aggregate, **more):
 def updates(data):
     """What every client's work comes to in the first round."""
     seen = []
-    made = training(data, fv.unprotected(fv.Everyone(), CLIENTS, rounds=1), None, workers=1)
-    watching = fv.ReportAttack(lambda round, ids, reports: seen.append(reports.clone()) or reports)
+    made = training(
+        data, fv.unprotected(fv.samplers.Everyone(), CLIENTS, rounds=1), None, workers=1
+    )
+    watching = fv.attacks.ReportAttack(
+        lambda round, ids, reports: seen.append(reports.clone()) or reports
+    )
     made = training(data, made.plan, None, workers=1, participants=watching)
     (_,) = fv.train(made)
     return torch.cat(seen)
 
 
-@pytest.mark.parametrize("mode", [fv.Mode.VECTORISED, fv.Mode.LOOPED])
+@pytest.mark.parametrize("mode", [fv.engines.Mode.VECTORISED, fv.engines.Mode.LOOPED])
 @pytest.mark.parametrize(("workers", "chunk"), [(1, 100), (1, 3), (2, 2)])
 def test_a_training_steps_along_the_aggregate(data, mode, workers, chunk):
-    plan = fv.unprotected(fv.Everyone(), CLIENTS, rounds=1)
+    plan = fv.unprotected(fv.samplers.Everyone(), CLIENTS, rounds=1)
     how = {"mode": mode, "workers": workers, "chunk": chunk}
     made = training(data, plan, CoordinateMedian(), **how)
     (result,) = fv.train(made)
@@ -136,13 +140,15 @@ def test_a_training_steps_along_the_aggregate(data, mode, workers, chunk):
 
 
 def test_refused_reports_are_no_rows(data):
-    plan = fv.unprotected(fv.Everyone(), CLIENTS, rounds=1)
+    plan = fv.unprotected(fv.samplers.Everyone(), CLIENTS, rounds=1)
 
     def broken(round, ids, reports):
         reports[0] = math.nan
         return reports
 
-    made = training(data, plan, CoordinateMedian(), workers=1, participants=fv.ReportAttack(broken))
+    made = training(
+        data, plan, CoordinateMedian(), workers=1, participants=fv.attacks.ReportAttack(broken)
+    )
     (result,) = fv.train(made)
     wanted = np.median(updates(data).numpy()[1:], axis=0)
     assert len(result.refused) == 1
@@ -151,9 +157,9 @@ def test_refused_reports_are_no_rows(data):
 
 def test_with_noise_at_the_clients_an_aggregate_is_post_processing(data):
     plan = fv.client_noise(
-        fv.Everyone(),
+        fv.samplers.Everyone(),
         CLIENTS,
-        fv.Fixed(1.0),
+        fv.clips.Fixed(1.0),
         laplace=False,
         rounds=2,
         budgets=(fv.Budget(math.inf, 1e-3),),
@@ -167,9 +173,9 @@ def test_with_noise_at_the_clients_an_aggregate_is_post_processing(data):
 
 def test_an_aggregate_of_rows_is_refused_where_noise_is_for_the_sum(data):
     plan = fv.central(
-        fv.Poisson(0.5),
+        fv.samplers.Poisson(0.5),
         CLIENTS,
-        fv.Fixed(1.0),
+        fv.clips.Fixed(1.0),
         rounds=2,
         budget=fv.Budget(math.inf, 1e-3),
         multiplier=1.0,
@@ -181,19 +187,19 @@ def test_an_aggregate_of_rows_is_refused_where_noise_is_for_the_sum(data):
 def test_a_release_from_outside_has_to_allow_it(data):
     """It may protect the sum: nobody has said that it protects more."""
 
-    class Own(fv.Release):
+    class Own(fv.releases.Release):
         def noise_(self, total, round):
             total += 1.0
 
-    plan = fv.PrivacyPlan(fv.Everyone(), CLIENTS, 1, release=Own())
+    plan = fv.PrivacyPlan(fv.samplers.Everyone(), CLIENTS, 1, release=Own())
     with pytest.raises(fv.BadInput, match="noise is for the sum"):
         training(data, plan, TrimmedMean())
 
 
 def test_weights_by_examples_and_small_memory_are_refused(data):
-    plan = fv.unprotected(fv.Everyone(), CLIENTS, rounds=1)
+    plan = fv.unprotected(fv.samplers.Everyone(), CLIENTS, rounds=1)
     with pytest.raises(fv.BadInput, match="counts all alike"):
-        training(data, plan, CoordinateMedian(), weights=fv.Weights.EXAMPLES)
+        training(data, plan, CoordinateMedian(), weights=fv.servers.Weights.EXAMPLES)
     wide = fv.Task(torch.nn.Linear(3, 1), fv.squared_error)
     task = fv.Task(
         torch.nn.Sequential(torch.nn.Linear(3, 40_000), torch.nn.Linear(40_000, 1)), wide.loss
@@ -203,7 +209,7 @@ def test_weights_by_examples_and_small_memory_are_refused(data):
             task,
             data,
             plan,
-            fv.OneGradient(),
+            fv.work.OneGradient(),
             aggregate=CoordinateMedian(),
             memory=1,
         )
@@ -214,7 +220,7 @@ def test_weights_by_examples_and_small_memory_are_refused(data):
     [(Krum(3), "Krum needs at least 9"), (Krum, "an instance of Krum"), (3, "aggregate is 3")],
 )
 def test_bad_aggregates_get_one_line(data, aggregate, words):
-    plan = fv.unprotected(fv.Everyone(), CLIENTS, rounds=1)
+    plan = fv.unprotected(fv.samplers.Everyone(), CLIENTS, rounds=1)
     with pytest.raises(fv.BadInput, match=words):
         training(data, plan, aggregate)
 

@@ -3,12 +3,13 @@
 import pytest
 from torch import nn
 
-from fedveil import OneGradient, SgdServer, Task, squared_error, unprotected
+from fedveil import Task, squared_error, unprotected
 from fedveil.base.errors import BadInput
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.agreement import check_arguments
 from fedveil.training.gradients.modes import Mode
-from fedveil.training.server import Weights
+from fedveil.training.server import SgdServer, Weights
+from fedveil.training.work import OneGradient
 
 
 @pytest.fixture

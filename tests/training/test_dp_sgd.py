@@ -12,8 +12,8 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import unprotected
+from fedveil.privacy.release import NoisySteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd
-from fedveil.privacy.releases.release import NoisySteps
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of

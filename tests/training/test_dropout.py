@@ -73,7 +73,12 @@ def test_gradients_are_those_of_plain_autograd_with_each_record_s_own_mask(mode,
 
 def training(**options):
     plan = fv.central(
-        fv.Everyone(), 3, fv.Fixed(1.0), rounds=2, budget=fv.Budget(math.inf, 1e-3), multiplier=0.1
+        fv.samplers.Everyone(),
+        3,
+        fv.clips.Fixed(1.0),
+        rounds=2,
+        budget=fv.Budget(math.inf, 1e-3),
+        multiplier=0.1,
     )
     work = fv.ClientSgd(fv.Batches(2, epochs=2), lr=0.5)
     return fv.Training(task(), records(), plan, work, **options)
@@ -150,6 +155,6 @@ def test_a_module_that_draws_for_some_records_is_refused_when_it_does():
     torch.manual_seed(0)
     made = fv.Task(Sometimes(), fv.cross_entropy)
     plan = training().plan
-    begun = fv.Training(made, data, plan, fv.OneGradient(), mode=Mode.LOOPED, workers=1)
+    begun = fv.Training(made, data, plan, fv.work.OneGradient(), mode=Mode.LOOPED, workers=1)
     with pytest.raises(fv.BadInput, match="draws random numbers from torch's generator"):
         list(fv.train(begun))

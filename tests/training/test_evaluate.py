@@ -70,7 +70,7 @@ class Largest:
 
 def test_a_metric_of_one_s_own_is_an_object_with_two_methods(tested):
     data, metric = tested(29), Largest()
-    assert isinstance(metric, fv.Metric)
+    assert isinstance(metric, fv.models.Metric)
     task = fv.Task(nn.Linear(6, 3), fv.cross_entropy, {"largest": metric})
     outputs = task.outputs(task.named(task.parameters), torch.tensor(data.test_x))
     assert evaluate(task, task.parameters, data, 10)["largest"] == float(outputs.max())
@@ -89,7 +89,7 @@ def test_memory_is_bounded_by_a_refusal_with_the_numbers_in_it(tested, monkeypat
 
 def trained(data, metrics, outputs=3, loss=fv.cross_entropy):
     task = fv.Task(nn.Linear(6, outputs), loss, metrics)
-    plan = fv.unprotected(fv.Everyone(), data.clients, rounds=1)
+    plan = fv.unprotected(fv.samplers.Everyone(), data.clients, rounds=1)
     return Training(task, data, plan, OneGradient())
 
 

@@ -19,7 +19,7 @@ from fedveil.privacy.releases.central import central
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.evaluate import measured_owners, owner_means, priced_names
-from fedveil.training.session import Training, new_ledger, train
+from fedveil.training.session import Training, train
 from fedveil.training.work import OneGradient
 
 CLIENTS, ROUNDS = 30, (1, 2)
@@ -256,7 +256,7 @@ def test_what_is_measured_is_noisy_and_close_to_the_truth(held_out, secure):
 
 def test_a_measurement_is_charged_before_it_is_computed(held_out, monkeypatch):
     training = training_of(held_out)
-    ledger, order = new_ledger(training.plan), []
+    ledger, order = training.new_ledger(), []
     charge = ledger.charge_measurement
 
     def noted(round):
@@ -274,7 +274,7 @@ def test_a_measurement_is_charged_before_it_is_computed(held_out, monkeypatch):
 
 def test_what_the_ledger_does_not_allow_is_not_measured(held_out, monkeypatch):
     training = training_of(held_out)
-    ledger = new_ledger(training.plan)
+    ledger = training.new_ledger()
     monkeypatch.setattr(ledger, "charge_measurement", lambda round: False)
     monkeypatch.setattr("fedveil.training.gate.owner_means", None)
     assert [r.metrics for r in training.rounds(training.start(), ledger)] == [{}, {}]

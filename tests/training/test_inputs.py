@@ -86,7 +86,12 @@ def task(request):
 
 def trained(task, data, work=SGD, **options):
     plan = fv.central(
-        fv.Everyone(), data.clients, fv.Fixed(0.5), rounds=2, budget=FREE, multiplier=0.5
+        fv.samplers.Everyone(),
+        data.clients,
+        fv.clips.Fixed(0.5),
+        rounds=2,
+        budget=FREE,
+        multiplier=0.5,
     )
     training = fv.Training(task, data, plan, work, **{"workers": 1, **options})
     start = task.parameters.clone()

@@ -38,7 +38,12 @@ def test_what_a_module_begins_to_remember_ends_with_its_client(make_data, worker
     data = make_data()
     data.x[int(data.offsets[2]), 0] = 1234.0
     plan = fv.central(
-        fv.Everyone(), data.clients, fv.Fixed(0.1), rounds=2, budget=FREE, multiplier=1.0
+        fv.samplers.Everyone(),
+        data.clients,
+        fv.clips.Fixed(0.1),
+        rounds=2,
+        budget=FREE,
+        multiplier=1.0,
     )
     training = fv.Training(
         fv.Task(Sleeper(), fv.cross_entropy), data, plan, SGD, workers=workers, chunk=1
@@ -86,7 +91,7 @@ def test_dropout_in_eval_mode_trains_and_measures_the_same_whatever_the_generato
         torch.manual_seed(5)
         module = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5).eval())
         data = make_data()
-        plan = fv.unprotected(fv.Everyone(), data.clients, rounds=2)
+        plan = fv.unprotected(fv.samplers.Everyone(), data.clients, rounds=2)
         task = fv.Task(module, fv.cross_entropy, {"accuracy": fv.correct})
         training = fv.Training(task, data, plan, SGD, workers=1, mode=Mode.LOOPED)
         torch.manual_seed(seed)
@@ -146,7 +151,12 @@ def test_a_client_s_fork_cannot_write_to_a_file(make_data, tmp_path):
     data = make_data()
     data.x[int(data.offsets[2]), 0] = 1234.0
     plan = fv.central(
-        fv.Everyone(), data.clients, fv.Fixed(0.1), rounds=2, budget=FREE, multiplier=1.0
+        fv.samplers.Everyone(),
+        data.clients,
+        fv.clips.Fixed(0.1),
+        rounds=2,
+        budget=FREE,
+        multiplier=1.0,
     )
     task = fv.Task(Writes(tmp_path / "kept"), fv.cross_entropy)
     training = fv.Training(task, data, plan, SGD, workers=1)

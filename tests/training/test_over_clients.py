@@ -71,7 +71,7 @@ def test_a_model_that_diverged_has_no_spread(make_data):
 
 
 def training_of(data, plan=None, **changes):
-    plan = plan or fv.unprotected(fv.Everyone(), data.clients, rounds=5)
+    plan = plan or fv.unprotected(fv.samplers.Everyone(), data.clients, rounds=5)
     return Training(task_of(), data, plan, OneGradient(), workers=1, **changes)
 
 
@@ -102,11 +102,16 @@ def test_without_diagnostics_it_is_not_told(data):
 
 def test_secure_noise_refuses_it(make_data):
     data = make_data((3,) * 30)
-    budget = fv.planned_for(fv.Budget(float("inf"), 1e-3))
+    budget = fv.releases.planned_for(fv.Budget(float("inf"), 1e-3))
     plan = fv.central(
-        fv.Poisson(0.5), data.clients, fv.Fixed(0.5), rounds=2, budget=budget, multiplier=2.0
+        fv.samplers.Poisson(0.5),
+        data.clients,
+        fv.clips.Fixed(0.5),
+        rounds=2,
+        budget=budget,
+        multiplier=2.0,
     )
-    secured = fv.with_secure_noise(plan, 21, diagnostics=True)
+    secured = fv.releases.with_secure_noise(plan, 21, diagnostics=True)
     training_of(data, secured)
     with pytest.raises(BadInput, match=r"'secure' and evaluate\.clients .* in the clear"):
         training_of(data, secured, clients_every=1)

@@ -14,8 +14,8 @@ from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import unprotected
+from fedveil.privacy.release import NoisySteps
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.releases.release import NoisySteps
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.cohort import Batches, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of

@@ -82,7 +82,12 @@ def kind(request):
 
 def trained(task, data, mode, work=SGD):
     plan = fv.central(
-        fv.Everyone(), data.clients, fv.Fixed(0.5), rounds=2, budget=FREE, multiplier=0.5
+        fv.samplers.Everyone(),
+        data.clients,
+        fv.clips.Fixed(0.5),
+        rounds=2,
+        budget=FREE,
+        multiplier=0.5,
     )
     training = fv.Training(task, data, plan, work, mode=mode, workers=1)
     start = task.parameters.clone()
@@ -164,7 +169,9 @@ def test_records_that_see_each_other_are_found_though_few_targets_are_labels():
     empty = np.full_like(y, -100)
     clients = [("a", x, y), ("b", x, y)]
     data = fv.FederatedData.from_clients(clients, test=(x, empty), classes=WORDS)
-    plan = fv.central(fv.Everyone(), 2, fv.Fixed(0.5), rounds=2, budget=FREE, multiplier=0.5)
+    plan = fv.central(
+        fv.samplers.Everyone(), 2, fv.clips.Fixed(0.5), rounds=2, budget=FREE, multiplier=0.5
+    )
     task = fv.Task(Mixing(), fv.cross_entropy)
     assert fv.Training(task, data, plan, SGD).mode is Mode.LOOPED
 
@@ -179,7 +186,9 @@ def test_a_loss_over_the_words_of_a_batch_is_never_vectorised():
     random = np.random.default_rng(0)
     x, y = next_words(random, 10)
     data = fv.FederatedData.from_clients([("a", x, y)], test=(x, y), classes=WORDS)
-    plan = fv.central(fv.Everyone(), 1, fv.Fixed(0.5), rounds=2, budget=FREE, multiplier=0.5)
+    plan = fv.central(
+        fv.samplers.Everyone(), 1, fv.clips.Fixed(0.5), rounds=2, budget=FREE, multiplier=0.5
+    )
     assert fv.Training(fv.Task(Writer(), over_the_batch), data, plan, SGD).mode is Mode.LOOPED
 
 

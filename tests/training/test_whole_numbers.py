@@ -40,7 +40,11 @@ def texts(test=None):
 def trained(data, module, **options):
     task = fv.Task(module, fv.cross_entropy, {"accuracy": fv.correct})
     plan = fv.central(
-        fv.Everyone(), data.clients, fv.Fixed(1.0), rounds=2, budget=fv.Budget(8, 1e-3)
+        fv.samplers.Everyone(),
+        data.clients,
+        fv.clips.Fixed(1.0),
+        rounds=2,
+        budget=fv.Budget(8, 1e-3),
     )
     training = fv.Training(task, data, plan, SGD, workers=1, **options)
     for _ in fv.train(training):

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil import Budget, Fixed, PerGradient
+from fedveil import Budget
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.clip import Norm
+from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.sampling import RoundRobin

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedveil import Budget, FederatedData, Fixed, PerGradient, Task, Training, squared_error, train
+from fedveil import Budget, FederatedData, Task, Training, squared_error, train
 from fedveil.privacy.clip import Norm
+from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.sampling import Everyone, FixedSize
 from fedveil.training.cohort import Batches

@@ -33,7 +33,7 @@ from fedveil.privacy.accounting.events import PoissonSampled
 from fedveil.privacy.channel import Ids
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.reports import ClientReports
-from fedveil.training.session import Training, new_ledger
+from fedveil.training.session import Training
 
 CANARIES = 1000
 _TOO_LONG = 1e3
@@ -183,7 +183,7 @@ class Canaries:
 def released(training: Training, apart: Ids) -> Iterator[tuple[Scores, float, torch.Tensor]]:
     """Yield each round's noisy sum without the clients outside `apart`, its clip, and the model."""
     plan, engine = training.plan, training.engine
-    state, ledger = training.start(), new_ledger(plan)
+    state, ledger = training.start(), training.new_ledger()
     while (round := training.begin(state, ledger)) is not None:
         cohort = engine.run(round)
         others = replace(round, ids=round.ids[~np.isin(round.ids, apart)])

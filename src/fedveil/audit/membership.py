@@ -30,17 +30,17 @@ from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.findings import Attack, Leak, Roc, roc_figure
 from fedveil.audit.observations import check_unattacked, serial_engine
 from fedveil.base.errors import BadInput
+from fedveil.base.forks import one_thread
 from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.engine import one_thread
 from fedveil.training.engines.processes import available_workers
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.evaluate import BATCH
 from fedveil.training.in_step import fitting_together, train_in_step
-from fedveil.training.session import Training, new_ledger
+from fedveil.training.session import Training
 from fedveil.tuning.trials import pool_outcomes
 
 Numbers = npt.NDArray[np.float64]
@@ -127,7 +127,7 @@ class ShadowModels:
                 last |= {n: result.state.params for n, result in results}
         else:
             first = trainings[0]
-            for result in first.rounds(first.start(), new_ledger(first.plan)):
+            for result in first.rounds(first.start(), first.new_ledger()):
                 last[0] = result.state.params
         if len(last) < len(trainings):
             raise BadInput("the budget permits no round: there is no model to attack")

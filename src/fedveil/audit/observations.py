@@ -45,7 +45,7 @@ from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.participants import Participants
 from fedveil.training.reports import ClientBatch, ClientReports, CohortSum, Rows, accept
 from fedveil.training.round import noised_sum
-from fedveil.training.session import Training, new_ledger
+from fedveil.training.session import Training
 from fedveil.training.work import ClientDpSgd, ClientWork
 
 _BLOCK = 1 << 24
@@ -107,7 +107,7 @@ def check_unattacked(training: Training, attack: str) -> None:
 
 def replay(training: Training, rounds: int) -> Iterator[Round]:
     """Yield the first `rounds` rounds, each before its clients work. Nothing is charged on disk."""
-    state, ledger = training.start(), new_ledger(training.plan)
+    state, ledger = training.start(), training.new_ledger()
     while (round := training.begin(state, ledger)) is not None:
         yield round
         if round.number >= rounds:

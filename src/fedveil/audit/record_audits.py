@@ -37,13 +37,13 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import NoisySteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd
-from fedveil.privacy.releases.release import NoisySteps
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.reports import ClientBatch
 from fedveil.training.server import Weights
-from fedveil.training.session import Training, new_ledger
+from fedveil.training.session import Training
 from fedveil.training.work import ClientDpSgd, OneGradient
 
 CANARIES = 500
@@ -109,7 +109,7 @@ class OneRunAudit:
         engine = serial_engine(attacked)
         gradients = gradients_of(attacked.task, engine.mode, canaries, full_batches=True)
         found = np.zeros(self.canaries)
-        state, ledger = attacked.start(), new_ledger(plan)
+        state, ledger = attacked.start(), attacked.new_ledger()
         while (round := attacked.begin(state, ledger)) is not None:
             seen.clear()
             state = attacked.end(round, state, engine.run(round), ledger).state

@@ -30,6 +30,7 @@ from fedveil.audit.membership import (
     scaled,
 )
 from fedveil.audit.observations import check_unattacked, serial_engine
+from fedveil.base.forks import one_thread
 from fedveil.base.identity import Stated, named_values
 from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array, FederatedData
@@ -38,12 +39,11 @@ from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
 from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.engine import one_thread
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.trajectories import example_gradients
 from fedveil.training.reports import ClientReports, CohortSum
 from fedveil.training.round import RoundResult
-from fedveil.training.session import Training, new_ledger
+from fedveil.training.session import Training
 
 Numbers = npt.NDArray[np.float64]
 WATCHED = 5
@@ -218,7 +218,7 @@ def _played(
     """
     engine = serial_engine(training)
     engine = replace(engine, job=replace(engine.job, rows=True))
-    state, ledger = training.start(), new_ledger(training.plan)
+    state, ledger = training.start(), training.new_ledger()
     while (round := training.begin(state, ledger)) is not None:
         total = send(engine, round)
         result = training.end(round, state, total, ledger)

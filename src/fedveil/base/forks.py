@@ -18,7 +18,8 @@ import signal
 import struct
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import safetensors.torch
@@ -319,3 +320,17 @@ def _filter(writing: int) -> list[Step]:
             steps += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
         steps += [(_RETURN, 0, 0, _FAIL)]
     return [*steps, (_RETURN, 0, 0, _FAIL)]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread inside, and with as many as before afterwards.
+
+    A process that was forked from one with several would wait for them for ever.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -384,7 +384,7 @@ def _stacked(values: list[Any], what: str, whose: str, singular: str) -> Array:
         if row.shape != rows[0].shape:
             raise BadInput(
                 f"record {number} of {whose} has {singular} of shape {row.shape[1:]}, record 0 "
-                f"{rows[0].shape[1:]}: give all one shape (fedveil.pad)"
+                f"{rows[0].shape[1:]}: give all one shape (fedveil.data.pad)"
             )
     return np.concatenate(rows)
 

@@ -67,7 +67,7 @@ def array_of(what: str, value: object) -> Array:
             if len(lengths) > 1:
                 raise BadInput(
                     f"{what} are lists of different lengths: make them one array with "
-                    "fedveil.pad(lists, length=...)"
+                    "fedveil.data.pad(lists, length=...)"
                 ) from e
         reason = " ".join(str(e).split())
         raise BadInput(f"{what} cannot be made an array: {reason}") from e

@@ -16,6 +16,7 @@ import torch
 
 from fedveil.base.checks import TABLE
 from fedveil.base.errors import BadInput
+from fedveil.base.forks import one_thread
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
 from fedveil.flower.federation_files import (
@@ -36,7 +37,6 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.engine import one_thread
 from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import Gradients

@@ -473,7 +473,7 @@ def _check_module(module: nn.Module) -> None:
         if batch_norm and layer.running_mean is not None:
             raise BadInput(
                 f"{where}, which mixes examples and keeps statistics of clients' data outside "
-                "the clip: use fedveil.without_batch_norm(module), GroupNorm or LayerNorm"
+                "the clip: use fedveil.models.without_batch_norm(module), GroupNorm or LayerNorm"
             )
         if getattr(layer, "sparse", False) is True:
             raise BadInput(f"{where} with sparse gradients, which cannot be clipped: sparse=False")

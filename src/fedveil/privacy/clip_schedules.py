@@ -32,8 +32,22 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian
-from fedveil.privacy.clip import Clip, Norm
+from fedveil.privacy.clip import Clip, Clipped, Norm
 from fedveil.privacy.clip_statistic import ClipStatistic
+
+__all__ = [
+    "Clip",
+    "ClipSchedule",
+    "ClipStatistic",
+    "Clipped",
+    "Fixed",
+    "Lengths",
+    "Median",
+    "Norm",
+    "PerGradient",
+    "Poly",
+    "Quantile",
+]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedul
 from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.ranges import Ranges
-from fedveil.privacy.releases.release import SERVER, NoisySteps, Release
+from fedveil.privacy.release import SERVER, NoisySteps, Release
 from fedveil.privacy.sampling import Counts, Sampler
 
 

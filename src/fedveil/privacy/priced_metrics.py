@@ -28,7 +28,7 @@ from fedveil.privacy.accounting.claims import (
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.releases.release import SERVER
+from fedveil.privacy.release import SERVER
 
 LOSS = "loss"
 LOSS_SHARE = 0.2

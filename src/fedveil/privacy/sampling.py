@@ -20,6 +20,14 @@ from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, Poi
 from fedveil.privacy.noise.secure_random import joining
 from fedveil.privacy.noise.streams import Streams
 
+__all__ = [
+    "Everyone",
+    "FixedSize",
+    "Poisson",
+    "RoundRobin",
+    "Sampler",
+]
+
 Cohort = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]
 

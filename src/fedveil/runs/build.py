@@ -7,6 +7,7 @@ from typing import Any
 
 from fedveil.base.checks import OWN, TABLE, shown
 from fedveil.base.errors import BadInput
+from fedveil.base.forks import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import with_secure_noise
@@ -15,7 +16,7 @@ from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.client_section import DpSgdSection
 from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
 from fedveil.runs.sections.section import in_keys
-from fedveil.training.engines.engine import EngineMaker, one_thread
+from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode

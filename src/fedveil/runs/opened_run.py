@@ -20,6 +20,7 @@ from torch import nn
 
 from fedveil.base.checks import OWN
 from fedveil.base.errors import BadInput
+from fedveil.base.forks import one_thread
 from fedveil.base.identity import identity
 from fedveil.base.inputs import Inputs, Target, count, join_inputs, mapped, taken
 from fedveil.data.columns import Column
@@ -37,7 +38,6 @@ from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.run_directory import read_metrics
 from fedveil.runs.sections.model_section import ModelSection
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.engine import one_thread
 from fedveil.training.evaluate import BATCH, evaluate
 from fedveil.training.session import Training
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedveil.base.checks import CODE, OWN
 from fedveil.base.errors import BadInput
+from fedveil.base.forks import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted
@@ -43,7 +44,7 @@ from fedveil.runs.run_directory import (
     write_atomic,
 )
 from fedveil.runs.sections.section import in_keys
-from fedveil.training.engines.engine import EngineMaker, one_thread
+from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.server import ServerState
 from fedveil.training.session import Training
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.errors import BadInput
+from fedveil.base.forks import one_thread
 from fedveil.base.inputs import Inputs, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.data.provenance import PUBLIC, by_record
@@ -21,7 +22,6 @@ from fedveil.models.metrics import OVER_CLIENTS, Metric, is_of_numbers, no_value
 from fedveil.models.task import Measurements, Task
 from fedveil.privacy.priced_metrics import LOSS
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.engine import one_thread
 
 BATCH = 1000
 _OUTPUTS = 1 << 24

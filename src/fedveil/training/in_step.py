@@ -10,12 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fedveil.training.engines.engine import keep_memory, one_thread
+from fedveil.base.forks import one_thread
+from fedveil.training.engines.engine import keep_memory
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.participants import Participants
 from fedveil.training.round import RoundResult
-from fedveil.training.session import Training, new_ledger
+from fedveil.training.session import Training
 
 
 def fitting_together(training: Training) -> int:
@@ -56,7 +57,7 @@ def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, Rou
         begins = [n * first.data.clients for n in range(len(trainings))]
     keep_memory(first.task.size)
     states = {n: t.start() for n, t in enumerate(trainings)}
-    ledgers = [new_ledger(t.plan) for t in trainings]
+    ledgers = [t.new_ledger() for t in trainings]
     while states:
         results: dict[int, RoundResult] = {}
         with one_thread():

@@ -11,6 +11,22 @@ from fedveil.base.checks import FRACTION, POSITIVE, ROUNDS, WARMUP, one_of, show
 from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.clip import BLOCK
+from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum, TrimmedMean
+
+__all__ = [
+    "AdagradServer",
+    "AdamServer",
+    "Aggregate",
+    "CoordinateMedian",
+    "Flame",
+    "Krum",
+    "ServerOptimizer",
+    "ServerState",
+    "SgdServer",
+    "TrimmedMean",
+    "Weights",
+    "YogiServer",
+]
 
 
 class RateShape(StrEnum):

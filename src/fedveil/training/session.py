@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.errors import BadInput
+from fedveil.base.forks import one_thread
 from fedveil.base.identity import Stated, digest_of, named_values, seed_of
 from fedveil.base.inputs import Inputs, count, taken, values_of
 from fedveil.data.federated import Array, FederatedData
@@ -28,14 +29,7 @@ from fedveil.privacy.secure import DIAGNOSTICS
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.agreement import check_aggregate, check_agreement, check_arguments
 from fedveil.training.cohort import tensors
-from fedveil.training.engines.engine import (
-    Engine,
-    EngineMaker,
-    Job,
-    keep_memory,
-    one_by_one,
-    one_thread,
-)
+from fedveil.training.engines.engine import Engine, EngineMaker, Job, keep_memory, one_by_one
 from fedveil.training.engines.mode_choice import MEMORY, fitting_chunk, mode_of, timings
 from fedveil.training.engines.processes import Pool, Processes, available_workers
 from fedveil.training.engines.ray_cluster import RayCluster
@@ -290,6 +284,12 @@ class Training:
         )
         return gate.result(result)
 
+    def new_ledger(self) -> Ledger:
+        """A ledger in memory, for a training that leaves no run behind."""
+        plan = self.plan
+        run = LedgerRun({"run": "training"}, plan.every_line, plan.permitted, plan.counted_clients)
+        return Ledger.create(None, run)
+
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
         keep_memory(self.task.size)
@@ -405,7 +405,7 @@ def train(training: Training) -> Iterator[RoundResult]:
     """
     key, module = uuid4().hex, training.task.module
     try:
-        for result in training.rounds(training.start(), new_ledger(training.plan)):
+        for result in training.rounds(training.start(), training.new_ledger()):
             training.task.parameters.copy_(result.state.params)
             note_training(module, key, result.quoted)
             yield result
@@ -432,10 +432,3 @@ def _differing(x: Inputs[Array]) -> npt.NDArray[np.intp]:
             break
         chosen.append(best)
     return np.sort(chosen)
-
-
-def new_ledger(plan: PrivacyPlan) -> Ledger:
-    """A ledger in memory, for a training that leaves no run behind."""
-    return Ledger.create(
-        None, LedgerRun({"run": "training"}, plan.every_line, plan.permitted, plan.counted_clients)
-    )

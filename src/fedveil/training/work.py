@@ -13,10 +13,19 @@ from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clipped, Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import KeySource, bits
-from fedveil.privacy.releases.release import NoisySteps
+from fedveil.privacy.release import NoisySteps
 from fedveil.training.cohort import Batch, Batches, CohortData, Draws, FullBatch
 from fedveil.training.reports import ClientBatch, DualUpdates, clip_rows_
-from fedveil.training.server import RateSchedule, check_rate_schedule, scheduled
+from fedveil.training.server import RateSchedule, RateShape, check_rate_schedule, scheduled
+
+__all__ = [
+    "Adam",
+    "ClientWork",
+    "Decay",
+    "OneGradient",
+    "RateSchedule",
+    "RateShape",
+]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from scipy.linalg import eigvalsh_tridiagonal
 from torch.func import grad, jvp
 
 from fedveil.base.errors import BadInput
+from fedveil.base.forks import one_thread
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
@@ -23,7 +24,6 @@ from fedveil.privacy.accounting.events import Gaussian
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.engine import one_thread
 from fedveil.training.gradients.least_squares import Quadratics, is_least_squares
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd, ClientWork

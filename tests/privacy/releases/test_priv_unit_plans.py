@@ -20,9 +20,9 @@ from fedveil.privacy.accounting.events import Gaussian, PureReport, TwoPoint
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams, normal_, uniform_
+from fedveil.privacy.release import Release
 from fedveil.privacy.releases import priv_unit as module
 from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports, priv_unit
-from fedveil.privacy.releases.release import Release
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.build import build
@@ -222,7 +222,7 @@ def test_model_of_another_size_is_refused():
     plan = priv_unit(Everyone(), 4, Fixed(1.0), parameters=7, epsilon=1.0, rounds=1, budget=FREE)
     task = fv.Task(torch.nn.Linear(3, 2), fv.cross_entropy)
     with pytest.raises(BadInput, match="accounts for 7 parameters and the model has 8"):
-        fv.Training(task, data, plan, fv.OneGradient())
+        fv.Training(task, data, plan, fv.work.OneGradient())
 
 
 def test_noise_length_is_that_of_the_sum_of_zero_updates():

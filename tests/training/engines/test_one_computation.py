@@ -44,7 +44,7 @@ def test_processes_come_to_the_same_bits(recipe, mode):
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 def test_a_cluster_comes_to_the_same_bits():
-    with fv.RayCluster().joined(2):
+    with fv.engines.RayCluster().joined(2):
         for recipe, mode in CASES.values():
             chosen, params = ended(recipe, ["engine.kind=ray", "engine.workers=2"])
             assert chosen is mode

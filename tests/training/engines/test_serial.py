@@ -17,7 +17,7 @@ from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import unprotected
-from fedveil.privacy.releases.release import NoisySteps
+from fedveil.privacy.release import NoisySteps
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.cohort import Batches
 from fedveil.training.engines import mode_choice

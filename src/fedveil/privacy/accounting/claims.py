@@ -13,6 +13,14 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting import events
 from fedveil.privacy.accounting.events import Event
 
+__all__ = [
+    "Accountant",
+    "NoiseSource",
+    "Relation",
+    "Trust",
+    "Unit",
+]
+
 SEEDED = "seeded noise: whoever knows the seed can remove it, so this is a simulation"
 TRUSTED_SERVER = "the server is trusted: it sees true updates and adds the noise"
 

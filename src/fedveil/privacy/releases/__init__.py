@@ -1,1 +1,39 @@
 """Ways to release what clients send: one file each, with its builder, its noise and its lines."""
+
+from fedveil.privacy.accounting.budget import BudgetLine
+from fedveil.privacy.accounting.events import Gaussian, Laplace, PureReport
+from fedveil.privacy.channel import Channel, Round
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
+from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.release import NoisySteps, Release, Requirements, line_of
+from fedveil.privacy.releases.central import CentralNoise
+from fedveil.privacy.releases.client_noise import ClientNoise, Published
+from fedveil.privacy.releases.dp_sgd import DpSgdSteps
+from fedveil.privacy.releases.priv_unit import PrivUnitReports
+from fedveil.privacy.releases.two_point import TwoPointReports
+from fedveil.privacy.secure import planned_for, with_secure_noise
+
+__all__ = [
+    "BudgetLine",
+    "CentralNoise",
+    "Channel",
+    "ClientNoise",
+    "DpSgdSteps",
+    "Gaussian",
+    "GaussianMechanism",
+    "Laplace",
+    "LaplaceMechanism",
+    "NoisySteps",
+    "Perturb",
+    "PrivUnitReports",
+    "Published",
+    "PureReport",
+    "Ranges",
+    "Release",
+    "Requirements",
+    "Round",
+    "TwoPointReports",
+    "line_of",
+    "planned_for",
+    "with_secure_noise",
+]

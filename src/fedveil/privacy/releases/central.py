@@ -29,7 +29,7 @@ from fedveil.privacy.noise.grid import LARGEST_SUM
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule, check_deltas, check_uncapped
 from fedveil.privacy.priced_metrics import PricedMetrics
-from fedveil.privacy.releases.release import (
+from fedveil.privacy.release import (
     NOISE_IS_FOR_THE_SUM,
     SERVER,
     PlanParts,

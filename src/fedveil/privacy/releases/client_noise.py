@@ -29,7 +29,7 @@ from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule
-from fedveil.privacy.releases.release import (
+from fedveil.privacy.release import (
     PlanParts,
     Release,
     check_clipped,

@@ -11,7 +11,7 @@ from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.release import (
+from fedveil.privacy.release import (
     TURNS,
     NoisySteps,
     PlanParts,

@@ -19,7 +19,7 @@ from fedveil.privacy.clip import BLOCK, Norm, at_a_time, row_norms
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.streams import Keys, normal_, uniform_
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.release import PlanParts, Release, check_sampler, line_of, misnamed
+from fedveil.privacy.release import PlanParts, Release, check_sampler, line_of, misnamed
 from fedveil.privacy.sampling import Sampler
 
 _FAR = 40.0

@@ -16,7 +16,7 @@ from fedveil.privacy.clip import add_weighted_
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
-from fedveil.privacy.releases.release import (
+from fedveil.privacy.release import (
     PlanParts,
     Release,
     Requirements,

@@ -28,7 +28,7 @@ from fedveil.runs.sections.section import (
 )
 
 if TYPE_CHECKING:
-    from fedveil.privacy.releases.release import NoisySteps
+    from fedveil.privacy.release import NoisySteps
     from fedveil.privacy.sampling import Sampler
     from fedveil.training.work import Adam, ClientWork
 

@@ -1,13 +1,12 @@
 """`Engine`: whatever computes the sum over a cohort, and `Job`: all it needs to know for that.
 
 To add an engine, implement the protocol and give its maker to `Training(make_engine=...)`. Cores
-are used by workers, each of which computes with one thread (`one_thread`), on memory that it keeps
-(`keep_memory`), so that rounding does not depend on the number of threads.
+are used by workers, each of which computes with one thread (`one_thread` in base/forks.py), on
+memory that it keeps (`keep_memory`), so that rounding does not depend on the number of threads.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -110,20 +109,6 @@ _KEPT, _LARGE = 1 << 28, 1 << 25
 
 LARGE_MODEL = 1 << 24
 """Parameters from which on memory counts for more than time."""
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread inside, and with as many as before afterwards.
-
-    A process that was forked from one with several would wait for them for ever.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def keep_memory(size: int) -> None:

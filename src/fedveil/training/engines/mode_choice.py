@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedveil.base.forks import one_thread
 from fedveil.base.inputs import mapped, taken, values_of
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
@@ -16,7 +17,6 @@ from fedveil.models.trial import goes_together
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.cohort import Batch, CohortData, Draws, FullBatch, tensors
-from fedveil.training.engines.engine import one_thread
 from fedveil.training.gradients.least_squares import uses_quadratics
 from fedveil.training.gradients.linear_chains import linear_chain
 from fedveil.training.gradients.modes import Mode, gradients_of
