@@ -10,16 +10,10 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.privacy.accounting.events import Gaussian
-from fedveil.privacy.channel import Channel
-from fedveil.privacy.noise.mechanisms import GaussianMechanism
-from fedveil.training.cohort import CohortData
-from fedveil.training.evaluate import evaluate
-from fedveil.training.gradients.modes import gradients_of
-from fedveil.training.reports import ClientBatch
 
 CLIENTS = 20
 FREE = fv.Budget(math.inf, 1e-3)
+EVERYONE = fv.samplers.Everyone()
 SGD = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.5)
 
 
@@ -42,9 +36,7 @@ def training(data, plan=None, module=None, **more):
 
 def central(schedule=None, sampler=None, **more):
     settings = {"rounds": 3, "budget": FREE, "multiplier": 1.0, **more}
-    return fv.central(
-        sampler or fv.samplers.Everyone(), CLIENTS, schedule or fv.clips.Fixed(1.0), **settings
-    )
+    return fv.central(sampler or EVERYONE, CLIENTS, schedule or fv.clips.Fixed(1.0), **settings)
 
 
 def models(training):
@@ -58,37 +50,25 @@ def models(training):
 class OwnNoise(fv.releases.Release):
     """Every client adds Gaussian noise to its own clipped update."""
 
-    mechanism: GaussianMechanism
-
+    multiplier: float
     local = True
 
-    @property
-    def multiplier(self):
-        return self.mechanism.multiplier
-
-    def difference(self, parts, line):
-        if line.event.multiplier > self.multiplier:
-            return f"noise of {self.multiplier:g} sensitivities is added"
-        return None
+    def difference(self, plan, line):
+        less = line.event.multiplier > self.multiplier
+        return f"noise of {self.multiplier:g} sensitivities is added" if less else None
 
     def randomise_(self, rows, round):
         keys = round.streams.keys("client-noise", round.number, round.ids)
         scale = self.multiplier * round.clip.sensitivity(fv.claims.Relation.REPLACE)
-        self.mechanism.add_(rows, np.full(len(rows), scale), keys)
+        noise = fv.releases.GaussianMechanism(self.multiplier)
+        noise.add_(rows, np.full(len(rows), scale), keys)
 
 
-def own_noise(multiplier, claimed=None):
-    line = fv.releases.line_of(
-        fv.samplers.Everyone(), CLIENTS, FREE, Gaussian(claimed or multiplier)
-    )
-    return fv.PrivacyPlan(
-        sampler=fv.samplers.Everyone(),
-        population=CLIENTS,
-        rounds=3,
-        schedule=fv.clips.Fixed(1.0),
-        release=OwnNoise(GaussianMechanism(multiplier)),
-        lines=(line,),
-    )
+def own_noise(multiplier, claimed=None, sampler=EVERYONE, kind=OwnNoise):
+    event = fv.releases.Gaussian(claimed or multiplier)
+    line = fv.releases.line_of(sampler, CLIENTS, FREE, event)
+    clip, release = fv.clips.Fixed(1.0), kind(multiplier)
+    return fv.PrivacyPlan(sampler, CLIENTS, 3, clip, release, lines=(line,))
 
 
 def test_a_mechanism(data):
@@ -99,7 +79,7 @@ def test_a_mechanism(data):
     assert moved == pytest.approx(40 * math.sqrt(made.task.size / CLIENTS), rel=0.4)
     assert first.claim.trust is fv.claims.Trust.LOCAL
     built_in = fv.client_noise(
-        fv.samplers.Everyone(),
+        EVERYONE,
         CLIENTS,
         fv.clips.Fixed(1.0),
         laplace=False,
@@ -119,23 +99,34 @@ def test_a_mechanism_whose_line_claims_more_noise_than_it_adds_is_refused(data):
 # a channel
 
 
-class FiveOrMore(Channel):
-    """Adds reports up where the server cannot see them, and only if there are five."""
+class TwoServers(fv.releases.Channel):
+    """Two servers add up one random share of each report, and a sum only if there are five."""
 
     minimum = 5
-    hides_reports = "reports are added up out of the server's sight"
+    hides_reports = "each server sees one share of a report, which is random"
+
+    def add_(self, total, reports, weights, round):
+        weighted = reports.double() * weights[:, None]
+        shares = torch.randint(-(2**20), 2**20, reports.shape, dtype=torch.float64)
+        total += shares.sum(dim=0) + (weighted - shares).sum(dim=0)
 
 
-class SummedNoise(OwnNoise):
-    channel = FiveOrMore()
+class SharedNoise(OwnNoise):
+    channel = TwoServers()
+
+
+def test_a_channel_adds_up_like_the_plain_one():
+    reports, weights = torch.randn(CLIENTS, 7), torch.rand(CLIENTS, dtype=torch.float64)
+    plain, shared = torch.ones(2, 7, dtype=torch.float64)
+    fv.releases.Channel().add_(plain, reports, weights, None)
+    TwoServers().add_(shared, reports, weights, None)
+    assert torch.allclose(plain, shared, atol=1e-5)
 
 
 @pytest.mark.parametrize(("size", "moves"), [(4, False), (5, True)])
-def test_a_channel(data, size, moves):
-    sampler, plan = fv.samplers.RoundRobin(size), own_noise(1.0)
-    line = fv.releases.line_of(sampler, CLIENTS, FREE, Gaussian(1.0))
-    release = SummedNoise(plan.release.mechanism)
-    made = training(data, replace(plan, sampler=sampler, release=release, lines=(line,)))
+def test_a_channel_hands_on_sums_of_enough_reports_only(data, size, moves):
+    plan = own_noise(1.0, sampler=fv.samplers.RoundRobin(size), kind=SharedNoise)
+    made = training(data, plan)
     first = next(iter(fv.train(made)))
     assert first.clients == size
     assert torch.equal(first.state.params, made.start().params) is not moves
@@ -259,7 +250,7 @@ def test_data():
     clients = [(f"site {k}", torch.ones(2 + k, 1), torch.full((2 + k,), 7.0)) for k in range(3)]
     data = fv.FederatedData.from_clients(clients, test=([[1.0]], [7.0]), classes=0)
     task = fv.Task(nn.Linear(1, 1), fv.squared_error)
-    plan = fv.PrivacyPlan(fv.samplers.Everyone(), 3, 20)
+    plan = fv.PrivacyPlan(EVERYONE, 3, 20)
     work = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.1)
     *_, last = fv.train(fv.Training(task, data, plan, work, workers=1))
     assert last.clients == 3
@@ -284,7 +275,7 @@ def test_a_model(data):
     module = Squares()
     y = [(x[:, 0] ** 2 > 1).astype(np.int64) for x in np.split(data.x, data.offsets[1:-1])]
     data = replace(data, y=np.concatenate(y), test_y=(data.test_x[:, 0] ** 2 > 1).astype(np.int64))
-    plan = fv.PrivacyPlan(fv.samplers.Everyone(), CLIENTS, 30)
+    plan = fv.PrivacyPlan(EVERYONE, CLIENTS, 30)
     *_, last = fv.train(training(data, plan, module))
     assert module.weights.shape == (5, 2)
     assert torch.equal(module.weights.detach().flatten(), last.state.params)
@@ -326,18 +317,20 @@ class OneByOne:
 
     def run(self, round):
         job, total = self.job, self.job.zero()
-        gradients = gradients_of(job.task, fv.engines.Mode.LOOPED, job.data, mixes=job.mixes)
+        gradients = fv.engines.gradients_of(
+            job.task, fv.engines.Mode.LOOPED, job.data, mixes=job.mixes
+        )
         for client in round.ids:
             self.asked.append(int(client))
-            cohort = CohortData(job.data, np.array([client]))
-            clients = ClientBatch.of(round, cohort, gradients)
+            cohort = fv.engines.CohortData(job.data, np.array([client]))
+            clients = fv.engines.ClientBatch.of(round, cohort, gradients)
             sent = fv.engines.client_report(job.work, job.plan, clients)
             weight = torch.ones(1, dtype=torch.float64)
             fv.engines.server_sum([(total, slice(None))], job.plan, clients.round, sent, weight)
         return total
 
     def evaluate(self, params):
-        return evaluate(self.job.task, params, self.job.data)
+        return fv.engines.evaluate(self.job.task, params, self.job.data)
 
     def close(self):
         self.asked.append("closed")
@@ -347,7 +340,7 @@ PLANS = {
     "central": lambda: central(sampler=fv.samplers.Poisson(0.5)),
     "quantile": lambda: central(fv.clips.Quantile(0.1, 0.5, noise=2.0), multiplier=0.5),
     "own noise": lambda: own_noise(1.0),
-    "nothing": lambda: fv.PrivacyPlan(fv.samplers.Everyone(), CLIENTS, 3),
+    "nothing": lambda: fv.PrivacyPlan(EVERYONE, CLIENTS, 3),
 }
 
 
@@ -365,32 +358,25 @@ def test_an_engine(data, name):
 # an adversary
 
 
-@dataclass(frozen=True)
-class Flipped:
-    """Some clients send their updates with the wrong sign, and ten times as long."""
-
-    clients: tuple
-
-    def __call__(self, round, ids, reports):
-        reports[np.isin(ids, self.clients)] *= -10
-        return reports
+def flipped(round, ids, reports):
+    """The first ten clients send their updates with the wrong sign, and ten times as long."""
+    reports[ids < 10] *= -10
+    return reports
 
 
 def test_an_adversary(data):
-    plan = fv.PrivacyPlan(fv.samplers.Everyone(), CLIENTS, 5)
+    plan = fv.PrivacyPlan(EVERYONE, CLIENTS, 5)
     *_, honest = fv.train(training(data, plan))
-    *_, attacked = fv.train(
-        training(data, plan, participants=fv.attacks.ReportAttack(Flipped(tuple(range(10)))))
-    )
+    attack = fv.attacks.ReportAttack(flipped)
+    *_, attacked = fv.train(training(data, plan, participants=attack))
     assert attacked.metrics["loss"] > 2 * honest.metrics["loss"]
 
 
 def test_an_adversary_is_clipped_under_central_dp(data):
     """Its report is accepted like any other: no longer than the clip."""
     plan = central(fv.clips.Fixed(0.01), rounds=1, multiplier=1e-6)
-    made = training(
-        data, plan, participants=fv.attacks.ReportAttack(Flipped(tuple(range(CLIENTS))))
-    )
+    attack = fv.attacks.ReportAttack(lambda round, ids, reports: -10 * reports)
+    made = training(data, plan, participants=attack)
     (result,) = fv.train(made)
     assert result.clipped == 1.0
     moved = float((result.state.params - made.start().params).norm())
