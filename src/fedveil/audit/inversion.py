@@ -251,15 +251,8 @@ def simulated_client(training: Training, round: Round) -> SimulatedClient:
         weights = plan.schedule.perturb is Perturb.WEIGHTS
         shift = start if weights else torch.zeros_like(start)
         clamp = centre - radius - shift, centre + radius - shift
-    return SimulatedClient(
-        task=training.task,
-        work=training.work,
-        start_params=start,
-        clip=round.clip,
-        round_number=round.number,
-        classes=training.data.classes,
-        clamp=clamp,
-    )
+    task, work, classes = training.task, training.work, training.data.classes
+    return SimulatedClient(task, work, start, round.clip, round.number, classes, clamp)
 
 
 def mean_measure(name: str, values: Numbers) -> Measure:

@@ -119,17 +119,9 @@ class RoundLog:
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Write how they answered."""
-        self._write(
-            {
-                "round": outcome.round,
-                "attempt": outcome.attempt,
-                "answered": outcome.answered,
-                "declined": outcome.declined,
-                "refused": outcome.rejected,
-                "absent": outcome.absent,
-                "enough": outcome.enough,
-            }
-        )
+        line = {key: getattr(outcome, key) for key in ("round", "attempt", "answered", "declined")}
+        others = {"refused": outcome.rejected, "absent": outcome.absent, "enough": outcome.enough}
+        self._write(line | others)
 
     def _write(self, line: dict[str, Any]) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND

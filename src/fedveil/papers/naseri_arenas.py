@@ -5,6 +5,7 @@ split, with a seed that is not among the reported ones.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedveil.papers.naseri import PaperFederation, federations
 from fedveil.papers.reproduction import Experiment
@@ -20,6 +21,10 @@ _TRAINED_PLAINLY = "DP-SGD in clients, attacker: skip"
 _SIMILAR = ("norm bound, projected", "multi-Krum", "FLAME's clusters", _TRAINED_PLAINLY)
 
 PHRASE = "i watched this 3d movie last weekend"
+
+_OF_TEXTS: dict[str, Any] = {"cohort": 10, "bound": 4.0, "rate": 0.1, "clip": 0.3, "batch": 20}
+_LSTM = ("model.hidden=[32]", "model.embedding=16")
+"""What both federations with texts have in common."""
 
 
 @dataclass(frozen=True)
@@ -155,24 +160,18 @@ def reddit(experiment: Experiment) -> Arena:
         "Reddit",
         "grouped",
         clients=100,
-        cohort=10,
         rounds=experiment.choose(20, 200),
         records=200,
         model="lstm-lm",
         lr=10.0,
-        bound=4.0,
-        rate=0.1,
         private_lr=10.0,
-        clip=0.3,
-        batch=20,
         private_steps=5,
         more=(
-            "data.columns.text.length=12",
-            "data.columns.text.most_words=600",
+            *("data.columns.text.length=12", "data.columns.text.most_words=600"),
             "data.columns.text.also=[" + ", ".join(f'"{word}"' for word in words) + "]",
-            "model.hidden=[32]",
-            "model.embedding=16",
+            *_LSTM,
         ),
+        **_OF_TEXTS,
     )
     return Arena(
         "reddit",
@@ -196,23 +195,14 @@ def sentiment(experiment: Experiment) -> Arena:
         "Sentiment140",
         "grouped",
         clients=200,
-        cohort=10,
         model="lstm",
         rounds=experiment.choose(14, 200),
         steps=36,
         lr=5.0,
-        bound=4.0,
-        rate=0.1,
         private_lr=5.0,
-        clip=0.3,
-        batch=20,
         private_steps=6,
-        more=(
-            "data.columns.text.length=20",
-            "data.columns.text.buckets=2000",
-            "model.hidden=[32]",
-            "model.embedding=16",
-        ),
+        more=("data.columns.text.length=20", "data.columns.text.buckets=2000", *_LSTM),
+        **_OF_TEXTS,
     )
     return Arena(
         "sentiment140",
