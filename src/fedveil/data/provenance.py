@@ -128,19 +128,15 @@ def digests(x: Inputs[Array], y: Array, like: tuple[Inputs[Array], Array] | None
         dtype = min(real, key=lambda kind: kind.itemsize) if real else np.dtype(np.int64)
         key = words_at(_KEY, np.array([place]))
         for start, piece in pieces(array, _AT_ONCE):
-            sums[start : start + len(piece)] += _hashed(np.asarray(piece, dtype=dtype), key)
+            flat = np.ascontiguousarray(piece, dtype=dtype).reshape(len(piece), -1)
+            if dtype.kind == "f":
+                flat = flat + dtype.type(0)  # -0.0 is 0.0
+            padding = -flat.shape[1] % (8 // dtype.itemsize)
+            words = (np.pad(flat, ((0, 0), (0, padding))) if padding else flat).view(np.uint64)
+            # a weighted sum of each row's words, with weights that no data were made for
+            weights = words_at(key, np.arange(words.shape[1])) | np.uint64(1)
+            sums[start : start + len(piece)] += words @ weights
     return sums
-
-
-def _hashed(rows: Array, key: Array) -> Array:
-    """A weighted sum of each row's 64-bit words, with weights that no data were made for."""
-    flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
-    if flat.dtype.kind == "f":
-        flat = flat + flat.dtype.type(0)  # -0.0 is 0.0
-    padding = -flat.shape[1] % (8 // flat.dtype.itemsize)
-    words = (np.pad(flat, ((0, 0), (0, padding))) if padding else flat).view(np.uint64)
-    weights = words_at(key, np.arange(words.shape[1])) | np.uint64(1)
-    return np.asarray(words @ weights)
 
 
 def check_copies(x: Inputs[Array], y: Array, test_x: Inputs[Array], test_y: Array) -> None:

@@ -11,7 +11,7 @@ from fedveil.base.forks import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import with_secure_noise
-from fedveil.runs.modules import Model, add_metrics, check_same_module, module_digest, own_task
+from fedveil.runs.modules import Model, add_metrics, module_digest, own_task
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.client_section import DpSgdSection
 from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
@@ -89,7 +89,12 @@ def build(
     else:
         task = own_task(model, data.target)
     add_metrics(task, recipe.evaluate.metrics, model)
-    check_same_module(task, recipe.model.digest)
+    if recipe.model.digest is not None and module_digest(task) != recipe.model.digest:
+        raise BadInput(
+            f"the module {type(task.module).__name__} is not the one that the run was started "
+            "with: its layers, loss, metrics and first weights must be the same; give the same, "
+            "made after the same torch.manual_seed"
+        )
     if plan is None:
         metrics = recipe.evaluate.build_price(recipe, sampler, data, task)
         inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics, rounds)
@@ -238,13 +243,6 @@ def check_given(
     if data is None or recipe.data.name != OWN:
         return data
     return replace(data)  # whose fingerprint is taken again
-
-
-def changes_in_place(data: FederatedData, recipe: Recipe) -> list[str]:
-    """A sentence if records that came from Python are no longer what they were at the start."""
-    if recipe.data.name != OWN or replace(data).fingerprint == data.fingerprint:
-        return []
-    return ["the records were changed in place during the run: it cannot be repeated or resumed"]
 
 
 _WORDS = {"model": "a module", "data": "records"}

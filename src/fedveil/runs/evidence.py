@@ -102,17 +102,18 @@ def charged_of(folder: Path) -> Charged | None:
         return None if name is None else read_charged(file, name)
 
 
-def verify_ledger(path: Path, head: str | None) -> str:
+def verify_ledger(path: Path, head: str | None, run: Statement | None = None) -> str:
     """Check a ledger and its run directory against each other, and return the verdict as text.
 
     The chain must reach every head that is known: `head` and those saved in the run directory. The
     files in the directory must be those that the run left, with the claims that the charges give.
+    `run` is the statement on the run, where the caller has read it in the same `one_look`.
     """
     file = file_of(path)
     known = saved_heads(path) + ([] if head is None else [_read_head(head)])
     with one_look(file):
         end = verify(file, *known)
-        run = statement_of(path)
+        run = run or statement_of(path)
         for difference in [] if run is None else differences(path, file, run):
             raise BadInput(difference)
         opened = run is not None and is_open(file, run.run)

@@ -67,16 +67,6 @@ def module_digest(task: Task) -> str:
     return digest_of(*parts)
 
 
-def check_same_module(task: Task, digest: str | None) -> None:
-    """Refuse another module than the one that a run was started with."""
-    if digest is not None and module_digest(task) != digest:
-        raise BadInput(
-            f"the module {type(task.module).__name__} is not the one that the run was started "
-            "with: its layers, loss, metrics and first weights must be the same; give the same, "
-            "made after the same torch.manual_seed"
-        )
-
-
 def _copied(module: nn.Module) -> nn.Module:
     try:
         copied = copy.deepcopy(module)

@@ -9,6 +9,7 @@ from fedveil.base.errors import BadInput
 from fedveil.pages.html import Markup
 from fedveil.pages.run_report import RunContents, run_page
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.ledger.file import one_look
 from fedveil.runs.evidence import file_of, statement_of, unchanged_file, verify_ledger
 from fedveil.runs.glossary import terms_of
 from fedveil.runs.run_directory import read_metrics, write_atomic
@@ -56,8 +57,9 @@ def read_contents(folder: Path) -> RunContents:
     statement, verified = None, ""
     if file_of(folder).is_file():
         try:
-            statement = statement_of(folder)
-            verified = verify_ledger(folder, None)
+            with one_look(file_of(folder)):
+                statement = statement_of(folder)
+                verified = verify_ledger(folder, None, statement)
         except BadInput as e:
             trouble.append(str(e))
     else:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fedveil.privacy.ledger.hash_chain import digest, verify
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs import checkpoint
-from fedveil.runs.build import RECIPE_KEYS, build, changes_in_place, check_given, resolved
+from fedveil.runs.build import RECIPE_KEYS, build, check_given, resolved
 from fedveil.runs.ending import Ending, diagnose, room
 from fedveil.runs.evidence import file_digests, file_of, read_head, recipe_digest, save_head
 from fedveil.runs.ledgers import Shared, open_ledger
@@ -371,7 +371,11 @@ class Run:
         plan, state, rounds = self.training.plan, done.state, done.settled
         gate = self.training.gate
         history = done.before + [round.line for round in rounds]
-        self.remarks += changes_in_place(self.training.data, self.recipe)
+        data = self.training.data
+        if self.recipe.data.name == OWN and replace(data).fingerprint != data.fingerprint:
+            self.remarks.append(
+                "the records were changed in place during the run: it cannot be repeated or resumed"
+            )
         self._write_metrics(history)
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         measured = gate.last(history, state.params)
