@@ -28,6 +28,7 @@ from fedveil.attacks.backdoors import PixelTrigger
 from fedveil.base.forks import one_thread
 from fedveil.models import zoo
 from fedveil.models.metrics import PerExample
+from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
@@ -37,6 +38,7 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
+from fedveil.training.participants import Participants
 from fedveil.training.reports import Rows, accept
 from fedveil.training.work import ClientWork
 
@@ -47,12 +49,14 @@ PARAMETERS, UPDATES = 10_000_000, 10
 def data_of(work: Work) -> fv.FederatedData:
     x, y = work.arrays()
     records = work.clients * work.records
+    # Test records that are nobody's: their targets are others, so that none is a client's record.
+    test_y = (y[0] + 1) % work.classes if work.classes else y[0] + 1
     return fv.FederatedData(
         x=x.reshape(records, *work.shape),
         y=y.reshape(records),
         offsets=np.arange(0, records + 1, work.records),
         test_x=x[0],
-        test_y=y[0],
+        test_y=test_y,
         classes=work.classes,
     )
 
@@ -93,10 +97,11 @@ def training_of(
     work: Work, rounds: int, *, attacked: bool = False, workers: int = 0, on_ray: bool = False
 ) -> fv.Training:
     loss: PerExample = fv.cross_entropy if work.classes else fv.squared_error
-    (plan, steps), data, adversary = plan_of(work, rounds), data_of(work), None
+    (plan, steps), data = plan_of(work, rounds), data_of(work)
+    participants = Participants()
     if attacked:
         trigger = PixelTrigger(target=0)
-        adversary = fv.attacks.BackdoorAttack.of(data, trigger, attackers=2, boost=10.0)
+        participants = fv.attacks.BackdoorAttack.of(data, trigger, attackers=2, boost=10.0)
     task = fv.Task(work.module(), loss)
     return fv.Training(
         task,
@@ -104,7 +109,7 @@ def training_of(
         plan,
         steps,
         every=MOST_ROUNDS,
-        participants=adversary,
+        participants=participants,
         workers=workers,
         chunk=work.chunk,
         mode=Mode.LOOPED if work.chunk else None,
@@ -153,18 +158,19 @@ def server_rounds(rounds: int) -> list[float]:
         multiplier=1.0,
     )
     sent, seconds = torch.randn(UPDATES, PARAMETERS), []
-    moving = plan.first_state(torch.zeros(1))
+    start = torch.zeros(PARAMETERS)
+    state, ids = plan.first_state(start), np.arange(UPDATES)
     for r in range(1, rounds + 2):
         reports = sent.clone()
         began = time.perf_counter()
-        clip = plan.clip(moving, r)
+        round = Round(r, ids, start, plan.clip(state, r), state, Streams(1))
         with one_thread():  # as a worker has; the noise on the sum is drawn on all threads
             rows = Rows.of(reports, PARAMETERS)
-            accept(rows, clip)
+            accept(rows, round.clip)
             total = torch.zeros(PARAMETERS, dtype=torch.float64)
             weights = torch.ones(UPDATES, dtype=torch.float64)
             rows.add_to_(total, weights)
-        plan.release.noise_(total, clip, r, Streams(1))
+        plan.release.noise_(total, round)
         total /= plan.release.divisor(UPDATES, plan.expected)
         seconds.append(time.perf_counter() - began)
     return seconds[1:]

@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -307,7 +307,7 @@ def memory() -> Cost:
         server_sum([(total, slice(None))], plan, round, sent, torch.ones(1, dtype=torch.float64))
         del sent
     total.total.zero_()  # on the grid that secure noise asks for, as reports of a run are
-    plan.release.noise_(total.total, fv.clips.Clip(1.0), 1, Streams(1, plan.secure))
+    plan.release.noise_(total.total, replace(round, streams=Streams(1, plan.secure)))
     total.total /= 100.0
     server = SgdServer(lr=1.0, momentum=0.9)
     state = server.step(ServerState(0, params, {}, torch.zeros(1)), total.total)
