@@ -165,7 +165,7 @@ def server_rounds(rounds: int) -> list[float]:
         began = time.perf_counter()
         round = Round(r, ids, start, plan.clip(state, r), state, Streams(1))
         with one_thread():  # as a worker has; the noise on the sum is drawn on all threads
-            rows = Rows.of(reports, PARAMETERS)
+            rows = Rows.from_reports(reports, PARAMETERS)
             accept(rows, round.clip)
             total = torch.zeros(PARAMETERS, dtype=torch.float64)
             weights = torch.ones(UPDATES, dtype=torch.float64)

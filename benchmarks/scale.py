@@ -106,7 +106,7 @@ def received(plan: PrivacyPlan, rows: torch.Tensor) -> float:
     statistic, weights = torch.zeros(count, plan.width), torch.ones(count, dtype=torch.float64)
 
     def work() -> None:
-        sent = ClientReports(Rows.of(rows, size), statistic, nobody, nobody)
+        sent = ClientReports(Rows.from_reports(rows, size), statistic, nobody, nobody)
         server_sum([(total, slice(None))], plan, round, sent, weights)
 
     return best(work) / rows.numel()
@@ -303,7 +303,9 @@ def memory() -> Cost:
     round, nobody = round_of(plan, size, 1), torch.zeros(1, dtype=torch.bool)
     total = CohortSum.zero(size, plan.width, noisy=False)
     for _ in range(3):
-        sent = ClientReports(Rows.of(torch.randn(1, size), size), torch.zeros(1, 0), nobody, nobody)
+        sent = ClientReports(
+            Rows.from_reports(torch.randn(1, size), size), torch.zeros(1, 0), nobody, nobody
+        )
         server_sum([(total, slice(None))], plan, round, sent, torch.ones(1, dtype=torch.float64))
         del sent
     total.total.zero_()  # on the grid that secure noise asks for, as reports of a run are

@@ -24,7 +24,7 @@ class MeanLength(fv.clips.ClipSchedule):
     def statistic(self) -> fv.clips.ClipStatistic:
         what = {"word": "lengths", "description": "the lengths of updates, up to 1"}
         fix = {"key": "noise", "setting": self.noise, "remedy": "raise it"}
-        return fv.clips.ClipStatistic(width=1, length=1.0, noise=self.noise, **what, **fix)
+        return fv.clips.ClipStatistic(width=1, norm_bound=1.0, noise=self.noise, **what, **fix)
 
     def first_value(self) -> float:
         return self.value

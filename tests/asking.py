@@ -19,7 +19,7 @@ def batch_of(number, start, cohort, clip, gradients, streams, only_sum=False, st
     """Clients that are computed together."""
     state = torch.zeros(0, dtype=torch.float64) if state is None else state
     round = Round(number, cohort.ids, start, clip, state, streams)
-    return ClientBatch.of(round, cohort, gradients, only_sum=only_sum)
+    return ClientBatch.from_round(round, cohort, gradients, only_sum=only_sum)
 
 
 def noised(plan, total, clip, number, streams):

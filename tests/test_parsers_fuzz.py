@@ -548,7 +548,7 @@ def mixed(count, seed):
         await send_report(HOST, at, 2, HIGH, minimum=2)
         await send_report(HOST, at, 2, HIGH, minimum=2)
         found = await collect(HOST, at, 2, POSITIONS, minimum=2)
-        counted.extend(found.high.tolist())
+        counted.extend(found.high_counts.tolist())
         stop.set()
         await served
 

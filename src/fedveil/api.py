@@ -121,7 +121,7 @@ def rounds(
         allow_code=allow_code,
     )
     prepared.logs = kinds
-    return prepared.lines()
+    return prepared.metric_lines()
 
 
 def open_run(

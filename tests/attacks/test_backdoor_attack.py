@@ -145,8 +145,8 @@ def reports(made, round=1, ids=None):
     class Recorder(fv.attacks.Adversary):
         records = adversary.records
 
-        def malicious(self, round, ids):
-            return adversary.malicious(round, ids)
+        def malicious_mask(self, round, ids):
+            return adversary.malicious_mask(round, ids)
 
         def other_records(self, round, ids):
             return adversary.other_records(round, ids)

@@ -173,7 +173,7 @@ def test_a_lower_loss_is_a_higher_score():
 def test_offline_needs_no_model_that_trained_on_the_record():
     """What models with a record say of it changes no offline LiRA score, and every online one."""
     references = made()
-    raised = references.losses + 3.0 * references.inside
+    raised = references.reference_losses + 3.0 * references.inside
     other = References(raised, references.inside, references.population)
     losses = np.full(5, 0.5)
     assert lira_offline(losses, other) == pytest.approx(lira_offline(losses, references))
@@ -183,7 +183,7 @@ def test_offline_needs_no_model_that_trained_on_the_record():
 def test_a_record_must_have_become_likelier_by_gamma():
     """One loss beats the whole population, or just fails to."""
     references, gamma = made(others=1), 3.0
-    chances, inside = np.exp(-references.losses), references.inside
+    chances, inside = np.exp(-references.reference_losses), references.inside
     with_ = (chances * inside).sum(0) / inside.sum(0)
     without = (chances * ~inside).sum(0) / (~inside).sum(0)
     expected = outside_mean(np.exp(-references.population).mean(0), slope(with_, without))
@@ -217,12 +217,12 @@ def test_offline_scale_is_one_where_nothing_is_learnt():
         ({"inside": np.ones((6, 5), dtype=bool)}, "in or out of 0 reference models"),
         ({"inside": np.ones((5, 5), dtype=bool)}, "not of the same models"),
         ({"population": np.zeros((6, 0))}, "no population"),
-        ({"losses": np.full((6, 5), np.inf)}, "its training diverged"),
+        ({"reference_losses": np.full((6, 5), np.inf)}, "its training diverged"),
     ],
 )
 def test_references_that_tell_nothing_are_refused(changes, words):
     parts = made()
-    given = {name: getattr(parts, name) for name in ("losses", "inside", "population")}
+    given = {name: getattr(parts, name) for name in ("reference_losses", "inside", "population")}
     with pytest.raises(BadInput, match=words):
         References(**{**given, **changes})
 

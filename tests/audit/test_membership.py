@@ -56,7 +56,7 @@ def test_record_level_privacy_leaves_nothing_to_tell():
     training = private(noise_labels(RECORDS, 8), 1.0)
     found = Membership(4, runner=ShadowRunner(1)).curves(ShadowModels(training, 3))
     for way, roc in found.items():
-        assert len(roc.members) == len(roc.others) == RECORDS
+        assert len(roc.member_scores) == len(roc.others) == RECORDS
         assert roc.auc.value == pytest.approx(0.5, abs=0.03), way
 
 

@@ -27,7 +27,7 @@ def attacker(task, ids=(3, 5)):
 def test_attackers_are_in_every_round_and_nobody_is_left_out():
     plotter = attacker(build_task("mlp", (1, 8, 8), 10, seed=1, hidden=(16,)))
     assert plotter.cohort(1, np.array([1, 5])).tolist() == [1, 3, 5]
-    assert plotter.malicious(1, np.array([1, 3, 5])).tolist() == [False, True, True]
+    assert plotter.malicious_mask(1, np.array([1, 3, 5])).tolist() == [False, True, True]
 
 
 def test_the_model_learns_task_and_property():
@@ -57,7 +57,7 @@ def test_what_attackers_send_is_clipped_and_noised():
     gradients = gradients_of(training.task, engine.mode, training.data)
     state = training.start()
     cohort = CohortData(training.data, np.array([3, 5]))
-    clients = ClientBatch.of(training.round(1, cohort.ids, state), cohort, gradients)
+    clients = ClientBatch.from_round(training.round(1, cohort.ids, state), cohort, gradients)
     sent = attacker(training.task).report(training.work, training.plan, clients)
     assert isinstance(sent.reports, Rows)
     rows = sent.reports.rows

@@ -20,7 +20,7 @@ def drawn(members=300, others=200, shift=0.7, seed=0, ties=False):
 def test_auc_and_curve_are_scikit_learns(ties):
     roc = drawn(ties=ties)
     labels = np.r_[np.ones(300), np.zeros(200)]
-    scores = np.r_[roc.members, roc.others]
+    scores = np.r_[roc.member_scores, roc.others]
     assert roc.auc.value == pytest.approx(roc_auc_score(labels, scores))
     false, true = roc.curve
     wanted = roc_curve(labels, scores, drop_intermediate=False)
@@ -48,7 +48,7 @@ def test_interval_of_pairs_knows_that_they_are_pairs():
     spread = np.std([each.value for each in found])
     told = np.mean([(each.high - each.low) / (2 * 1.959964) for each in found])
     assert told == pytest.approx(spread, rel=0.1)
-    apart = Roc(one(0).members, one(0).others).auc
+    apart = Roc(one(0).member_scores, one(0).others).auc
     assert apart.high - apart.low < 0.8 * (one(0).auc.high - one(0).auc.low)
 
 

@@ -23,7 +23,7 @@ def test_the_better_way_of_scoring_side_and_threshold_are_found():
     out, in_ = generator.normal(2.0, 1, 50_000), generator.normal(0.0, 1, 50_000)
     counts = count_guesses(np.stack([useless[0], out]), np.stack([useless[1], in_]), gaussian_mu)
     assert counts.positives == counts.negatives == 40_000
-    assert 1.9 < GaussianBound(counts, 1e-5).mu(0.05) < 2.02
+    assert 1.9 < GaussianBound(counts, 1e-5).mu_bound(0.05) < 2.02
 
 
 def test_pure_bounds_look_for_the_tail():

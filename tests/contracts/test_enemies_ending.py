@@ -127,7 +127,7 @@ def test_several_clients_of_a_run_that_somebody_ended_count_all_planned_rounds()
         fv.samplers.Everyone(), 20, fv.clips.Fixed(1.0), rounds=40, budget=fv.Budget(8, 1e-3)
     )
     whole = plan.claims(40)[0]
-    for ended in (plan.claims(3)[0], plan.quoted(3)):
+    for ended in (plan.claims(3)[0], plan.claim_if_ended(3)):
         assert ended.epsilon < whole.epsilon
         assert ended.composed == whole.composed
         assert ended.for_units(2).epsilon == whole.for_units(2).epsilon

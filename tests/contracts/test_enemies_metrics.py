@@ -131,4 +131,4 @@ def measured(training, params):
         ledger.charge(round)
     state = replace(training.start(), round=metrics.rounds[0], params=params)
     assert isinstance(state, ServerState)
-    return training.gate.metrics(state, ledger, Streams(0, secure=True))
+    return training.gate.evaluate_round(state, ledger, Streams(0, secure=True))

@@ -168,7 +168,7 @@ class MeanLength(fv.clips.ClipSchedule):
     def statistic(self):
         return fv.clips.ClipStatistic(
             width=1,
-            length=1.0,
+            norm_bound=1.0,
             noise=self.noise,
             word="lengths",
             description="the lengths of updates, cut to 1",
@@ -222,7 +222,7 @@ class Halves:
     def event(self, release, population):
         return release
 
-    def share(self, population):
+    def participation_share(self, population):
         return Fraction(1)  # charged for every round: under central DP nobody counts turns
 
 
@@ -323,7 +323,7 @@ class OneByOne:
         for client in round.ids:
             self.asked.append(int(client))
             cohort = fv.engines.CohortData(job.data, np.array([client]))
-            clients = fv.engines.ClientBatch.of(round, cohort, gradients)
+            clients = fv.engines.ClientBatch.from_round(round, cohort, gradients)
             sent = fv.engines.client_report(job.work, job.plan, clients)
             weight = torch.ones(1, dtype=torch.float64)
             fv.engines.server_sum([(total, slice(None))], job.plan, clients.round, sent, weight)

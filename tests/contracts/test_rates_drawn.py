@@ -154,7 +154,7 @@ def test_samplers_are_accounted_with_the_numbers_that_they_draw():
     assert fv.samplers.Poisson(0.03).event(GAUSSIAN, 10) == PoissonSampled(0.03, GAUSSIAN)
     assert fv.samplers.FixedSize(3).event(GAUSSIAN, 10) == FixedSampled(3, 10, GAUSSIAN)
     assert fv.samplers.RoundRobin(3).event(GAUSSIAN, 10) == GAUSSIAN
-    assert fv.samplers.RoundRobin(3).share(10) == Fraction(3, 10)
+    assert fv.samplers.RoundRobin(3).participation_share(10) == Fraction(3, 10)
     assert fv.samplers.Poisson(0.03).expected(10) == 0.03 * 10
 
 

@@ -46,7 +46,7 @@ def test_labels_by_name_are_declared():
         dataset(), client="site", target="mood", features=["age", "sex"], test="by-client"
     )
     assert data.schema.label_names == ("sad", "so-so", "glad")
-    assert data.schema.features[1].values == ("f", "m", "x")
+    assert data.schema.feature_columns[1].values == ("f", "m", "x")
     assert set(data.y) == {0, 2}
     assert data.assumptions == (
         "means and standard deviations of 'age' were fitted on the test records, which no claim "

@@ -80,7 +80,7 @@ def write(root, **changes):
 def test_comments_are_next_words_by_author(tmp_path):
     records = load_records("reddit", write(tmp_path))
     assert (records.x.shape, records.y.shape) == ((len(records.x), 20), (len(records.x), 20))
-    words = records.schema.features[0].text.vocabulary
+    words = records.schema.feature_columns[0].text.vocabulary
     assert words.decode(records.y[:1, :2]) == ["it goes"]
     assert not set(records.record_owners) & set(records.test_owners)
     data = partition(records, kind="grouped", clients=3, seed=1, test="records")

@@ -130,7 +130,7 @@ def test_statistics_of_the_test_split_are_statistics_of_the_test_split():
 def test_what_is_declared_is_not_fitted():
     data = made(federation(), columns=DECLARED)
     assert (data.fitted, data.remarks, data.assumptions) == ("", (), ())
-    assert data.schema.features[0].to_dict() == {"name": "age", "low": 0.0, "high": 100.0}
+    assert data.schema.feature_columns[0].to_dict() == {"name": "age", "low": 0.0, "high": 100.0}
     half = made(federation(), columns={"age": {"low": 0, "high": 100}, "well": DECLARED["well"]})
     assert half.assumptions == (
         "means and standard deviations of 'dose', categories of 'city' were fitted on the test "

@@ -33,7 +33,7 @@ def test_tweets_are_rows_of_hashed_words_owned_by_users(tmp_path):
     assert not set(records.record_owners) & set(records.test_owners)
     assert (records.fitted, records.remarks) == ("", ())
     assert records.schema.label_names == (0, 4)
-    words = records.schema.features[0].text.vocabulary
+    words = records.schema.feature_columns[0].text.vocabulary
     good = words.encode(["good"], 1)[0, 0]
     np.testing.assert_array_equal((records.x == good).any(axis=1), records.y == 1)
 

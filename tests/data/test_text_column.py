@@ -34,7 +34,7 @@ def made(rows, said, **options):
 
 
 def vocabulary(data):
-    return data.schema.features[0].text.vocabulary
+    return data.schema.feature_columns[0].text.vocabulary
 
 
 @pytest.mark.parametrize(

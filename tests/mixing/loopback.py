@@ -136,5 +136,5 @@ async def outcome(port, round=1, positions=POSITIONS):
 async def assert_counts(port, round=1):
     """The counts of ONE and TWO, and of nothing else."""
     found = await ask(port, round)
-    assert found.high.tolist() == [2, 1, 1, 0, 2, 1]
-    assert found.reports.tolist() == [2] * POSITIONS
+    assert found.high_counts.tolist() == [2, 1, 1, 0, 2, 1]
+    assert found.report_counts.tolist() == [2] * POSITIONS

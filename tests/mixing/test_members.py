@@ -27,8 +27,8 @@ def test_each_member_is_counted_once_and_the_collector_collects(sites):
         assert await status_of(sites.collect(port)) is Status.OPEN
         await sites.send(port, "east")
         found = await sites.collect(port)
-        assert found.high.tolist() == np.where(HIGH, 2, 1).tolist()
-        assert set(found.reports) == {3}
+        assert found.high_counts.tolist() == np.where(HIGH, 2, 1).tolist()
+        assert set(found.report_counts) == {3}
         await sites.send(port, "north", round=2)  # rounds are counted apart
 
     with_mixer(sites.config(), scenario)
@@ -43,8 +43,8 @@ def test_a_second_report_is_refused_and_changes_nothing(sites):
         await sites.send(port, "south")
         await sites.send(port, "east")
         found = await sites.collect(port)
-        assert found.high.tolist() == (3 * HIGH).tolist()
-        assert set(found.reports) == {3}
+        assert found.high_counts.tolist() == (3 * HIGH).tolist()
+        assert set(found.report_counts) == {3}
 
     with_mixer(sites.config(), scenario)
 
@@ -68,7 +68,7 @@ def test_two_reports_of_a_member_at_the_same_time_count_once(sites):
         await sites.send(port, "south")
         assert await status_of(sites.collect(port)) is Status.OPEN
         await sites.send(port, "east")
-        assert (await sites.collect(port)).reports[0] == 3
+        assert (await sites.collect(port)).report_counts[0] == 3
 
     with_mixer(sites.config(), scenario)
 
@@ -80,7 +80,7 @@ def test_a_report_that_broke_off_may_be_sent_again(sites):
         writer.close()
         for name in sites.names:
             await sites.send(port, name)
-        assert (await sites.collect(port)).high.tolist() == (3 * HIGH).tolist()
+        assert (await sites.collect(port)).high_counts.tolist() == (3 * HIGH).tolist()
 
     with_mixer(sites.config(), scenario)
 
@@ -101,7 +101,7 @@ def test_strangers_and_the_collector_do_not_report_and_members_do_not_collect(si
             await sites.send(port, name)
         for name in ("north", "west"):
             assert await status_of(sites.collect(port, name=name)) is Status.FORBIDDEN
-        assert (await sites.collect(port)).reports[0] == 3
+        assert (await sites.collect(port)).report_counts[0] == 3
 
     with_mixer(sites.config(), scenario)
 
@@ -134,7 +134,7 @@ def test_after_a_restart_no_round_opens_again(sites):
             await sites.send(port, name)
         for name in sites.names:
             await sites.send(port, name, round=2)
-        assert (await sites.collect(port, 2)).reports[0] == 3
+        assert (await sites.collect(port, 2)).report_counts[0] == 3
 
     async def after(port, task):
         for round in (1, 2):
@@ -143,7 +143,7 @@ def test_after_a_restart_no_round_opens_again(sites):
             assert await status_of(sites.collect(port, round)) is Status.FORGOTTEN
         for name in sites.names:
             await sites.send(port, name, round=3)
-        assert (await sites.collect(port, 3)).reports[0] == 3
+        assert (await sites.collect(port, 3)).report_counts[0] == 3
         await asyncio.wait_for(task, 10)  # the outcome of every round is known
 
     with_mixer(sites.config(), before)
@@ -160,7 +160,7 @@ def test_a_round_that_cannot_be_noted_does_not_open(sites, monkeypatch):
         monkeypatch.undo()
         for name in sites.names:
             await sites.send(port, name)
-        assert (await sites.collect(port)).reports[0] == 3
+        assert (await sites.collect(port)).report_counts[0] == 3
 
     with_mixer(sites.config(), scenario)
 

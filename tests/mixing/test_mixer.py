@@ -59,8 +59,8 @@ def test_twenty_clients_end_to_end_as_if_shuffled_at_once(seeded):
         )
         found = await ask(port, positions=positions)
         at_once = multisets(rows, centre, reach, clients)
-        assert np.array_equal(found.high, at_once.high)
-        assert np.array_equal(found.reports, at_once.reports)
+        assert np.array_equal(found.high_counts, at_once.high_counts)
+        assert np.array_equal(found.report_counts, at_once.report_counts)
         assert torch.equal(found.sums(centre, reach), at_once.sums(centre, reach))
         await asyncio.wait_for(task, PATIENCE)
 
@@ -75,7 +75,7 @@ def test_a_long_report_is_split_into_frames():
     async def scenario(port, task):
         await send(port, high)
         found = await ask(port, positions=len(high))
-        assert np.array_equal(found.high, high)
+        assert np.array_equal(found.high_counts, high)
 
     with_mixer(replace(CONFIG, positions=20_000, minimum=1, expected=1), scenario)
 

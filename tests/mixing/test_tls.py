@@ -51,8 +51,8 @@ def test_reports_are_counted_and_collected_over_tls(config, authority):
         for high in (HIGH, ~HIGH):
             await send_report(HOST, port, 1, high, minimum=2, tls=tls)
         found = await collect(HOST, port, 1, POSITIONS, minimum=1, tls=tls)
-        assert found.high.tolist() == [1] * POSITIONS
-        assert found.reports.tolist() == [2] * POSITIONS
+        assert found.high_counts.tolist() == [1] * POSITIONS
+        assert found.report_counts.tolist() == [2] * POSITIONS
 
     with_mixer(config, scenario)
 
@@ -93,7 +93,7 @@ def test_attempts_at_a_round_are_mixed_apart():
         for number in (3, again):
             for high in (HIGH, HIGH):
                 await send_report(HOST, port, number, high, minimum=1)
-        assert (await collect(HOST, port, again, POSITIONS, minimum=2)).reports[0] == 2
+        assert (await collect(HOST, port, again, POSITIONS, minimum=2)).report_counts[0] == 2
         with pytest.raises(Refused, match="not one of this mixer"):
             await send_report(HOST, port, round_number(1, 2, CONFIG.rounds), HIGH, minimum=1)
         for number in (round_number(1, 1, CONFIG.rounds), 2):

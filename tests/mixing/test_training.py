@@ -58,7 +58,7 @@ class ThroughMixer:
         made = asyncio.run(collect("127.0.0.1", self.port, round.number, size, minimum=CLIENTS))
         total = self.job.zero()
         total.total += made.sums(*self.points(round))
-        total.weight, total.clients = float(made.reports[0]), int(made.reports[0])
+        total.weight, total.clients = float(made.report_counts[0]), int(made.report_counts[0])
         return total
 
     def points(self, round):
@@ -71,7 +71,7 @@ class ThroughMixer:
         torch.set_num_threads(1)
         job = self.job
         gradients = gradients_of(job.task, fv.engines.Mode.VECTORISED, job.data)
-        turn = ClientBatch.of(round, CohortData(job.data, ids), gradients)
+        turn = ClientBatch.from_round(round, CohortData(job.data, ids), gradients)
         rows = client_report(job.work, job.plan, turn).reports.rows
         bits = highs(rows, *self.points(round)).numpy()
 

@@ -74,7 +74,7 @@ def test_only_what_learns_is_in_the_vector():
 def test_frozen_weights_are_not_copied():
     module = body()
     task = fv.Task(module, fv.cross_entropy)
-    for layers in (task.layers, dict(task._measuring.named_modules())):
+    for layers in (task.named_layers, dict(task._measuring.named_modules())):
         assert layers["0"].weight.data_ptr() == module[0].weight.data_ptr()
 
 

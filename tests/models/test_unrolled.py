@@ -164,4 +164,4 @@ def test_a_task_leaves_the_module_itself_alone():
     task = Task(module, cross_entropy)
     assert type(module.memory) is nn.GRU
     assert not any(isinstance(layer, Product) for layer in module.modules())
-    assert sum(isinstance(layer, Product) for layer in task.layers.values()) == 2
+    assert sum(isinstance(layer, Product) for layer in task.named_layers.values()) == 2

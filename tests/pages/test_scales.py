@@ -14,14 +14,14 @@ numbers = st.floats(-1e9, 1e9).map(lambda x: round(x, 6))
 @given(st.lists(numbers, min_size=1, max_size=5), st.booleans(), st.booleans())
 def test_every_value_is_on_the_scale_and_every_label_too(values, zero, log):
     scale = fitted(values, 10.0, 110.0, zero=zero, log=log)
-    assert scale.low < scale.high
+    assert scale.smallest < scale.largest
     assert all(10.0 <= scale(value) <= 110.0 for value in values)
     ticks = scale.ticks()
     assert len(ticks) < 20
-    slack = 1e-6 * (scale.high - scale.low)
-    assert all(scale.low - slack <= tick <= scale.high + slack for tick in ticks)
+    slack = 1e-6 * (scale.largest - scale.smallest)
+    assert all(scale.smallest - slack <= tick <= scale.largest + slack for tick in ticks)
     if zero and not scale.log:
-        assert scale.low <= 0 <= scale.high
+        assert scale.smallest <= 0 <= scale.largest
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_every_value_is_on_the_scale_and_every_label_too(values, zero, log):
 )
 def test_edges(values, options, low, high):
     scale = fitted(values, 0.0, 1.0, **options)
-    assert (scale.low, scale.high) == pytest.approx((low, high))
+    assert (scale.smallest, scale.largest) == pytest.approx((low, high))
 
 
 def test_powers_of_ten():

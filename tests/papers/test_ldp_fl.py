@@ -26,7 +26,7 @@ def small() -> Study:
             "engine.mode=vectorised",
         ),
         fixed=0.15,
-        start=0.15,
+        first_radius=0.15,
         epsilons=("0.1", "1"),
         populations=(20, 40),
     )

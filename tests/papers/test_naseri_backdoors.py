@@ -51,7 +51,7 @@ def test_the_page_has_all_rows(page: Page, tmp_path: Path) -> None:
     ]
     assert [row[0] for row in page.tables[0].text_rows] == wanted
     assert list(page.figures) == ["naseri-backdoor-digits.png"]
-    assert "certifies" in page.notes[0]
+    assert "certifies" in page.page_notes[0]
     assert len(page.statements) == 3
 
 

@@ -23,15 +23,24 @@ from tests.asking import asked, next_state
 
 ALARM = 1e-6
 BITS = ClipStatistic(
-    *(3, 0.7, "marks", "marks", "clip.marks", 1.0, "raise it"), counts=False, noise=2.0, every=2
+    *(3, 0.7, "marks", "marks", "clip.marks", 1.0, "raise it"),
+    nonnegative=False,
+    noise=2.0,
+    every=2,
 )
-COUNTS = replace(BITS, counts=True, every=1)
+COUNTS = replace(BITS, nonnegative=True, every=1)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"length": 0.0}, {"length": 1.5}, {"length": math.nan}, {"width": 0}, {"every": 0}),
+        *(
+            {"norm_bound": 0.0},
+            {"norm_bound": 1.5},
+            {"norm_bound": math.nan},
+            {"width": 0},
+            {"every": 0},
+        ),
         *({"noise": -1.0}, {"noise": math.nan}, {"noise": math.inf}, {"flip": math.inf}),
         *({"flip": 1.0}, {"width": 1, "flip": 1.0}),
     ],
@@ -56,7 +65,7 @@ def test_no_two_rows_are_further_apart_than_accounted(watched):
     assert float(apart.max()) <= reach * (1 + 1e-12)
     assert float(apart.max()) > 0.99 * reach
     assert cut[5].tolist() == cut[6].tolist() == [0.0] * 3
-    assert bool((cut >= 0).all()) is watched.counts
+    assert bool((cut >= 0).all()) is watched.nonnegative
 
 
 def test_rows_that_are_short_enough_stay_as_they_are():
@@ -123,7 +132,7 @@ def test_sums_of_odd_numbers_are_exact_under_secure_noise():
     assert float(moved[0]) != 1.0
     raw = Odd().client_statistic(lengths(), 1)
     assert float((rows - raw).abs().max()) < 1e-5
-    assert bool((rows.norm(dim=1) <= COUNTS.length).all())
+    assert bool((rows.norm(dim=1) <= COUNTS.norm_bound).all())
 
 
 def test_nothing_is_watched_and_nothing_moves_in_other_rounds():

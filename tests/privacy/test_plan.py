@@ -118,11 +118,11 @@ def test_spent_is_an_upper_bound_for_every_round():
 def test_what_is_quoted_after_a_round_is_an_upper_bound_on_the_claim_of_a_run_that_ends_there():
     plan = central_plan(multiplier=5.0, rounds=40, budget=Budget(math.inf, 1e-5))
     for n in range(1, 41):
-        quoted, claims = plan.quoted(n), plan.claims(n)
+        quoted, claims = plan.claim_if_ended(n), plan.claims(n)
         assert not quoted.condition
         assert claims[0].epsilon <= quoted.epsilon <= 1.001 * claims[0].epsilon
         assert plan.spent(n).condition == ("" if n == 40 else NOT_DECIDED)
-    assert plan.quoted(40) == plan.spent(40)
+    assert plan.claim_if_ended(40) == plan.spent(40)
 
 
 def test_rounds_done_again_are_in_what_is_spent_and_in_what_is_quoted():
@@ -130,10 +130,10 @@ def test_rounds_done_again_are_in_what_is_spent_and_in_what_is_quoted():
     line = plan.lines[0]
     assert plan.spent(10, extra_attempts=2).epsilon >= line.claims(12)[0].epsilon
     assert plan.spent(40, extra_attempts=2).epsilon >= line.claims(42)[0].epsilon
-    assert plan.quoted(10, extra_attempts=2).epsilon == line.epsilon_if_ended(
+    assert plan.claim_if_ended(10, extra_attempts=2).epsilon == line.epsilon_if_ended(
         12, 40, extra_attempts=2
     )
-    assert plan.quoted(40, extra_attempts=2).epsilon == line.epsilon_if_ended(
+    assert plan.claim_if_ended(40, extra_attempts=2).epsilon == line.epsilon_if_ended(
         42, 40, extra_attempts=2
     )
 
@@ -142,7 +142,7 @@ def test_what_is_quoted_after_a_round_is_of_the_line_that_is_a_guarantee(make_li
     published, strict = make_line(as_published=True), make_line(event=Gaussian(2.0))
     plan = PrivacyPlan(Everyone(), 10, 5, lines=(published, strict))
     assert plan.spent(2).as_published
-    assert plan.quoted(2).epsilon == pytest.approx(
+    assert plan.claim_if_ended(2).epsilon == pytest.approx(
         strict.epsilon_if_ended(2, plan.permitted), rel=1e-3
     )
 
@@ -377,4 +377,4 @@ def test_a_round_done_again_is_shown_with_what_the_curator_published():
     )
     assert shown.epsilon == smaller(claims).epsilon
     assert shown.epsilon > epsilon(plan.lines[0].event, 11, 1e-5, Relation.REPLACE)
-    assert plan.quoted(10, 11, extra_attempts=1).epsilon == claims[0].epsilon
+    assert plan.claim_if_ended(10, 11, extra_attempts=1).epsilon == claims[0].epsilon

@@ -121,7 +121,7 @@ def test_all_measurements_together_cost_the_budget_and_hardly_less(count):
     spent = gaussian_epsilon(math.sqrt(count) / metrics.mechanism.multiplier, 1e-5)
     assert 0.499 < spent <= 0.5
     assert metrics.line.claims(count)[0].epsilon == pytest.approx(spent, rel=1e-9)
-    assert metrics.line.permitted(count) == count
+    assert metrics.line.permitted_rounds(count) == count
 
 
 def test_it_is_a_line_of_its_own_about_one_owner():
@@ -177,7 +177,9 @@ def test_secure_numbers_have_the_same_law_and_lie_on_a_grid():
     means = torch.full((3000, 2), 0.3, dtype=torch.float64)
     streams = Streams(0, secure=True)
     drawn = [metrics.released(means, 8, streams) for _ in range(1000)]
-    step = metrics.mechanism.grid(metrics.mechanism.multiplier * metrics.clip.sensitivity, 2).step
+    step = metrics.mechanism.grid(
+        metrics.mechanism.multiplier * metrics.clip.sensitivity, 2
+    ).spacing
     rest = (NAMES, (0.3, 1.38), (1, 4.6), metrics.clip.weights)
     for name, true, unit, weight in zip(*rest, strict=True):
         std = metrics.intervals[name] / 1.959964

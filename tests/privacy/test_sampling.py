@@ -73,7 +73,7 @@ def test_poisson_is_accounted_as_poisson():
     sampler = Poisson(0.25)
     assert sampler.event(Gaussian(2.0), 100) == PoissonSampled(0.25, Gaussian(2.0))
     assert sampler.relation is Relation.ZERO_OUT
-    assert sampler.share(100) == 1
+    assert sampler.participation_share(100) == 1
     assert sampler.expected(100) == 25
 
 
@@ -164,7 +164,7 @@ def test_fixed_size_is_never_accounted_as_poisson():
     sampler = FixedSize(5)
     assert sampler.event(Gaussian(2.0), 20) == FixedSampled(5, 20, Gaussian(2.0))
     assert sampler.relation is Relation.REPLACE
-    assert sampler.share(20) == 1
+    assert sampler.participation_share(20) == 1
     assert sampler.expected(20) == 5
 
 
@@ -205,7 +205,7 @@ def test_round_robin_charges_exactly_the_unluckiest_client(population, data):
         cohort = sampler.cohort(population, round, streams)
         assert len(cohort) == size
         turns.update(cohort.tolist())
-    assert max(turns.values()) == math.ceil(rounds * sampler.share(population))
+    assert max(turns.values()) == math.ceil(rounds * sampler.participation_share(population))
 
 
 def test_round_robin_wraps_around():
@@ -220,7 +220,7 @@ def test_round_robin_claims_no_amplification():
     sampler = RoundRobin(5)
     assert sampler.event(Gaussian(2.0), 20) == Gaussian(2.0)
     assert sampler.relation is Relation.ZERO_OUT
-    assert sampler.share(20) == Fraction(1, 4)
+    assert sampler.participation_share(20) == Fraction(1, 4)
     assert sampler.expected(20) == 5
 
 
@@ -237,7 +237,7 @@ def test_everyone_means_all_in_every_round_at_full_price():
     sampler.check(1)
     assert sampler.cohort(5, 9, Streams(1)).tolist() == [0, 1, 2, 3, 4]
     assert sampler.event(Gaussian(2.0), 5) == Gaussian(2.0)
-    assert sampler.share(5) == 1
+    assert sampler.participation_share(5) == 1
     assert sampler.relation is Relation.ZERO_OUT
     assert sampler.expected(5) == 5
 

@@ -109,7 +109,7 @@ def test_the_noise_is_as_large_as_was_asked_for(monkeypatch, mechanism, name, no
     for steps, scale in zip(drawn, scales, strict=True):
         grid = grid_for(scale / mechanism.multiplier, scale, size, norm)
         assert mechanism.grid(scale, size) == grid
-        assert steps * grid.step == scale
+        assert steps * grid.spacing == scale
 
 
 def test_a_row_is_cut_and_never_lengthened(monkeypatch):

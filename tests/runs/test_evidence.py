@@ -434,5 +434,5 @@ def test_every_client_of_a_shared_ledger_is_within_the_filter(start, common):
     counts = sum(read_participations(common, name) for name in read_runs(common))
     filter = common_of(common).filter
     spent = np.outer(counts, renyi_curve(line.event, line.relation))
-    assert (spent <= filter.limits).any(axis=1).all()
+    assert (spent <= filter.order_limits).any(axis=1).all()
     assert spent_in(common, common_of(common)) == max(filter.epsilon_of(row) for row in spent)

@@ -100,7 +100,7 @@ def test_a_round_that_was_added_and_not_reached_is_not_done(start):
     state = run.training.start()
     done = FinishedRounds(state, [])
     done.rounds.append(runs.FinishedRound({"round": 1}, 5, []))
-    assert done.settled == []
+    assert done.completed_rounds == []
 
 
 def test_the_first_line_of_a_resumed_run_says_from_where_it_goes_on(start, cli):

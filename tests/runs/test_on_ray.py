@@ -110,7 +110,7 @@ def test_a_run_is_resumed_elsewhere(tmp_path):
     whole = Run.start(recipe, tmp_path / "whole", None)
     whole.execute()
     begun = Run.start(recipe, tmp_path / "begun", None)
-    lines = begun.lines()
+    lines = begun.metric_lines()
     next(lines)
     lines.close()
     moved = Run.resume(tmp_path / "begun", None, where=["engine.kind=ray"])

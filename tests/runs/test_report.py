@@ -42,7 +42,7 @@ def made(tmp_path_factory):
 
     begin("central", "budget.epsilon=30").execute()
     running = begin("running")
-    lines = running.lines()
+    lines = running.metric_lines()
     for _ in range(2):
         next(lines)
     shutil.copytree(running.folder, root / "open")

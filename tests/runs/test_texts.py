@@ -45,7 +45,7 @@ def test_a_model_of_texts_trains_and_reads_new_ones(reviews, name, mode):
     result = fv.run(asked, out="run")
     assert 0 < result.claims[0].epsilon < 100
     opened = fv.open_run("run")
-    assert opened.stored.schema.features[0].text.vocabulary.buckets == 40
+    assert opened.stored.schema.feature_columns[0].text.vocabulary.buckets == 40
     told = opened.predict({"text": ["A good film, was it?", "never seen words only"]})
     assert set(told) == {"prediction", "p(no)", "p(yes)"}
     assert set(told["prediction"]) <= {"no", "yes"}
@@ -93,7 +93,7 @@ def test_modes_agree(reviews):
 def test_the_words_of_a_vocabulary_are_kept_with_the_model(reviews):
     fv.run(recipe("model.name=lstm", "data.columns.text.min_texts=3"), out="run")
     schema = fv.open_run("run").stored.schema
-    words = schema.features[0].text.vocabulary
+    words = schema.feature_columns[0].text.vocabulary
     assert {"good", "bad", "film"} <= set(words.words)
     assert words.decode(schema.encode({"text": ["GOOD film"]})) == ["good film"]
     told = fv.open_run("run").claims[0].assumptions

@@ -87,7 +87,7 @@ def test_the_base_is_shared_and_stays_as_it_is(folder, data):
     assert len(last.state.params) == task.size == 2 * 2 * 2 * 2 * 16 + 2 * 16 + 2
     assert 10 * task.size < total
     for name, (place, value) in before.items():
-        run_with = task.layers[name.rpartition(".")[0]].get_parameter(name.rpartition(".")[2])
+        run_with = task.named_layers[name.rpartition(".")[0]].get_parameter(name.rpartition(".")[2])
         assert task.frozen[name].data_ptr() == run_with.data_ptr() == place
         assert torch.equal(run_with.detach(), value)
     assumed = "\n".join(task.assumptions)

@@ -30,14 +30,14 @@ def krum_scores(updates, malicious):
 @pytest.mark.parametrize("count", [1, 2, 7, 10])
 def test_the_median_is_numpys(count):
     x = rows(count)
-    assert np.allclose(CoordinateMedian().of(x), np.median(x.double().numpy(), axis=0))
+    assert np.allclose(CoordinateMedian().combine(x), np.median(x.double().numpy(), axis=0))
 
 
 @pytest.mark.parametrize(("trim", "out"), [(0.0, 0), (0.1, 1), (0.3, 3), (0.49, 5)])
 def test_the_trimmed_mean_is_that_of_what_is_left(trim, out):
     x = rows()
     left = np.sort(x.double().numpy(), axis=0)[out : len(x) - out]
-    assert np.allclose(TrimmedMean(trim).of(x), left.mean(axis=0))
+    assert np.allclose(TrimmedMean(trim).combine(x), left.mean(axis=0))
 
 
 @pytest.mark.parametrize("malicious", [0, 1, 4])
@@ -45,7 +45,7 @@ def test_krum_takes_the_least_score(malicious):
     for seed in range(20):  # one neighbour more or less seldom changes who is best
         x = rows(seed=seed)
         best = int(np.argmin(krum_scores(x, malicious)))
-        assert np.allclose(Krum(malicious).of(x), x[best].double())
+        assert np.allclose(Krum(malicious).combine(x), x[best].double())
 
 
 @pytest.mark.parametrize("chosen", [3, None])
@@ -53,14 +53,14 @@ def test_multi_krum_takes_the_mean_of_several(chosen):
     x = rows()
     count = len(x) - 2 if chosen is None else chosen
     best = np.argsort(krum_scores(x, 2), kind="stable")[:count]
-    assert np.allclose(Krum(2, chosen).of(x), x.double().numpy()[best].mean(axis=0))
+    assert np.allclose(Krum(2, chosen).combine(x), x.double().numpy()[best].mean(axis=0))
 
 
 def test_columns_in_blocks_are_the_same(monkeypatch):
     x = rows()
-    whole = [each.of(x) for each in (CoordinateMedian(), TrimmedMean(0.2), Krum(2), Flame())]
+    whole = [each.combine(x) for each in (CoordinateMedian(), TrimmedMean(0.2), Krum(2), Flame())]
     monkeypatch.setattr(aggregates, "_COLUMNS", 40)
-    again = [each.of(x) for each in (CoordinateMedian(), TrimmedMean(0.2), Krum(2), Flame())]
+    again = [each.combine(x) for each in (CoordinateMedian(), TrimmedMean(0.2), Krum(2), Flame())]
     for one, other in zip(whole, again, strict=True):
         assert torch.allclose(one, other)
 
@@ -76,19 +76,19 @@ def test_a_boosted_row_is_resisted(aggregate):
     honest = x.double().mean(dim=0)
     far = float((boosted.double().mean(dim=0) - honest).norm())
     assert far > 100
-    assert float((aggregate.of(boosted) - honest).norm()) < 0.02 * far
+    assert float((aggregate.combine(boosted) - honest).norm()) < 0.02 * far
 
 
 def test_flame_clips_to_the_median_length():
     x = 0.01 * rows() + 1.0
     x[3] *= 50
     lengths = x.double().norm(dim=1)
-    assert float(Flame().of(x).norm()) <= float(lengths.median()) * 1.001
+    assert float(Flame().combine(x).norm()) <= float(lengths.median()) * 1.001
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_rounds_too_small_for_krum_do_not_move_the_model(count):
-    assert not Krum(1).of(rows(count)).any()
+    assert not Krum(1).combine(rows(count)).any()
 
 
 CLIENTS = 8

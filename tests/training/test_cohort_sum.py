@@ -12,7 +12,7 @@ def filled(value, noisy):
     made.statistic += 10 * value
     if made.signal is not None:
         made.signal += 100 * value
-    made.weight, made.clients, made.clipped = value / 2, value, value + 1
+    made.weight, made.clients, made.clipped_clients = value / 2, value, value + 1
     made.refused = (value,)
     return made
 
@@ -26,7 +26,7 @@ def test_everything_adds_up(noisy):
     assert total.statistic.tolist() == [70.0] * 2
     assert (total.signal is None) != noisy
     assert not noisy or total.signal.tolist() == [700.0] * 3
-    assert (total.weight, total.clients, total.clipped) == (3.5, 7, 10)
+    assert (total.weight, total.clients, total.clipped_clients) == (3.5, 7, 10)
     assert total.refused == (1, 2, 4)
 
 

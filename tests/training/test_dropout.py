@@ -114,7 +114,7 @@ def test_masks_differ_by_round_client_step_record_and_streams():
 
 def test_a_record_s_key_is_its_index_s_whoever_is_beside_it():
     draws = Draws(Streams(3), 2, np.array([4, 9]), 1)
-    every = draws.keys(np.broadcast_to(np.arange(6), (2, 6)))
+    every = draws.record_keys(np.broadcast_to(np.arange(6), (2, 6)))
     some = Draws(Streams(3), 2, np.array([9]), 1).keys(np.array([[5, 2]]))
     assert some[0].tolist() == [int(every[1, 5]), int(every[1, 2])]
 

@@ -79,7 +79,7 @@ def test_held_out_owners_come_first(held_out):
     owners = measured_owners(held_out)
     assert (len(owners), owners.of_clients) == (10, False)
     for k in range(10):
-        rows = owners.rows[owners.offsets[k] : owners.offsets[k + 1]]
+        rows = owners.record_rows[owners.offsets[k] : owners.offsets[k + 1]]
         assert len(rows) == 2
         assert len(set(held_out.test_owners[rows])) == 1
 
@@ -88,7 +88,7 @@ def test_public_and_clients_rows_beside_held_out_owners_are_left_out(clients):
     data = with_test(clients, [-2] * 3 + [-3] * 4 + [PUBLIC] * 5 + [1] * 8)
     owners = measured_owners(data)
     assert (len(owners), owners.of_clients) == (2, False)
-    assert sorted(owners.rows) == list(range(7))
+    assert sorted(owners.record_rows) == list(range(7))
 
 
 def test_clients_on_their_own_test_records(clients):
@@ -130,7 +130,7 @@ def test_an_owner_of_many_records_is_computed_in_pieces(make_data, monkeypatch):
 def by_hand(task, data, owners, name, clip):
     found = []
     for k in range(len(owners)):
-        rows = owners.rows[owners.offsets[k] : owners.offsets[k + 1]]
+        rows = owners.record_rows[owners.offsets[k] : owners.offsets[k + 1]]
         x, y = torch.tensor(owners.x[rows]), torch.tensor(owners.y[rows])
         each = task.measure_batch(task.parameters, x, y).per_example[name].double()
         found.append(float((each / clip).clamp(0, 1).mean()))

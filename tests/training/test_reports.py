@@ -19,7 +19,7 @@ CLIP = Clip(2.0)
 
 
 def taken(reports, size, clip):
-    rows = Rows.of(reports, size)
+    rows = Rows.from_reports(reports, size)
     return SimpleNamespace(rows=rows.rows, **vars(accept(rows, clip)))
 
 

@@ -168,7 +168,7 @@ def test_turns_are_those_of_the_busiest_client_in_turn(clients, cohort):
     counts = np.zeros(clients, dtype=int)
     for rounds in range(1, 25):
         counts[RoundRobin(cohort).cohort(clients, rounds, Streams(3))] += 1
-        assert Sizes(clients, cohort, 1).turns(rounds) == counts.max()
+        assert Sizes(clients, cohort, 1).most_turns(rounds) == counts.max()
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_noise_is_what_the_privacy_plan_adds(laplace, clients, cohort, rounds):
     else:
         one = least_noise(Gaussian, 1, budget, Relation.REPLACE)
         noise = GaussianNoise(one, zeta)
-    turns = Sizes(clients, cohort, 3).turns(rounds)
+    turns = Sizes(clients, cohort, 3).most_turns(rounds)
     moving = plan.first_state(torch.zeros(3))
     for r in range(1, rounds + 1):
         scale = plan.release.scales(plan.clip(moving, r), np.zeros(1, dtype=np.int64))[0]

@@ -125,7 +125,7 @@ def rates_of(rate, steps, rounds):
 
 def as_planned(noise, sizes, rounds):
     """The noise of a run that was planned for that many rounds, in any of them."""
-    once = float(noise.variance(np.ones(1), sizes.turns(rounds))[0])
+    once = float(noise.variance(np.ones(1), sizes.most_turns(rounds))[0])
     return PowerNoise(math.sqrt(once), 0.0)
 
 
@@ -151,7 +151,7 @@ def run(p, cohort, noise, rate, steps, rounds, repetitions=400, seed=0):
     """Simulate a run as it was planned."""
     rates = rates_of(rate, steps, rounds)
     sizes = Sizes(p.clients, cohort, p.size)
-    variances = noise.variance(rates.sum(axis=1), sizes.turns(rounds))
+    variances = noise.variance(rates.sum(axis=1), sizes.most_turns(rounds))
     errors, longest = simulated(
         p, cohort, rates, adding(noise, variances), repetitions, np.random.SeedSequence(seed)
     )
@@ -220,7 +220,7 @@ def test_the_exact_error_stays_below_the_bound(seed):
     noise = PowerNoise(10 ** drawn.uniform(-3, 1), drawn.choice([1.0, 2.0]))
     for rate in (constant(1 / (4 * before.smoothness)), decayed(before, steps)):
         rates = rates_of(rate, steps, rounds)
-        variances = noise.variance(rates.sum(axis=1), sizes.turns(rounds))
+        variances = noise.variance(rates.sum(axis=1), sizes.most_turns(rounds))
         errors, longest = expected(p, cohort, rates, variances)
         limits = bounds(p.constants(longest), sizes, noise, rate, steps, rounds)
         assert (errors <= limits * (1 + 1e-9)).all()

@@ -33,7 +33,7 @@ def made(tmp_path_factory):
     begin("budget", "budget.epsilon=5", "sample.kind=all", "rounds=40").execute()
     begin("secure", *SECURE).execute()
     running = begin("running", "budget.epsilon=30")
-    lines = running.lines()
+    lines = running.metric_lines()
     next(lines), next(lines)
     shutil.copytree(running.folder, root / "open")
     lines.close()

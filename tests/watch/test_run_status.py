@@ -102,7 +102,7 @@ def test_rounds_that_were_done_again_are_spent(copied, made):
 
 def test_where_turns_are_counted_it_is_the_client_s_that_was_charged_most(root):
     run = Run.start(load_recipe("ldp-sgd", BASE["ldp-sgd"]), root / "local", None)
-    lines = run.lines()
+    lines = run.metric_lines()
     next(lines), next(lines)
     found, charged = look(run.folder), charged_of(run.folder)
     assert found.state is State.RUNNING
@@ -118,7 +118,7 @@ def test_where_turns_are_counted_it_is_the_client_s_that_was_charged_most(root):
 def test_the_line_that_counts_is_the_one_that_is_told(root):
     """Of the readings of shuffled reports the first: its trust, its unit, its budget."""
     run = Run.start(load_recipe("ldp-fl", BASE["ldp-fl"]), root / "two", None)
-    lines = run.lines()
+    lines = run.metric_lines()
     next(lines)
     found, (first, *others) = look(run.folder), charged_of(run.folder).lines
     assert others

@@ -67,12 +67,12 @@ class AttackContext:
         batch = replace(self.clients, round=replace(self.clients.round, clip=clip), only_sum=False)
         work = work or self.work
         done = forked_updates(work, batch) if batch.gradients.forks else work.updates(batch)
-        return Rows.of(done.rows, self.size).rows  # type: ignore[union-attr]
+        return Rows.from_reports(done.rows, self.size).rows  # type: ignore[union-attr]
 
     def complying(self, rows: torch.Tensor, ids: Ids | None = None) -> torch.Tensor:
         """`rows` clipped and randomised as the protocol asks, with the noise of clients `ids`."""
         round = self.clients.round
-        own = Rows.of(rows.clone(), self.size)
+        own = Rows.from_reports(rows.clone(), self.size)
         accept(own, round.clip)
         if self.plan.release.adds_noise:
             noise_round = round if ids is None else replace(round, ids=ids)
@@ -87,7 +87,7 @@ class AttackContext:
 
     def sent(self, rows: torch.Tensor | Sequence[torch.Tensor]) -> ClientReports:
         """Reports of these rows. An adaptive clip gets the truth about their lengths."""
-        reports = Rows.of(rows, self.size)
+        reports = Rows.from_reports(rows, self.size)
         nobody = torch.zeros(len(self.clients.cohort), dtype=torch.bool)
         lengths = Lengths(row_norms(reports.rows), nobody)
         statistic = self.plan.client_statistic(lengths, self.clients.round)
@@ -104,7 +104,7 @@ class Adversary(Participants):
     def identity(self) -> Stated:
         return (("adversary", "nobody"),)
 
-    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+    def malicious_mask(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of the clients `ids` are malicious in `round`."""
         return np.zeros(len(ids), dtype=np.bool_)
 
@@ -121,7 +121,7 @@ class Adversary(Participants):
 
     def groups(self, round: int, ids: Ids) -> Iterator[Group]:
         """Honest clients first, so that they are computed as fast as without an attack."""
-        malicious = self.malicious(round, ids)
+        malicious = self.malicious_mask(round, ids)
         yield Group(ids[~malicious])
         others, bad = None, ids[malicious]
         if self.records is not None:
@@ -165,7 +165,7 @@ class ReportAttack(Adversary):
     def identity(self) -> Stated:
         return (("adversary", "reports"), ("change", self.change))
 
-    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+    def malicious_mask(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.ones(len(ids), dtype=np.bool_)
 
     def send(self, context: AttackContext) -> ClientReports:
@@ -173,7 +173,7 @@ class ReportAttack(Adversary):
         if not isinstance(sent.reports, Rows):
             raise AssertionError("an adversary sees reports one by one")
         changed = self.change(round.number, round.ids, sent.reports.rows.clone())
-        return replace(sent, reports=Rows.of(changed, context.size))
+        return replace(sent, reports=Rows.from_reports(changed, context.size))
 
 
 class AttackerNoise(StrEnum):
@@ -306,7 +306,7 @@ class BackdoorAttack(Adversary):
             return ids
         return np.union1d(ids, self.attackers)
 
-    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+    def malicious_mask(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         if not self.when.due(round):
             return np.zeros(len(ids), dtype=np.bool_)
         return np.isin(ids, self.attackers)

@@ -355,7 +355,7 @@ def numbers_of(name: str, text: str, data: FederatedData) -> Array:
 
 def text_of(data: FederatedData) -> Text:
     """How the texts that are all of a record became words."""
-    text = None if data.schema is None else data.schema.features[0].text
+    text = None if data.schema is None else data.schema.feature_columns[0].text
     if text is None or isinstance(data.x, dict):
         raise BadInput(
             f"records are of shape {data.record_shape} and no texts alone: this backdoor is for "

@@ -169,7 +169,7 @@ class GaussianBound(_FromCounts):
 
     bound_name: ClassVar[str] = "Gaussian DP"
 
-    def mu(self, alpha: float) -> float:
+    def mu_bound(self, alpha: float) -> float:
         """A lower bound on mu."""
         hit, alarm = self.rate_ends(alpha)
         if hit <= 0 or alarm >= 1:
@@ -177,7 +177,7 @@ class GaussianBound(_FromCounts):
         return max(0.0, float(ndtri(hit) - ndtri(alarm)))
 
     def lower_bound(self, alpha: float) -> float:
-        mu = self.mu(alpha)
+        mu = self.mu_bound(alpha)
         return gaussian_epsilon(mu, self.delta) if mu > 0 else 0.0
 
 

@@ -61,7 +61,7 @@ class CanaryClients(Adversary):
     def identity(self) -> Stated:
         return (("adversary", "canaries"), *named_values(self, "ids", "directions", "signs"))
 
-    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+    def malicious_mask(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.isin(ids, self.ids)
 
     def send(self, context: AttackContext) -> ClientReports:

@@ -197,7 +197,7 @@ class Roc:
     """Scores of members and of other records. The attacker guesses "in" for high scores.
 
     Attributes:
-        members: Scores of records that were trained on.
+        member_scores: Scores of records that were trained on.
         others: Scores of records that were not.
         paired: Whether the k-th scores of both are about the same record, once in and once out.
 
@@ -208,19 +208,22 @@ class Roc:
     | pairs of unequal number | BadInput |
     """
 
-    members: Scores
+    member_scores: Scores
     others: Scores
     paired: bool = False
 
     def __post_init__(self) -> None:
-        if min(len(self.members), len(self.others)) < 2:
+        if min(len(self.member_scores), len(self.others)) < 2:
             raise BadInput(
-                f"{len(self.members)} members and {len(self.others)} others: two of each are needed"
+                f"{len(self.member_scores)} members and {len(self.others)} others: two of each are "
+                "needed"
             )
-        if not (np.isfinite(self.members).all() and np.isfinite(self.others).all()):
+        if not (np.isfinite(self.member_scores).all() and np.isfinite(self.others).all()):
             raise BadInput("a score is not finite: nothing can be told from it")
-        if self.paired and len(self.members) != len(self.others):
-            raise BadInput(f"{len(self.members)} members and {len(self.others)} others in pairs")
+        if self.paired and len(self.member_scores) != len(self.others):
+            raise BadInput(
+                f"{len(self.member_scores)} members and {len(self.others)} others in pairs"
+            )
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -234,8 +237,8 @@ class Roc:
         Its interval is DeLong's (1988); of pairs, that of Obuchowski (1997), in which what the two
         scores of a record say is one observation.
         """
-        below = _placements(self.members, self.others)
-        above = _placements(-self.others, -self.members)
+        below = _placements(self.member_scores, self.others)
+        above = _placements(-self.others, -self.member_scores)
         value = float(below.mean())
         if self.paired:
             variance = float((below + above - 2 * value).var(ddof=1)) / len(below)
@@ -249,14 +252,14 @@ class Roc:
 
         Each half of the records is guessed at the threshold that is best on the other half.
         """
-        halves = [(self.members[k::2], self.others[k::2]) for k in (0, 1)]
+        halves = [(self.member_scores[k::2], self.others[k::2]) for k in (0, 1)]
         rights = [0, 0]
         for there, here in (halves, halves[::-1]):
             threshold = _best(*there)
             rights[0] += int((here[0] >= threshold).sum())
             rights[1] += int((here[1] < threshold).sum())
-        shares = [rights[0] / len(self.members), rights[1] / len(self.others)]
-        counts = len(self.members), len(self.others)
+        shares = [rights[0] / len(self.member_scores), rights[1] / len(self.others)]
+        counts = len(self.member_scores), len(self.others)
         variance = sum(s * (1 - s) / (4 * n) for s, n in zip(shares, counts, strict=True))
         return _between(BALANCED, sum(shares) / 2, variance)
 
@@ -266,7 +269,7 @@ class Roc:
         Its interval is that of Clopper and Pearson at this threshold.
         """
         threshold = self.threshold(rate)
-        found, of = int((self.members >= threshold).sum()), len(self.members)
+        found, of = int((self.member_scores >= threshold).sum()), len(self.member_scores)
         low, high = (float(end(found, of, _ALPHA / 2)) for end in (least, most))
         return Measure(tpr_at(rate), found / of, low, high)
 
@@ -279,10 +282,10 @@ class Roc:
     @property
     def curve(self) -> tuple[Scores, Scores]:
         """(false positive rates, true positive rates) at all thresholds, rising."""
-        thresholds = np.unique(np.concatenate([self.members, self.others]))[::-1]
+        thresholds = np.unique(np.concatenate([self.member_scores, self.others]))[::-1]
         rates = [
             1 - np.searchsorted(np.sort(each), thresholds) / len(each)
-            for each in (self.others, self.members)
+            for each in (self.others, self.member_scores)
         ]
         return rates[0], rates[1]
 

@@ -191,7 +191,7 @@ class Pixels:
         """The width of the range."""
         return self.highest - self.lowest
 
-    def scale(self, unit: torch.Tensor) -> torch.Tensor:
+    def to_range(self, unit: torch.Tensor) -> torch.Tensor:
         """Scale values from [0, 1] to the range."""
         return self.lowest + self.peak * unit
 
@@ -282,7 +282,7 @@ class Inversion:
         slower = torch.optim.lr_scheduler.MultiStepLR(adam, drops, gamma=0.1)
         best = InvertedRecords(_pixels(unit, pixels), labels, float("inf"))
         for _ in range(self.steps):
-            away = _angle(client.update(pixels.scale(unit), certain), seen)
+            away = _angle(client.update(pixels.to_range(unit), certain), seen)
             if float(away.detach()) < best.distance:
                 best = InvertedRecords(_pixels(unit, pixels), labels, float(away.detach()))
             cost = away + self.smooth * variation(unit)
@@ -314,7 +314,7 @@ class Inversion:
 
         def distance() -> torch.Tensor:
             chances = logits.softmax(dim=1) if certain is None else certain
-            made = client.update(pixels.scale(unit), chances)
+            made = client.update(pixels.to_range(unit), chances)
             return (made - seen).square().sum() / length
 
         def closure() -> torch.Tensor:
@@ -349,7 +349,7 @@ def _angle(made: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 
 
 def _pixels(unit: torch.Tensor, pixels: Pixels) -> npt.NDArray[np.float32]:
-    return np.asarray(pixels.scale(unit.detach().clamp(0.0, 1.0)).numpy().copy())
+    return np.asarray(pixels.to_range(unit.detach().clamp(0.0, 1.0)).numpy().copy())
 
 
 def label_shares(task: Task, update: torch.Tensor, classes: int) -> npt.NDArray[np.float64]:

@@ -236,7 +236,7 @@ class References:
     """Losses of the reference models.
 
     Attributes:
-        losses: Of the attacked records, [models, records].
+        reference_losses: Of the attacked records, [models, records].
         inside: Which model was trained on which record, [models, records].
         population: Losses of records that no model was trained on, [models, others].
 
@@ -247,13 +247,13 @@ class References:
     | a loss that is not finite | BadInput |
     """
 
-    losses: Numbers
+    reference_losses: Numbers
     inside: Inside
     population: Numbers
 
     def __post_init__(self) -> None:
-        models = len(self.losses)
-        if self.inside.shape != self.losses.shape or len(self.population) != models:
+        models = len(self.reference_losses)
+        if self.inside.shape != self.reference_losses.shape or len(self.population) != models:
             raise BadInput("losses, memberships and the population are not of the same models")
         if not self.population.size:
             raise BadInput("there is no population: records that nobody trained on are needed")
@@ -262,7 +262,7 @@ class References:
             raise BadInput(
                 f"a record is in or out of {least} reference models: two of each are needed"
             )
-        if not (np.isfinite(self.losses).all() and np.isfinite(self.population).all()):
+        if not (np.isfinite(self.reference_losses).all() and np.isfinite(self.population).all()):
             raise BadInput(
                 "a model's loss is not finite: its training diverged, nothing can be told"
             )
@@ -284,7 +284,7 @@ def lira(losses: Numbers, references: References) -> Numbers:
     Online: some reference models were trained on the attacked records. With fewer than 64 models
     all records share one variance.
     """
-    values, inside = scaled(references.losses), references.inside
+    values, inside = scaled(references.reference_losses), references.inside
     ratio = np.zeros(len(losses))
     for sign, side in ((1.0, inside), (-1.0, ~inside)):
         mean, spread = _gaussian(values, side)
@@ -297,7 +297,7 @@ def lira_offline(losses: Numbers, references: References) -> Numbers:
 
     Offline: only reference models that were not trained on the record count.
     """
-    mean, spread = _gaussian(scaled(references.losses), ~references.inside)
+    mean, spread = _gaussian(scaled(references.reference_losses), ~references.inside)
     return (scaled(losses) - mean) / spread
 
 
@@ -316,7 +316,7 @@ def rmia(
     reference models that were not trained on the record count, and `outside_mean` estimates the
     rest, with a scale fitted on the reference models' own training records.
     """
-    chances, inside = np.exp(-references.losses), references.inside
+    chances, inside = np.exp(-references.reference_losses), references.inside
     with_, without = _mean(chances, inside), _mean(chances, ~inside)
     a = slope(with_, without)
     outside = np.exp(-references.population).mean(axis=0)

@@ -172,7 +172,7 @@ class Observer:
         round = replace(round, streams=self.streams)
         for a in range(0, len(ids), step):
             cohort = CohortData(self.data, ids[a : a + step], whose[a : a + step])
-            yield ClientBatch.of(round, cohort, self._gradients)
+            yield ClientBatch.from_round(round, cohort, self._gradients)
 
     @cached_property
     def _gradients(self) -> Gradients:
@@ -211,7 +211,7 @@ def _accepted(work: ClientWork, plan: PrivacyPlan, clients: ClientBatch) -> torc
 def _updates(work: ClientWork, clients: ClientBatch) -> torch.Tensor:
     """Updates as clients compute them. One that is not finite counts as zero, as everywhere."""
     done = work.updates(clients)
-    reports = Rows.of(done.rows, clients.round.start.shape[-1])  # type: ignore[union-attr]
+    reports = Rows.from_reports(done.rows, clients.round.start.shape[-1])  # type: ignore[union-attr]
     accept(reports, None)
     return reports.rows
 
@@ -269,7 +269,9 @@ class Bench:
         """What clients with these updates send."""
         work: Any = Sending(rows, short)
         cohort = CohortData(self._data, round.ids, np.zeros(len(round.ids), dtype=np.int64))
-        return client_report(work, self._plan, ClientBatch.of(round, cohort, self._gradients))
+        return client_report(
+            work, self._plan, ClientBatch.from_round(round, cohort, self._gradients)
+        )
 
     def summed(self, round: Round, sent: ClientReports) -> CohortSum:
         """What the server has of it before noise."""
@@ -431,7 +433,7 @@ def step_views(
             start = ((-1.0) ** t * _FAR * along).float()
             clip = plan.clip(state, t + 1)
             round = Round(t + 1, ids, start, clip, state, streams)
-            clients = ClientBatch.of(round, CohortData(data, ids, whose), gradients)
+            clients = ClientBatch.from_round(round, CohortData(data, ids, whose), gradients)
             sent = client_report(work, plan, clients)
             if clip is None or not isinstance(sent.reports, Rows):
                 raise AssertionError("DP-SGD clips, and sends rows")

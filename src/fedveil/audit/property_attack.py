@@ -157,7 +157,7 @@ class MultiTask(Adversary):
     def cohort(self, round: int, ids: Ids) -> Ids:
         return np.union1d(ids, self.ids)
 
-    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+    def malicious_mask(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.isin(ids, self.ids)
 
     def send(self, context: AttackContext) -> ClientReports:
@@ -205,7 +205,9 @@ class MultiTask(Adversary):
 
 def last_layer(task: Task) -> nn.Linear:
     """The last layer of the model, refused if no layer with parameters comes before it."""
-    layers = [layer for layer in task.layers.values() if list(layer.parameters(recurse=False))]
+    layers = [
+        layer for layer in task.named_layers.values() if list(layer.parameters(recurse=False))
+    ]
     if len(layers) < 2 or not isinstance(layers[-1], nn.Linear):
         raise BadInput(
             f"the model {type(task.module).__name__} has no hidden layer before a linear one: the "

@@ -96,7 +96,7 @@ def _of_column(name: str, schema: TableSchema) -> RecordFeature:
     """The value of a number column, or 1 where a category column has the value."""
     column, _, value = name.partition("=")
     place = 0
-    for feature in schema.features:
+    for feature in schema.feature_columns:
         if feature.name == column and not feature.shape:
             if feature.values is not None:
                 known = [str(entry) for entry in feature.values]
@@ -108,7 +108,7 @@ def _of_column(name: str, schema: TableSchema) -> RecordFeature:
                 place += known.index(value)
             return lambda x: np.asarray(x[:, place], dtype=np.float64)
         place += feature.width
-    names = ", ".join(feature.name for feature in schema.features)
+    names = ", ".join(feature.name for feature in schema.feature_columns)
     raise BadInput(f"property {shown(name)} is of no feature: use planted, or one of {names}")
 
 

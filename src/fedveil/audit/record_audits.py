@@ -117,7 +117,7 @@ class OneRunAudit:
             step = len(which) if str(engine.mode) == "vectorised" else 1
             for a in range(0, len(which), max(1, step)):
                 some = which[a : a + step]
-                clients = ClientBatch.of(round, CohortData(canaries, some), gradients)
+                clients = ClientBatch.from_round(round, CohortData(canaries, some), gradients)
                 rows = OneGradient().updates(clients).rows.double()
                 updates = torch.stack([seen[int(k)] for k in owners[some]]).double()
                 found[some] += (rows * updates).sum(dim=1).numpy()
@@ -320,7 +320,7 @@ def _reach(training: Training, generator: np.random.Generator) -> float:
             for k in (0, 1):
                 cohort = CohortData(both, np.array([k]))
                 round = training.round(1, cohort.ids, training.start())
-                done: Any = work.updates(ClientBatch.of(round, cohort, gradients))
+                done: Any = work.updates(ClientBatch.from_round(round, cohort, gradients))
                 sums.append(done.rows[0].double())
             assert round.clip is not None, "DP-SGD has a clip"
             most = max(most, float(torch.linalg.vector_norm(sums[1] - sums[0])) / round.clip.value)

@@ -85,7 +85,7 @@ class Ascending(Adversary):
     def cohort(self, round: int, ids: Ids) -> Ids:
         return np.union1d(ids, [self.client]).astype(np.int64) if round in self.aims else ids
 
-    def malicious(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+    def malicious_mask(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.asarray((ids == self.client) & (round in self.aims))
 
     def send(self, context: AttackContext) -> ClientReports:
@@ -217,7 +217,7 @@ def _played(
     `send` computes the sum of a round's cohort.
     """
     engine = serial_engine(training)
-    engine = replace(engine, job=replace(engine.job, rows=True))
+    engine = replace(engine, job=replace(engine.job, keeps_updates=True))
     state, ledger = training.start(), training.new_ledger()
     while (round := training.begin(state, ledger)) is not None:
         total = send(engine, round)

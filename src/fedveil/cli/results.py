@@ -355,8 +355,8 @@ def ledger(
         print_promise(console, run)
     for run in statements.runs:
         print_totals(console, run)
-    if statements.common is not None:
-        console.print(statements.common, soft_wrap=True)
+    if statements.shared_spending is not None:
+        console.print(statements.shared_spending, soft_wrap=True)
     for run in statements.runs:
         print_charges(console, run)
     print_terms(console, [claim for run in statements.runs for claim in run.claims])

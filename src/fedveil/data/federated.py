@@ -20,6 +20,8 @@ from fedveil.data.provenance import PUBLIC
 from fedveil.data.schema import TableSchema
 from fedveil.data.user_arrays import Array as Array
 
+Ids = npt.NDArray[np.int64]
+
 _META: dict[str, Any] = {
     "fitted": "",
     "fitted_on_test": "",
@@ -350,7 +352,7 @@ this claim
         return len(self.offsets) - 1
 
     @property
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> Ids:
         """Records per client. For clients elsewhere, the public numbers."""
         if self.elsewhere:
             return np.array(self.elsewhere, dtype=np.int64)

@@ -123,7 +123,7 @@ def table_records(table: object, options: TableOptions) -> Records:
     of_others = on_test and not split.of_clients
     remarks = [
         f"the words of {column.name!r} were counted in texts that were declared public"
-        for column in schema.features
+        for column in schema.feature_columns
         if column.text and column.text.public
     ]
     if options.min_records is not None:

@@ -7,7 +7,7 @@ it fitted, for the claims.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -48,21 +48,21 @@ class TableSchema:
     ['yes']
     """
 
-    features: tuple[Column, ...]
+    feature_columns: tuple[Column, ...]
     target_column: Column
     named: bool = False
 
     def __post_init__(self) -> None:
         target = self.target_column
-        if not self.features:
+        if not self.feature_columns:
             raise BadInput("no features: name at least one column")
-        if target.text is not None and self.features != (target,):
+        if target.text is not None and self.feature_columns != (target,):
             raise BadInput(
                 f"target {target.name!r} is a text, whose next words are predicted from the "
                 "words before: leave features out"
             )
         if self.by_name:
-            for column in self.features:
+            for column in self.feature_columns:
                 check_input_name("features that are arrays", column.name)
         if target.whole and not target.as_target.classes:
             raise BadInput(
@@ -90,28 +90,32 @@ class TableSchema:
     @property
     def by_name(self) -> bool:
         """Whether each feature is an input of its own: one of several features holds arrays."""
-        arrays = len(self.features) > 1 and any(column.shape for column in self.features)
+        arrays = len(self.feature_columns) > 1 and any(
+            column.shape for column in self.feature_columns
+        )
         return self.named or arrays
 
     @property
     def vocabulary_size(self) -> int:
         """The number of words of a text column, with padding and unknown, or 0."""
-        text = self.features[0].text
+        text = self.feature_columns[0].text
         return 0 if text is None else text.known.size
 
     @property
     def record_shape(self) -> Inputs[tuple[int, ...]]:
         """The shape of one record, or a dict of shapes by input name."""
         if self.by_name:
-            return {column.name: column.shape or (column.width,) for column in self.features}
-        return self.features[0].shape or (sum(column.width for column in self.features),)
+            return {column.name: column.shape or (column.width,) for column in self.feature_columns}
+        return self.feature_columns[0].shape or (
+            sum(column.width for column in self.feature_columns),
+        )
 
     def encode(self, table: object) -> Inputs[Array]:
         """Records [rows, ...] of a table with the features: float32, or int64 for whole arrays."""
         rows = read_table(table)
-        encoded = [column.encode_entries(rows) for column in self.features]
+        encoded = [column.encode_entries(rows) for column in self.feature_columns]
         if self.by_name:
-            names = (column.name for column in self.features)
+            names = (column.name for column in self.feature_columns)
             return dict(zip(names, encoded, strict=True))
         return encoded[0] if len(encoded) == 1 else np.concatenate(encoded, axis=1)
 
@@ -160,13 +164,13 @@ class TableSchema:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "features": [column.to_dict() for column in self.features],
+            "features": [column.to_dict() for column in self.feature_columns],
             "target": self.target_column.to_dict(),
             **({"named": True} if self.named else {}),
         }
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> "TableSchema":
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`."""
         try:
             columns = []

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -293,7 +293,7 @@ class Text:
         return {**declared, "public": True} if self.public else declared
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> "Text":
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`."""
         words = Vocabulary(tuple(map(str, plain.get("words", ()))), int(plain.get("buckets", 0)))
         return cls(int(plain["length"]), words, bool(plain.get("public", False)))

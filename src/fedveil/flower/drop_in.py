@@ -267,7 +267,7 @@ class PrivateStrategy(Strategy):
 
     def _sent(self, row: torch.Tensor, asked: Round) -> ClientReports:
         """A row as a block of one client. The server computes what an adaptive clip needs."""
-        rows, no = Rows.of([row], len(asked.start)), torch.zeros(1, dtype=torch.bool)
+        rows, no = Rows.from_reports([row], len(asked.start)), torch.zeros(1, dtype=torch.bool)
         clipped = no
         if asked.clip is not None and self.plan.statistic is not None:
             norms = row_norms(rows.rows, asked.clip.norm)
@@ -353,7 +353,7 @@ class PrivateMod:
             row = moved(records[0], start) if len(records) == 1 else row
         except Exception as e:  # that it failed may be a matter of the records: nobody else is told
             LOG.error("the training failed, and a randomised zero is sent: %s", one_line(e))
-        rows = Rows.of([row], len(asked.start))
+        rows = Rows.from_reports([row], len(asked.start))
         accept(rows, asked.clip)
         self.plan.release.randomise_(rows.rows, asked)
         sent, metrics = asked.start + rows.rows[0], MetricRecord({self._weight: 1.0})

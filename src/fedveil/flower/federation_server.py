@@ -268,7 +268,7 @@ class RemoteEngine:
     def _sum(self, round: Round, answers: dict[str, Answer], outcome: Outcome) -> CohortSum:
         """Accept each answer and add it, whoever came first."""
         job, plan = self.job, self.job.plan
-        total = CohortSum.zero(job.task.size, plan.width, noisy=False, keep=job.rows)
+        total = CohortSum.zero(job.task.size, plan.width, noisy=False, keep=job.keeps_updates)
         for client in round.ids:
             answer = answers.get(self.federation.site_names[client])
             if answer is None:
@@ -303,7 +303,7 @@ class RemoteEngine:
             outcome.enough = False
             return replace(total, clipping_known=False, enough=False)
         channel.add_multisets_(total.total, found, round)
-        total.weight, total.clients = float(found.reports[0]), len(round.ids)
+        total.weight, total.clients = float(found.report_counts[0]), len(round.ids)
         return replace(total, clipping_known=False, enough=outcome.enough)
 
     def _sent(self, answer: Answer) -> ClientReports:
@@ -313,7 +313,7 @@ class RemoteEngine:
         form = (report.dtype, watched.dtype, watched.shape)
         if form != (torch.float32, torch.float64, (width,)):
             report, watched = torch.zeros(0), torch.zeros(width, dtype=torch.float64)
-        rows = Rows.of([report], self.job.task.size)
+        rows = Rows.from_reports([report], self.job.task.size)
         return ClientReports(rows, watched.reshape(1, width), nobody, nobody)
 
     def _weight(self, client: int) -> torch.Tensor:

@@ -102,7 +102,7 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
         line if line.as_published else replace(line, share=Fraction(1), cap=None, members=None)
         for line in lines
     )
-    within = (line.permitted(most + repeats) for line in own if not line.reading)
+    within = (line.permitted_rounds(most + repeats) for line in own if not line.reading)
     return Terms(own, most, min(within, default=most + repeats), at_once=plan.secret_cohort)
 
 

@@ -168,7 +168,7 @@ class Site:
         clip = self.plan.clip(ask.moving, ask.round)
         round = Round(ask.round, ids, ask.params, clip, ask.moving, streams, ask.attempt)
         with one_thread():
-            sent = self._sent(ClientBatch.of(round, cohort, self._gradients))
+            sent = self._sent(ClientBatch.from_round(round, cohort, self._gradients))
         if not isinstance(sent.reports, Rows):
             raise AssertionError("one client's report is a row")
         rows, channel = sent.reports.rows, self.plan.release.channel

@@ -362,7 +362,7 @@ class _Mixer:
         """Tell a collector the outcome of a round, or that there is none yet."""
         state = self._rounds.get(round, Status.OPEN)
         if isinstance(state, Multisets):
-            counts = np.append(state.reports[0], state.high).astype(">u4")
+            counts = np.append(state.report_counts[0], state.high_counts).astype(">u4")
             writer.write(bytes([Status.OK]) + counts.tobytes())
             async with asyncio.timeout(self.config.idle):
                 await reader.readexactly(len(protocol.THANKS))

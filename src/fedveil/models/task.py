@@ -191,7 +191,7 @@ class Task:
         return tuple(assumptions)
 
     @property
-    def layers(self) -> dict[str, nn.Module]:
+    def named_layers(self) -> dict[str, nn.Module]:
         """The layers that `outputs` runs, by name."""
         return dict(self._learning.named_modules())
 

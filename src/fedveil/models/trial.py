@@ -417,7 +417,7 @@ def _drawing_layer(task: Task, flat: torch.Tensor, x: Features) -> tuple[str, st
     def end(name: str) -> Callable[..., None]:
         return lambda *_: drew.append(name) if begun[name] != _states() else None
 
-    layers = task.layers
+    layers = task.named_layers
     handles = [layer.register_forward_pre_hook(begin(n)) for n, layer in layers.items()]
     handles += [layer.register_forward_hook(end(n)) for n, layer in layers.items()]
     try:

@@ -112,10 +112,10 @@ def figure(chart: Chart) -> Markup:
         f"{chart.y_label} over {chart.x_label}. {', '.join(series)}.",
         *parts,
         tabindex="0",
-        data_low=repr(across.low),
-        data_high=repr(across.high),
-        data_start=repr(across.start),
-        data_end=repr(across.end),
+        data_low=repr(across.smallest),
+        data_high=repr(across.largest),
+        data_start=repr(across.first_position),
+        data_end=repr(across.last_position),
         data_log="1" if across.log else None,
     )
     readout = tag("output", class_="readout", aria_live="polite")
@@ -201,24 +201,26 @@ def _arc(share: float) -> str:
 
 @dataclass(frozen=True)
 class AxisScale:
-    """Maps numbers from `low` to `high` to positions from `start` to `end`, linear or `log`."""
+    """Maps the numbers of an axis to positions on the page, on a linear or `log` scale."""
 
-    low: float
-    high: float
-    start: float
-    end: float
+    smallest: float
+    largest: float
+    first_position: float
+    last_position: float
     log: bool = False
 
     def __call__(self, value: float) -> float:
         """The position of a number, clamped to the scale."""
-        low, high, value = self.low, self.high, min(max(value, self.low), self.high)
+        low, high, value = self.smallest, self.largest, min(max(value, self.smallest), self.largest)
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
-        return self.start + (self.end - self.start) * (value - low) / (high - low)
+        return self.first_position + (self.last_position - self.first_position) * (value - low) / (
+            high - low
+        )
 
     def ticks(self) -> list[float]:
         """About five round numbers within the scale, or powers of ten."""
-        low, high = self.low, self.high
+        low, high = self.smallest, self.largest
         if self.log:
             first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
             decades = [10.0**k for k in range(first, last + 1)]
@@ -340,7 +342,7 @@ def _line_parts(line: Line, number: int, across: AxisScale, up: AxisScale) -> li
         bottom, top = up(low), up(high)
         ends = f"M{_number(across(x))} {_number(bottom)}V{_number(top)}"
         for value, place in ((low, bottom), (high, top)):
-            if up.low <= value <= up.high:  # an end that is off the axis has no cap
+            if up.smallest <= value <= up.largest:  # an end that is off the axis has no cap
                 ends += f"M{_number(across(x) - 4)} {_number(place)}h8"
         parts.append(tag("path", class_=f"interval {colour}", d=ends))
     if line.style == "points" or len(places) <= 40:

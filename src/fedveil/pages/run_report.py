@@ -123,7 +123,7 @@ class RunContents:
     def budget_epsilon(self) -> float | None:
         """The epsilon at which the run stops, if something is claimed and there is one."""
         if self.statement is not None:
-            limit = self.statement.budget
+            limit = self.statement.epsilon_budget
         else:
             budget = self.result.get("budget")
             epsilon = budget.get("epsilon") if isinstance(budget, dict) else None
@@ -148,7 +148,7 @@ class RunContents:
         return any(line.get("clipped") is not None for line in self.history)
 
     @property
-    def notes(self) -> list[str]:
+    def result_notes(self) -> list[str]:
         """The notes of the result."""
         notes = self.result.get("notes", [])
         return [str(note) for note in notes] if isinstance(notes, list) else [str(notes)]
@@ -189,7 +189,7 @@ def run_page(
     """
     result, claims, meaning = contents.result, contents.claims, Meaning.from_claims(contents.claims)
     title = f"{result.get('recipe', contents.folder.name)}: privacy report"
-    stopped, notes, ending = "and the run has not ended", contents.notes, None
+    stopped, notes, ending = "and the run has not ended", contents.result_notes, None
     if result:
         why = str(result.get("stopped"))
         stopped = _STOPPED.get(why, f"stopped by: {why}")

@@ -266,7 +266,7 @@ def _page(experiment: Experiment, data: str, title: str) -> Page:
     page.add_table(("schedule", "claim"), rows, "What is claimed, strictly:")
     page.figures[f"clip-decay-{data}.png"] = _figure(curves, title, here, sweeps)
     page.statements += [finding(curves) for finding in FINDINGS]
-    page.notes += [_larger(curves), *_NOTES]
+    page.page_notes += [_larger(curves), *_NOTES]
     return page
 
 

@@ -113,7 +113,7 @@ def fig1(experiment: Experiment) -> Page:
     shown = [i for i, r in enumerate(rounds) if r in (10, 30, 50, 100)]
     few = [[line[i] for i in shown] for line in lines]
     page.tables.append(means_table(f"epsilon {claim.terms}", EPSILONS, "T", (10, 30, 50, 100), few))
-    page.notes.append("The paper shows this as a figure without numbers.")
+    page.page_notes.append("The paper shows this as a figure without numbers.")
     return page
 
 
@@ -158,7 +158,7 @@ def table2(experiment: Experiment) -> Page:
         blown > 2,
         f"At T = 100 the loss is {blown:.3g} times that at T*.",
     )
-    page.notes.append(_LEVELS)
+    page.page_notes.append(_LEVELS)
     return page
 
 
@@ -196,7 +196,7 @@ def fig5(experiment: Experiment) -> Page:
         stars == sorted(stars, reverse=True) and stars[0] > stars[-1],
         _stars("E", stars, claim),
     )
-    page.notes.append(_LEVELS)
+    page.page_notes.append(_LEVELS)
     return page
 
 
@@ -261,7 +261,7 @@ def fig7(experiment: Experiment) -> Page:
         "The minimiser of the bound with constants estimated from the data, E = "
         f"{rules[_MINIMISER][-1]}, gives {lines[_MINIMISER][-1]}.",
     )
-    page.notes += [why, _LEVELS]
+    page.page_notes += [why, _LEVELS]
     return page
 
 

@@ -137,7 +137,7 @@ def fig2(experiment: Experiment) -> Page:
         for c, epsilon in enumerate(EPSILONS)
     ]
     page.add_table((_level(paper), "here, strictly", "T = 50", "T = 100", "T = 250"), rows)
-    page.notes.append(
+    page.page_notes.append(
         "The paper shows this as a figure without numbers; its text says T = 250, its caption T = "
         "50, the number of rounds."
     )
@@ -172,7 +172,7 @@ def fig4(experiment: Experiment) -> Page:
         f"{', '.join(f'{g:+.3f}' for g in gains)} for epsilon {', '.join(EPSILONS[:-1])} "
         f"{paper.terms}.",
     )
-    page.notes.append(
+    page.page_notes.append(
         "How soon it levels off depends on c_2: the more noise, the sooner; with much more, "
         "accuracy falls with T."
     )
@@ -212,7 +212,7 @@ def table4(experiment: Experiment) -> Page:
         stars == sorted(stars, reverse=True) and stars[0] > stars[-1],
         f"Here E* is {', '.join(map(str, stars))} for epsilon {', '.join(EPSILONS)} {paper.terms}.",
     )
-    page.notes.append(
+    page.page_notes.append(
         "For Gaussian noise (z = 1) fewer, longer rounds bring as much noise in all: an update may "
         "be E times as long, a client sends T / E of them, and the sum of all noise stays. So "
         "theory has no reason to prefer a large E at a small epsilon; constants decide, which the "

@@ -124,7 +124,7 @@ def epsilon(experiment: Experiment) -> Page:
     page.figures["ldp-fl-epsilon.png"] = draw(
         title, [_SOURCE, f"Epsilon {PUBLISHED}."], panels, len(panels)
     )
-    page.notes += [
+    page.page_notes += [
         "`weights` are perturbed as published; `update` is our variant, which reports the update "
         "around the model that was sent, in a range of its own. Epsilons are the same for both. "
         "However large epsilon is, a report is one of two values at least a radius from the "
@@ -168,7 +168,7 @@ def clients(experiment: Experiment) -> Page:
     page.figures["ldp-fl-clients.png"] = _figure(
         "Test accuracy by the number of clients", lines, "clients, all of them in every round"
     )
-    page.notes += [
+    page.page_notes += [
         "More clients also have fewer records each, so that local training differs as well.",
         _FIGURES_ONLY,
     ]
@@ -208,7 +208,7 @@ def fraction(experiment: Experiment) -> Page:
         lines,
         "share of clients that take part in a round",
     )
-    page.notes += [
+    page.page_notes += [
         "A client that is drawn at random may be drawn in every round: it is charged for all of "
         "them, and with fewer reports per round the shuffler hides each one less.",
         _FIGURES_ONLY,
@@ -244,7 +244,7 @@ def rounds(experiment: Experiment) -> Page:
     page.figures["ldp-fl-rounds.png"] = _figure(
         "Test accuracy during training", lines, "rounds done"
     )
-    page.notes.append(_FIGURES_ONLY)
+    page.page_notes.append(_FIGURES_ONLY)
     return page
 
 
@@ -341,9 +341,9 @@ def stays_high(
     paper: PublishedTable, free: float, accuracies: Mapping[str, float]
 ) -> PaperStatement:
     """Whether every epsilon above the paper's threshold is within `HIGH` points of noise-free."""
-    above = {e: a for e, a in accuracies.items() if float(e) > paper.high}
+    above = {e: a for e, a in accuracies.items() if float(e) > paper.holds_above}
     return PaperStatement(
-        f"{paper.title}: accuracy stays high for epsilon > {paper.high:g}.",
+        f"{paper.title}: accuracy stays high for epsilon > {paper.holds_above:g}.",
         all(free - a <= HIGH for a in above.values()),
         f"Rule: within {HIGH:g} points of the noise-free run, {free:.2f}. Here {_listed(above)}.",
     )
@@ -352,9 +352,9 @@ def stays_high(
 def collapses(paper: PublishedTable, accuracies: Mapping[str, float]) -> PaperStatement:
     """Whether every epsilon below the threshold is `COLLAPSED` points below the largest."""
     best = accuracies[max(accuracies, key=float)]
-    under = {e: a for e, a in accuracies.items() if float(e) < paper.low}
+    under = {e: a for e, a in accuracies.items() if float(e) < paper.collapses_below}
     return PaperStatement(
-        f"{paper.title}: accuracy collapses for epsilon < {paper.low:g}.",
+        f"{paper.title}: accuracy collapses for epsilon < {paper.collapses_below:g}.",
         bool(under) and all(best - a > COLLAPSED for a in under.values()),
         f"Rule: more than {COLLAPSED:g} points below the largest epsilon, {best:.2f}. Here "
         f"{_listed(under)}.",

@@ -23,8 +23,8 @@ class PublishedTable:
     """What the paper says of one data set: its headline run, and where accuracy gives way.
 
     `below` is how far the headline lies below the noise-free run. Accuracy stays high above
-    epsilon `high` and collapses below epsilon `low`. `table` is Table 1: epsilon, and the accuracy
-    with a fixed and with an adaptive range.
+    epsilon `holds_above` and collapses below epsilon `collapses_below`. `table` is Table 1:
+    epsilon, and the accuracy with a fixed and with an adaptive range.
     """
 
     data: str
@@ -34,8 +34,8 @@ class PublishedTable:
     epsilon: str
     published_accuracy: float
     below: float
-    high: float
-    low: float
+    holds_above: float
+    collapses_below: float
     adaptive: bool
     table: Mapping[str, tuple[float, float]]
 
@@ -59,18 +59,18 @@ class Study:
     """A data set of the paper as it is run here.
 
     `records` are those of all clients together, None all there are; `fixed` is the radius of a
-    fixed range of weights, `start` that of an adaptive one in the first round (None: the first
-    model's own), `update` that of updates. `populations` are the numbers of clients compared.
+    fixed range of weights, `first_radius` that of an adaptive one in the first round (None: the
+    first model's own), `update` that of updates. `populations` are the numbers of clients compared.
     """
 
     paper: PublishedTable
-    model: str
+    model_name: str
     clients: int
     records: int | None
     rounds: int
     client: tuple[str, ...]
     fixed: float
-    start: float | None
+    first_radius: float | None
     epsilons: tuple[str, ...]
     populations: tuple[int, ...]
     update: float = 0.02
@@ -81,7 +81,7 @@ class Study:
         return [
             f"data.name={self.paper.data}",
             "data.partition=iid",
-            f"model.name={self.model}",
+            f"model.name={self.model_name}",
             f"rounds={self.rounds}",
             *self.client,
         ]
@@ -107,7 +107,7 @@ class Study:
         """A range of weights, as a choice on the axis of ranges."""
         if not adaptive:
             return f"weights:false:1.0:{self.fixed}"
-        return f"weights:true:{GROWTH}:{'none' if self.start is None else self.start}"
+        return f"weights:true:{GROWTH}:{'none' if self.first_radius is None else self.first_radius}"
 
     def records_each(self, clients: int) -> int | None:
         """How many records each of so many clients has, None for an equal part of all."""
@@ -118,8 +118,8 @@ class Study:
         part = "an equal part of all records" if each is None else f"{each} records"
         local = ", ".join(k.removeprefix("client.") for k in self.client if not k.endswith("none"))
         return (
-            f"{self.paper.title}: model {self.model}, {self.clients} clients with {part} each, all "
-            f"of them in every round, {self.rounds} rounds; local work {local}"
+            f"{self.paper.title}: model {self.model_name}, {self.clients} clients with {part} "
+            f"each, all of them in every round, {self.rounds} rounds; local work {local}"
         )
 
 
@@ -140,7 +140,7 @@ def studies(experiment: Experiment) -> list[Study]:
             rounds=paper.rounds,
             client=("client.epochs=5", "client.batch=10", f"client.lr={lr}"),
             fixed=fixed,
-            start=None,
+            first_radius=None,
             epsilons=tuple(_EPSILONS[name].split()),
             populations=(50, 100, 200, 500),
         )
@@ -212,11 +212,11 @@ _STUDIES = {
 
 def _starts(study: Study) -> str:
     """Where adaptive ranges start, the same for all studies of a scale."""
-    if study.start is None:
+    if study.first_radius is None:
         return "from the first model's own weights"
     return (
-        f"at 0 +- {study.start:g}: softmax begins with zeros, which have no range of their own. "
-        "Chosen after a first full run in which adaptive ranges started at the fixed radius: there "
-        "Table 1 showed no difference on Fashion-MNIST and a smaller one on CIFAR-10, so what it "
-        "says here depends on this choice"
+        f"at 0 +- {study.first_radius:g}: softmax begins with zeros, which have no range of their "
+        "own. Chosen after a first full run in which adaptive ranges started at the fixed radius: "
+        "there Table 1 showed no difference on Fashion-MNIST and a smaller one on CIFAR-10, so "
+        "what it says here depends on this choice"
     )

@@ -56,7 +56,7 @@ class PaperFederation:
         clients, cohort: Clients in all, and in a round.
         rounds: The number of rounds.
         records: The most records of a client, None for all of its own.
-        model: The model's name.
+        model_name: The model's name.
         steps, batch, lr: Plain local steps, on so many records (0: all of them), at this rate.
         private_steps, rate, private_lr: Steps of DP-SGD (0: as many as plain ones), each on this
             share of the records, at this rate.
@@ -71,7 +71,7 @@ class PaperFederation:
     cohort: int
     rounds: int
     records: int | None = None
-    model: str = "softmax"
+    model_name: str = "softmax"
     steps: int = 10
     lr: float = 1.0
     bound: float = 0.5
@@ -93,7 +93,7 @@ class PaperFederation:
         most = "none" if self.records is None else self.records
         keys = (
             f"data.name={self.data} data.partition={self.partition} data.clients={self.clients} "
-            f"data.most_records={most} model.name={self.model} rounds={self.rounds}"
+            f"data.most_records={most} model.name={self.model_name} rounds={self.rounds}"
         )
         return [*keys.split(), *self.more]
 
@@ -128,7 +128,7 @@ class PaperFederation:
         taken = f"batches of {self.batch}" if self.batch else "all records"
         return (
             f"{self.title}: {self.clients} clients ({self.partition}) with {own}, {self.cohort} "
-            f"a round, {self.rounds} rounds, model {self.model}. In its turn a client takes "
+            f"a round, {self.rounds} rounds, model {self.model_name}. In its turn a client takes "
             f"{self.steps} plain steps on {taken} at learning rate {self.lr:g}, or "
             f"{self.private_steps or self.steps} of DP-SGD, each on {self.rate:.0%} of its records "
             f"at {self.private_lr:g}. The bound on an update is {self.bound:g}, that on an "
@@ -157,7 +157,7 @@ def federations(experiment: Experiment) -> list[PaperFederation]:
         cohort=85,
         rounds=experiment.choose(20, 100),
         records=50 if quick else None,
-        model="softmax" if quick else "small-cnn",
+        model_name="softmax" if quick else "small-cnn",
         steps=5,
         lr=1.0 if quick else 0.3,
         bound=2.0,
@@ -246,7 +246,7 @@ def utility(experiment: Experiment) -> Page:
         panels,
         len(panels),
     )
-    page.notes += [
+    page.page_notes += [
         "**Epsilons of different units are not comparable.** Local DP here protects one record of "
         "a client from the server, central DP a whole client from whoever sees the models, with a "
         "server that is trusted. The same epsilon is a weaker promise for a record than for a "
@@ -392,7 +392,7 @@ def privacy(experiment: Experiment) -> Page:
         lines = [(row.defence, str(row.mean_accuracy), *row.attack_cells) for row in rows]
         page.add_table(("defence", "accuracy, %", *COLUMNS), lines, f"{where.title}:")
         page.statements += privacy_statements(where.title, rows)
-    page.notes.append(
+    page.page_notes.append(
         "Epsilons of different units and trust are not comparable: a record's privacy from the "
         "server, a client's from everybody but the server, and a client's from everybody. "
         "Membership is about records: a claim per client covers all records of a client at once, "

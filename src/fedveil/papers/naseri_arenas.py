@@ -39,7 +39,7 @@ class Attacker:
     share: float = 0.5
     boost: float | None = None
 
-    def keys(self, *, complying: bool = False) -> list[str]:
+    def recipe_keys(self, *, complying: bool = False) -> list[str]:
         """The recipe's keys, those of one that trains as honest clients do if `complying`."""
         own = {"lr": self.lr, "epochs": self.epochs}
         always = {"share": self.share, "boost": self.boost}
@@ -162,7 +162,7 @@ def reddit(experiment: Experiment) -> Arena:
         clients=100,
         rounds=experiment.choose(20, 200),
         records=200,
-        model="lstm-lm",
+        model_name="lstm-lm",
         lr=10.0,
         private_lr=10.0,
         private_steps=5,
@@ -195,7 +195,7 @@ def sentiment(experiment: Experiment) -> Arena:
         "Sentiment140",
         "grouped",
         clients=200,
-        model="lstm",
+        model_name="lstm",
         rounds=experiment.choose(14, 200),
         steps=36,
         lr=5.0,
@@ -229,7 +229,7 @@ def _femnist(experiment: Experiment) -> PaperFederation:
         clients=300,
         cohort=60,
         records=60,
-        model="softmax" if quick else "small-cnn",
+        model_name="softmax" if quick else "small-cnn",
         rounds=experiment.choose(40, 300),
         lr=0.5 if quick else 0.1,
         private_lr=0.5 if quick else 0.1,
@@ -246,7 +246,7 @@ def _cifar(experiment: Experiment) -> PaperFederation:
         clients=100,
         cohort=30,
         records=60 if quick else None,
-        model="mlp" if quick else "vgg",
+        model_name="mlp" if quick else "vgg",
         rounds=experiment.choose(20, 300),
         lr=0.1,
         private_lr=0.1,

@@ -111,7 +111,7 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
         in_words(prepared.headline_claim, BASE_RATE, drawn=True)
         for prepared in results[CENTRAL].sweep.prepared
     ]
-    page.notes += notes(certificates)
+    page.page_notes += notes(certificates)
     return page
 
 
@@ -231,7 +231,7 @@ def _plain(arena: Arena) -> list[Defence]:
     """The defences without a claim."""
     where = arena.federation
     training = (*where.shared, *where.plain, *where.fixed)
-    plain = (*training, *arena.attack_keys, *arena.attacker.keys(), _UNIFORM)
+    plain = (*training, *arena.attack_keys, *arena.attacker.recipe_keys(), _UNIFORM)
     bounded = (*plain, f"clip.value={where.bound}")
     return [
         Defence(NOBODY, "fedavg", (*plain, "attack.attackers=0")),
@@ -246,8 +246,12 @@ def _plain(arena: Arena) -> list[Defence]:
 def _private(arena: Arena) -> list[Defence]:
     """The paper's two, at every epsilon."""
     where, delta = arena.federation, f"budget.delta={DELTA}"
-    own = (*arena.attack_keys, *arena.attacker.keys())
-    complying = (*arena.attack_keys, *arena.attacker.keys(complying=True), "attack.noise=comply")
+    own = (*arena.attack_keys, *arena.attacker.recipe_keys())
+    complying = (
+        *arena.attack_keys,
+        *arena.attacker.recipe_keys(complying=True),
+        "attack.noise=comply",
+    )
     sampled = (f"sample.rate={where.cohort / where.clients}", f"clip.value={where.bound}")
     central = (*where.shared, *where.plain, *own, delta, *sampled)
     inside = (*where.shared, *where.fixed, *where.inside, delta, _UNIFORM)

@@ -86,7 +86,7 @@ class Page:
         left_open: The settings that the paper does not give, with our choice.
         tables: Published and measured numbers.
         statements: What the paper says, and whether it is confirmed.
-        notes: What deviates, and why.
+        page_notes: What deviates, and why.
         figures: By the names of their files.
     """
 
@@ -95,7 +95,7 @@ class Page:
     left_open: list[tuple[str, str]] = field(default_factory=list)
     tables: list[TextTable] = field(default_factory=list)
     statements: list[PaperStatement] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    page_notes: list[str] = field(default_factory=list)
     figures: dict[str, Figure] = field(default_factory=dict)
 
     def add_table(
@@ -118,7 +118,7 @@ class Page:
         parts += [f"![{self.title}]({name})" for name in self.figures]
         if self.statements:
             parts.append("\n".join(statement.markdown() for statement in self.statements))
-        return "\n\n".join([*parts, *self.notes]) + "\n"
+        return "\n\n".join([*parts, *self.page_notes]) + "\n"
 
 
 class ExperimentScale(StrEnum):

@@ -328,7 +328,7 @@ class Quantile(ClipSchedule):
     def statistic(self) -> ClipStatistic:
         return ClipStatistic(
             width=1,
-            length=0.5,
+            norm_bound=0.5,
             noise=self.noise,
             flip=self.flip,
             word="bits",
@@ -425,8 +425,8 @@ class Median(ClipSchedule):
         """One count per bin: (0, 2^low], (2^low, 2^(low+1)], ..., (2^(high-1), inf)."""
         return ClipStatistic(
             width=self.high - self.low + 1,
-            length=1.0,
-            counts=True,
+            norm_bound=1.0,
+            nonnegative=True,
             noise=self.noise,
             every=self.every,
             word="norms",
@@ -440,7 +440,7 @@ class Median(ClipSchedule):
     def needs_raw_gradients(self) -> bool:
         return True
 
-    def settled(self, turns: Callable[[int], int]) -> "Median":
+    def settled(self, turns: Callable[[int], int]) -> ClipSchedule:
         """With the noise that keeps all its histograms within its own budget.
 
         No amplification, composed over all refreshes in which one client can take part.

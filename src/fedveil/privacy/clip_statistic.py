@@ -21,43 +21,43 @@ class ClipStatistic:
 
     Attributes:
         width: The number of numbers in a row.
-        length: The largest L2 norm of a row.
+        norm_bound: The largest L2 norm of a row.
         word: Its name, which is also the name of its noise stream.
         description: What it is, in words.
         key: The setting that makes it cheaper, for a budget that it exceeds.
         setting: The value of that setting.
         remedy: How to change that setting, in words.
-        counts: Whether a row has no negative numbers.
+        nonnegative: Whether a row has no negative numbers.
         noise: The standard deviation of the Gaussian noise that the trusted server or a curator
             adds to the sum.
         flip: The epsilon of randomised response, by which each client reports its one bit,
-            +-`length`. Nobody need be trusted then.
+            +-`norm_bound`. Nobody need be trusted then.
         every: The number of rounds from one report to the next.
 
     | edge | behaviour |
     |---|---|
-    | length outside (0, 1], width < 1, every < 1 | BadInput |
+    | norm_bound outside (0, 1], width < 1, every < 1 | BadInput |
     | flip with several numbers, or beside noise | BadInput |
     | noise or flip negative, NaN or infinite | BadInput |
     """
 
     width: int
-    length: float
+    norm_bound: float
     word: str
     description: str
     key: str
     setting: float
     remedy: str
-    counts: bool = False
+    nonnegative: bool = False
     noise: float = 0.0
     flip: float = 0.0
     every: int = 1
 
     def __post_init__(self) -> None:
-        if not (0 < self.length <= 1 and self.width >= 1 and self.every >= 1):
+        if not (0 < self.norm_bound <= 1 and self.width >= 1 and self.every >= 1):
             raise BadInput(
-                f"{self.width} {self.word} of length {self.length:g} in one of {self.every} rounds "
-                "cannot be reported: at least one, of a length up to 1"
+                f"{self.width} {self.word} of length {self.norm_bound:g} in one of {self.every} "
+                "rounds cannot be reported: at least one, of a length up to 1"
             )
         if not (0 <= self.noise < math.inf and 0 <= self.flip < math.inf):
             raise BadInput(
@@ -84,8 +84,8 @@ class ClipStatistic:
         Two rows without negative numbers meet at a right angle at most.
         """
         if relation is not Relation.REPLACE:
-            return self.length
-        return math.sqrt(2) * self.length if self.counts else 2 * self.length
+            return self.norm_bound
+        return math.sqrt(2) * self.norm_bound if self.nonnegative else 2 * self.norm_bound
 
     def due(self, round: int) -> bool:
         """Whether clients report in `round`: rounds 1, every + 1, 2 every + 1, ..."""
@@ -94,7 +94,8 @@ class ClipStatistic:
     def cut(self, rows: torch.Tensor, clients: int) -> torch.Tensor:
         """Rows as they are accounted for, whatever a schedule made of them; not finite, zero.
 
-        Guarantee: every row has a length of at most `length`, and no negative number if `counts`.
+        Guarantee: every row has a norm of at most `norm_bound`, and no negative number if
+        `nonnegative`.
         """
         if rows.shape != (clients, self.width):
             raise BadInput(
@@ -102,12 +103,12 @@ class ClipStatistic:
                 f"({clients}, {self.width}) are needed"
             )
         rows = rows.to(torch.float64).nan_to_num(0.0, 0.0, 0.0)
-        if self.counts:
+        if self.nonnegative:
             rows = rows.clamp_min(0.0)
         norms = rows.norm(dim=1, keepdim=True)
         exact = (rows != 0).sum(dim=1, keepdim=True) == 1  # one number's length is not rounded
-        short = self.length * (1 - 1e-12)
-        long = norms > torch.where(exact, self.length, short)
+        short = self.norm_bound * (1 - 1e-12)
+        long = norms > torch.where(exact, self.norm_bound, short)
         return torch.where(long, rows * (short / norms), rows)
 
     def flipped(self, bits: torch.Tensor, keys: Keys) -> torch.Tensor:
@@ -116,7 +117,7 @@ class ClipStatistic:
         Guarantee: the draw is a multiple of 2^-52, and 2^-22 is taken off the chance of keeping
         the bit, so that epsilon `flip` holds exactly.
         """
-        length = torch.tensor(self.length, dtype=torch.float64)
+        length = torch.tensor(self.norm_bound, dtype=torch.float64)
         bits = torch.where(bits >= 0, length, -length)
         keep = self._keep
         draw = uniform_(torch.empty(len(bits), 1, dtype=torch.float64), keys)
@@ -132,7 +133,7 @@ class ClipStatistic:
         | edge | behaviour |
         |---|---|
         | NaN or infinity | that number is zero |
-        | a row that is too long | scaled down to `length` |
+        | a row that is too long | scaled down to `norm_bound` |
         | bits by randomised response: another value than the two | zero |
         """
         if self.flip:
@@ -143,7 +144,7 @@ class ClipStatistic:
     @property
     def _flipped_bit(self) -> float:
         """What a bit by randomised response counts for, without bias, on either side of zero."""
-        return self.length / (2 * self._keep - 1)
+        return self.norm_bound / (2 * self._keep - 1)
 
     @property
     def _keep(self) -> float:

@@ -147,8 +147,9 @@ class PrivacyPlan:
         uncounted = "" if self.metrics is None else _uncounted(self.metrics, line)
         if uncounted:
             return uncounted
-        if line.share < self.sampler.share(self.population):
-            return f"clients take part in {self.sampler.share(self.population)} of the rounds"
+        share = self.sampler.participation_share(self.population)
+        if line.share < share:
+            return f"clients take part in {share} of the rounds"
         cap = getattr(self.sampler, "max_participations", None)
         if line.cap is not None and line.cap != cap:
             return f"the cap on participations is {cap}"
@@ -238,7 +239,7 @@ class PrivacyPlan:
     @cached_property
     def permitted(self) -> int:
         """How many of the planned rounds fit the budgets; found once: a round compares integers."""
-        return min((line.permitted(self.rounds) for line in self.lines), default=self.rounds)
+        return min((line.permitted_rounds(self.rounds) for line in self.lines), default=self.rounds)
 
     def spent(
         self, rounds: int, turns: int | None = None, extra_attempts: int = 0
@@ -246,11 +247,13 @@ class PrivacyPlan:
         """What `rounds` rounds have cost by the budget's line, from above (`Spending.spent`)."""
         return self._spending[0].spent(rounds, turns, extra_attempts) if self.lines else None
 
-    def quoted(
+    def claim_if_ended(
         self, rounds: int, turns: int | None = None, extra_attempts: int = 0
     ) -> PrivacyClaim | None:
         """The claim that counts if the run ends after `rounds` rounds, from above."""
-        return self._spending[1].quoted(rounds, turns, extra_attempts) if self.lines else None
+        return (
+            self._spending[1].claim_if_ended(rounds, turns, extra_attempts) if self.lines else None
+        )
 
     @cached_property
     def _spending(self) -> tuple[Spending, Spending]:

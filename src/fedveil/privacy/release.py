@@ -203,7 +203,7 @@ def line_of(
     """The line of a client's own reports."""
     return BudgetLine(
         event=event or Gaussian(1.0),
-        share=sampler.share(population),
+        share=sampler.participation_share(population),
         cap=sampler.max_participations if isinstance(sampler, FixedSize) else None,
         budget=budget,
         unit=Unit.CLIENT,

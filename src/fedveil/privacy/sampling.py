@@ -65,7 +65,7 @@ class Sampler(Protocol):
         """What one round releases about one client."""
         ...
 
-    def share(self, population: int) -> Fraction:
+    def participation_share(self, population: int) -> Fraction:
         """The share of rounds that concern a client: it is charged ceil(rounds x share) events."""
         ...
 
@@ -87,7 +87,7 @@ class Poisson:
 
     rate: float
     relation: ClassVar[Relation] = Relation.ZERO_OUT
-    assumption: ClassVar[str] = "clients join each round independently; who joined is kept secret"
+    assumption = "clients join each round independently; who joined is kept secret"
 
     @property
     def identity(self) -> Stated:
@@ -116,7 +116,7 @@ class Poisson:
         """Poisson-sampled, or the plain release when everyone always joins."""
         return release if self.rate == 1 else PoissonSampled(self.rate, release)
 
-    def share(self, population: int) -> Fraction:
+    def participation_share(self, population: int) -> Fraction:
         """Every round concerns every client."""
         return Fraction(1)
 
@@ -141,7 +141,7 @@ class FixedSize:
     size: int
     max_participations: int | None = None
     relation: ClassVar[Relation] = Relation.REPLACE
-    assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secret"
+    assumption = "the cohort is a uniformly random subset, kept secret"
 
     @property
     def identity(self) -> Stated:
@@ -175,7 +175,7 @@ class FixedSize:
         """Sampled without replacement, or the plain release when everyone always joins."""
         return release if self.size == population else FixedSampled(self.size, population, release)
 
-    def share(self, population: int) -> Fraction:
+    def participation_share(self, population: int) -> Fraction:
         """Every round concerns every client."""
         return Fraction(1)
 
@@ -196,7 +196,7 @@ class RoundRobin:
 
     size: int
     relation: ClassVar[Relation] = Relation.ZERO_OUT
-    assumption: ClassVar[str] = "the order of turns is public; the number of clients is public"
+    assumption = "the order of turns is public; the number of clients is public"
 
     @property
     def identity(self) -> Stated:
@@ -224,7 +224,7 @@ class RoundRobin:
         """The plain release: turns are public, so nothing is amplified."""
         return release
 
-    def share(self, population: int) -> Fraction:
+    def participation_share(self, population: int) -> Fraction:
         """size / N: the client whose turn comes first has had ceil(rounds x size / N) turns."""
         return Fraction(self.size, population)
 
@@ -238,7 +238,7 @@ class Everyone:
     """
 
     relation: ClassVar[Relation] = Relation.ZERO_OUT
-    assumption: ClassVar[str] = "the number of clients is public"
+    assumption = "the number of clients is public"
 
     @property
     def identity(self) -> Stated:
@@ -261,7 +261,7 @@ class Everyone:
         """The plain release."""
         return release
 
-    def share(self, population: int) -> Fraction:
+    def participation_share(self, population: int) -> Fraction:
         """Every round concerns every client."""
         return Fraction(1)
 

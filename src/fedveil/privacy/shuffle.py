@@ -31,17 +31,17 @@ class Multisets:
     | no positions, or unequal numbers of them | BadInput |
     | a negative count, or more high than there are reports | BadInput |
 
-    >>> pair = Multisets(high=np.array([2, 0]), reports=np.array([3, 3]))
+    >>> pair = Multisets(high_counts=np.array([2, 0]), report_counts=np.array([3, 3]))
     >>> pair.sums(torch.zeros(2), torch.tensor([0.5, 2.0])).tolist()
     [0.5, -6.0]
     """
 
-    high: Counts
-    reports: Counts
+    high_counts: Counts
+    report_counts: Counts
 
     def __post_init__(self) -> None:
-        high = np.array(self.high, dtype=np.int64)
-        reports = np.array(self.reports, dtype=np.int64)
+        high = np.array(self.high_counts, dtype=np.int64)
+        reports = np.array(self.report_counts, dtype=np.int64)
         if high.ndim != 1 or high.shape != reports.shape or not len(high):
             raise BadInput(
                 f"multisets have {high.shape} high counts and {reports.shape} numbers of reports: "
@@ -49,7 +49,7 @@ class Multisets:
             )
         if (high < 0).any() or (high > reports).any():
             raise BadInput("multisets count more high reports than reports, or fewer than none")
-        for name, counts in (("high", high), ("reports", reports)):
+        for name, counts in (("high_counts", high), ("report_counts", reports)):
             counts.setflags(write=False)
             object.__setattr__(self, name, counts)
 
@@ -59,8 +59,8 @@ class Multisets:
         Guarantee: with float32 centre and reach, and fewer than 2^29 reports, each sum is the sum
         of the reports as made, rounded once to float64.
         """
-        high = torch.from_numpy(self.high.copy())
-        low = torch.from_numpy(self.reports - self.high)
+        high = torch.from_numpy(self.high_counts.copy())
+        low = torch.from_numpy(self.report_counts - self.high_counts)
         return high * (centre + reach).double() + low * (centre - reach).double()
 
 
@@ -120,7 +120,7 @@ def handed_on(high: Counts, reports: Counts, minimum: int) -> Multisets:
             f"{{minimum}} is {minimum}: at least one honest report is needed", "minimum"
         )
     made = Multisets(high, reports)
-    fewest = int(made.reports.min())
+    fewest = int(made.report_counts.min())
     if fewest < minimum:
         raise BadArgument(
             f"a position has {fewest} reports and {{minimum}} is {minimum}: nothing is handed "

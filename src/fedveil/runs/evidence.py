@@ -45,20 +45,20 @@ class LedgerStatements:
 
     Attributes:
         runs: One statement per run.
-        common: What the runs of a shared ledger spent together, or None.
+        shared_spending: What the runs of a shared ledger spent together, or None.
         warnings: Where the ledger and the run directory disagree.
     """
 
     runs: list[Statement]
-    common: str | None
+    shared_spending: str | None
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: a run's own, or a list of runs for a shared ledger."""
-        if self.common is None and len(self.runs) == 1:
+        if self.shared_spending is None and len(self.runs) == 1:
             return {**self.runs[0].to_dict(), "warnings": self.warnings}
         runs = [run.to_dict() for run in self.runs]
-        return {"runs": runs, "common": self.common, "warnings": self.warnings}
+        return {"runs": runs, "common": self.shared_spending, "warnings": self.warnings}
 
 
 def statements_of(path: Path) -> LedgerStatements:

@@ -53,7 +53,7 @@ class StoredModel:
         record_type: The type of a record likewise, "" in older files.
         target: What is predicted.
         claims: What the run claims.
-        layers: A digest of the module's layers as they print, and of its frozen weights.
+        layers_text: A digest of the module's layers as they print, and of its frozen weights.
         schema: How rows of a table become records. Records that were arrays are a column "x", or
             one column per input.
     """
@@ -64,7 +64,7 @@ class StoredModel:
     record_type: Inputs[str]
     target: Target
     claims: tuple[PrivacyClaim, ...]
-    layers: str
+    layers_text: str
     schema: TableSchema
 
     @classmethod
@@ -105,7 +105,7 @@ class StoredModel:
                     f"{name!r} of the module is {shapes.get(name, 'missing')}, and "
                     f"{wanted.get(name, 'missing')} in {where}: give the module that was trained"
                 )
-        if layers_of(task) != self.layers:
+        if layers_of(task) != self.layers_text:
             raise BadInput(
                 f"the module has the parameters of {where} beside other layers, such as another "
                 "activation, or other frozen weights: give the module that was trained"
@@ -119,7 +119,7 @@ class StoredModel:
             "record_type": self.record_type,
             "target": asdict(self.target),
             "claims": [claim.to_dict() for claim in self.claims],
-            "layers": self.layers,
+            "layers": self.layers_text,
             "schema": self.schema.to_dict(),
         }
         return safetensors.torch.save(self.tensors, {METADATA_KEY: json.dumps(about)})
@@ -359,7 +359,7 @@ def measure_run(run: OpenedRun, source: Path | None) -> dict[str, float]:
 
 def predictions_csv(run: OpenedRun, source: Path) -> str:
     """Predictions as CSV: a header, and one line per row or per non-blank line of text."""
-    features = run.stored.schema.features
+    features = run.stored.schema.feature_columns
     if source.suffix in SUFFIXES:
         _check_takes_tables(run, source)
         predictions = run.predict(source)
@@ -380,7 +380,7 @@ def predictions_csv(run: OpenedRun, source: Path) -> str:
 
 def _check_takes_tables(run: OpenedRun, source: Path) -> None:
     schema = run.stored.schema
-    if any(column.shape and column.text is None for column in schema.features):
+    if any(column.shape and column.text is None for column in schema.feature_columns):
         way_out = "use fedveil.open_run(folder).predict" if schema.by_name else "give them as .npy"
         raise BadInput(
             f"{source} is a table and the records of {run.folder} are arrays of shape "

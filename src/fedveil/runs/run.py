@@ -60,7 +60,7 @@ class FinishedRound:
 
     line: dict[str, Any]
     clients: int
-    refused: list[str]
+    refused_names: list[str]
 
 
 @dataclass
@@ -80,7 +80,7 @@ class FinishedRounds:
         self.state = state
 
     @property
-    def settled(self) -> list[FinishedRound]:
+    def completed_rounds(self) -> list[FinishedRound]:
         """The rounds that the state includes."""
         return [round for round in self.rounds if round.line["round"] <= self.state.round]
 
@@ -203,7 +203,7 @@ class Run:
         not begin, and files are whole. An error in `on_round` ends the run as Ctrl-C does, and is
         raised.
         """
-        lines = self.lines(on_start)
+        lines = self.metric_lines(on_start)
         try:
             for line in lines:
                 on_round(line)
@@ -213,7 +213,7 @@ class Run:
             lines.close()
         return self.result
 
-    def lines(
+    def metric_lines(
         self, on_start: Callable[[], None] = lambda: None
     ) -> Generator[dict[str, Any], None, None]:
         """Train like `execute`, yielding each round's line of metrics. Closing it ends the run.
@@ -368,7 +368,7 @@ class Run:
         `--resume` ends it. The report is drawn last, from those files. After a crash before that,
         `fedveil report` draws it.
         """
-        plan, state, rounds = self.training.plan, done.state, done.settled
+        plan, state, rounds = self.training.plan, done.state, done.completed_rounds
         gate = self.training.gate
         history = done.before + [round.line for round in rounds]
         data = self.training.data
@@ -391,7 +391,7 @@ class Run:
             requested=self.stop_requested,
         )
         updates = sum(round.clients for round in rounds)
-        refused = Counter(name for round in rounds for name in round.refused)
+        refused = Counter(name for round in rounds for name in round.refused_names)
         attack = self.training.participants.describe(claims)
         result = {
             "run_dir": str(self.folder),
@@ -413,7 +413,7 @@ class Run:
         stored = StoredModel.from_training(self.recipe.model, self.training, state.params, claims)
         write_atomic(self.folder / "model.safetensors", stored.to_bytes())
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
-        save_head(self.folder, ledger.end(file_digests(self.folder)))
+        save_head(self.folder, ledger.note_end(file_digests(self.folder)))
         write_report(self.folder)
         return result
 

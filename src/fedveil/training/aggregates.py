@@ -26,7 +26,7 @@ class Aggregate(Protocol):
         """Refuse cohorts of this expected size."""
         ...
 
-    def of(self, updates: torch.Tensor) -> torch.Tensor:
+    def combine(self, updates: torch.Tensor) -> torch.Tensor:
         """From finite updates [K, P], K at least 1, to one of them or between them, float64 [P]."""
         ...
 
@@ -42,7 +42,7 @@ class CoordinateMedian:
     def check(self, cohort: float) -> None:
         """Any cohort has a median."""
 
-    def of(self, updates: torch.Tensor) -> torch.Tensor:
+    def combine(self, updates: torch.Tensor) -> torch.Tensor:
         middle = (len(updates) - 1) // 2, len(updates) // 2
         return _by_column(updates, lambda block: block.sort(dim=0).values[list(middle)].mean(dim=0))
 
@@ -66,7 +66,7 @@ class TrimmedMean:
     def check(self, cohort: float) -> None:
         """Any cohort can be trimmed by less than half."""
 
-    def of(self, updates: torch.Tensor) -> torch.Tensor:
+    def combine(self, updates: torch.Tensor) -> torch.Tensor:
         out = int(self.trim * len(updates))
         return _by_column(
             updates, lambda block: block.sort(dim=0).values[out : len(block) - out].mean(dim=0)
@@ -103,7 +103,7 @@ class Krum:
                 "malicious",
             )
 
-    def of(self, updates: torch.Tensor) -> torch.Tensor:
+    def combine(self, updates: torch.Tensor) -> torch.Tensor:
         near = len(updates) - self.malicious - 2
         if near < 1:
             return updates.new_zeros(updates.shape[1], dtype=torch.float64)
@@ -131,7 +131,7 @@ class Flame:
         if cohort < 3:
             raise BadInput(f"a round has {cohort:g} clients: clusters need at least 3")
 
-    def of(self, updates: torch.Tensor) -> torch.Tensor:
+    def combine(self, updates: torch.Tensor) -> torch.Tensor:
         norms = updates.double().norm(dim=1)
         kept = _largest_cluster(updates, norms)
         scale = (norms.median() / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)

@@ -87,7 +87,7 @@ def check_aggregate(
     | weights by examples | always: rows count alike |
     | a cohort of which the rows do not fit | they take more than `memory` MiB |
     """
-    for method in ("check", "of"):
+    for method in ("check", "combine"):
         if isinstance(aggregate, type) or not callable(getattr(aggregate, method, None)):
             raise BadInput(f"aggregate is {shown(aggregate)}: an instance of Krum or another")
     name = type(aggregate).__name__

@@ -110,18 +110,18 @@ def tensors(inputs: Inputs[Array]) -> Features:
 class Draws:
     """The source of the dropout keys for the records of one local step of a cohort."""
 
-    streams: KeySource
+    key_source: KeySource
     round: int
     ids: Ids
     step: int
 
-    def keys(self, index: Ids) -> torch.Tensor:
+    def record_keys(self, index: Ids) -> torch.Tensor:
         """One key per record, int64 [K, B], for the records `index` [K, B] of each client.
 
         A key is a pure function of (streams, round, client, step, the record's index in its
         client). It does not depend on the rest of the batch or cohort.
         """
-        keys = self.streams.keys("dropout", self.round, self.ids, self.step)
+        keys = self.key_source.keys("dropout", self.round, self.ids, self.step)
         return torch.from_numpy(bits_at(keys, index).view(np.int64))
 
 
@@ -174,7 +174,7 @@ class Batch:
         if self.draws is None:
             raise AssertionError("the model has dropout and this batch has no source of keys")
         index = np.broadcast_to(np.arange(self.mask.shape[1]), self.mask.shape)
-        return self.draws.keys(index if self.index is None else self.index.numpy())
+        return self.draws.record_keys(index if self.index is None else self.index.numpy())
 
     def with_draws(self, draws: Draws) -> "Batch":
         """The same records with other dropout keys."""

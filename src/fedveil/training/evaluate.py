@@ -138,7 +138,7 @@ class ClientSums:
     """Sums of each metric over a slice of the clients' records, for the clients from `first` on."""
 
     first: int
-    sums: dict[str, npt.NDArray[np.float64]]
+    sums_by_client: dict[str, npt.NDArray[np.float64]]
 
 
 def over_clients(task: Task, params: torch.Tensor, data: FederatedData) -> dict[str, float]:
@@ -175,7 +175,7 @@ def client_spread(data: FederatedData, pieces: Iterable[ClientSums]) -> dict[str
     """
     totals: dict[str, npt.NDArray[np.float64]] = {}
     for piece in pieces:
-        for name, sums in piece.sums.items():
+        for name, sums in piece.sums_by_client.items():
             total = totals.setdefault(name, np.zeros(data.clients))
             total[piece.first : piece.first + len(sums)] += sums
     metrics = {}
@@ -194,15 +194,15 @@ class Owners:
 
     Attributes:
         x, y: Arrays that hold the records, in any order.
-        rows: Indices of the records in `x` and `y`, owner by owner.
-        offsets: Owner k has `rows[offsets[k]:offsets[k + 1]]`.
+        record_rows: Indices of the records in `x` and `y`, owner by owner.
+        offsets: Owner k has `record_rows[offsets[k]:offsets[k + 1]]`.
         of_clients: The owners are clients of the training. Otherwise nobody trains on the records.
         single_records: Every record counts as an owner, since it is unknown which belong together.
     """
 
     x: Inputs[Array]
     y: Array
-    rows: Rows
+    record_rows: Rows
     offsets: Rows
     of_clients: bool
     single_records: bool = False
@@ -295,7 +295,7 @@ def owner_means(
         for k, (start, stop) in enumerate(pairwise(owners.offsets.tolist())):
             values = []
             for a in range(start, stop, BATCH):
-                rows = owners.rows[a : min(a + BATCH, stop)]
+                rows = owners.record_rows[a : min(a + BATCH, stop)]
                 each = _measure(task, params, owners.x, owners.y, rows).per_example
                 columns = [_clamped(name, each[name], loss_clip) for name in names]
                 values.append(torch.stack(columns, dim=1))

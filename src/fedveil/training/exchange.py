@@ -47,7 +47,7 @@ def client_report(
             raise AssertionError("updates in the span of records are for sums nobody looks into")
         statistic = plan.client_statistic(Lengths(norms, done.clipped), round)
         return ClientReports(done, statistic, done.clipped, diverged)
-    rows, clipped = Rows.of(done.rows, round.start.shape[-1]), done.clipped != 0
+    rows, clipped = Rows.from_reports(done.rows, round.start.shape[-1]), done.clipped != 0
     if release.adds_noise:
         own = accept(rows, round.clip)
         clipped, diverged = clipped | own.clipped, own.refused
@@ -122,6 +122,6 @@ def server_sum(
         total.statistic += statistic[part].sum(dim=0)
         total.weight += float(weights[part].sum())
         total.clients += len(round.ids[part])
-        total.clipped += int(clipped[part].sum())
+        total.clipped_clients += int(clipped[part].sum())
         total.refused += tuple(int(c) for c in round.ids[part][unusable[part]])
     return accepted.lengths

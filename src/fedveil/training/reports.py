@@ -40,7 +40,7 @@ class Rows:
     rows: torch.Tensor
 
     @classmethod
-    def of(cls, reports: torch.Tensor | Sequence[torch.Tensor], size: int) -> "Rows":
+    def from_reports(cls, reports: torch.Tensor | Sequence[torch.Tensor], size: int) -> "Rows":
         """What arrived; one that is not a vector of `size` numbers becomes a row of NaN.
 
         A matrix of reports is changed in place: from here on it is the server's.
@@ -127,7 +127,7 @@ def accept(reports: Reports, clip: Clip | None) -> Accepted:
     | edge | behaviour |
     |---|---|
     | NaN or infinity in a report | the row is zero, refused[k] is true |
-    | report of another length or shape (`Rows.of`) | the row is zero, refused[k] is true |
+    | report of another shape (`Rows.from_reports`) | the row is zero, refused[k] is true |
     | report 1000 times too long | scaled to the clip, clipped[k] is true |
     | no clip | only refusals apply |
     | no reports | no rows |
@@ -170,7 +170,7 @@ class CohortSum:
         statistic: The sum of the statistics of an adaptive clip: private.
         weight: The sum of the weights.
         clients: The number of clients.
-        clipped: The number of clients that were clipped.
+        clipped_clients: The number of clients that were clipped.
         refused: The clients that sent something that cannot be used.
         notes: What the participants recorded of themselves, summed by name.
         updates_by_client: (clients, their updates [K, P]), None where only the sum is needed.
@@ -183,7 +183,7 @@ class CohortSum:
     statistic: torch.Tensor
     weight: float = 0.0
     clients: int = 0
-    clipped: int = 0
+    clipped_clients: int = 0
     refused: tuple[int, ...] = ()
     notes: dict[str, float] = field(default_factory=dict)
     updates_by_client: list[tuple[Ids, torch.Tensor]] | None = None
@@ -239,7 +239,7 @@ class CohortSum:
         self.statistic += other.statistic
         self.weight += other.weight
         self.clients += other.clients
-        self.clipped += other.clipped
+        self.clipped_clients += other.clipped_clients
         self.refused += other.refused
         self.note(other.notes)
         if self.updates_by_client is not None and other.updates_by_client is not None:
@@ -259,7 +259,7 @@ class CohortSum:
         return torch.cat(rows) if rows else self.total.new_zeros(0, len(self.total))
 
 
-_REST = ("weight", "clients", "clipped", "refused", "notes", "updates_by_client")
+_REST = ("weight", "clients", "clipped_clients", "refused", "notes", "updates_by_client")
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +282,7 @@ class ClientBatch:
     everyone: Ids
 
     @classmethod
-    def of(
+    def from_round(
         cls, round: Round, cohort: CohortData, gradients: Gradients, *, only_sum: bool = False
     ) -> "ClientBatch":
         """The clients of `cohort`, as a part of a round."""

@@ -159,7 +159,7 @@ def end(
     if aggregate is None or not cohort.weight:
         mean = total.div_(release.divisor(cohort.weight, plan.expected))
     else:
-        mean = aggregate.of(cohort.updates)
+        mean = aggregate.combine(cohort.updates)
     # step, and adapt the clip
     after = replace(state, round=round.number)
     if cohort.enough and cohort.weight >= release.channel.minimum:
@@ -174,12 +174,12 @@ def end(
         round=round.number,
         state=after,
         clients=cohort.clients,
-        clipped=cohort.clipped / max(cohort.clients, 1) if cohort.clipping_known else None,
+        clipped=cohort.clipped_clients / max(cohort.clients, 1) if cohort.clipping_known else None,
         clip=clip,
         snr=strength / noise if noise and known else None,
         refused=cohort.refused,
         metrics={},
         seconds=time.perf_counter() - round.began,
         spent=partial(plan.spent, round.number, most, ledger.extra_attempts),
-        quoted=partial(plan.quoted, round.number, most, ledger.extra_attempts),
+        quoted=partial(plan.claim_if_ended, round.number, most, ledger.extra_attempts),
     )

@@ -277,7 +277,7 @@ class Training:
         gate, streams = self.gate, round.server_streams
         result = replace(
             result,
-            metrics=gate.metrics(result.state, ledger, streams),
+            metrics=gate.evaluate_round(result.state, ledger, streams),
             over_clients=gate.over_clients(result.state),
             notes=self.participants.summary(cohort.notes, cohort.clients),
             seconds=time.perf_counter() - round.began,
@@ -365,7 +365,7 @@ class Training:
             weights=self.weights,
             participants=self.participants,
             mixes=self.mixes,
-            rows=self.aggregate is not None,
+            keeps_updates=self.aggregate is not None,
         )
         return (self.make_engine or self._this_machine)(job)
 

@@ -41,7 +41,7 @@ class Axis:
     """One key of the recipe, or several joined by ":", and the values it takes, as text."""
 
     key: str
-    values: tuple[str, ...]
+    choices: tuple[str, ...]
 
     @property
     def joined_keys(self) -> list[str]:
@@ -114,11 +114,11 @@ def cells(source: str, overrides: Sequence[str], axes: Sequence[Axis]) -> list[C
     for key in keys:
         if keys.count(key) > 1:
             raise BadInput(f"--grid {key} is given twice: give all its values at once")
-    count = math.prod(len(a.values) for a in axes)
+    count = math.prod(len(a.choices) for a in axes)
     if count > _MOST_CELLS:
         raise BadInput(f"the grid has {count:,} cells: at most {_MOST_CELLS:,} are possible")
     grid = []
-    for values in itertools.product(*(a.values for a in axes)):
+    for values in itertools.product(*(a.choices for a in axes)):
         choice: dict[str, str] = {}
         for a, value in zip(axes, values, strict=True):
             choice |= a.assign(value)

@@ -204,7 +204,7 @@ class Sweep:
         """What makes two sweeps the same."""
         return {
             "format": _FORMAT,
-            "axes": [[axis.key, *axis.values] for axis in self.axes],
+            "axes": [[axis.key, *axis.choices] for axis in self.axes],
             "repeat": self.repeat,
             "curves": self.laboratory.curves,
             "recipes": [cell.digest[:16] for cell in self.cells],

@@ -98,7 +98,7 @@ class Sizes:
                 f"{self.clients} is needed"
             )
 
-    def turns(self, rounds: int) -> int:
+    def most_turns(self, rounds: int) -> int:
         """How often a client takes part at most, in turn: ceil(b rounds / N)."""
         return -(-self.cohort * rounds // self.clients)
 
@@ -181,7 +181,7 @@ def error_bound(
         return math.inf
     local = _local_error(constants, steps)
     cohort = _cohort_error(constants, sizes, steps)
-    turns, share = sizes.turns(rounds), sizes.parameters / sizes.cohort
+    turns, share = sizes.most_turns(rounds), sizes.parameters / sizes.cohort
     added = rates**2 * local
     variances = noise.variance(rates.reshape(rounds, steps).sum(axis=1), turns)
     ends = np.arange(steps - 1, steps * rounds, steps)
@@ -219,7 +219,7 @@ def decayed_bound(
     if not gamma >= least * (1 - 1e-12):
         return math.inf
     mu, total = constants.convexity, steps * rounds
-    turns, share = sizes.turns(rounds), sizes.parameters / sizes.cohort
+    turns, share = sizes.most_turns(rounds), sizes.parameters / sizes.cohort
     first = 2 / (mu * (np.arange(steps) + gamma))
     worst = share * float(noise.variance(first.sum(keepdims=True), turns)[0]) / first[-1] ** 2
     each = total * _local_error(constants, steps)
@@ -326,14 +326,14 @@ class FormulaSettings:
     """What the formulas need.
 
     Attributes:
-        sizes: Clients, cohort and parameters.
+        federation_sizes: Clients, cohort and parameters.
         epsilon: Of the wanted claim.
         delta: Of the wanted claim.
         laplace: Whether noise is Laplace. Otherwise it is Gaussian.
         trusted_server: Whether the server adds the noise. Otherwise clients do.
     """
 
-    sizes: Sizes
+    federation_sizes: Sizes
     epsilon: float
     delta: float
     laplace: bool
@@ -352,7 +352,7 @@ class FormulaSettings:
 
     def privacy_plan(self, rounds: int) -> PrivacyPlan:
         """The privacy plan of that many rounds, for updates of length at most 1."""
-        n, b = self.sizes.clients, self.sizes.cohort
+        n, b = self.federation_sizes.clients, self.federation_sizes.cohort
         budget = Budget(self.epsilon, self.delta)
         if self.trusted_server:
             return central(Poisson(b / n), n, Fixed(1.0), rounds=rounds, budget=budget)
@@ -367,15 +367,15 @@ class FormulaSettings:
         multiplier = plan.release.settings(plan.schedule)["multiplier"]
         spread = math.sqrt(2) if self.laplace else 1.0
         if self.trusted_server:
-            noise = multiplier / self.sizes.cohort
+            noise = multiplier / self.federation_sizes.cohort
         else:
-            noise = 2 * spread * multiplier / math.sqrt(self.sizes.cohort)
+            noise = 2 * spread * multiplier / math.sqrt(self.federation_sizes.cohort)
         return FormulaOption(
             steps=steps,
             rounds=rounds,
-            reports_per_client=self.sizes.turns(rounds),
+            reports_per_client=self.federation_sizes.most_turns(rounds),
             noise_std=noise,
-            signal=1 / (noise * math.sqrt(self.sizes.parameters)) * math.sqrt(rounds),
+            signal=1 / (noise * math.sqrt(self.federation_sizes.parameters)) * math.sqrt(rounds),
             claim=plan.claims(rounds)[0],
         )
 

@@ -278,7 +278,7 @@ class SweepResults:
     @property
     def grid_shape(self) -> list[int]:
         """The number of values on each axis."""
-        return [len(axis.values) for axis in self.axes]
+        return [len(axis.choices) for axis in self.axes]
 
     @property
     def metric_names(self) -> list[str]:
@@ -331,7 +331,7 @@ class SweepResults:
         for cells in grid.reshape(-1, *(self.grid_shape[i] for i in along)):
             places = np.unravel_index(cells.flat[0], self.grid_shape)
             others = [
-                f"{axis_label(axis.key)} {axis.values[place]}"
+                f"{axis_label(axis.key)} {axis.choices[place]}"
                 for i, (axis, place) in enumerate(zip(self.axes, places, strict=True))
                 if i not in along
             ]
@@ -428,7 +428,7 @@ def _lines(results: SweepResults) -> list[Markup]:
     axis, slices = results.axes[along], results.slices(along)
     if len(slices) > _MOST_LINES:
         return []
-    xs = [_number(value) for value in axis.values]
+    xs = [_number(value) for value in axis.choices]
     numeric = all(map(math.isfinite, xs))
     if not numeric:
         xs = [float(k) for k in range(len(xs))]
@@ -444,7 +444,7 @@ def _lines(results: SweepResults) -> list[Markup]:
             x_label=axis_label(axis.key),
             y_label=f"mean {metric} on the test split, 95 % interval",
             lines=lines,
-            x_names=() if numeric else axis.values,
+            x_names=() if numeric else axis.choices,
             note=results.claims_note,
             log_x=numeric and _spread(xs) >= 10,
             log_y=_spread([y for line in lines for _, y in line.points]) >= 30,
@@ -471,8 +471,8 @@ def _maps(results: SweepResults) -> list[Markup]:
             x_label=axis_label(results.axes[across].key),
             y_label=axis_label(results.axes[down].key),
             quantity=f"mean test {metric}",
-            column_names=results.axes[across].values,
-            row_names=results.axes[down].values,
+            column_names=results.axes[across].choices,
+            row_names=results.axes[down].choices,
             cell_values=[[v if math.isfinite(v) else math.inf for v in row] for row in means],
             best_cell=(marked[0][0], marked[0][1]) if len(marked) == 1 else None,
             note=f"{frame}{results.claims_note}",

@@ -297,8 +297,8 @@ class FollowedRun:
                 self._spending = wanted
             done = charged.rounds, charged.turns, charged.extra_attempts
             paid = self._spending.spent(*done)
-            claims = (self._spending.quoted(*done), paid) if paid.condition else (paid,)
-        return Statement(charged.run, charged.charges, claims, charged.budget)
+            claims = (self._spending.claim_if_ended(*done), paid) if paid.condition else (paid,)
+        return Statement(charged.run, charged.charges, claims, charged.epsilon_budget)
 
 
 def _planned(recipe: str) -> int | None:

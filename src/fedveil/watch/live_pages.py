@@ -277,8 +277,8 @@ def _more(status: RunStatus, *, full: bool) -> Markup:
     """Problems, notes, the last charges, and what the claim does not cover."""
     contents = status.contents
     parts: list[Content] = [tag("p", trouble, class_="warn") for trouble in contents.trouble]
-    if contents.notes:
-        parts.append(listed(contents.notes))
+    if contents.result_notes:
+        parts.append(listed(contents.result_notes))
     charges = [] if contents.statement is None else contents.statement.charges
     if charges:
         rows: list[dict[str, Content]] = []

@@ -382,9 +382,9 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ctrl-C and SIGTERM: it ends, and nothing is raised."""
-        self.end()
+        self.stop()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End soon. Event streams end first, since the server waits for open responses."""
         self.should_exit = True
         self._loop.call_soon_threadsafe(self._watcher.ended.set)
@@ -396,7 +396,7 @@ class _Server(uvicorn.Server):
         """
         while os.read(0, 1 << 12):
             pass
-        self.end()
+        self.stop()
 
 
 def _warm_up() -> None:

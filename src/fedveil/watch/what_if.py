@@ -38,32 +38,34 @@ class Knob:
     """A setting of the page: its range, its first value, and its label."""
 
     name: str
-    low: float
-    high: float
-    start: float
+    smallest: float
+    largest: float
+    initial: float
     label: str
     note: str
     whole: bool = False
 
     @property
-    def values(self) -> list[float]:
+    def slider_values(self) -> list[float]:
         """The values of its slider, about evenly spaced on a logarithmic scale."""
-        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        powers = range(
+            math.floor(math.log10(self.smallest)), math.ceil(math.log10(self.largest)) + 1
+        )
         every = {float(f"{digits}e{power}") for power in powers for digits in _DIGITS}
-        within = {value for value in every if self.low <= value <= self.high}
-        values = within | {self.low, self.high, self.start}
+        within = {value for value in every if self.smallest <= value <= self.largest}
+        values = within | {self.smallest, self.largest, self.initial}
         return sorted(value for value in values if not self.whole or value == int(value))
 
     def parse(self, text: str | None) -> float:
         """Parse a value of a query. One that is outside the slider's range is refused."""
         try:
-            value = float(text) if text is not None else self.start
+            value = float(text) if text is not None else self.initial
         except ValueError:
             value = math.nan
-        if not self.low <= value <= self.high or (self.whole and value != int(value)):
+        if not self.smallest <= value <= self.largest or (self.whole and value != int(value)):
             kind = "a whole number" if self.whole else "a number"
             raise BadInput(
-                f"{self.name} is {text!r:.40}: {kind} from {self.low:g} to {self.high:g}"
+                f"{self.name} is {text!r:.40}: {kind} from {self.smallest:g} to {self.largest:g}"
             )
         return value
 
@@ -260,8 +262,8 @@ def answer_parts(settings: Settings, *, fine: bool) -> str:
 
 
 def _knob(knob: Knob) -> Markup:
-    values = knob.values
-    at = min(range(len(values)), key=lambda k: abs(values[k] - knob.start))
+    values = knob.slider_values
+    at = min(range(len(values)), key=lambda k: abs(values[k] - knob.initial))
     texts = [number_text(value) for value in values]
     return tag(
         "div",

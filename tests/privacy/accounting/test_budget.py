@@ -125,18 +125,21 @@ def test_budget_that_the_seventh_round_would_exceed_permits_six(make_line):
     event = Gaussian(4.0)
     six, seven = (epsilon(event, n, 1e-5, Relation.ZERO_OUT) for n in (6, 7))
     between = make_line(event=event, budget=Budget((six + seven) / 2, 1e-5))
-    assert between.permitted(100) == 6
-    assert make_line(event=event, budget=Budget(seven, 1e-5)).permitted(100) == 7
-    assert make_line(event=event, budget=Budget(math.nextafter(seven, 0), 1e-5)).permitted(100) == 6
+    assert between.permitted_rounds(100) == 6
+    assert make_line(event=event, budget=Budget(seven, 1e-5)).permitted_rounds(100) == 7
+    assert (
+        make_line(event=event, budget=Budget(math.nextafter(seven, 0), 1e-5)).permitted_rounds(100)
+        == 6
+    )
 
 
 def test_permitted_is_never_more_than_planned(make_line):
-    assert make_line(budget=Budget(1e3, 1e-5)).permitted(5) == 5
-    assert make_line(budget=Budget(math.inf, 1e-5)).permitted(5) == 5
+    assert make_line(budget=Budget(1e3, 1e-5)).permitted_rounds(5) == 5
+    assert make_line(budget=Budget(math.inf, 1e-5)).permitted_rounds(5) == 5
 
 
 def test_permitted_is_zero_when_not_even_one_round_fits(make_line):
-    assert make_line(event=Gaussian(0.1)).permitted(5) == 0
+    assert make_line(event=Gaussian(0.1)).permitted_rounds(5) == 0
 
 
 @given(
@@ -156,7 +159,7 @@ def test_permitted_rounds_fit_and_one_more_does_not(share, target, planned):
         noise=NoiseSource.SEEDED,
         assumptions=(),
     )
-    permitted = terms.permitted(planned)
+    permitted = terms.permitted_rounds(planned)
     assert permitted <= planned
     assert after(terms, permitted) <= target
     if permitted < planned:
@@ -166,8 +169,8 @@ def test_permitted_rounds_fit_and_one_more_does_not(share, target, planned):
 def test_permitted_rounds_leave_the_samplers_share_of_delta(make_line):
     budget = Budget(3.0, 1e-5)
     kept = make_line(slip=0.9e-5, noise=NoiseSource.SECURE, budget=budget)
-    rounds = kept.permitted(1000)
-    assert rounds < make_line(budget=budget).permitted(1000)
+    rounds = kept.permitted_rounds(1000)
+    assert rounds < make_line(budget=budget).permitted_rounds(1000)
     event, relation = kept.event, kept.relation
     assert epsilon(event, rounds, 0.1e-5, relation) <= 3.0
     assert epsilon(event, rounds + 1, 0.1e-5, relation) > 3.0
@@ -187,7 +190,7 @@ def test_permitted_of_sampled_rounds_stays_within_the_budget(make_line):
         relation=Relation.ADD_REMOVE,
         budget=Budget(2.0, 1e-5),
     )
-    permitted = terms.permitted(500)
+    permitted = terms.permitted_rounds(500)
     assert 0 < permitted < 500
     assert after(terms, permitted) <= 2.0 < after(terms, permitted + 1)
 
@@ -297,7 +300,7 @@ def test_nobody_is_concerned_more_often_than_said(population, size, every, round
     sampler, streams = RoundRobin(min(size, population)), Streams(1)
     terms = BudgetLine(
         event=Gaussian(4.0),
-        share=sampler.share(population),
+        share=sampler.participation_share(population),
         every=every,
         budget=Budget(1.0, 1e-5),
         unit=Unit.CLIENT,
@@ -316,7 +319,7 @@ def test_nobody_is_concerned_more_often_than_said(population, size, every, round
 def test_each_participation_counts_all_of_its_events(make_line):
     terms = make_line(per=6)
     assert terms.claims(3)[0].epsilon == epsilon(terms.event, 18, 1e-5, terms.relation)
-    assert terms.permitted(10**4) == make_line().permitted(10**5) // 6
+    assert terms.permitted_rounds(10**4) == make_line().permitted_rounds(10**5) // 6
 
 
 @pytest.mark.parametrize(("name", "value"), [("every", 0), ("per", 0), ("cap", 0), ("cap", -1)])
@@ -328,8 +331,8 @@ def test_number_below_one_is_refused(make_line, name, value):
 def test_capped_line_whose_cap_fits_is_permitted_for_ever(make_line):
     whole = make_line(budget=Budget(math.inf, 1e-5))
     budget = Budget(whole.claims(4)[0].epsilon, 1e-5)
-    assert make_line(cap=4, budget=budget).permitted(10**4) == 10**4
-    assert make_line(cap=5, budget=budget).permitted(10**4) == 4
+    assert make_line(cap=4, budget=budget).permitted_rounds(10**4) == 10**4
+    assert make_line(cap=5, budget=budget).permitted_rounds(10**4) == 4
 
 
 # --- which accountants ---

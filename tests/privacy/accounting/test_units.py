@@ -391,12 +391,12 @@ def test_participations_events_and_the_sampler_s_part_travel_with_claims():
     assert median.composed.count == 8
     assert median.for_units(2).holds_for == "the median client"
     spent = Spending(reports, 10)
-    assert spent.quoted(7).composed.count == 28
-    assert spent.quoted(7, extra_attempts=8).composed.count == 60
+    assert spent.claim_if_ended(7).composed.count == 28
+    assert spent.claim_if_ended(7, extra_attempts=8).composed.count == 60
 
 
 def test_attempts_of_a_curator_count_for_several_units():
     event = GaussianWithCurator(Gaussian(4.0), Gaussian(10.0), 2)
     seen = line(event, Relation.REPLACE, Trust.CURATOR)
-    assert Spending(seen, 5).quoted(5, extra_attempts=3).composed.event.most == 5
+    assert Spending(seen, 5).claim_if_ended(5, extra_attempts=3).composed.event.most == 5
     assert claims_of((seen,), 5, None, extra_attempts=3)[0].composed.event.most == 5

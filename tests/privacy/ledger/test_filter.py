@@ -277,7 +277,7 @@ def test_an_order_that_is_used_up_stays_used_up():
         if not filter.admits(spent, curve):
             continue
         spent = spent + curve
-        over = spent > filter.limits
+        over = spent > filter.order_limits
         assert not (gone & ~over).any()
         gone |= over
         assert not over.all()
@@ -295,9 +295,9 @@ def test_delta_is_divided_among_the_orders():
     """At each order a spending at its limit has exactly delta / |A| of conversion left."""
     filter = RenyiFilter(2.0, DELTA)
     orders = np.array(ORDERS)
-    left = np.exp(-(orders - 1) * (2.0 - filter.limits))
+    left = np.exp(-(orders - 1) * (2.0 - filter.order_limits))
     assert left.sum() == pytest.approx(DELTA)
-    assert RenyiFilter(2.0, DELTA, (8,)).limits[0] > filter.limits[ORDERS.index(8)]
+    assert RenyiFilter(2.0, DELTA, (8,)).order_limits[0] > filter.order_limits[ORDERS.index(8)]
 
 
 def test_nothing_spent_is_nothing_claimed_and_a_little_is_not_nothing():
@@ -309,11 +309,11 @@ def test_nothing_spent_is_nothing_claimed_and_a_little_is_not_nothing():
 def test_what_is_spent_is_told_as_the_filter_counts_it():
     """At the limit of whichever order, epsilon is all of the budget; below it, less."""
     filter = RenyiFilter(2.0, DELTA)
-    for k in np.flatnonzero(filter.limits > 0):
+    for k in np.flatnonzero(filter.order_limits > 0):
         spent = np.full(len(ORDERS), 1e9)
-        spent[k] = filter.limits[k]
+        spent[k] = filter.order_limits[k]
         assert filter.epsilon_of(spent) == pytest.approx(2.0, rel=1e-12)
-        spent[k] -= 0.5 * filter.limits[k]
+        spent[k] -= 0.5 * filter.order_limits[k]
         assert filter.epsilon_of(spent) < 2.0
 
 

@@ -59,7 +59,7 @@ def test_an_attempt_is_a_turn_of_the_clients_asked(path, make_line):
     """Of two clients one has had all turns its budget pays for; the other may still be asked."""
     local = {"noise": NoiseSource.SECURE, "trust": Trust.LOCAL, "relation": Relation.REPLACE}
     terms = make_line(**local)
-    most = terms.permitted(1000)
+    most = terms.permitted_rounds(1000)
     ledger = Ledger.create(path, LedgerRun({"run": "one"}, (terms,), most, 2))
     for round in range(1, most + 1):
         ledger.charge(round, np.array([0]))

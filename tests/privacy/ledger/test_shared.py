@@ -313,7 +313,7 @@ def test_secure_noise_keeps_a_share_of_delta_for_its_sampler(make_line):
     secure = Common.from_lines((make_line(noise=NoiseSource.SECURE),), "d", LIMIT)
     assert seeded.filter.delta == DELTA
     assert secure.filter.delta == pytest.approx(DELTA * (1 - 2**-10), rel=1e-12)
-    assert (secure.filter.limits < seeded.filter.limits).all()
+    assert (secure.filter.order_limits < seeded.filter.order_limits).all()
 
 
 def test_a_common_epsilon_too_large_for_the_sampler_is_refused(make_line):

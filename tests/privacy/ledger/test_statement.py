@@ -53,7 +53,7 @@ def test_claims_are_those_of_the_terms(make_line, write, rounds, share):
     said = only(write(terms, rounds=rounds))
     assert said.claims == terms.claims(terms.participations(rounds))
     assert said.run == "one"
-    assert said.budget == 3.0
+    assert said.epsilon_budget == 3.0
     assert [charge.round for charge in said.charges] == list(range(1, rounds + 1))
 
 

@@ -37,11 +37,11 @@ def path(tmp_path, make_line):
     first.charge(2, np.array([2, 4]))
     third = Ledger.join(path, LedgerRun(about("three"), *rest))
     third.charge(1, np.array([5]))
-    third.end({"result.json": "a"})
+    third.note_end({"result.json": "a"})
     third.note_resumed()
-    third.end({"result.json": "b"})
+    third.note_end({"result.json": "b"})
     second.charge(2, np.array([0, 5]))
-    second.end({"result.json": "c"})
+    second.note_end({"result.json": "c"})
     for ledger in (first, second, third):
         ledger.close()
     return path

@@ -54,7 +54,7 @@ def test_low_bits_of_float_noise_tell_two_sums_apart(dtype):
 def grid_releases():
     """Releases of both sums on the grid, in steps."""
     grid = grid_for(1.0, DEVIATION, SIZE)
-    scale = DEVIATION / grid.step
+    scale = DEVIATION / grid.spacing
     totals = [grid.quantise(torch.full((SIZE,), total)).numpy() for total in (0.0, SHIFT + 1e-9)]
     return grid, [
         t + gaussian_int(Seeded(11 + i), scale, (TRIALS, SIZE)) for i, t in enumerate(totals)
@@ -66,7 +66,7 @@ def test_same_test_learns_nothing_from_the_grid(grid_releases, dtype):
     grid, releases = grid_releases
     seen = [grid.dequantise(torch.from_numpy(r)).numpy().astype(dtype) for r in releases]
     for release in seen:
-        assert np.array_equal(release / grid.step, np.rint(release / grid.step))
+        assert np.array_equal(release / grid.spacing, np.rint(release / grid.spacing))
     found, chance = advantage(*(fine_near_zero(s, dtype) for s in seen))
     assert found <= chance
     assert found == 0
@@ -84,6 +84,6 @@ def test_remainders_on_the_grid_do_not_depend_on_the_sum(grid_releases, modulus)
 def test_best_test_of_one_release_has_the_advantage_of_the_gaussian_mechanism(grid_releases):
     """The sum of all coordinates tells the most; it must not tell more than it may."""
     grid, releases = grid_releases
-    middle = SIZE * SHIFT / 2 / grid.step
+    middle = SIZE * SHIFT / 2 / grid.spacing
     found, chance = advantage(*(r.sum(axis=1) > middle for r in releases))
     assert abs(found - (2 * stats.norm.cdf(1 / (2 * DEVIATION)) - 1)) <= chance

@@ -150,19 +150,19 @@ def test_multiples_of_the_step_go_there_and_back():
 @settings(max_examples=300, deadline=None)
 def test_chosen_grid_is_fine_enough_or_as_fine_as_possible(sensitivity, scale, size, norm):
     grid = grid_for(sensitivity, scale, size, norm)
-    assert scale / grid.step <= 2.0**30
-    assert sensitivity / grid.step <= 2.0**40
-    fine = grid.step <= scale * 2.0**-20
-    off = grid.step * (size if norm is Norm.L1 else math.sqrt(size))
+    assert scale / grid.spacing <= 2.0**30
+    assert sensitivity / grid.spacing <= 2.0**40
+    fine = grid.spacing <= scale * 2.0**-20
+    off = grid.spacing * (size if norm is Norm.L1 else math.sqrt(size))
     fine &= off <= sensitivity * 2.0**-13 * (1 + 1e-12)
-    finest = grid.step / 2 < max(scale * 2.0**-30, sensitivity * 2.0**-40)
+    finest = grid.spacing / 2 < max(scale * 2.0**-30, sensitivity * 2.0**-40)
     assert fine or finest
 
 
 @pytest.mark.parametrize("multiplier", [0.1, 0.5, 1.0, 5.0, 20.0])
 @pytest.mark.parametrize("size", [1, 11, 10_000, 10**7])
 def test_usual_settings_cost_less_than_a_thousandth(multiplier, size):
-    assert grid_for(0.5, 0.5 * multiplier, size).step * math.sqrt(size) < 0.5e-3
+    assert grid_for(0.5, 0.5 * multiplier, size).spacing * math.sqrt(size) < 0.5e-3
 
 
 @pytest.mark.parametrize("bad", [(0.0, 1.0, 1), (1.0, 0.0, 1), (1.0, math.nan, 1), (1.0, 1.0, 0)])

@@ -30,7 +30,7 @@ def added(branches):
     tree = SumTree(zero)
     for branch in branches:
         tree.add_(branch)
-    return tree.total()
+    return tree.finish()
 
 
 def one_by_one(count):

@@ -68,7 +68,7 @@ def test_modes_agree_on_whole_rounds(make_family, name, clip):
         run(engine_for(task, data, work=work, clip=clip, mode=mode)) for mode in Mode
     )
     assert relative(vectorised.total, looped.total) < 1e-5
-    assert vectorised.clipped == looped.clipped
+    assert vectorised.clipped_clients == looped.clipped_clients
 
 
 def many_clients(make_data, count=30):
@@ -92,7 +92,7 @@ def test_chunks_do_not_change_vectorised_training_beyond_rounding(make_data, tas
     engine = engine_for(task, data, work=work, clip=Fixed(0.5))
     whole, cut = run(engine), run(replace(engine, chunk=7))
     assert relative(cut.total, whole.total) < 1e-6
-    assert cut.clipped == whole.clipped
+    assert cut.clipped_clients == whole.clipped_clients
 
 
 def test_a_round_repeats_bit_for_bit(make_data, task):
@@ -121,7 +121,7 @@ def test_the_mean_by_examples_is_the_gradient_of_all_records(task, data):
 def test_an_empty_cohort_is_a_sum_of_zeros(task, data):
     done = run(engine_for(task, data, clip=CLIP), np.array([], dtype=np.int64))
     assert done.total.tolist() == [0] * task.size
-    assert (done.clients, done.clipped, done.refused, done.weight) == (0, 0, (), 0)
+    assert (done.clients, done.clipped_clients, done.refused, done.weight) == (0, 0, (), 0)
 
 
 def replacing(client, report):
@@ -211,7 +211,7 @@ def test_a_part_of_the_work_that_keeps_something_of_a_client_is_refused(task, da
 def test_clipped_counts_clients(task, data):
     everyone = run(engine_for(task, data, clip=Fixed(1e-6)))
     nobody = run(engine_for(task, data, clip=Fixed(1e6)))
-    assert (everyone.clipped, nobody.clipped) == (data.clients, 0)
+    assert (everyone.clipped_clients, nobody.clipped_clients) == (data.clients, 0)
 
 
 def test_the_chunk_fits_memory_and_is_at_least_one(make_family, data, task):

@@ -72,4 +72,4 @@ def test_frozen_weights_cost_no_memory_per_client(make_data, mode):
     batch = Batches(size=0, steps=1).for_round(cohort.ids, cohort.sizes, 1, None).batch(0)
     assert walk.mean(None, batch).shape == (3, 501)
     assert walk.clipped_sum(None, batch, Clip(1.0)).shape == (3, 501)
-    assert task.layers["0"].weight.data_ptr() == frozen.weight.data_ptr()
+    assert task.named_layers["0"].weight.data_ptr() == frozen.weight.data_ptr()

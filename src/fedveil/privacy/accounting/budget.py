@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -252,7 +252,7 @@ class BudgetLine:
             composed=composed,
         )
 
-    def permitted(self, planned: int) -> int:
+    def permitted_rounds(self, planned: int) -> int:
         """How many of `planned` rounds fit the budget."""
         accountant, budget = self.accountants[0], self.budget
         if math.isinf(budget.epsilon):
@@ -312,7 +312,7 @@ class BudgetLine:
         return {**row, "rounds": list(self.rounds)} if self.rounds else row
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> "BudgetLine":
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
         """Inverse of `to_dict`."""
         try:
             values = {}
@@ -460,7 +460,7 @@ class Spending:
         chosen = line.end_was_chosen(rounds, self.permitted, extra_attempts)
         return replace(claim, condition=NOT_DECIDED) if chosen else claim
 
-    def quoted(
+    def claim_if_ended(
         self, rounds: int, turns: int | None = None, extra_attempts: int = 0
     ) -> PrivacyClaim:
         """The claim to quote if the run ends after `rounds` rounds, whatever the reason."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
 from html import escape
-from typing import Any
+from typing import Any, Self
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting import events
@@ -104,7 +104,7 @@ class Composed:
         return {**vars(self), "event": events.to_dict(self.event), "vouched": str(self.vouched)}
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> "Composed":
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
         """Inverse of `to_dict`."""
         try:
             count, slip, vouched = int(raw["count"]), float(raw["slip"]), float(raw["vouched"])
@@ -295,7 +295,7 @@ class PrivacyClaim:
         return out
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> "PrivacyClaim":
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
         """Inverse of `to_dict`."""
         kinds: dict[str, Callable[[Any], Any]] = {
             "epsilon": float,

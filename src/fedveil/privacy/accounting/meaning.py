@@ -376,7 +376,7 @@ class Meaning:
         )
 
     @property
-    def number(self) -> str:
+    def claim_text(self) -> str:
         """The claim in the field's own words."""
         return "nothing is claimed" if self.claim is None else str(self.claim)
 

@@ -59,7 +59,7 @@ class LedgerRun:
     common: Common | None = None
     repeats: bool = True
 
-    def rows(self, salt: str) -> dict[str, str]:
+    def identifying_values(self, salt: str) -> dict[str, str]:
         """The values that identify the run. Digests of private things are sealed."""
         rows, lines = dict(self.about), []
         for key in _SEALED:
@@ -138,7 +138,7 @@ class Ledger:
         if name not in runs and len(runs) != 1:
             raise LedgerMismatch(f"{path}: there is no run {name!r} in this ledger")
         stored = runs[name] if name in runs else next(iter(runs.values()))
-        for key, value in run.rows(read_about(path)["salt"]).items():
+        for key, value in run.identifying_values(read_about(path)["salt"]).items():
             if stored.get(key) == value:
                 continue
             if key == "identity":
@@ -328,7 +328,7 @@ class Ledger:
         now = datetime.now(UTC)
         return (now if self._replays else now.date()).isoformat()
 
-    def end(self, files: dict[str, str]) -> Head:
+    def note_end(self, files: dict[str, str]) -> Head:
         """Note what the run left when it ended: a digest by file name. Returns the new head.
 
         Calling it again replaces the closing entry. `note_resumed` voids it.
@@ -340,7 +340,7 @@ class Ledger:
     def note_resumed(self) -> None:
         """Note that a run that had ended is resumed, before anything it left is changed."""
         if self.closing_files():
-            self.end({})
+            self.note_end({})
 
     def closing_files(self) -> dict[str, str]:
         """The files that the run left when it ended last, empty while it is open."""
@@ -433,7 +433,7 @@ def _register(db: sqlite3.Connection, run: LedgerRun) -> None:
     """
     after = hash_chain.head_of(db).length
     rest = {"permitted": str(run.permitted), "after": str(after)}
-    text = json.dumps({**run.rows(_salt(db)), **rest})
+    text = json.dumps({**run.identifying_values(_salt(db)), **rest})
     db.execute("INSERT INTO runs VALUES (?, ?)", (run.about["run"], text))
 
 

@@ -81,21 +81,21 @@ class RenyiFilter:
             raise BadInput(f"delta is {self.delta}: a number in (0, 1) is needed")
         if not self.orders or min(self.orders) < 2:
             raise BadInput("a filter needs at least one Renyi order, all of them 2 or more")
-        if not (self.limits > 0).any():
+        if not (self.order_limits > 0).any():
             raise BadInput(
                 f"a common budget of epsilon {self.epsilon:g} at delta {self.delta:g} is too small "
                 "for a Renyi filter: raise either"
             )
 
     @property
-    def limits(self) -> Curve:
+    def order_limits(self) -> Curve:
         """The largest sum of divergences of each order, negative where an order is of no use."""
         orders = np.array(self.orders, dtype=np.float64)
         return self.epsilon - math.log(len(self.orders) / self.delta) / (orders - 1)
 
     def admits(self, spent: Curve, curve: Curve) -> npt.NDArray[np.bool_]:
         """Whether `curve` fits on top of `spent` [..., orders] at some order, for each row."""
-        return np.asarray((spent + curve <= self.limits).any(axis=-1))
+        return np.asarray((spent + curve <= self.order_limits).any(axis=-1))
 
     def epsilon_of(self, spent: Curve) -> float:
         """The epsilon that what is spent amounts to, as the filter counts."""
@@ -259,7 +259,7 @@ class SharedBudget:
         """
         self._catch_up(db)
         with np.errstate(divide="ignore", invalid="ignore"):
-            room = np.nan_to_num((self._filter.limits - self._spent) / self._curve, nan=0.0)
+            room = np.nan_to_num((self._filter.order_limits - self._spent) / self._curve, nan=0.0)
         turns = max(0.0, math.floor(min(room.max(axis=1).min(), float(rounds))))
         if not self._counted:
             return int(turns)

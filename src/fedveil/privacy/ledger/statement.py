@@ -52,7 +52,7 @@ class Charged:
         return None if self.counts is None else int(self.counts.max())
 
     @property
-    def budget(self) -> float | None:
+    def epsilon_budget(self) -> float | None:
         """The epsilon at which the run stops: that of the line that counts."""
         return self.lines[0].budget.epsilon if self.lines else None
 
@@ -71,16 +71,16 @@ class Statement:
     run: str
     charges: list[Charge]
     claims: tuple[PrivacyClaim, ...]
-    budget: float | None
+    epsilon_budget: float | None
 
     def remainder(self) -> str:
         """What is left, in words."""
         first = budgeted(self.claims)
-        if self.budget is None or first is None:
+        if self.epsilon_budget is None or first is None:
             return "no privacy is claimed, so nothing is charged"
-        if math.isinf(self.budget):
+        if math.isinf(self.epsilon_budget):
             return "no limit was set on epsilon"
-        return f"{first.left_of(self.budget)} is left"
+        return f"{first.left_of(self.epsilon_budget)} is left"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -101,7 +101,7 @@ def statements(path: Path) -> list[Statement]:
 def statement(path: Path, run: str) -> Statement:
     """Of one run of a ledger, which has to know it."""
     charges = read_charged(path, run)
-    return Statement(run, charges.charges, charges.claims, charges.budget)
+    return Statement(run, charges.charges, charges.claims, charges.epsilon_budget)
 
 
 def lines_of(path: Path, run: str) -> tuple[BudgetLine, ...]:

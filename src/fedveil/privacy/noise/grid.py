@@ -39,7 +39,7 @@ _GUARD_BITS = 64
 
 @dataclass(frozen=True)
 class Grid:
-    """The multiples of `step`, a power of two.
+    """The multiples of `spacing`, a power of two.
 
     Guarantee: `cut_` never makes a coordinate larger, so a row of norm at most S still has norm at
     most S, in L1 and L2, as a real number; and cut rows add up exactly in float64, in any order,
@@ -48,37 +48,39 @@ class Grid:
 
     | edge | behaviour |
     |---|---|
-    | step not a power of two, or outside 2^-500 .. 2^500 | BadInput |
+    | spacing not a power of two, or outside 2^-500 .. 2^500 | BadInput |
 
     >>> Grid(0.25).cut_(torch.tensor([[0.9, -0.9, 0.2]])).tolist()
     [[0.75, -0.75, 0.0]]
     """
 
-    step: float
+    spacing: float
 
     def __post_init__(self) -> None:
-        fine = math.isfinite(self.step) and self.step > 0 and math.frexp(self.step)[0] == 0.5
-        if not (fine and 2.0**-500 <= self.step <= 2.0**500):
-            raise BadInput(f"the grid's step is {self.step}: a power of two is needed")
+        fine = (
+            math.isfinite(self.spacing) and self.spacing > 0 and math.frexp(self.spacing)[0] == 0.5
+        )
+        if not (fine and 2.0**-500 <= self.spacing <= 2.0**500):
+            raise BadInput(f"the grid's step is {self.spacing}: a power of two is needed")
 
     def cut_(self, rows: torch.Tensor) -> torch.Tensor:
-        """Round rows towards zero to multiples of the step, in place, as the floats they are.
+        """Round rows towards zero to multiples of the spacing, in place, as the floats they are.
 
         Scaling by a power of two and cutting off the fraction are exact; what is left has no more
         digits than the row had.
 
         | edge | behaviour |
         |---|---|
-        | a coordinate smaller than a step | 0 |
+        | a coordinate smaller than the spacing | 0 |
         | NaN or infinity | stays: `training.reports.accept` zeroes and names it first |
         | rows of half precision or integers | ValueError |
         """
         _check_type(rows)
-        return rows.mul_(1 / self.step).trunc_().mul_(self.step)
+        return rows.mul_(1 / self.spacing).trunc_().mul_(self.spacing)
 
     def holds(self, total: torch.Tensor) -> bool:
-        """Whether every coordinate is a multiple of the step, of at most 2^53 of them."""
-        steps = total.to(torch.float64) * (1 / self.step)
+        """Whether every coordinate is a multiple of the spacing, of at most 2^53 of them."""
+        steps = total.to(torch.float64) * (1 / self.spacing)
         return bool(((steps == steps.trunc()) & (steps.abs() <= LARGEST_SUM)).all())
 
     def quantise(self, rows: torch.Tensor) -> torch.Tensor:
@@ -97,13 +99,13 @@ class Grid:
         ):
             if not bool(torch.isfinite(piece).all()):
                 raise ValueError("a row is not finite: reject it before quantising")
-            steps = (piece.double() * (1 / self.step)).trunc_()
+            steps = (piece.double() * (1 / self.spacing)).trunc_()
             place.copy_(steps.clamp_(-LARGEST_SUM, LARGEST_SUM))
         return out
 
     def dequantise(self, steps: torch.Tensor) -> torch.Tensor:
         """Integers as numbers: float64, exact below 2^53 steps."""
-        return steps.to(torch.float64).mul_(self.step)
+        return steps.to(torch.float64).mul_(self.spacing)
 
 
 def grid_for(sensitivity: float, scale: float, coordinates: int, norm: Norm = Norm.L2) -> Grid:

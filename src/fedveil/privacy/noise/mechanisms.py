@@ -208,7 +208,7 @@ def _add_on_grid_(
             some = torch.from_numpy(alike[a : a + together])
             block = rows[some]
             for piece in torch.split(block, _BLOCK, dim=1):
-                noise = torch.from_numpy(draw(source, scale / grid.step, piece.numel()))
+                noise = torch.from_numpy(draw(source, scale / grid.spacing, piece.numel()))
                 piece.copy_(grid.dequantise(grid.quantise(piece) + noise.view_as(piece)))
             rows[some] = block
 

@@ -103,17 +103,17 @@ class Streams:
 
 @dataclass(frozen=True)
 class JointStreams:
-    """The streams of several seeds side by side: the first `counts[0]` clients have the first."""
+    """The streams of several seeds side by side: the first `clients_per_seed[0]` have the first."""
 
     each: tuple[Streams, ...]
-    counts: tuple[int, ...]
+    clients_per_seed: tuple[int, ...]
 
     secure = False
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
         """One key per client, that of its own seed."""
         keys = []
-        pieces = np.split(np.asarray(clients), np.cumsum(self.counts)[:-1])
+        pieces = np.split(np.asarray(clients), np.cumsum(self.clients_per_seed)[:-1])
         for streams, piece in zip(self.each, pieces, strict=True):
             keys.append(streams.keys(purpose, round, piece, *parts))
         return np.concatenate([each for each in keys if not isinstance(each, SecureKeys)])

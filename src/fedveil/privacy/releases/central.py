@@ -81,7 +81,7 @@ class CentralNoise(Release):
         if not plan.secure or plan.parameters is None:
             return
         check_grid(plan.schedule, self.multiplier, self.relation, plan.parameters)
-        step = self.mechanism.grid(self.multiplier, plan.parameters).step
+        step = self.mechanism.grid(self.multiplier, plan.parameters).spacing
         # Rows as long as the clip, all in one coordinate. A clip that is no power of two has up to
         # twice as many steps.
         if plan.population * 2.0 / step > LARGEST_SUM:
@@ -193,7 +193,7 @@ def central(
 
     line = BudgetLine(
         event=event(1.0),
-        share=sampler.share(population),
+        share=sampler.participation_share(population),
         budget=budget,
         unit=Unit.CLIENT,
         relation=sampler.relation,

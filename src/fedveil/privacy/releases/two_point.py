@@ -84,7 +84,7 @@ class Shuffler(TwoPointChannel):
         """Add the sum of the updates behind a shuffler's counts to `total`, float64 [P]."""
         total += counts.sums(*self.points(round.adaptive_state))
         if self.ranges.perturb is Perturb.WEIGHTS:
-            total -= float(counts.reports[0]) * round.start.to(torch.float64)
+            total -= float(counts.report_counts[0]) * round.start.to(torch.float64)
 
     def messages(self, reports: torch.Tensor, round: Round) -> Flags:
         """What clients send to a shuffler in place of reports [K, P]: which values are high."""

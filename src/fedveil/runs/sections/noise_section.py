@@ -1,5 +1,7 @@
 """`[noise]`, `[budget]` and `[shuffle]`: what protects clients, and what it may cost."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -46,25 +48,25 @@ class PlanInputs:
         rounds: How many rounds are planned.
     """
 
-    recipe: "Recipe"
-    sampler: "Sampler"
+    recipe: Recipe
+    sampler: Sampler
     clients: int
-    work: "ClientWork | None"
-    task: "Task"
-    metrics: "PricedMetrics | None"
+    work: ClientWork | None
+    task: Task
+    metrics: PricedMetrics | None
     rounds: int
 
     @property
-    def section(self) -> "BudgetSection":
+    def section(self) -> BudgetSection:
         """`[budget]`, which every claim has."""
         if self.recipe.budget is None:
             raise AssertionError("sections were checked")
         return self.recipe.budget
 
-    def budget(self, epsilon: float | None = None) -> "Budget":
+    def build_budget(self, epsilon: float | None = None) -> Budget:
         return self.section.build(self.recipe.noise.source, epsilon)
 
-    def schedule(self) -> "ClipSchedule | None":
+    def schedule(self) -> ClipSchedule | None:
         """The clip of every round; None if nothing is clipped, or to ranges."""
         clip = self.recipe.clip
         return None if clip is None or isinstance(clip, RangeClipSection) else clip.build(self)
@@ -80,7 +82,7 @@ class NoNoiseSection(Section):
     kind: Literal["none"]
     """No noise, and no claim."""
 
-    def build(self, inputs: PlanInputs) -> "PrivacyPlan":
+    def build(self, inputs: PlanInputs) -> PrivacyPlan:
         from fedveil.privacy.plan import unprotected
 
         return unprotected(
@@ -107,7 +109,7 @@ class GaussianSection(Section):
     """The constant that Fu's published formula leaves open; 1.0 is common. For budget.as_published,
     which needs it with clip.each 'gradient'. Left out: that formula is not used."""
 
-    def build(self, inputs: PlanInputs) -> "PrivacyPlan":
+    def build(self, inputs: PlanInputs) -> PrivacyPlan:
         from fedveil.privacy.noise.mechanisms import GaussianMechanism
         from fedveil.privacy.plan import PrivacyPlan
         from fedveil.privacy.releases.central import CentralNoise, central
@@ -133,12 +135,12 @@ class GaussianSection(Section):
             inputs.clients,
             schedule,
             rounds=inputs.rounds,
-            budget=inputs.budget(),
+            budget=inputs.build_budget(),
             multiplier=self.multiplier,
             metrics=inputs.metrics,
         )
 
-    def _in_training(self, inputs: PlanInputs) -> "PrivacyPlan":
+    def _in_training(self, inputs: PlanInputs) -> PrivacyPlan:
         from fedveil.privacy.releases.dp_sgd import dp_sgd
 
         clip, client = inputs.recipe.clip, inputs.recipe.client
@@ -158,7 +160,7 @@ class GaussianSection(Section):
             steps=client.steps,
             nominal=client.nominal,
             rounds=inputs.rounds,
-            budget=inputs.budget(),
+            budget=inputs.build_budget(),
             multiplier=self.multiplier,
         )
 
@@ -175,7 +177,7 @@ class LaplaceSection(Section):
     source: Literal["seeded", "secure"] = _SOURCE
     claim: ClassVar[bool] = True
 
-    def build(self, inputs: PlanInputs) -> "PrivacyPlan":
+    def build(self, inputs: PlanInputs) -> PrivacyPlan:
         return _at_clients(inputs, self.multiplier, laplace=True)
 
 
@@ -190,7 +192,7 @@ class TwoPointSection(Section):
     source: Literal["seeded", "secure"] = _SOURCE
     claim: ClassVar[bool] = True
 
-    def build(self, inputs: PlanInputs) -> "PrivacyPlan":
+    def build(self, inputs: PlanInputs) -> PrivacyPlan:
         from fedveil.privacy.releases.two_point import two_point
 
         clip, shuffle = inputs.recipe.clip, inputs.recipe.shuffle
@@ -204,7 +206,7 @@ class TwoPointSection(Section):
             clip.build(inputs),
             epsilon=self.epsilon,
             rounds=inputs.rounds,
-            budget=inputs.budget(),
+            budget=inputs.build_budget(),
             shuffled=0 if shuffle is None else shuffle.minimum,
             dishonest=0 if shuffle is None else shuffle.dishonest,
         )
@@ -223,7 +225,7 @@ class PrivUnitSection(Section):
     """Where randomness comes from; 'secure' is refused: reports are floats."""
     claim: ClassVar[bool] = True
 
-    def build(self, inputs: PlanInputs) -> "PrivacyPlan":
+    def build(self, inputs: PlanInputs) -> PrivacyPlan:
         from fedveil.privacy.releases.priv_unit import priv_unit
 
         schedule = inputs.schedule()
@@ -237,7 +239,7 @@ class PrivUnitSection(Section):
             parameters=inputs.task.size,
             epsilon=self.epsilon,
             rounds=inputs.rounds,
-            budget=inputs.budget(),
+            budget=inputs.build_budget(),
         )
 
 
@@ -264,7 +266,7 @@ class BudgetSection(Section):
 
     def build(
         self, source: str, epsilon: float | None = None, delta: float | None = None
-    ) -> "Budget":
+    ) -> Budget:
         """A budget of this or another epsilon and delta, less what secure noise needs of it."""
         from fedveil.privacy.accounting.budget import Budget
         from fedveil.privacy.secure import planned_for
@@ -291,7 +293,7 @@ class ShuffleSection(Section):
 
 def _at_clients(
     inputs: PlanInputs, multiplier: float | None, *, laplace: bool = False, c2: float | None = None
-) -> "PrivacyPlan":
+) -> PrivacyPlan:
     """The plan of Gaussian or Laplace noise that every client adds to its report."""
     from fedveil.privacy.accounting.claims import Unit
     from fedveil.privacy.releases.client_noise import Published, client_noise
@@ -310,14 +312,14 @@ def _at_clients(
         schedule,
         laplace=laplace,
         rounds=inputs.rounds,
-        budgets=tuple(inputs.budget(epsilon) for epsilon in epsilons),
+        budgets=tuple(inputs.build_budget(epsilon) for epsilon in epsilons),
         group_of=_dealt(inputs.clients, len(epsilons), recipe.seed),
         multiplier=multiplier,
         published=published,
     )
 
 
-def _dealt(clients: int, groups: int, seed: int) -> "npt.NDArray[np.int64] | None":
+def _dealt(clients: int, groups: int, seed: int) -> npt.NDArray[np.int64] | None:
     """Which budget each client has: dealt in turn over a seeded random order."""
     import numpy as np
 

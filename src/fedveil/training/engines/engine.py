@@ -51,8 +51,8 @@ class Job:
     """What an engine computes: all that a client's report depends on but the round itself.
 
     `mixes`: the module lets records of a batch see each other, so that clients, and where examples
-    are clipped also those, are computed one by one. `rows`: the updates are asked for one by one,
-    and not only their sum.
+    are clipped also those, are computed one by one. `keeps_updates`: the sum
+    comes with every client's update.
     """
 
     task: Task
@@ -63,12 +63,12 @@ class Job:
     weights: Weights = Weights.UNIFORM
     participants: Participants = field(default_factory=Participants)
     mixes: bool = False
-    rows: bool = False
+    keeps_updates: bool = False
 
     def zero(self) -> CohortSum:
         """The sum over nobody."""
         noisy = self.plan.release.adds_noise
-        return CohortSum.zero(self.task.size, self.plan.width, noisy=noisy, keep=self.rows)
+        return CohortSum.zero(self.task.size, self.plan.width, noisy=noisy, keep=self.keeps_updates)
 
     @cached_property
     def records(self) -> FederatedData:

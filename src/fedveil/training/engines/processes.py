@@ -109,7 +109,7 @@ class _Worker:
     process: BaseProcess
     connection: Connection
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.connection.close()
         self.process.kill()
         self.process.join()
@@ -153,7 +153,7 @@ class Workers:
     def close(self) -> None:
         """End all workers."""
         for worker in self._workers:
-            worker.end()
+            worker.stop()
         self._workers = []
 
     def _ordered(self, requests: Sequence[_Request]) -> Iterator[tuple[int, Any]]:
@@ -189,7 +189,7 @@ class Workers:
                             "when memory runs out: lower engine.memory, engine.chunk or "
                             "engine.workers"
                         )
-                    self._workers[w].end()
+                    self._workers[w].stop()
                     self._workers[w] = self._fork()
                     waiting.appendleft((request, tries + 1))
             slot = done[number][0]
@@ -244,7 +244,7 @@ class Workers:
                 answer = request.measure(job.task, self._params, job.data, request.slice)
                 return pickle.dumps((True, answer))
             numbers = self._slots[slot].zero_()
-            total = CohortSum.over(numbers, self._size, self._noisy, job.rows)
+            total = CohortSum.over(numbers, self._size, self._noisy, job.keeps_updates)
             round = replace(request.round, start=self._params, adaptive_state=self._state)
             self._engine.add_chunk_(total, round, request.ids)
             return pickle.dumps((True, total.rest))

@@ -49,7 +49,7 @@ def chunks_sum(
             tree.add_(Branch(total))
         if job.task.size > LARGE_MODEL:
             gc.collect()  # a few forgotten rows would be most of the memory
-    return _sent(total if len(chunks) == 1 else tree.total())
+    return _sent(total if len(chunks) == 1 else tree.finish())
 
 
 def _sent(total: CohortSum) -> SentSum:
@@ -117,7 +117,11 @@ class RayPool:
         job = engine.job
         sent = Serial(job, engine.mode, engine.chunk)
         self._tasks = Tasks(cluster, workers, sent, f"the training of {job.task!r}")
-        self._size, self._noisy, self._keep = job.task.size, job.plan.release.adds_noise, job.rows
+        self._size, self._noisy, self._keep = (
+            job.task.size,
+            job.plan.release.adds_noise,
+            job.keeps_updates,
+        )
 
     def branches(self, round: Round, chunks: Sequence[Ids]) -> Iterator[Branch]:
         """The chunks' sums in order, or those of whole branches if there are many large ones."""

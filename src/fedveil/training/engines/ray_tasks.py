@@ -62,7 +62,7 @@ _LOOKS, _LOOK = 64, 1 << 12
 class MappedFile:
     """An array that is mapped from a file, and how to recognise the file."""
 
-    path: str
+    file_path: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
@@ -88,7 +88,7 @@ class MappedFile:
     def open(self) -> Array | None:
         """The array, mapped from the same file. None if there is no such file."""
         try:
-            if os.path.getsize(self.path) != self.bytes:
+            if os.path.getsize(self.file_path) != self.bytes:
                 return None
             found = self._mapped()
         except (OSError, ValueError):
@@ -97,7 +97,7 @@ class MappedFile:
 
     def _mapped(self) -> Array:
         order: Any = "F" if self.fortran else "C"
-        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
+        return np.memmap(self.file_path, self.dtype, "r", self.offset, self.shape, order)
 
 
 def _digest(array: Array) -> str:

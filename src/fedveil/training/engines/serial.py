@@ -95,7 +95,7 @@ class SumTree:
         total.add_(branch.total)
         self._levels[branch.level] = total, count + 1
 
-    def total(self) -> CohortSum:
+    def finish(self) -> CohortSum:
         """The sum of all branches. Nothing can be added afterwards."""
         level, total = 0, None
         while level < len(self._levels):
@@ -132,7 +132,7 @@ class Serial:
             round = replace(round, ids=np.concatenate(chunks))
         for branch in self._branches(round, chunks):
             tree.add_(branch)
-        total = tree.total()
+        total = tree.finish()
         total.refused = tuple(sorted(total.refused))
         return total
 
@@ -164,7 +164,7 @@ class Serial:
         whose = np.concatenate([ids + begin for ids, begin in zip(cohorts, begins, strict=True)])
         cohort = CohortData(self.job.data, np.concatenate(cohorts), whose)
         together = replace(first, ids=cohort.ids, start=starts, streams=streams)
-        batch = ClientBatch.of(together, cohort, self._gradients)
+        batch = ClientBatch.from_round(together, cohort, self._gradients)
         self._add_block_(list(zip(totals, parts, strict=True)), batch, Group(cohort.ids))
         _check_same("work", self._before, self.job.work)
         return totals
@@ -210,7 +210,7 @@ class Serial:
         """
         job = self.job
         # Whether nobody sees an honest client's own row: not the server, which only sums.
-        seen = job.plan.release.local or job.rows
+        seen = job.plan.release.local or job.keeps_updates
         unseen = not seen and is_builtin_work(job.work)
         before = _seen_of(job.plan.schedule)
         _ = self._before
@@ -219,7 +219,7 @@ class Serial:
             for a in range(0, len(group.ids), step):
                 cohort = job.cohort(group, slice(a, a + step))
                 only_sum = unseen and group.honest
-                batch = ClientBatch.of(round, cohort, self._gradients, only_sum=only_sum)
+                batch = ClientBatch.from_round(round, cohort, self._gradients, only_sum=only_sum)
                 self._add_block_([(total, slice(None))], batch, group)
         _check_same("work", self._before, self.job.work)
         _check_same("clip schedule", before, self.job.plan.schedule)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -49,17 +49,17 @@ class OuterProducts:
     Attributes:
         inputs: [B, T, i].
         errors: [B, T, o].
-        bias: Whether the layer has a bias.
+        has_bias: Whether the layer has a bias.
         input_products: Inner products of all pairs of inputs [B, T, T], if known more cheaply.
-        shape: Shape of an error times an input, if it is not the parameter's.
-        order: The axis of `shape` that each of the parameter's axes is.
+        weight_shape: Shape of an error times an input, if it is not the parameter's.
+        order: The axis of `weight_shape` that each of the parameter's axes is.
     """
 
     inputs: torch.Tensor
     errors: torch.Tensor
-    bias: bool
+    has_bias: bool
     input_products: torch.Tensor | None = None
-    shape: tuple[int, ...] | None = None
+    weight_shape: tuple[int, ...] | None = None
     order: tuple[int, ...] | None = None
 
     @cached_property
@@ -67,7 +67,7 @@ class OuterProducts:
         """Squared lengths, float64 [B]."""
         inputs, errors = self._products
         squares = (inputs * errors).sum(dim=(1, 2)).clamp_min(0)
-        if not self.bias:
+        if not self.has_bias:
             return squares
         return squares + self.errors.sum(dim=1, dtype=torch.float64).square().sum(dim=1)
 
@@ -81,7 +81,7 @@ class OuterProducts:
             return False
         a, e = (products.diagonal(dim1=1, dim2=2).sqrt() for products in self._products)
         rough = (a * e).sum(dim=1).square()
-        rough += e.sum(dim=1).square() if self.bias else 0.0
+        rough += e.sum(dim=1).square() if self.has_bias else 0.0
         return bool((rough > _CANCELLING**2 * self.squares).any())
 
     @cached_property
@@ -98,18 +98,18 @@ class OuterProducts:
         return inputs, torch.bmm(errors, errors.mT)
 
     @property
-    def numbers(self) -> int:
+    def stored_numbers(self) -> int:
         """How many numbers this keeps in memory."""
         return self.inputs.numel() + self.errors.numel()
 
     def multiplied(self) -> "FullGradients":
         """The same, one gradient per example."""
         weight = torch.bmm(self.errors.mT, self.inputs)
-        if self.shape is not None:
-            weight = weight.view(-1, *self.shape)
-        return FullGradients(weight, self.errors.sum(dim=1) if self.bias else None, self.order)
+        if self.weight_shape is not None:
+            weight = weight.view(-1, *self.weight_shape)
+        return FullGradients(weight, self.errors.sum(dim=1) if self.has_bias else None, self.order)
 
-    def zeroed(self, bad: torch.Tensor) -> "OuterProducts":
+    def zeroed(self, bad: torch.Tensor) -> Self:
         """The same with zeros for the examples marked in `bad` [B]."""
         bad = bad[:, None, None]
         products = self.input_products
@@ -123,13 +123,13 @@ class OuterProducts:
     def add_scaled_(self, places: Places, scale: torch.Tensor) -> None:
         """places[parameter] += sum over examples of scale [B] x gradient."""
         errors = without_subnormals(self.errors * scale[:, None, None]).flatten(0, 1)
-        if self.shape is None or self.order is None:
+        if self.weight_shape is None or self.order is None:
             place = places["weight"].view(errors.shape[1], -1)
             place.addmm_(errors.T, self.inputs.flatten(0, 1))
         else:
             total = torch.mm(errors.T, self.inputs.flatten(0, 1))
-            places["weight"] += total.view(self.shape).permute(self.order)
-        if self.bias:
+            places["weight"] += total.view(self.weight_shape).permute(self.order)
+        if self.has_bias:
             places["bias"] += errors.sum(dim=0)
 
 
@@ -153,10 +153,10 @@ class FullGradients:
         return square if self.bias is None else square + self.bias.double().square().sum(dim=1)
 
     @property
-    def numbers(self) -> int:
+    def stored_numbers(self) -> int:
         return self.weight.numel()
 
-    def zeroed(self, bad: torch.Tensor) -> "FullGradients":
+    def zeroed(self, bad: torch.Tensor) -> Self:
         weight = self.weight.clone()
         weight[bad] = 0.0
         bias = None if self.bias is None else torch.where(bad[:, None], 0.0, self.bias)
@@ -192,10 +192,10 @@ class EmbeddingGradients:
         return bool((rough > _CANCELLING**2 * self.squares).any())
 
     @property
-    def numbers(self) -> int:
+    def stored_numbers(self) -> int:
         return self.errors.numel()
 
-    def zeroed(self, bad: torch.Tensor) -> "EmbeddingGradients":
+    def zeroed(self, bad: torch.Tensor) -> Self:
         return replace(self, errors=torch.where(bad[:, None, None], 0.0, self.errors))
 
     def add_scaled_(self, places: Places, scale: torch.Tensor) -> None:

@@ -31,9 +31,9 @@ def is_least_squares(task: Task, data: FederatedData) -> bool:
         and len(layers) == 1
         and layers[0].after is None
         and layers[0].outputs == 1
-        and (layers[0].weight, layers[0].bias) == (0, layers[0].inputs)
+        and (layers[0].weight_index, layers[0].bias_index) == (0, layers[0].in_features)
         and not isinstance(data.x, dict)
-        and data.x.shape[1:] == (layers[0].inputs,)
+        and data.x.shape[1:] == (layers[0].in_features,)
         and data.x.dtype.kind == "f"
         and data.target.plain
     )

@@ -45,22 +45,22 @@ class LinearLayer:
     """One linear layer of a chain.
 
     Attributes:
-        inputs: Number of inputs.
+        in_features: Number of inputs.
         outputs: Number of outputs.
         weights: Number of weights.
-        weight: Position of its weights in the parameter vector.
-        bias: Position of its biases, None without.
+        weight_index: Position of its weights in the parameter vector.
+        bias_index: Position of its biases, None without.
         after: The pointwise function that follows, if any.
     """
 
-    inputs: int
+    in_features: int
     outputs: int
-    weight: int
-    bias: int | None
+    weight_index: int
+    bias_index: int | None
     after: nn.Module | None = None
 
     def __post_init__(self) -> None:
-        self.weights = self.inputs * self.outputs
+        self.weights = self.in_features * self.outputs
 
 
 def linear_chain(task: Task) -> tuple[bool, tuple[LinearLayer, ...]]:
@@ -132,7 +132,7 @@ class StackedTrajectory(LocalTrajectory):
         inputs, errors = self._chain_rule(moved, batch, batch.mask)
         square = torch.zeros(batch.mask.shape, dtype=torch.float64)
         for layer, h, e in zip(self._layers, inputs, errors, strict=True):
-            square += (_squares(h) + (layer.bias is not None)) * _squares(e)
+            square += (_squares(h) + (layer.bias_index is not None)) * _squares(e)
         norms = square.sqrt()
         scale = (clip.value * (1 - ROUNDING) / norms).clamp_max(1.0).to(torch.float32)[..., None]
         scale = without_subnormals(scale)
@@ -151,8 +151,8 @@ class StackedTrajectory(LocalTrajectory):
         with torch.enable_grad():
             for i, layer in enumerate(self._layers):
                 z = self._product(i, inputs[i], moved, batch)
-                if layer.bias is not None:
-                    z = z + self._part(layer.bias, layer.outputs, moved)[..., None, :]
+                if layer.bias_index is not None:
+                    z = z + self._part(layer.bias_index, layer.outputs, moved)[..., None, :]
                 before.append(z.detach().requires_grad_())
                 after.append(before[i] if layer.after is None else layer.after(before[i]))
                 inputs.append(after[i].detach())
@@ -173,8 +173,8 @@ class StackedTrajectory(LocalTrajectory):
         out = torch.empty(len(self._cohort), self.width)
         for i, layer in enumerate(self._layers):
             self._put_weight_gradient(i, inputs[i], errors[i], batch, out)
-            if layer.bias is not None:
-                at = self._column(layer.bias)
+            if layer.bias_index is not None:
+                at = self._column(layer.bias_index)
                 out[:, at : at + layer.outputs] = errors[i].sum(dim=1)
         return out
 
@@ -193,8 +193,8 @@ class StackedTrajectory(LocalTrajectory):
     def _put_weight_gradient(
         self, i: int, h: torch.Tensor, error: torch.Tensor, batch: Batch, out: torch.Tensor
     ) -> None:
-        layer, at = self._layers[i], self._column(self._layers[i].weight)
-        place = out[:, at : at + layer.weights].view(len(out), layer.outputs, layer.inputs)
+        layer, at = self._layers[i], self._column(self._layers[i].weight_index)
+        place = out[:, at : at + layer.weights].view(len(out), layer.outputs, layer.in_features)
         if layer.weights < _SMALL:
             place.copy_(torch.bmm(error.mT, h))  # many small products are slow into strided rows
         else:
@@ -203,8 +203,8 @@ class StackedTrajectory(LocalTrajectory):
     def _weight(self, i: int, moved: torch.Tensor | None) -> torch.Tensor:
         """[o, i] if all clients are at one start, [K, o, i] otherwise."""
         layer = self._layers[i]
-        w = self._part(layer.weight, layer.weights, moved)
-        return w.view(*w.shape[:-1], layer.outputs, layer.inputs)
+        w = self._part(layer.weight_index, layer.weights, moved)
+        return w.view(*w.shape[:-1], layer.outputs, layer.in_features)
 
     def _part(self, place: int, size: int, moved: torch.Tensor | None) -> torch.Tensor:
         """Parameters place : place + size, [size] if all clients are at one start, or [K, size]."""
@@ -234,7 +234,7 @@ class DualTrajectory(StackedTrajectory):
     ) -> None:
         super().__init__(task, layers, start, cohort)
         first = layers[0]
-        self._begin, self._end = first.weight, first.weight + first.weights
+        self._begin, self._end = first.weight_index, first.weight_index + first.weights
         self._span = self._x.shape[1] * first.outputs
         self._first = torch.matmul(self._x, self._weight(0, None).mT)
         self.width = self._span + task.size - first.weights
@@ -263,7 +263,7 @@ class DualTrajectory(StackedTrajectory):
     def rows(self, moved: torch.Tensor) -> torch.Tensor:
         first = self._layers[0]
         out = torch.empty(len(moved), self._task.size)
-        weight = out[:, self._begin : self._end].view(len(out), first.outputs, first.inputs)
+        weight = out[:, self._begin : self._end].view(len(out), first.outputs, first.in_features)
         torch.bmm(self._coordinates(moved).mT, self._x, out=weight)
         out[:, : self._begin] = moved[:, self._span : self._span + self._begin]
         out[:, self._end :] = moved[:, self._span + self._begin :]

@@ -92,7 +92,7 @@ class Vectorised:
             return VmappedTrajectory(self._task, start, cohort)
         if self._quadratics is not None:
             return QuadraticTrajectory(self._task, self._layers, start, cohort, self._quadratics)
-        if spanned and 2 * cohort.longest <= self._layers[0].inputs:
+        if spanned and 2 * cohort.longest <= self._layers[0].in_features:
             return DualTrajectory(self._task, self._layers, start, cohort)
         return StackedTrajectory(self._task, self._layers, start, cohort)
 
@@ -119,7 +119,7 @@ class Looped:
         self._examples = ClippedExamples(task, x, y)
         if private:
             self._examples.prepare()
-        images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.layers.values())
+        images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.named_layers.values())
         self._piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
 
     @property
@@ -129,7 +129,7 @@ class Looped:
 
     def trajectory(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
-    ) -> "LoopedTrajectory":
+    ) -> LocalTrajectory:
         """A trajectory of parameters."""
         return LoopedTrajectory(self._task, self._examples, self._piece, start, cohort)
 

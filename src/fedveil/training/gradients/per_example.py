@@ -151,7 +151,9 @@ class ClippedExamples:
         ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
             seen = {name: _LayerRecorder(iter(z)) for name, z in zeros.items()}
             outputs = self._recorded(shared | copies, taken(x, None), seen, *key)
-            return self._task.each_loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
+            return self._task.each_loss(outputs, y[None])[0], {
+                n: s.recorded_inputs for n, s in seen.items()
+            }
 
         with torch.enable_grad():
             losses, inputs = vmap(one)(zeros, copies, mapped(self.layout, x), y, *keys)
@@ -169,7 +171,7 @@ class ClippedExamples:
             name: layer_gradient(
                 self._layers[name], [a.detach() for a in seen], [next(errors) for _ in seen]
             )
-            for name, seen in passed.inputs.items()
+            for name, seen in passed.layer_inputs.items()
         }
         return found | {name: FullGradients(next(errors), None) for name in passed.copies}
 
@@ -194,7 +196,7 @@ class ClippedExamples:
         """
         learning = self._task.places.keys()
         candidates, names = {}, {}
-        for name, layer in self._task.layers.items():
+        for name, layer in self._task.named_layers.items():
             own = set(parameter_names(name, layer).values()) if has_formula(layer) else set()
             if own and own <= learning:
                 candidates[name], names[name] = layer, own
@@ -236,7 +238,7 @@ class ClippedExamples:
         """How many examples at a time: images that fit the cache, and what fits into memory."""
         first: list[Any] = [taken(values, slice(1)) for values in self._sample]
         named = self._laid(self._task.parameters.clone())
-        numbers = sum(g.numbers for g in self._forms(self._pass(named, *first)).values())
+        numbers = sum(g.stored_numbers for g in self._forms(self._pass(named, *first)).values())
         images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self._layers.values())
         return max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // max(1, numbers)))
 
@@ -304,13 +306,13 @@ class _Pass:
         losses: [B].
         copies: Each example's parameters that belong to no layer.
         zeros: Tensors added to the outputs of each layer, one per use.
-        inputs: Inputs of each layer, one per use.
+        layer_inputs: Inputs of each layer, one per use.
     """
 
     losses: torch.Tensor
     copies: Named
     zeros: dict[str, list[torch.Tensor]]
-    inputs: dict[str, list[torch.Tensor]]
+    layer_inputs: dict[str, list[torch.Tensor]]
 
 
 @dataclass
@@ -318,11 +320,11 @@ class _LayerRecorder:
     """A forward hook that records one layer's inputs, and adds `zeros` to its outputs, per use."""
 
     zeros: Iterator[torch.Tensor] | None
-    inputs: list[torch.Tensor] = field(default_factory=list)
+    recorded_inputs: list[torch.Tensor] = field(default_factory=list)
     shapes: list[torch.Size] = field(default_factory=list)
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> Any:
-        self.inputs.append(args[0])
+        self.recorded_inputs.append(args[0])
         self.shapes.append(output.shape)
         return output if self.zeros is None else output + next(self.zeros)
 
