@@ -323,7 +323,7 @@ def test_with_secure_noise_a_round_s_result_holds_nothing_private(held_out):
     for result in train(training_of(held_out, secure=True)):
         private = (result.clients, result.clipped, result.snr, result.seconds)
         assert private == (None,) * 4
-        assert (result.refused, result.over_clients, result.attack) == ((), {}, {})
+        assert (result.refused, result.over_clients, result.notes) == ((), {}, {})
         assert result.numbers()["refused"] is None
 
 
