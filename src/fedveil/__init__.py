@@ -36,7 +36,7 @@ def __dir__() -> "list[str]":
 
 
 def _homes() -> "dict[str, tuple[str, str]]":
-    """The module of every public name, and its name there; none for a module itself."""
+    """The module of every public name, and its name there, which a module itself does not have."""
     import ast
     from pathlib import Path
 

@@ -78,7 +78,7 @@ def resume(
     on_round: Callable[[Line], None] | None = None,
     quiet: bool = False,
 ) -> OpenedRun:
-    """Continue an interrupted run; the result is the one it would have had, bit for bit.
+    """Continue an interrupted run to the result it would have had, bit for bit.
 
     Own parts are given again. Others than those it was started with are refused: a module is known
     by its layers, loss, metrics and first weights, data by all their records.
@@ -127,7 +127,7 @@ def rounds(
 def open_run(
     folder: Path | str, *, model: Model | None = None, allow_code: bool = False
 ) -> OpenedRun:
-    """A run by its directory, wherever it was started; `model` if its module was its own.
+    """Open a run by its directory. `model` is needed if the run had a module of the user's.
 
     `allow_code` says that the code which its recipe names may be run.
     """

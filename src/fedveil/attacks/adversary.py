@@ -109,7 +109,7 @@ class Adversary(Participants):
         return np.zeros(len(ids), dtype=np.bool_)
 
     def other_records(self, round: int, ids: Ids) -> Ids:
-        """The client of `records` on whose records each malicious client trains; -1: its own."""
+        """The client of `records` on whose records each malicious client trains, -1 for its own."""
         return np.full(len(ids), -1, dtype=np.int64)
 
     def send(self, context: AttackContext) -> ClientReports:

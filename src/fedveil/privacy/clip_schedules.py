@@ -77,7 +77,7 @@ class ClipSchedule(ABC):
 
     @property
     def norm(self) -> Norm | None:
-        """The norm in which updates are clipped; None if the schedule clips nothing."""
+        """The norm in which updates are clipped, or None if the schedule clips nothing."""
         return Norm.L2
 
     @property
@@ -134,7 +134,7 @@ class ClipSchedule(ABC):
         return torch.tensor([self.first_value()], dtype=torch.float64)
 
     def clip_for(self, state: torch.Tensor, round: int) -> Clip | None:
-        """The clip of `round` in the adaptive state `state`; None if the schedule clips nothing."""
+        """The clip of `round` in the adaptive state `state`, None if nothing is clipped."""
         return self.clip(float(state[0]), round)
 
     def next_state(

@@ -92,7 +92,7 @@ class ClipStatistic:
         return (round - 1) % self.every == 0
 
     def cut(self, rows: torch.Tensor, clients: int) -> torch.Tensor:
-        """Rows as they are accounted for, whatever a schedule made of them; not finite, zero.
+        """Clip the rows of a schedule to what is accounted for. Rows that are not finite become 0.
 
         Guarantee: every row has a norm of at most `norm_bound`, and no negative number if
         `nonnegative`.
@@ -125,7 +125,7 @@ class ClipStatistic:
         return flipped / (2 * keep - 1)
 
     def read(self, rows: torch.Tensor, *, secure: bool) -> torch.Tensor:
-        """Rows [K, width] as they arrived, made such as clients may send; anything else is zero.
+        """Make the rows [K, width] that arrived valid. What clients may not send becomes zero.
 
         Guarantee: whatever a client sends, it moves the sum by no more than is accounted for. Rows
         of `cut`, `aligned` and `flipped` stay as they are.

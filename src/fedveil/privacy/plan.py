@@ -169,7 +169,7 @@ class PrivacyPlan:
         )
 
     def assuming(self, text: str) -> "PrivacyPlan":
-        """The plan whose every claim assumes `text` as well; itself if all of them do already."""
+        """The plan with the assumption `text` in every claim."""
         if all(text in line.assumptions for line in self.every_line):
             return self
         return self.with_lines(
@@ -223,7 +223,7 @@ class PrivacyPlan:
 
     @property
     def promise(self) -> PrivacyClaim | None:
-        """The claim that counts as it is before the first round; None if nothing is claimed."""
+        """The headline claim with nothing spent, None if nothing is claimed."""
         return self.lines[0].claim(0.0) if self.lines else None
 
     @property
@@ -238,7 +238,7 @@ class PrivacyPlan:
 
     @cached_property
     def permitted(self) -> int:
-        """How many of the planned rounds fit the budgets; found once: a round compares integers."""
+        """How many of the planned rounds fit the budgets, computed once."""
         return min((line.permitted_rounds(self.rounds) for line in self.lines), default=self.rounds)
 
     def spent(
@@ -281,7 +281,7 @@ class PrivacyPlan:
         return self.statistic is not None or isinstance(self.schedule, Ranges)
 
     def first_state(self, params: torch.Tensor) -> torch.Tensor:
-        """The initial adaptive state: the clip value, or the ranges; empty without a clip."""
+        """The initial adaptive state: the clip value or the ranges, empty without a clip."""
         if self.schedule is None:
             return torch.zeros(0, dtype=torch.float64)
         return self.schedule.first_state(params)
@@ -350,7 +350,7 @@ class PrivacyPlan:
         return statistic.aligned(rows) if round.streams.secure else rows
 
     def noisy_statistic(self, total: torch.Tensor, round: Round) -> torch.Tensor | None:
-        """The sum of the clients' statistics with its noise, as it is published; None if not due.
+        """The sum of the clients' statistics with its noise, as published, or None if not due.
 
         A schedule sees nothing else of it.
         """
@@ -393,7 +393,7 @@ def unprotected(
 
 
 def _uncounted(metrics: PricedMetrics, line: BudgetLine) -> str:
-    """What of metrics on the clients themselves a line about them leaves out; "" if nothing."""
+    """What a line about clients leaves out of metrics on the clients, "" if nothing."""
     if not metrics.of_clients:
         return ""
     event, (measured, count) = line.event, metrics.beside

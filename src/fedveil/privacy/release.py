@@ -145,21 +145,21 @@ class Release:
         return "no noise"
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
-        """The arguments that make this noise again without calibration; empty if none do."""
+        """The arguments that make this noise without calibration, empty if none do."""
         return {}
 
     def check(self, plan: PlanParts) -> None:
         """Refuse a plan whose parts do not go together with this release."""
 
     def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
-        """How the plan falls short of what a strict line claims, in words; None if it does not."""
+        """How the plan falls short of what a strict line claims, None if it does not."""
         return "no noise is added"
 
     def randomise_(self, rows: torch.Tensor, round: Round) -> None:
         """What clients do to their clipped updates [K, P] before they send them, in place."""
 
     def read_(self, rows: torch.Tensor, round: Round) -> torch.Tensor:
-        """What the server does to accepted reports [K, P], in place; which it refuses, bool [K]."""
+        """Process accepted reports [K, P] in place. Returns which are refused, bool [K]."""
         return torch.zeros(len(rows), dtype=torch.bool)
 
     def noise_(self, total: torch.Tensor, round: Round) -> None:
@@ -184,7 +184,7 @@ def check_clipped(plan: PlanParts) -> None:
 
 
 def misnamed(line: BudgetLine, unit: Unit, relation: Relation, *trusts: Trust) -> str | None:
-    """What a line says wrongly of whom it protects from whom, in words; None if nothing."""
+    """What a line says wrongly of whom it protects from whom, or None."""
     if line.unit is not unit:
         return f"a {unit} is protected, not a {line.unit}"
     if line.relation is not relation:

@@ -67,7 +67,7 @@ def build(
     allow_code: bool = False,
     make_engine: EngineMaker | None = None,
 ) -> Training:
-    """Everything the recipe asks for, checked; what does not go together is refused.
+    """Build the training of a recipe. Sections that contradict each other are refused.
 
     `data`, when given, are the caller's own, or what `Recipe.load_data` has loaded already,
     `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
@@ -147,7 +147,7 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
 
 
 def _plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
-    """The plan that the recipe's noise makes; sections that do not go together are refused."""
+    """Build the privacy plan of a recipe. Sections that contradict each other are refused."""
     _check_sections(recipe)
     metrics, noise = inputs.metrics, recipe.noise
     beside = metrics if metrics is not None and metrics.of_clients else None

@@ -80,7 +80,7 @@ class Recipe(Section):
 
     @property
     def total_rounds(self) -> int:
-        """The number of rounds; `load_recipe` has filled it in."""
+        """The number of rounds, which `load_recipe` has filled in."""
         if self.rounds is None:
             raise AssertionError("a recipe is made by load_recipe")
         return self.rounds
@@ -290,7 +290,7 @@ def _inner(raw: dict[str, Any], path: list[str]) -> dict[str, Any]:
 
 
 def explain_error(error: ValidationError, forms: Forms) -> str:
-    """The first problem, on one line; a key that is unknown before one that it was meant for.
+    """The first problem, on one line. Unknown keys come before the missing keys they may stand for.
 
     `forms` are the sections of the file that was read (`forms_of`).
     """

@@ -140,7 +140,7 @@ class Flame:
 
 
 def _largest_cluster(updates: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-    """Which updates are in the cluster of more than half of them; all, if there is none."""
+    """Which updates are in the cluster of more than half of them, all if there is none."""
     from sklearn.cluster import HDBSCAN  # half a second, for this aggregate only
 
     everyone = torch.ones(len(updates), dtype=torch.bool)

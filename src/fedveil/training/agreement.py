@@ -152,7 +152,7 @@ def _check_schedule(schedule: ClipSchedule, rounds: int, work: ClientWork) -> No
 
 
 def _looked_at(rounds: int, steps: int) -> Iterator[int]:
-    """All rounds, or as many as can be looked at quickly, and the last; updates are clipped too."""
+    """The rounds to check: all, or as many as can be checked quickly, and the last."""
     yield from range(1, min(rounds, max(1, _STEPS_LOOKED_AT // steps)) + 1)
     yield rounds
 

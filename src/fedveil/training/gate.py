@@ -91,7 +91,7 @@ class Gate:
         return {} if self.plan.metrics is not None else self.in_clear(params)
 
     def evaluate_round(self, state: ServerState, ledger: Ledger, streams: Streams) -> Numbers:
-        """What is known of the model after a round; nothing in rounds that are not measured.
+        """Metrics of the model after a round, empty in rounds that are not measured.
 
         `streams` are those of the round's attempt, so that a round done again has other noise.
         """

@@ -20,7 +20,7 @@ from fedveil.training.session import Training
 
 
 def fitting_together(training: Training) -> int:
-    """How many repetitions of a training make up a chunk; 1 if they cannot be computed together."""
+    """How many repetitions of a training make up a chunk, 1 if they cannot be computed together."""
     engine = _engine(training)
     if engine is None:
         return 1
@@ -28,7 +28,7 @@ def fitting_together(training: Training) -> int:
 
 
 def _engine(training: Training) -> Serial | None:
-    """What computes repetitions together; None if nothing does.
+    """The engine that computes repetitions together, or None.
 
     Not client by client, which secure noise always is, nor where a clip or range moves: that would
     be a different one for each repetition.

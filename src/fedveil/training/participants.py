@@ -63,7 +63,7 @@ class Participants:
         """Refuse a plan that these participants make no sense with."""
 
     def assumption(self, plan: PrivacyPlan) -> str:
-        """What every claim about the training must add; empty if nothing."""
+        """The assumption that every claim about the training must add, empty if none."""
         return ""
 
     def cohort(self, round: int, drawn: Ids) -> Ids:
@@ -91,7 +91,7 @@ class Participants:
         return {}
 
     def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
-        """The section about the participants in a run's result; empty without one."""
+        """The section about the participants in a run's result, possibly empty."""
         return {}
 
 

@@ -17,7 +17,7 @@ class Reports(Protocol):
     """The reports of K clients, as rows of parameters or in another form that stands for them."""
 
     def norms(self, norm: Norm) -> torch.Tensor:
-        """The length of each, float64 [K]; not finite where a report is not."""
+        """The norm of each report, float64 [K], not finite where the report is not."""
         ...
 
     def zero_(self, which: torch.Tensor) -> None:
@@ -25,7 +25,7 @@ class Reports(Protocol):
         ...
 
     def clip_(self, clip: Clip, norms: torch.Tensor) -> torch.Tensor:
-        """Scale those that are too long down to the clip; which they were, bool [K]."""
+        """Scale reports that are too long down to the clip. Returns which ones, bool [K]."""
         ...
 
     def add_to_(self, total: torch.Tensor, weights: torch.Tensor) -> None:
@@ -41,7 +41,7 @@ class Rows:
 
     @classmethod
     def from_reports(cls, reports: torch.Tensor | Sequence[torch.Tensor], size: int) -> "Rows":
-        """What arrived; one that is not a vector of `size` numbers becomes a row of NaN.
+        """Rows of reports as they arrived. One that is not a vector of `size` numbers becomes NaN.
 
         A matrix of reports is changed in place: from here on it is the server's.
         """

@@ -80,7 +80,7 @@ class RoundResult:
         return None if claim is None else claim.epsilon
 
     def numbers(self) -> dict[str, Any]:
-        """For the metrics file; None for what was not let out."""
+        """The round's line of the metrics file, with None for what is not published."""
         spent = self.spent()
         return {
             "round": self.round,
@@ -105,7 +105,7 @@ def begin(
     state: ServerState,
     participants: Participants,
 ) -> Round | None:
-    """Sample and charge the round after `state`; None at the end of the plan or of the budget.
+    """Sample and charge the round after `state`. None at the end of the plan or of the budget.
 
     Who was drawn is charged, and nobody else: `participants` may add dishonest clients.
 

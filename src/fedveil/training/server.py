@@ -151,7 +151,7 @@ class ServerState:
 
 
 class ServerOptimizer(Protocol):
-    """How the server moves; what it remembers from round to round is in the state's `memory`."""
+    """The server's optimizer. What it remembers between rounds is in the state's `memory`."""
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """The state after one more round, along the mean update (float64 [P])."""
@@ -160,7 +160,7 @@ class ServerOptimizer(Protocol):
 
 @dataclass(frozen=True)
 class SgdServer:
-    """params += lr x velocity, velocity = momentum x velocity + mean update; FedAvgM with momentum.
+    """params += lr x velocity, velocity = momentum x velocity + mean update: FedAvgM.
 
     `schedule` changes lr from round to round, here and below.
     """

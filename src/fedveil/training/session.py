@@ -256,7 +256,7 @@ class Training:
         return ServerState(0, params, {}, self.plan.first_state(params))
 
     def begin(self, state: ServerState, ledger: Ledger) -> Round | None:
-        """The round after `state`, charged to `ledger`; None at the end of the plan or budget."""
+        """The round after `state`, charged to `ledger`, None at the end of the plan or budget."""
         if state.round == 0 and not torch.equal(state.params, self._initial):
             raise BadInput(
                 "a training starts from its own model, which its noise is drawn for: give the "
@@ -339,7 +339,7 @@ class Training:
 
     @cached_property
     def timings(self) -> dict[Mode, float]:
-        """Seconds per client and local step in each mode; empty unless `fastest` asks for them."""
+        """Seconds per client and local step in each mode, empty unless `fastest` asks for them."""
         if self.mode is not None or not self.fastest:
             return {}
         return timings(self.task, self.data, self.work, self.memory)
@@ -370,7 +370,7 @@ class Training:
         return (self.make_engine or self._this_machine)(job)
 
     def _this_machine(self, job: Job) -> Serial:
-        """With mode, chunk and workers resolved; one process where participants remember."""
+        """The engine for this machine: one process where participants remember."""
         mode = self.chosen
         chunk = self.chunk or fitting_chunk(
             self.task, self.data, self.work, mode, self.memory, self.plan.expected
@@ -414,7 +414,7 @@ def train(training: Training) -> Iterator[RoundResult]:
 
 
 def _differing(x: Inputs[Array]) -> npt.NDArray[np.intp]:
-    """A few rows to try a module on; a trial cannot change whole numbers, so these must differ.
+    """A few rows to try a module on. A trial cannot change whole numbers, so these must differ.
 
     One after the other, the row that is new in most of the inputs that are no real numbers.
     """

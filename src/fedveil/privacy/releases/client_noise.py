@@ -44,7 +44,7 @@ from fedveil.privacy.secure import check_grid
 
 @dataclass(frozen=True)
 class Published:
-    """A paper's own formula instead of the strict one; c2 is what Fu's Gaussian leaves open."""
+    """A paper's own formula instead of the strict one. c2 is what Fu's Gaussian leaves open."""
 
     c2: float | None = None
     unit: Unit = Unit.CLIENT

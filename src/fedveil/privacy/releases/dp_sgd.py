@@ -28,7 +28,7 @@ from fedveil.privacy.sampling import Sampler
 
 @dataclass(frozen=True)
 class DpSgdSteps(Release):
-    """Clients' local steps are noisy ones; what they send is private already.
+    """Clients take noisy local steps, so that their reports are private already.
 
     The clip is one of each example's gradient.
     """

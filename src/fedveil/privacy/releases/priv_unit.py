@@ -308,7 +308,7 @@ def _largest(line: BudgetLine, count: int) -> float:
 
 
 def with_dimension(plan: PrivacyPlan, most: int) -> PrivacyPlan:
-    """The plan with reports of at most `most` coordinates; unchanged for other releases.
+    """The plan with reports of at most `most` coordinates, unchanged for other releases.
 
     The claim is the same: it does not depend on the dimension.
     """

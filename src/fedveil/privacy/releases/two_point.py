@@ -263,7 +263,7 @@ def two_point(
 
 
 def honest_reports(plan: PrivacyPlan) -> int:
-    """How many honest reports of a round the plan's claims count on; 0 without a shuffler."""
+    """How many honest reports of a round the plan's claims count on, 0 without a shuffler."""
     events = [line.event for line in plan.lines]
     return max((event.reports for event in events if isinstance(event, Shuffled)), default=0)
 

@@ -88,7 +88,7 @@ class _Attack(Section):
         )
 
     def _work(self, recipe: "Recipe") -> "ClientWork | None":
-        """The attackers' own work; None where they train as honest clients do."""
+        """The attackers' own work, None where they train as honest clients do."""
         from fedveil.training.cohort import Batches
         from fedveil.training.work import ClientSgd
 

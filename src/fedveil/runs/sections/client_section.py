@@ -254,7 +254,7 @@ ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(dis
 
 
 def _adam(section: SgdSection | DpSgdSection) -> "Adam | None":
-    """Adam at the clients, with what is left out as its own default; None for 'sgd'."""
+    """Adam at the clients, or None for 'sgd'. Keys that are left out have Adam's defaults."""
     from fedveil.training.work import Adam
 
     given = section.given("beta1", "beta2", "floor")

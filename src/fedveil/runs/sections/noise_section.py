@@ -67,7 +67,7 @@ class PlanInputs:
         return self.section.build(self.recipe.noise.source, epsilon)
 
     def schedule(self) -> ClipSchedule | None:
-        """The clip of every round; None if nothing is clipped, or to ranges."""
+        """The clip schedule, None if nothing is clipped or reports are clamped to ranges."""
         clip = self.recipe.clip
         return None if clip is None or isinstance(clip, RangeClipSection) else clip.build(self)
 

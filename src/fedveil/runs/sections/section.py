@@ -159,7 +159,7 @@ def is_key(forms: Forms, path: Sequence[str]) -> bool:
 
 
 def tabled(annotation: Any) -> type[Section] | None:
-    """The section of which a key holds one for each name, as `data.columns` does; None if none."""
+    """The section of which a key holds one for each name, as `data.columns` does, or None."""
     for part in (annotation, *get_args(annotation)):
         if get_origin(part) is dict:
             inner = get_args(part)[1]

@@ -98,7 +98,7 @@ class ServerSection(Section):
             )
 
     def build_aggregate(self) -> "Aggregate | None":
-        """What takes the place of the mean; None for the mean itself."""
+        """The robust aggregate that replaces the mean, None for the mean itself."""
         from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 
         allowed = {"trim": ("trimmed-mean",), "malicious": ("krum", "multi-krum")}
@@ -156,7 +156,7 @@ class EvaluateSection(Section):
     with secure noise."""
 
     def rounds_between_clients(self, rounds: int) -> int | None:
-        """Rounds from one measurement across clients to the next; None for no such."""
+        """Rounds from one measurement across clients to the next, None for no measurements."""
         if not self.clients:
             if self.clients_every is not None:
                 raise BadInput(
@@ -172,7 +172,7 @@ class EvaluateSection(Section):
     def build_price(
         self, recipe: "Recipe", sampler: "Sampler", data: "FederatedData", task: "Task"
     ) -> "PricedMetrics | None":
-        """What `epsilon` pays for, over all planned rounds; None if it is left out."""
+        """The priced metrics that `epsilon` pays for over all planned rounds, None without it."""
         from fedveil.privacy.accounting.claims import Relation, Unit
         from fedveil.privacy.priced_metrics import measured_rounds, priced_metrics
         from fedveil.training.evaluate import measured_owners, priced_names

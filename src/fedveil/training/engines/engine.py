@@ -42,7 +42,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of processes and connections; a later call starts new ones."""
+        """Release processes and connections. A later call starts new ones."""
         ...
 
 

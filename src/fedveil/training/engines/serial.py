@@ -108,7 +108,7 @@ class SumTree:
 
 @dataclass(frozen=True, eq=False)
 class Serial:
-    """Computes chunk by chunk in this process, with one thread; chunk sums are added in order.
+    """Computes chunk by chunk in this process, with one thread, and adds chunk sums in order.
 
     `mode` and `chunk`, the clients summed together, change rounding and nothing else.
     """
@@ -137,7 +137,7 @@ class Serial:
         return total
 
     def _branches(self, round: Round, chunks: list[Ids]) -> Iterator[Branch]:
-        """The sums of all chunks, in chunk order; here each is a branch of its own."""
+        """Yield the sums of all chunks, in chunk order, each as a branch."""
         with one_thread():
             for chunk in chunks:
                 total = self.job.zero()
