@@ -98,7 +98,7 @@ def test_one_lost_message_is_enough_to_hand_nothing_on():
     kept = np.arange(100) != 42
     arrays = (sent.time, sent.position, sent.is_high, sent.sender)
     lossy = Messages(*(array[kept] for array in arrays), 20)
-    assert mix_all(lossy, 4).reports.tolist() == [4 if j == 2 else 5 for j in range(20)]
+    assert mix_all(lossy, 4).report_counts.tolist() == [4 if j == 2 else 5 for j in range(20)]
     with pytest.raises(BadInput, match="has 4 reports"):
         mix_all(lossy, 5)
 

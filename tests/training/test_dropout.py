@@ -60,7 +60,7 @@ def test_gradients_are_those_of_plain_autograd_with_each_record_s_own_mask(mode,
         found = walk.clipped_sum(None, batch, clip) if private else walk.mean(None, batch)
         for k, count in enumerate(SIZES):
             every = np.broadcast_to(np.arange(count), (1, count))
-            keys = Draws(Streams(1), 7, ids[k : k + 1], step).keys(every)[0]
+            keys = Draws(Streams(1), 7, ids[k : k + 1], step).record_keys(every)[0]
             chosen = range(count) if batch.index is None else batch.index[k][batch.mask[k] > 0]
             rows = [
                 by_hand(made.parameters, cohort.x[k, i], cohort.y[k, i], keys[i]) for i in chosen
@@ -103,7 +103,7 @@ def test_masks_differ_by_round_client_step_record_and_streams():
     ids, index = np.arange(10), np.broadcast_to(np.arange(20), (10, 20))
     every = torch.cat(
         [
-            Draws(Streams(seed), round, ids, step).keys(index).flatten()
+            Draws(Streams(seed), round, ids, step).record_keys(index).flatten()
             for seed in range(4)
             for round in range(5)
             for step in range(5)
@@ -115,7 +115,7 @@ def test_masks_differ_by_round_client_step_record_and_streams():
 def test_a_record_s_key_is_its_index_s_whoever_is_beside_it():
     draws = Draws(Streams(3), 2, np.array([4, 9]), 1)
     every = draws.record_keys(np.broadcast_to(np.arange(6), (2, 6)))
-    some = Draws(Streams(3), 2, np.array([9]), 1).keys(np.array([[5, 2]]))
+    some = Draws(Streams(3), 2, np.array([9]), 1).record_keys(np.array([[5, 2]]))
     assert some[0].tolist() == [int(every[1, 5]), int(every[1, 2])]
 
 
