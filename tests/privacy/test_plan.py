@@ -378,3 +378,13 @@ def test_a_round_done_again_is_shown_with_what_the_curator_published():
     assert shown.epsilon == smaller(claims).epsilon
     assert shown.epsilon > epsilon(plan.lines[0].event, 11, 1e-5, Relation.REPLACE)
     assert plan.claim_if_ended(10, 11, extra_attempts=1).epsilon == claims[0].epsilon
+
+
+def test_a_shuffler_counts_dishonest_reports_among_those_of_a_round():
+    """A round of 3 clients never has the 2 honest and 2 dishonest reports that it waits for."""
+    ranges = Ranges(0.0, 0.5, (5,), adaptive=False, perturb=Perturb.UPDATE)
+    settings = {"epsilon": 1.0, "rounds": 1, "budget": Budget(math.inf, 1e-5), "shuffled": 2}
+    plan = two_point(Everyone(), 3, ranges, dishonest=1, **settings)
+    assert plan.release.channel.minimum == 3
+    with pytest.raises(BadInput, match="a round has 3 clients"):
+        two_point(Everyone(), 3, ranges, dishonest=2, **settings)

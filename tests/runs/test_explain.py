@@ -88,7 +88,7 @@ def test_numbers_have_the_ranges_they_are_checked_by():
         ("model.hidden", "list of whole numbers"),
         ("budget.epsilons", "list of numbers"),
         ("engine.timings", "table of numbers, each for one of 'vectorised', 'looped'"),
-        ("model.name", f"one of {', '.join(map(repr, MODEL_NAMES.names))}"),
+        ("model.name", f"one of {', '.join(map(repr, MODEL_NAMES.choices))}"),
     ],
 )
 def test_types_are_in_plain_words(name, type_):

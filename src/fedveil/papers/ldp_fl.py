@@ -367,7 +367,7 @@ def one_budget(title: str, published: str, composed: PrivacyClaim) -> PaperState
         f"{title}: with parameter shuffling a client's budget is epsilon, whatever the number of "
         "weights and rounds.",
         composed.epsilon <= float(published),
-        f"PublishedTable: epsilon {published} {PUBLISHED}; composed: {composed.short}.",
+        f"Published: epsilon {published} {PUBLISHED}; composed: {composed.short}.",
     )
 
 
