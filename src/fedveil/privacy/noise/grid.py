@@ -120,7 +120,7 @@ def grid_for(sensitivity: float, scale: float, coordinates: int, norm: Norm = No
     |---|---|
     | sensitivity or scale not above 0, or not finite; coordinates < 1 | BadInput |
 
-    >>> grid_for(1.0, 1.0, 10**6).step == 2.0**-23
+    >>> grid_for(1.0, 1.0, 10**6).spacing == 2.0**-23
     True
     """
     if not (0 < sensitivity < math.inf and 0 < scale < math.inf and coordinates >= 1):
