@@ -90,7 +90,7 @@ def axis(text: str) -> Axis:
     """Read `section.key=value,value,...`.
 
     >>> axis("client.steps=1, 2,12")
-    Axis(key='client.steps', values=('1', '2', '12'))
+    Axis(key='client.steps', choices=('1', '2', '12'))
     """
     key, equals, rest = text.partition("=")
     keys, values = [part.strip() for part in key.split(":")], _split(rest)
