@@ -14,6 +14,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.audit import randomisers
 from fedveil.audit.canary_clients import Canaries
+from fedveil.audit.observations import strict_line
 from fedveil.audit.randomisers import Randomiser, plans
 from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, statistics_findings
 from fedveil.privacy.accounting.claims import Relation
@@ -289,7 +290,7 @@ def test_noise_left_out_of_the_steps_shows_in_one_run(monkeypatch):
 
 def test_a_claim_under_another_relation_has_other_inputs(every):
     """Replacement is audited with opposite rows, zeroing with a row and nothing."""
-    fixed = randomisers.strict_line(every["central, fixed size"])
+    fixed = strict_line(every["central, fixed size"])
     assert fixed.relation is Relation.REPLACE
     assert randomisers._other(fixed) == -1
-    assert randomisers._other(randomisers.strict_line(every["central"])) == 0
+    assert randomisers._other(strict_line(every["central"])) == 0

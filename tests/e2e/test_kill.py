@@ -209,8 +209,8 @@ ONCE = {  # and what kills it before the first round or after the last; no charg
     "after the model": renamed("model.safetensors"),
     "writing the result": half("result.json"),
     "after the result": renamed("result.json"),
-    "before the end is noted": before(Ledger, "end"),
-    "after the end is noted": after(Ledger, "end"),
+    "before the end is noted": before(Ledger, "note_end"),
+    "after the end is noted": after(Ledger, "note_end"),
     "after the head is kept": renamed("head.json"),
 }
 AFTER_THE_END = ("after the end is noted", "after the head is kept")

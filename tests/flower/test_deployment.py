@@ -131,7 +131,7 @@ def test_every_site_is_a_member_of_its_own(shuffled):
         await send_report("127.0.0.1", port, 1, high, minimum=3, tls=last)
         collector = tls(shuffled / "server")
         found = await collect("127.0.0.1", port, 1, 650, minimum=3, tls=collector)
-        assert found.reports[0] == 3
+        assert found.report_counts[0] == 3
 
     with_mixer(config, scenario)
 
