@@ -126,7 +126,7 @@ class Borrows(fv.clips.Fixed):
 
     @property
     def statistic(self):
-        own = {"width": 39, "length": 1e-6, "noise": 1.0, "word": "noise"}
+        own = {"width": 39, "norm_bound": 1e-6, "noise": 1.0, "word": "noise"}
         return fv.clips.ClipStatistic(**own, description="", key="", setting=1.0, remedy="")
 
     def client_statistic(self, lengths, round):
