@@ -365,7 +365,9 @@ class BackdoorAttack(Adversary):
         return {"backdoor": given / max(wanted, 1)}
 
     def check_plan(self, plan: PrivacyPlan) -> None:
-        """Refuse a plan for which this attack makes no sense, or breaks what its claim assumes."""
+        """Refuse plans to which the attack does not apply, with secure noise, or whose claim it
+        would break.
+        """
         if self.noise is AttackerNoise.HIDE and not plan.release.additive:
             raise BadInput(
                 "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: leave it "

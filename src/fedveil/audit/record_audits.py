@@ -178,7 +178,7 @@ _STEPS = 60
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """The p-value of `right` correct guesses of `guesses` under (epsilon, delta)-DP.
+    """An upper bound on the probability of so many right guesses under (epsilon, delta)-DP.
 
     Guarantee: an upper bound on that probability, for any way of guessing from what was released,
     if each of the `canaries` was in with probability 1/2, independently (Steinke, Nasr and

@@ -111,7 +111,7 @@ class TargetRecords:
         return taken(self.data.x, rows), self.data.y[rows]
 
     def rows_of(self, client: int) -> Rows:
-        """The rows of a client."""
+        """Row numbers in `data` of the client's target records, members or not."""
         return np.arange(self.data.offsets[client], self.data.offsets[client + 1])
 
     def half_of(self, client: int, round: int) -> Rows:

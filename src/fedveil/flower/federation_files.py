@@ -187,7 +187,7 @@ class Federation(Section):
 
     @property
     def site_names(self) -> list[str]:
-        """In the order of client numbers."""
+        """The names of the sites in the order of client numbers."""
         return [site.name for site in self.sites]
 
     def check(self) -> None:

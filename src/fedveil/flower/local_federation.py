@@ -237,7 +237,7 @@ class LocalFederation:
         return result
 
     def stop(self) -> None:
-        """Stop runs and sites, then SuperLink, from which the sites sign off."""
+        """Stop all processes, SuperLink last: sites sign off from it."""
         try:
             stop_all(process for process in self._started if process is not self.superlink)
         finally:

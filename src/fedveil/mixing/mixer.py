@@ -391,7 +391,10 @@ class _Mixer:
         return opened
 
     def _make_room(self) -> bool:
-        """Whether one more round fits, after forgetting the oldest closed one if it must be."""
+        """Make room for one more round, if need be by dropping the oldest closed one.
+
+        False if all are open.
+        """
         in_memory = [n for n, state in self._rounds.items() if not isinstance(state, Status)]
         if len(in_memory) < self.config.rounds_in_memory:
             return True

@@ -228,7 +228,10 @@ class PrivacyPlan:
 
     @property
     def target(self) -> str:
-        """What the claim that counts may come to, in words."""
+        """The most that the budget permits, in words, by the line that it limits.
+
+        "no claim" without lines.
+        """
         line = self.lines[0] if self.lines else None
         return "no claim" if line is None else f"at most {line.claim(line.budget.epsilon).short}"
 

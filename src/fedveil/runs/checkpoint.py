@@ -52,7 +52,7 @@ def load_latest(folder: Path, like: ServerState) -> tuple[Checkpoint | None, lis
 
 
 def recorded_head(folder: Path) -> Head | None:
-    """The head of the ledger in the newest readable checkpoint, or None."""
+    """The ledger's head in the newest checkpoint whose header can be read, or None."""
     for path in reversed(_files(folder)):
         try:
             with safetensors.safe_open(path, framework="pt") as f:

@@ -156,7 +156,8 @@ def charged_lines(folder: Path) -> tuple[BudgetLine, ...] | None:
 def check_charged(
     folder: Path, charged: tuple[BudgetLine, ...] | None, lines: tuple[BudgetLine, ...]
 ) -> None:
-    """Refuse `lines` that differ from those the run was charged for in more than their text.
+    """Refuse `lines` that differ from those the run was charged for in anything but their
+    assumptions.
 
     A run that is rebuilt from its recipe has the noise and the accounting of this version of
     fedveil, which may differ from those it had. Without a ledger they are assumed to be the same.

@@ -232,7 +232,7 @@ class OpenedRun:
 
     @cached_property
     def stored(self) -> StoredModel:
-        """The weights and what belongs to them."""
+        """The run's model file: weights, and all that a prediction needs."""
         return StoredModel.read(unchanged_file(self.folder / "model.safetensors"))
 
     @cached_property

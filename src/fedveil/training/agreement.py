@@ -173,7 +173,7 @@ def check_arguments(
     every: object,
     clients_every: object,
 ) -> None:
-    """Refuse arguments of `Training` that are not what they are called.
+    """Refuse arguments of `Training` of a wrong type or out of range, each by itself.
 
     | edge | behaviour |
     |---|---|

@@ -388,7 +388,9 @@ class Training:
         return RayPool(self.cluster, engine, workers)
 
     def _in_clear(self, params: torch.Tensor) -> dict[str, float]:
-        """Metrics on the test records, and those of the participants."""
+        """Metrics on the test records without noise, and those that `participants` adds, such as
+        the success of a backdoor.
+        """
         return self.engine.evaluate(params) | self.participants.measure(self.task, params)
 
     def across_clients(self, params: torch.Tensor) -> dict[str, float]:
@@ -414,7 +416,9 @@ def train(training: Training) -> Iterator[RoundResult]:
 
 
 def _differing(x: Inputs[Array]) -> npt.NDArray[np.intp]:
-    """A few rows to try a module on. A trial cannot change whole numbers, so these must differ.
+    """Row numbers of up to four records whose whole-number inputs differ.
+
+    A trial cannot change whole numbers. If all inputs are real, these are the first four.
 
     One after the other, the row that is new in most of the inputs that are no real numbers.
     """

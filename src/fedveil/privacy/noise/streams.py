@@ -88,7 +88,10 @@ class Streams:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
     def generator(self, purpose: str, *parts: int) -> np.random.Generator:
-        """One generator for draws that are not per client: cohorts, orders, partitions."""
+        """A generator seeded by (seed, purpose, parts), for draws that are not per client.
+
+        It is never secure.
+        """
         return np.random.Generator(np.random.Philox(key=self.key(purpose, *parts)))
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:

@@ -173,7 +173,7 @@ class ClientNoise(Release):
 
 
 def claimed_noise(line: BudgetLine) -> float:
-    """The noise multiplier of the updates that the line's event speaks of."""
+    """The noise multiplier that a line claims for clients' updates, without a curator's noise."""
     event = line.event
     return noise_in(event.gaussian if isinstance(event, GaussianWithCurator) else event)
 

@@ -156,7 +156,7 @@ class EvaluateSection(Section):
     with secure noise."""
 
     def rounds_between_clients(self, rounds: int) -> int | None:
-        """Rounds from one measurement across clients to the next, None for no measurements."""
+        """The interval in rounds of measurements across clients, None if there are none."""
         if not self.clients:
             if self.clients_every is not None:
                 raise BadInput(

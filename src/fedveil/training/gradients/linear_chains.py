@@ -98,7 +98,7 @@ def linear_chain(task: Task) -> tuple[bool, tuple[LinearLayer, ...]]:
 
 
 def _in_order(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers of nested `nn.Sequential`s, one after the other."""
+    """Yield the layers of nested plain `nn.Sequential`s. Any other module is one layer."""
     if type(module) is nn.Sequential and is_unmodified(module):
         for child in module:
             yield from _in_order(child)
