@@ -17,5 +17,5 @@ def test_paper_scale_has_the_papers_clients(tmp_path: Path) -> None:
     found = studies(Experiment(tmp_path, ExperimentScale.PAPER))
 
     assert [s.clients for s in found] == [100, 200, 500]
-    assert [s.model for s in found] == ["small-cnn", "small-cnn", "vgg"]
+    assert [s.model_name for s in found] == ["small-cnn", "small-cnn", "vgg"]
     assert [s.rounds for s in found] == [10, 15, 15]

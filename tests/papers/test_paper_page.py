@@ -35,7 +35,7 @@ def test_a_page_has_everything_in_order():
         left_open=[("learning rate", "0.1")],
         tables=[TextTable(("x",), (("1",),))],
         statements=[PaperStatement("A.", True, "B."), PaperStatement("C.", False, "D.")],
-        notes=["A note."],
+        page_notes=["A note."],
         figures={"one.png": Figure()},
     )
     assert page.markdown() == (

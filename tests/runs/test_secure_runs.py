@@ -345,10 +345,10 @@ def test_the_servers_sum_carries_the_noise_that_is_claimed(start, monkeypatch):
     """The sum after noise less the sum before it, over all weights and rounds: chi-squared."""
     sums, release = [], CentralNoise.noise_
 
-    def spy(self, total, clip, round, streams):
+    def spy(self, total, round):
         before = total.clone()
-        release(self, total, clip, round, streams)
-        sums.append((total - before, self.scale(clip)))
+        release(self, total, round)
+        sums.append((total - before, self.scale(round.clip)))
 
     monkeypatch.setattr(CentralNoise, "noise_", spy)
     run = start("central", SECURE_NOISE, "rounds=8")

@@ -186,7 +186,12 @@ def _whole_batches(lr: str) -> tuple[str, ...]:
     return ("client.epochs=none", "client.steps=5", "client.batch=0", f"client.lr={lr}")
 
 
-_QUICK = {"model": "softmax", "records": 6000, "start": 0.075, "client": _whole_batches("0.3")}
+_QUICK = {
+    "model_name": "softmax",
+    "records": 6000,
+    "first_radius": 0.075,
+    "client": _whole_batches("0.3"),
+}
 _QUICK_STUDIES: dict[str, dict[str, Any]] = {
     "mnist": {**_QUICK, "fixed": 0.075, "populations": (50, 100, 200, 500)},
     "fashion-mnist": {**_QUICK, "fixed": 0.015, "populations": (50, 200)},

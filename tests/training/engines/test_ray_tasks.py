@@ -34,7 +34,7 @@ def saved(make_data, tmp_path):
 
 def test_arrays_of_files_are_named_and_mapped_again(saved):
     parcel, mapped = packed(saved, what="data")
-    assert {file.path.rpartition("/")[2] for file in parcel.files} >= {"x.npy", "y.npy"}
+    assert {file.file_path.rpartition("/")[2] for file in parcel.files} >= {"x.npy", "y.npy"}
     assert len(mapped) == len(parcel.files)
     assert len(pickle.dumps(parcel)) < saved.x.nbytes / 4
     opened = parcel.opened({})
@@ -44,14 +44,14 @@ def test_arrays_of_files_are_named_and_mapped_again(saved):
 
 def test_an_array_that_is_used_twice_is_one_file(saved):
     parcel, _ = packed([saved.x, saved.x, saved], what="data")
-    assert [file.path for file in parcel.files].count(str(saved.x.filename)) == 1
+    assert [file.file_path for file in parcel.files].count(str(saved.x.filename)) == 1
 
 
 def test_a_file_that_has_gone_or_changed_is_missing_and_replaced_by_its_array(saved, tmp_path):
     parcel, mapped = packed(saved, what="data")
     path = tmp_path / "data" / "x.npy"
     whole = bytearray(path.read_bytes())
-    names = [file.path.rpartition("/")[2] for file in parcel.files]
+    names = [file.file_path.rpartition("/")[2] for file in parcel.files]
     (tmp_path / "data" / "y.npy").unlink()
     whole[-1] ^= 1
     path.rename(tmp_path / "kept.npy")
