@@ -28,11 +28,11 @@ from fedveil.attacks.backdoors import PixelTrigger
 from fedveil.base.forks import one_thread
 from fedveil.models import zoo
 from fedveil.models.metrics import PerExample
-from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Round
 from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.processes import Processes

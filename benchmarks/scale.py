@@ -27,12 +27,12 @@ import fedveil as fv
 from fedveil.mixing.mixer import MixerConfig, serve
 from fedveil.mixing.protocol import collect, send_report
 from fedveil.models import zoo
-from fedveil.privacy.channel import Round
 from fedveil.privacy.ledger.hash_chain import Head
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.release import Round
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs import checkpoint

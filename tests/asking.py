@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.release import Round
 from fedveil.training.reports import ClientBatch
 
 

@@ -22,10 +22,10 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
-from fedveil.privacy.channel import Ids
 from fedveil.privacy.clip import Clip, row_norms
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Ids
 from fedveil.privacy.releases.two_point import honest_reports
 from fedveil.training.evaluate import BATCH
 from fedveil.training.exchange import client_report, forked_updates

@@ -30,8 +30,8 @@ from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Trust
 from fedveil.privacy.accounting.events import PoissonSampled
-from fedveil.privacy.channel import Ids
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Ids
 from fedveil.training.reports import ClientReports
 from fedveil.training.session import Training
 

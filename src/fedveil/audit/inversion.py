@@ -42,9 +42,9 @@ from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
 from fedveil.data.federated import FederatedData
-from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.release import Round
 from fedveil.training.session import Training
 from fedveil.tuning.figures import INK, SMALL, canvas
 

@@ -31,10 +31,10 @@ from fedveil.models.metrics import squared_error
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim
-from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.clip import Clip, Clipped, Norm
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Ids, Round
 from fedveil.privacy.releases.priv_unit import with_dimension
 from fedveil.privacy.releases.two_point import honest_reports
 from fedveil.training.cohort import CohortData

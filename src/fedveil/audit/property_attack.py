@@ -40,9 +40,9 @@ from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated, named_values, seed_of
 from fedveil.models.task import Named, Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Ids, Round
 from fedveil.training.reports import ClientReports
 from fedveil.training.session import Training
 

@@ -48,12 +48,12 @@ from fedveil.privacy.accounting.events import (
     Shuffled,
     TwoPoint,
 )
-from fedveil.privacy.channel import Ids
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.release import Ids
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise, noise_groups
 from fedveil.privacy.releases.dp_sgd import dp_sgd

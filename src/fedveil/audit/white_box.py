@@ -36,8 +36,8 @@ from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
-from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Ids, Round
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.trajectories import example_gradients

@@ -43,12 +43,12 @@ from fedveil.flower.policy import Policy, Terms, terms_of
 from fedveil.flower.site_ledger import Declined, SiteLedger, today
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
-from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import row_norms
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Round
 from fedveil.training.exchange import server_sum
 from fedveil.training.participants import Participants
 from fedveil.training.reports import ClientReports, CohortSum, Rows, accept

@@ -30,7 +30,7 @@ from fedveil.flower.messages import (
     plan_digest,
 )
 from fedveil.mixing.protocol import round_number
-from fedveil.privacy.channel import Round
+from fedveil.privacy.release import Round
 from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.run import OnRound, Run

@@ -30,10 +30,10 @@ from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.policy import Offer, Policy, build_for_plan, local_steps, terms_of
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger, today
 from fedveil.mixing.protocol import Refused, round_number
-from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Round
 from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.training.cohort import CohortData

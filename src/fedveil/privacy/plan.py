@@ -17,13 +17,12 @@ from fedveil.privacy.accounting.budget import BudgetLine, Spending, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust
 from fedveil.privacy.accounting.composition import covers
 from fedveil.privacy.accounting.events import Gaussian, WithMetrics
-from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedule
 from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.ranges import Ranges
-from fedveil.privacy.release import SERVER, NoisySteps, Release
+from fedveil.privacy.release import SERVER, NoisySteps, Release, Round
 from fedveil.privacy.sampling import Counts, Sampler
 
 

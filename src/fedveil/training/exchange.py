@@ -10,10 +10,10 @@ import torch
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import Tensors, sealed
 from fedveil.models.memory import common_generators, difference
-from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Round
 from fedveil.training.reports import (
     ClientBatch,
     ClientReports,

@@ -17,8 +17,8 @@ from fedveil.base.identity import Stated
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.channel import Ids
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Ids
 from fedveil.training.exchange import client_report
 from fedveil.training.reports import ClientBatch, ClientReports
 from fedveil.training.work import ClientWork

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.clip import ROUNDING, Clip, Clipped, Norm, add_weighted_, all_finite, row_norms
+from fedveil.privacy.release import Ids, Round
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.trajectories import Gradients, LocalTrajectory
 

@@ -10,10 +10,10 @@ import torch
 
 from fedveil.base.errors import BudgetExhausted
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.channel import Round
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Round
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.participants import Participants, checked_cohort
 from fedveil.training.reports import CohortSum

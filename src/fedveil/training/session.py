@@ -21,10 +21,10 @@ from fedveil.models.metrics import Metric
 from fedveil.models.task import Features, Task
 from fedveil.models.trial import check_fits, check_together, check_unit, isolate, mixes_records
 from fedveil.privacy.accounting.claims import Unit
-from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Ids, Round
 from fedveil.privacy.secure import DIAGNOSTICS
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.agreement import check_aggregate, check_agreement, check_arguments

@@ -2,10 +2,9 @@
 
 from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.events import Gaussian, Laplace, PureReport
-from fedveil.privacy.channel import Channel, Round
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.ranges import Perturb, Ranges
-from fedveil.privacy.release import NoisySteps, Release, Requirements, line_of
+from fedveil.privacy.release import Channel, NoisySteps, Release, Requirements, Round, line_of
 from fedveil.privacy.releases.central import CentralNoise
 from fedveil.privacy.releases.client_noise import ClientNoise, Published
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps

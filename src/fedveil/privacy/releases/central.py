@@ -21,7 +21,6 @@ from fedveil.privacy.accounting.claims import (
 )
 from fedveil.privacy.accounting.composition import covers, epsilon, noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled, WithMetrics, kind_of
-from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.clip_statistic import ClipStatistic
@@ -35,6 +34,7 @@ from fedveil.privacy.release import (
     PlanParts,
     Release,
     Requirements,
+    Round,
     check_clipped,
     misnamed,
 )

@@ -23,15 +23,16 @@ from fedveil.privacy.accounting.events import (
     Laplace,
     TwoPoint,
 )
-from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule
 from fedveil.privacy.release import (
+    Ids,
     PlanParts,
     Release,
+    Round,
     check_clipped,
     check_multiplier,
     check_sampler,

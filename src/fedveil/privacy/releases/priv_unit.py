@@ -14,12 +14,11 @@ from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import PureReport
-from fedveil.privacy.channel import Round
 from fedveil.privacy.clip import BLOCK, Norm, at_a_time, row_norms
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.streams import Keys, normal_, uniform_
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.release import PlanParts, Release, check_sampler, line_of, misnamed
+from fedveil.privacy.release import PlanParts, Release, Round, check_sampler, line_of, misnamed
 from fedveil.privacy.sampling import Sampler
 
 _FAR = 40.0

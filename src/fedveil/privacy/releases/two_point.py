@@ -11,15 +11,16 @@ from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Shuffled, TwoPoint
-from fedveil.privacy.channel import Channel, Round
 from fedveil.privacy.clip import add_weighted_
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.release import (
+    Channel,
     PlanParts,
     Release,
     Requirements,
+    Round,
     check_sampler,
     line_of,
     misnamed,

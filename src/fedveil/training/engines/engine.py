@@ -16,9 +16,9 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
-from fedveil.privacy.channel import Round
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Round
 from fedveil.training.cohort import CohortData
 from fedveil.training.participants import Group, Participants
 from fedveil.training.reports import CohortSum

@@ -29,7 +29,7 @@ from fedveil.base.forks import begin_worker, can_fork
 from fedveil.base.interrupts import held
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
-from fedveil.privacy.channel import Ids, Round
+from fedveil.privacy.release import Ids, Round
 from fedveil.training.engines.engine import LARGE_MODEL, keep_memory
 from fedveil.training.engines.serial import Branch, Serial
 from fedveil.training.evaluate import (

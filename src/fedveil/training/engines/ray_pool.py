@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.channel import Ids, Round
+from fedveil.privacy.release import Ids, Round
 from fedveil.training.engines.engine import LARGE_MODEL
 from fedveil.training.engines.processes import TRIES, M, Measure
 from fedveil.training.engines.ray_cluster import RayCluster

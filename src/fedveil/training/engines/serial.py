@@ -17,9 +17,9 @@ import torch
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import one_thread
 from fedveil.models.memory import Snapshot, difference, keeps_nothing, snapshot
-from fedveil.privacy.channel import Ids, Round
 from fedveil.privacy.clip import add_weighted_
 from fedveil.privacy.noise.streams import JointStreams
+from fedveil.privacy.release import Ids, Round
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.engine import Job, one_by_one
 from fedveil.training.evaluate import (
