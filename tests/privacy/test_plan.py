@@ -388,3 +388,19 @@ def test_a_shuffler_counts_dishonest_reports_among_those_of_a_round():
     assert plan.release.channel.minimum == 3
     with pytest.raises(BadInput, match="a round has 3 clients"):
         two_point(Everyone(), 3, ranges, dishonest=2, **settings)
+
+
+def test_a_round_that_is_charged_again_draws_other_noise():
+    """On the sum and on a clip's statistic, while a replay of the same attempt draws the same."""
+    schedule = Quantile(0.5, 0.5, noise=30.0)
+    plan = central(
+        Everyone(), 40, schedule, rounds=2, budget=Budget(math.inf, 1e-5), multiplier=2.0
+    )
+    first = asked(plan, torch.zeros(5), IDS)
+    drawn = []
+    for round in (first, replace(first, attempt=1), replace(first, attempt=1)):
+        total = torch.zeros(5, dtype=torch.float64)
+        plan.release.noise_(total, round)
+        drawn.append(torch.cat([total, plan.noisy_statistic(torch.zeros(1).double(), round)]))
+    assert int((drawn[0] == drawn[1]).sum()) == 0
+    assert torch.equal(drawn[1], drawn[2])
