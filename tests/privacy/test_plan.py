@@ -404,3 +404,12 @@ def test_a_round_that_is_charged_again_draws_other_noise():
         drawn.append(torch.cat([total, plan.noisy_statistic(torch.zeros(1).double(), round)]))
     assert int((drawn[0] == drawn[1]).sum()) == 0
     assert torch.equal(drawn[1], drawn[2])
+
+
+def test_two_point_reports_are_clamped_to_the_ranges_of_their_plan():
+    """Reports lie outside the release's ranges, and the adaptive state is the schedule's."""
+    plan = two_point_plan()
+    other = replace(plan.schedule, radius=2 * plan.schedule.radius)
+    for schedule in (None, Fixed(1.0), other):
+        with pytest.raises(BadInput, match="their clip schedule is these ranges"):
+            replace(plan, schedule=schedule)
