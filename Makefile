@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PROGRAM := $(VENV)/.program
 STAMP := $(VENV)/.installed
 PEERS := $(VENV)-bench
 
@@ -14,9 +15,9 @@ AXE := 4.14.0
 # thousands of small files, none of which has to outlive the machine, so that these lie in memory.
 PYTEST := TMPDIR=$(wildcard /dev/shm) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all browser test-browser wheel mutants mutants-generated docs check bench bench-growth bench-versions bench-micro clean
+.PHONY: demo test test-all browser test-browser wheel mutants mutants-generated docs check bench bench-growth bench-versions bench-micro dist clean
 
-demo: $(STAMP)
+demo: $(PROGRAM)
 	$(BIN)/fedveil run
 
 test: $(STAMP)
@@ -44,6 +45,12 @@ wheel: $(STAMP)
 	$(WHEEL)/bin/python -m pip install --quiet --constraint constraints.txt $(WHEEL)/dist/*.whl
 	cp examples/hospitals.py $(WHEEL)/hospitals.py
 	cd $(WHEEL) && bin/fedveil run && bin/python hospitals.py
+
+# Source distribution and wheel, in dist/, checked for what an index shows.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 mutants: $(STAMP)
 	$(BIN)/python mutants/run.py
@@ -76,9 +83,14 @@ check: $(STAMP) docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-$(STAMP): pyproject.toml constraints.txt
+# The program alone, for the demo. Tests and checks add the extras and the development tools.
+$(PROGRAM): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[data,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $(PROGRAM)
+
+$(STAMP): $(PROGRAM)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[data,figures,dev]"
 	@touch $(STAMP)
 
 # The peers want other versions than fedveil's own, so that they have an environment of their own.

@@ -47,7 +47,7 @@ def final_loss(job: tuple[int, float, int, int]) -> float:
             rounds=rounds,
             budgets=(fv.Budget(epsilon, 1e-5),),
         )
-    task = fv.Task(WORK["a-1"].module(), fv.squared_error)
+    task = fv.Task(WORK["a-1"].module(), fv.models.squared_error)
     training = fv.Training(
         task, DATA, plan, work, seed=seed, mode=Mode.VECTORISED, workers=1, every=rounds
     )

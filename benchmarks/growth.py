@@ -95,7 +95,7 @@ def by_clients(clients: int, cohort: int) -> dict[str, float]:
     """A regression of 11 parameters, 10 records a client, one step."""
     began = time.perf_counter()
     data = federation(clients, 10, (10,), 0)
-    task = fv.Task(zoo.linear(10), fv.squared_error)
+    task = fv.Task(zoo.linear(10), fv.models.squared_error)
     answer = trained(task, data, cohort, rounds=30)
     return {**answer, "total": time.perf_counter() - began}
 

@@ -28,7 +28,7 @@ from fedveil.attacks.backdoors import PixelTrigger
 from fedveil.base.forks import one_thread
 from fedveil.models import zoo
 from fedveil.models.metrics import PerExample
-from fedveil.privacy.clip import Norm
+from fedveil.privacy.clip import Norm, add_weighted_
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
@@ -96,7 +96,7 @@ def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, ClientWork]:
 def training_of(
     work: Work, rounds: int, *, attacked: bool = False, workers: int = 0, on_ray: bool = False
 ) -> fv.Training:
-    loss: PerExample = fv.cross_entropy if work.classes else fv.squared_error
+    loss: PerExample = fv.cross_entropy if work.classes else fv.models.squared_error
     (plan, steps), data = plan_of(work, rounds), data_of(work)
     participants = Participants()
     if attacked:
@@ -169,7 +169,7 @@ def server_rounds(rounds: int) -> list[float]:
             accept(rows, round.clip)
             total = torch.zeros(PARAMETERS, dtype=torch.float64)
             weights = torch.ones(UPDATES, dtype=torch.float64)
-            rows.add_to_(total, weights)
+            add_weighted_(total, rows.rows, weights)
         plan.release.noise_(total, round)
         total /= plan.release.divisor(UPDATES, plan.expected)
         seconds.append(time.perf_counter() - began)
@@ -183,7 +183,7 @@ def million(rounds: int, *, secure: bool, mode: Mode | None) -> fv.Training:
     x = random.standard_normal((10 * clients, 10), dtype=np.float32)
     y = x[:, 0].copy()
     data = fv.FederatedData(x, y, np.arange(0, len(x) + 1, 10), x[:10].copy(), y[:10].copy(), 0)
-    task = fv.Task(zoo.linear(10), fv.squared_error)
+    task = fv.Task(zoo.linear(10), fv.models.squared_error)
     budget = fv.Budget(8.0, 1e-7)
     plan = fv.central(
         fv.samplers.Poisson(1e-4),

@@ -262,7 +262,7 @@ def simulated(clients: int) -> dict[str, float]:
     began = time.perf_counter()
     data = mapped(clients)
     built, rounds = time.perf_counter() - began, 12
-    task = fv.Task(zoo.linear(FEATURES), fv.squared_error)
+    task = fv.Task(zoo.linear(FEATURES), fv.models.squared_error)
     plan = central(clients, rounds=rounds)
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
     training = fv.Training(task, data, plan, work, mode=Mode.VECTORISED, every=10**6, workers=1)

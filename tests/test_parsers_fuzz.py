@@ -31,8 +31,8 @@ from fedveil.mixing.mixer import MixerConfig, serve
 from fedveil.mixing.protocol import HELLO, REPORT, Refused, collect, send_report
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.runs import checkpoint
-from fedveil.runs.evidence import export_ledger, file_of, statements_of, verify_ledger
-from fedveil.runs.ledgers import Shared
+from fedveil.runs.evidence import export_ledger, ledger_path, statements_of, verify_ledger
+from fedveil.runs.ledgers import SharedLedger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.tuning.recipe_grid import axis, cells
@@ -171,7 +171,7 @@ def make_run(folder):
 
 
 def make_shared(folder):
-    shared = Shared(folder / "run/ledger.db", 50.0)
+    shared = SharedLedger(folder / "run/ledger.db", 50.0)
     (folder / "run").mkdir()
     for name in ("a", "b"):
         settings = [*SETTINGS, "data.seed=1", f"seed={ord(name)}"]
@@ -225,7 +225,7 @@ def read_evidence(r, folder):
 
 
 def read_pointer(r, folder):
-    file_of(folder)
+    ledger_path(folder)
 
 
 def read_metrics(r, folder):
@@ -628,5 +628,6 @@ def test_no_file_is_unpickled():
             assert name not in ("torch.load", "joblib.load", "pickle.load", "shelve.open"), path
             if name.startswith("pickle."):
                 unpickling.append((path.name, name))
-    # between a training and the workers it forked itself, and from forks that saw no records
-    assert {file for file, _ in unpickling} <= {"forks.py", "processes.py"}
+    # between a training and the workers it started itself, and from forks that saw no records
+    workers = {"processes.py", "spawning.py", "trials.py"}
+    assert {file for file, _ in unpickling} <= {"forks.py", *workers}

@@ -4,7 +4,8 @@ from fedveil import models as models
 from fedveil.api import open_run, resume, rounds, run
 from fedveil.base.errors import BadInput, BudgetExhausted, FedveilError
 from fedveil.data.federated import FederatedData
-from fedveil.models.metrics import binary_cross_entropy, correct, cross_entropy, squared_error
+from fedveil.data.table_check import check_table
+from fedveil.models.metrics import binary_cross_entropy, correct, cross_entropy
 from fedveil.models.task import Task
 from fedveil.privacy import clip_schedules as clips
 from fedveil.privacy import releases as releases
@@ -49,6 +50,7 @@ __all__ = [
     "attacks",
     "binary_cross_entropy",
     "central",
+    "check_table",
     "claims",
     "client_noise",
     "clips",
@@ -66,7 +68,6 @@ __all__ = [
     "run",
     "samplers",
     "servers",
-    "squared_error",
     "train",
     "two_point",
     "unprotected",

@@ -7,17 +7,14 @@ from typing import Any
 from rich.console import Console
 
 from fedveil.base.checks import check_ledger_epsilon
-from fedveil.console import NotebookProgress, Progress, in_notebook
+from fedveil.console import Line, in_notebook, notebook_progress, progress_line
 from fedveil.data.federated import FederatedData
-from fedveil.runs.ledgers import Shared
+from fedveil.runs.ledgers import SharedLedger
 from fedveil.runs.logs import check_logs
 from fedveil.runs.modules import Model
 from fedveil.runs.opened_run import OpenedRun
 from fedveil.runs.recipe import DEFAULT, Overrides, load_recipe
 from fedveil.runs.run import Run
-
-Line = dict[str, Any]
-"""A round as metrics.jsonl has it."""
 
 
 def run(
@@ -51,20 +48,10 @@ def run(
     watch` does the same, and the result says "request". A run that was killed is continued by
     `resume` as well.
     """
-    kinds = _kinds(log)
-    prepared = _started(
-        recipe,
-        set,
-        out,
-        data_root,
-        ledger,
-        ledger_epsilon,
-        model=model,
-        data=data,
-        allow_code=allow_code,
+    prepared = _start_run(
+        recipe, set, out, data_root, ledger, ledger_epsilon, model, data, allow_code, log
     )
-    prepared.logs = kinds
-    return _executed(prepared, model, allow_code, on_round, quiet=quiet)
+    return _execute(prepared, model, allow_code, on_round, quiet=quiet)
 
 
 def resume(
@@ -81,14 +68,15 @@ def resume(
     """Continue an interrupted run to the result it would have had, bit for bit.
 
     Own parts are given again. Others than those it was started with are refused: a module is known
-    by its layers, loss, metrics and first weights, data by all their records.
+    by its layers, loss, metrics and first weights, data by all their records. A run that is
+    complete stays as it is.
     """
-    kinds = _kinds(log)
+    kinds = _check_kinds(log)
     prepared = Run.resume(
-        Path(folder), _path(data_root), model=model, data=data, allow_code=allow_code
+        Path(folder), _as_path(data_root), model=model, data=data, allow_code=allow_code
     )
     prepared.logs = kinds
-    return _executed(prepared, model, allow_code, on_round, quiet=quiet)
+    return _execute(prepared, model, allow_code, on_round, quiet=quiet)
 
 
 def rounds(
@@ -104,23 +92,14 @@ def rounds(
     allow_code: bool = False,
     log: str | Iterable[str] = (),
 ) -> Generator[Line, None, None]:
-    """The same run as a loop: `for line in rounds(...)`, each line as metrics.jsonl has it.
+    """Yield each round's line of metrics while training: `for line in rounds(...)`.
 
+    Arguments are those of `run`. The directory is created at once, training begins with the loop.
     Leaving the loop ends the run in its directory, which `open_run` opens and `resume` continues.
     """
-    kinds = _kinds(log)
-    prepared = _started(
-        recipe,
-        set,
-        out,
-        data_root,
-        ledger,
-        ledger_epsilon,
-        model=model,
-        data=data,
-        allow_code=allow_code,
+    prepared = _start_run(
+        recipe, set, out, data_root, ledger, ledger_epsilon, model, data, allow_code, log
     )
-    prepared.logs = kinds
     return prepared.metric_lines()
 
 
@@ -134,33 +113,37 @@ def open_run(
     return OpenedRun.at(folder, model, allow_code=allow_code)
 
 
-def _started(
+def _start_run(
     recipe: str | Mapping[str, Any],
     settings: Overrides,
     out: Path | str | None,
     data_root: Path | str | None,
     ledger: Path | str | None,
     epsilon: float | None,
-    *,
     model: Model | None,
     data: FederatedData | None,
     allow_code: bool,
+    log: str | Iterable[str],
 ) -> Run:
+    """Create the run directory of a recipe, ready to train. Arguments are those of `run`."""
+    kinds = _check_kinds(log)
     check_ledger_epsilon("ledger_epsilon", epsilon, ledger)
     own = [name for name, part in (("model", model), ("data", data)) if part is not None]
-    path = _path(ledger)
-    return Run.start(
+    path = _as_path(ledger)
+    prepared = Run.start(
         load_recipe(recipe, settings, own),
-        _path(out),
-        _path(data_root),
-        None if path is None else Shared(path, epsilon),
+        _as_path(out),
+        _as_path(data_root),
+        None if path is None else SharedLedger(path, epsilon),
         model=model,
         data=data,
         allow_code=allow_code,
     )
+    prepared.logs = kinds
+    return prepared
 
 
-def _executed(
+def _execute(
     prepared: Run,
     model: Model | None,
     allow_code: bool,
@@ -168,25 +151,34 @@ def _executed(
     *,
     quiet: bool,
 ) -> OpenedRun:
+    """Train a prepared run to its end, and open it.
+
+    Each round is shown on a terminal or in a notebook unless `quiet`, then passed to `on_round`.
+    """
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
-    shown = not quiet and (in_notebook() or console.is_terminal)
-    with NotebookProgress(prepared) if in_notebook() else Progress(console, prepared) as progress:
+    notebook = in_notebook()
+    shown = not quiet and (notebook or console.is_terminal)
+    with notebook_progress(prepared) if notebook else progress_line(console, prepared) as show:
 
         def both(line: Line) -> None:
             if shown:
-                progress.show(line)
+                show(line)
             if on_round is not None:
                 on_round(line)
 
         prepared.execute(both)
+    if prepared.already_complete:
+        console.print(f"{prepared.folder} is already complete: nothing was changed")
     return OpenedRun(prepared.folder, prepared.recipe, model, allow_code)
 
 
-def _path(given: Path | str | None) -> Path | None:
+def _as_path(given: Path | str | None) -> Path | None:
+    """Return a path or text as a Path, and None as None."""
     return None if given is None else Path(given)
 
 
-def _kinds(log: str | Iterable[str]) -> tuple[str, ...]:
+def _check_kinds(log: str | Iterable[str]) -> tuple[str, ...]:
+    """Return one tracker or several as a tuple. Raises BadInput if one is unknown or missing."""
     kinds = (log,) if isinstance(log, str) else tuple(log)
     check_logs(kinds)
     return kinds

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.attacks.backdoors import ColourBackdoor, PixelTrigger, WritersBackdoor, poisoned
+from fedveil.attacks.backdoors import ColourBackdoor, PixelTrigger, WritersBackdoor, poison_records
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_colour_is_what_stands_out_most(data):
 
 @pytest.mark.parametrize(("share", "lessons"), [(0.5, 8), (0.2, 2), (0.75, 24), (1.0, 8)])
 def test_the_share_of_lessons_is_the_share_asked_for(data, share, lessons):
-    made = poisoned(
+    made = poison_records(
         data,
         PixelTrigger(target=2, value=9.0),
         np.array([0, 3]),

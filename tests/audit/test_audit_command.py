@@ -14,7 +14,7 @@ from fedveil.cli import main as commands
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.runs.build import build
-from fedveil.runs.ledgers import Shared
+from fedveil.runs.ledgers import SharedLedger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from tests.contracts.test_no_bare_epsilon import bare, bare_in_json
@@ -179,7 +179,7 @@ def test_a_run_that_claims_nothing_is_attacked_and_left_as_it_was(cli, baseline,
 def test_an_audit_that_was_interrupted_goes_on(cli, baseline, tmp_path, monkeypatch):
     attack = (baseline, "--attacks", "membership", *FEW, "--workers", "1", "--json")
     whole = json.loads(cli(*attack)[1])
-    trained, calls = ShadowModels.trained, []
+    trained, calls = ShadowModels.train_models, []
 
     def stopped(self, numbers):
         calls.append(numbers)
@@ -187,12 +187,12 @@ def test_an_audit_that_was_interrupted_goes_on(cli, baseline, tmp_path, monkeypa
             raise KeyboardInterrupt
         return trained(self, numbers[:1] if len(numbers) > 1 else numbers)
 
-    monkeypatch.setattr(ShadowModels, "trained", stopped)
-    monkeypatch.setattr("fedveil.audit.membership.fitting_together", lambda training: 1)
+    monkeypatch.setattr(ShadowModels, "train_models", stopped)
+    monkeypatch.setattr("fedveil.audit.membership.repetitions_per_chunk", lambda training: 1)
     code, _, err = cli(*attack, "--out", tmp_path / "out")
     assert code == 1
     assert "interrupted: the same command resumes it" in err
-    monkeypatch.setattr(ShadowModels, "trained", trained)
+    monkeypatch.setattr(ShadowModels, "train_models", trained)
     code, out, _ = cli(*attack, "--out", tmp_path / "out")
     found = json.loads(out)
     assert code == 0
@@ -260,7 +260,7 @@ def test_a_run_without_its_ledger_is_audited(cli, central, tmp_path):
 
 def test_a_ledger_that_runs_share_is_not_charged(cli, tmp_path):
     few = ("engine.workers=1", "evaluate.every=1000", "rounds=2", "data.clients=40")
-    shared = Shared(tmp_path / "shared.db", 20.0)
+    shared = SharedLedger(tmp_path / "shared.db", 20.0)
     Run.start(load_recipe("central", few), tmp_path / "run", None, shared).execute()
     before = left(tmp_path)
     assert cli(tmp_path / "run", "--attacks", "randomiser,canaries", *FEW)[0] == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedveil.attacks.adversary import ReportAttack
-from fedveil.audit.observations import Observer, View, audit_rerun, claimed, replay, views
+from fedveil.audit.observations import Observer, View, audit_rerun, replay, strict_claim, views
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
@@ -125,8 +125,8 @@ def test_whose_view_it_is():
 
 
 def test_claims_are_the_first_that_is_a_guarantee():
-    assert claimed(training("fedavg").plan) is None
-    claim = claimed(training("ldp-fl").plan)
+    assert strict_claim(training("fedavg").plan) is None
+    claim = strict_claim(training("ldp-fl").plan)
     assert claim is not None
     assert str(claim.unit) == "client"
 

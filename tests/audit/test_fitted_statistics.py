@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fedveil.audit.record_audits import NoNoiseBound, chance
+from fedveil.audit.record_audits import NoNoiseBound, standard_p_value
 
 RECORDS = (50, 200, 2000)
 
@@ -23,7 +23,7 @@ def test_features_standardised_by_their_own_records_are_found(records, ddof):
     ages = generator.integers(20, 90, size=(records, 3)).astype(np.float64)
     lengths = generator.gamma(2.0, size=(records, 3))
     for raw in (ages, lengths):
-        p, standard = chance(standardised(raw, raw, ddof))
+        p, standard = standard_p_value(standardised(raw, raw, ddof))
         assert p < 1e-5
         assert standard == 3
 
@@ -31,15 +31,15 @@ def test_features_standardised_by_their_own_records_are_found(records, ddof):
 def test_one_standardised_feature_among_others_is_found():
     raw = np.random.default_rng(1).normal(3.0, 2.0, size=(500, 20))
     raw[:, 7] = standardised(raw[:, 7], raw[:, 7])
-    assert chance(raw) == (pytest.approx(0, abs=1e-5), 1)
+    assert standard_p_value(raw) == (pytest.approx(0, abs=1e-5), 1)
 
 
 def test_images_standardised_by_all_pixels_are_found():
     raw = np.random.default_rng(2).gamma(2.0, np.arange(1.0, 17.0), size=(300, 16))
     whole = ((raw - raw.mean()) / raw.std()).astype(np.float32)
-    p, standard = chance(whole)
+    p, standard = standard_p_value(whole)
     assert (p < 1e-5, standard) == (True, 0)
-    assert chance(raw) == (1.0, 0)
+    assert standard_p_value(raw) == (1.0, 0)
 
 
 def test_clients_and_test_records_together_are_found():
@@ -47,8 +47,8 @@ def test_clients_and_test_records_together_are_found():
     own, test = generator.normal(1.0, 3.0, size=(400, 4)), generator.normal(1.0, 3.0, size=(90, 4))
     both = np.concatenate([own, test])
     own, test = standardised(own, both), standardised(test, both)
-    assert chance(own)[0] == 1.0
-    assert chance(own, test)[0] < 1e-5
+    assert standard_p_value(own)[0] == 1.0
+    assert standard_p_value(own, test)[0] < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["held out", "whole numbers", "two values"])
@@ -65,7 +65,7 @@ def test_statistics_from_elsewhere_are_no_alarm(kind):
             )
         else:
             raw = np.sign(raw)
-        low += chance(raw)[0] <= 0.05
+        low += standard_p_value(raw)[0] <= 0.05
     assert low <= binom.isf(1e-6, sets, 0.05)
 
 
@@ -73,13 +73,13 @@ def test_whole_numbers_are_standard_by_chance_now_and_then():
     """Mean 0 and deviation 1, exactly: of 400 small whole numbers that is no proof."""
     column = np.tile([-2.0, 2.0, -1.0, 1.0, 0, 0, 0, 0, 0, 0], 40)[:, None]
     assert (column.mean(), column.std()) == (0.0, 1.0)
-    assert 1e-4 < chance(column)[0] < 1e-2
+    assert 1e-4 < standard_p_value(column)[0] < 1e-2
 
 
 def test_edges():
-    assert chance(np.zeros((9, 2))) == (1.0, 0)
-    assert chance(np.zeros((50, 2))) == (1.0, 0)
+    assert standard_p_value(np.zeros((9, 2))) == (1.0, 0)
+    assert standard_p_value(np.zeros((50, 2))) == (1.0, 0)
     balanced = np.tile([[1.0], [-1.0]], (50, 1))  # mean 0 and deviation 1, of a coin
-    assert chance(balanced) == (1.0, 0)
+    assert standard_p_value(balanced) == (1.0, 0)
     assert NoNoiseBound(1e-6, 5).lower_bound(1e-4) == np.inf
     assert NoNoiseBound(1e-3, 5).lower_bound(1e-4) == 0

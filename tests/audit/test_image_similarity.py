@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedveil.audit.inversion import MOST, matched, psnr, ssim
+from fedveil.audit.inversion import MOST, best_order, psnr, ssim
 
 
 def plain_ssim(a, b, peak, side=7):
@@ -51,4 +51,4 @@ def test_images_smaller_than_a_window_are_one_window():
 def test_a_batch_is_compared_in_its_best_order():
     images = np.random.default_rng(4).random((5, 1, 8, 8))
     order = np.array([3, 0, 4, 1, 2])
-    assert matched(images[order], images).tolist() == order.tolist()
+    assert best_order(images[order], images).tolist() == order.tolist()

@@ -12,9 +12,9 @@ from fedveil.audit import canary_clients as canary_module
 from fedveil.audit.audit_command import AuditSettings, run_attacks
 from fedveil.audit.canary_clients import Canaries
 from fedveil.audit.findings import ALARM
-from fedveil.audit.observations import claim_of, strict_line
+from fedveil.audit.observations import line_claim, strict_line
 from fedveil.audit.randomisers import Randomiser, plans, self_test
-from fedveil.audit.record_audits import OneRunAudit, _nominal
+from fedveil.audit.record_audits import OneRunAudit, _nominal_plan
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 
@@ -95,9 +95,9 @@ def test_one_run_stands_beside_the_claim_of_the_plan_that_was_audited():
     own = strict_line(made.plan)
     assert own.relation is Relation.ZERO_OUT
     assert finding.claim.neighbours is Relation.ADD_REMOVE
-    audited = _nominal(made)
+    audited = _nominal_plan(made)
     line = strict_line(audited)
-    assert finding.claim == claim_of(line, line.participations(made.plan.permitted))
+    assert finding.claim == line_claim(line, line.participations(made.plan.permitted))
     assert audited.steps == replace(made.plan.steps, nominal=audited.steps.nominal)
     assert audited.rounds == made.plan.permitted
     assert audited.schedule == made.plan.schedule
@@ -121,13 +121,13 @@ def test_canaries_stand_beside_the_claim_of_all_rounds():
     ],
 )
 def test_canaries_are_as_far_apart_as_the_relation_allows(monkeypatch, sampler, relation, out):
-    seen, whole = [], canary_module.released
+    seen, whole = [], canary_module.noisy_sums
 
     def watched(again, ids):
         seen.append(again.participants)
         return whole(again, ids)
 
-    monkeypatch.setattr(canary_module, "released", watched)
+    monkeypatch.setattr(canary_module, "noisy_sums", watched)
     made = training(central(sampler))
     assert strict_line(made.plan).relation is relation
     list(Canaries(50).findings(made))
@@ -144,7 +144,7 @@ def test_canaries_are_as_long_as_the_clip_lets_through():
     directions = torch.eye(made.task.size)[:2]
     adversary = canary_module.CanaryClients(ids, directions, np.array([1.0, -1.0]))
     again = replace(made, participants=adversary)
-    (first, clip, _), *_ = canary_module.released(again, ids)
+    (first, clip, _), *_ = canary_module.noisy_sums(again, ids)
     assert first[:2] / clip == pytest.approx([1.0, -1.0], abs=0.02)
 
 

@@ -14,10 +14,10 @@ from fedveil.audit.membership import (
     curves_of,
     lira,
     lira_offline,
+    loss_logit,
     losses_of,
     outside_mean,
     rmia,
-    scaled,
     slope,
 )
 from fedveil.base.errors import BadInput
@@ -139,8 +139,8 @@ def made(models=6, records=5, others=4, seed=0):
 
 def test_scaled_is_the_logit_at_both_ends():
     chances = np.array([1e-30, 0.25, 0.5, 1 - 1e-9])
-    assert scaled(-np.log(chances)) == pytest.approx(np.log(chances / (1 - chances)), rel=1e-6)
-    assert np.isfinite(scaled(np.array([0.0, 800.0]))).all()
+    assert loss_logit(-np.log(chances)) == pytest.approx(np.log(chances / (1 - chances)), rel=1e-6)
+    assert np.isfinite(loss_logit(np.array([0.0, 800.0]))).all()
 
 
 def test_each_record_has_its_own_variance_with_many_models():

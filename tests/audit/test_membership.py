@@ -54,7 +54,8 @@ def test_an_overfitted_model_tells_its_members():
 def test_record_level_privacy_leaves_nothing_to_tell():
     """Epsilon 1, 8,000 members and as many others: 0.03 is five standard errors."""
     training = private(noise_labels(RECORDS, 8), 1.0)
-    found = Membership(4, runner=ShadowRunner(1)).curves(ShadowModels(training, 3))
+    shadow_models = ShadowModels(training, 3)
+    found = curves_of(shadow_models.model_losses(ShadowRunner(1)), shadow_models.inside)
     for way, roc in found.items():
         assert len(roc.member_scores) == len(roc.others) == RECORDS
         assert roc.auc.value == pytest.approx(0.5, abs=0.03), way

@@ -37,12 +37,12 @@ def test_the_model_learns_task_and_property():
     def costs(params):
         named = task.named(params)
         own = task.losses(named, plotter.x, plotter.y).mean()
-        return float(own), float(plotter._cost(named) - own)
+        return float(own), float(plotter._loss(named) - own)
 
     before = costs(task.parameters.clone())
     params = task.parameters.clone()
     for _ in range(20):
-        params = params + plotter.trained(params)
+        params = params + plotter.local_update(params)
     after = costs(params)
     assert after[0] < 0.8 * before[0]
     assert after[1] < 0.8 * before[1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fedveil.audit.record_audits import OneRun, guessed, p_value
+from fedveil.audit.record_audits import OneRun, count_right_guesses, p_value
 from fedveil.base.errors import BadInput
 
 
@@ -63,7 +63,7 @@ def test_edges():
 def test_guesses_are_made_at_both_ends():
     scores = np.array([5.0, -3.0, 0.1, 4.0, -2.0, 0.0])
     inside = np.array([True, False, True, False, True, True])
-    assert guessed(scores, inside, (0.34, 0.7)) == ((2, 2), (4, 2))
+    assert count_right_guesses(scores, inside, (0.34, 0.7)) == ((2, 2), (4, 2))
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])

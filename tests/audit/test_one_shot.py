@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedveil.audit.canary_clients import fitted, two_gaussians
+from fedveil.audit.canary_clients import estimate_epsilon, two_gaussians
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
 
@@ -39,10 +39,12 @@ def test_edges():
         with pytest.raises(BadInput):
             two_gaussians(*wrong)
     with pytest.raises(BadInput, match="two of each"):
-        fitted(np.ones(1), np.ones(5), 0.1)
+        estimate_epsilon(np.ones(1), np.ones(5), 0.1)
 
 
 def test_fitted_scores_find_the_epsilon_they_were_drawn_with():
     generator = np.random.default_rng(3)
-    found = fitted(generator.normal(5.5, 2, 20_000), generator.normal(2.5, 2, 20_000), 1e-5)
+    found = estimate_epsilon(
+        generator.normal(5.5, 2, 20_000), generator.normal(2.5, 2, 20_000), 1e-5
+    )
     assert found == pytest.approx(gaussian_epsilon(1.5, 1e-5), rel=0.06)

@@ -16,7 +16,7 @@ from fedveil.audit import randomisers
 from fedveil.audit.canary_clients import Canaries
 from fedveil.audit.observations import strict_line
 from fedveil.audit.randomisers import Randomiser, plans
-from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, statistics_findings
+from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, standardisation_findings
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
@@ -216,21 +216,21 @@ def patients(*settings):
 def test_statistics_fitted_in_the_clear():
     """By clients' records, and by theirs and the test records: both show, and nobody said it."""
     honest = patients("data.statistics=held-out")
-    (finding,) = statistics_findings(honest)
+    (finding,) = standardisation_findings(honest)
     assert finding.verdict == "not violated"
     data = honest.data
     every = np.concatenate([data.x, data.test_x])
     for on in (data.x, every):
         x, test_x = ((each - on.mean(axis=0)) / on.std(axis=0) for each in (data.x, data.test_x))
         planted = replace(data, x=x.astype(np.float32), test_x=test_x.astype(np.float32))
-        (finding,) = statistics_findings(replace(honest, data=planted))
+        (finding,) = standardisation_findings(replace(honest, data=planted))
         assert finding.violated
 
 
 def test_statistics_fitted_in_the_clear_that_the_claim_tells():
     """They are outside of what is claimed; secure noise refuses them."""
     training = patients("data.statistics=clients")
-    assert list(statistics_findings(training)) == []
+    assert list(standardisation_findings(training)) == []
     (finding, *_) = Randomiser(draws=100).findings(training.plan)
     assert any("fitted on clients' records" in text for text in finding.claim.assumptions)
     with pytest.raises(fv.BadInput, match="fitted"):

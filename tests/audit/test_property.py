@@ -45,7 +45,7 @@ def test_clients_that_have_nothing_are_not_told_apart(monkeypatch):
 
     Five of them are a false alarm of 6e-7.
     """
-    monkeypatch.setattr("fedveil.audit.property_labels._dimmed", lambda data, has: data)
+    monkeypatch.setattr("fedveil.audit.property_labels._dim_records", lambda data, has: data)
     (leak,) = QUICK.leaks(training("fedavg", *MLP))
     assert area(leak).value == pytest.approx(0.5, abs=0.35)
 

@@ -22,7 +22,7 @@ def updates(generator, count, apart, noise=0.0, size=300):
 def test_kinds_that_lie_apart_are_told():
     generator = np.random.default_rng(0)
     made, has = updates(generator, 80, 1.0)
-    found = PropertyClassifier.fitted(made, made, has)
+    found = PropertyClassifier.fit(made, made, has)
     rows, kinds = updates(generator, 60, 1.0)
     assert auc(found.scores(rows), kinds) == 1.0
     assert ((found.scores(rows) > 0) == kinds).all()
@@ -35,7 +35,7 @@ def test_under_noise_it_is_close_to_the_best_there_is():
     generator = np.random.default_rng(1)
     made, has = updates(generator, 80, 1.0)
     seen = np.concatenate([made + generator.normal(size=made.shape) for _ in range(3)])
-    found = PropertyClassifier.fitted(made, seen.astype(np.float32), has)
+    found = PropertyClassifier.fit(made, seen.astype(np.float32), has)
     rows, kinds = updates(generator, 2000, 1.0, noise=1.0)
     assert auc(found.scores(rows), kinds) > float(ndtr(1 / 2**0.5)) - 0.06
 
@@ -44,14 +44,14 @@ def test_nothing_is_told_where_nothing_lies_apart():
     """2,000 rows: 0.5 with a deviation of 0.013, five of them are a false alarm of 6e-7."""
     generator = np.random.default_rng(2)
     made, has = updates(generator, 80, 0.0)
-    found = PropertyClassifier.fitted(made, made, has)
+    found = PropertyClassifier.fit(made, made, has)
     rows, kinds = updates(generator, 2000, 0.0)
     assert auc(found.scores(rows), kinds) == pytest.approx(0.5, abs=0.065)
 
 
 def test_updates_that_are_all_the_same_tell_nothing():
     same = np.ones((80, 12), dtype=np.float32)
-    assert np.ptp(PropertyClassifier.fitted(same, same, HAS).scores(same[:5])) == 0.0
+    assert np.ptp(PropertyClassifier.fit(same, same, HAS).scores(same[:5])) == 0.0
 
 
 def test_that_something_moves_at_all_is_told_where_there_is_no_noise():
@@ -66,4 +66,4 @@ def test_that_something_moves_at_all_is_told_where_there_is_no_noise():
 
     made, has = rows(80)
     tried, kinds = rows(200)
-    assert auc(PropertyClassifier.fitted(made, made, has).scores(tried), kinds) > 0.99
+    assert auc(PropertyClassifier.fit(made, made, has).scores(tried), kinds) > 0.99

@@ -5,7 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.audit.property_labels import brightness, feature_of, relative, slant, thickness
+from fedveil.audit.property_labels import (
+    brightness,
+    feature_of,
+    slant,
+    subtract_label_medians,
+    thickness,
+)
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 
@@ -41,8 +47,8 @@ def test_brightness_is_the_mean():
 
 def test_labels_do_not_show_in_relative_traits():
     values, y = np.array([1.0, 2.0, 3.0, 11.0, 12.0, 13.0]), np.array([0, 0, 0, 1, 1, 1])
-    assert relative(values, y, values, y, 2).tolist() == [-1, 0, 1, -1, 0, 1]
-    assert relative(values, y, values, y, 0).tolist() == (values - 7).tolist()
+    assert subtract_label_medians(values, y, values, y, 2).tolist() == [-1, 0, 1, -1, 0, 1]
+    assert subtract_label_medians(values, y, values, y, 0).tolist() == (values - 7).tolist()
 
 
 @pytest.fixture

@@ -11,7 +11,13 @@ import pytest
 import fedveil as fv
 from fedveil.audit import randomisers
 from fedveil.audit.bounds import Counts
-from fedveil.audit.observations import claim_of, client_views, server_views, strict_line, worst
+from fedveil.audit.observations import (
+    client_views,
+    line_claim,
+    server_views,
+    strict_line,
+    worst_direction,
+)
 from fedveil.audit.randomisers import Randomiser, evidence_of
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant
@@ -54,10 +60,10 @@ def test_sums_have_the_signal_and_the_noise_of_the_plan():
 
 
 def test_worst_directions_are_as_long_as_the_norm_allows():
-    assert float(worst(Clip(1.0), 4).norm()) == pytest.approx(1.0)
-    assert float(worst(Clip(1.0), 4).sum()) == 0.0
-    assert worst(Clip(1.0, Norm.L1), 4).tolist() == [1, 0, 0, 0]
-    assert worst(Clip(1.0), 1).tolist() == [1]
+    assert float(worst_direction(Clip(1.0), 4).norm()) == pytest.approx(1.0)
+    assert float(worst_direction(Clip(1.0), 4).sum()) == 0.0
+    assert worst_direction(Clip(1.0, Norm.L1), 4).tolist() == [1, 0, 0, 0]
+    assert worst_direction(Clip(1.0), 1).tolist() == [1]
 
 
 PLANS = {
@@ -106,8 +112,10 @@ def test_draws_that_are_counted_have_no_say_in_the_directions(monkeypatch):
         seen.append(in_[:, 0])
         return Counts(5, 10, 5, 10)
 
-    monkeypatch.setattr(randomisers, "count_guesses", captured)
-    monkeypatch.setattr(randomisers, "statistic_views", lambda plan, _, sign, draws: views[sign])
+    monkeypatch.setattr(randomisers.bounds, "count_guesses", captured)
+    monkeypatch.setattr(
+        randomisers.observations, "statistic_views", lambda plan, _, sign, draws: views[sign]
+    )
     for _ in range(2):
         Randomiser(draws=100)._statistic(plan, strict_line(plan))
         views[1.0][:, 50:] *= 7
@@ -132,15 +140,15 @@ def test_what_is_claimed_decides_how_it_is_held_against():
         fv.samplers.Poisson(0.1), CLIENTS, fv.clips.Fixed(1.0), rounds=3, budget=BUDGET
     )
     line = strict_line(plan)
-    claim = claim_of(line, 3)
+    claim = line_claim(line, 3)
     assert claim.epsilon == pytest.approx(2.0, abs=2e-3)
     (first, *_) = Randomiser(draws=300).findings(plan)
     assert first.claim.epsilon > claim.epsilon  # of a client that is known to take part
     counts = first.evidence.guess_counts
     assert evidence_of(line, 3, claim, counts).bound_name.startswith("the claimed release")
     pure = strict_line(local(fv.clips.Fixed(1.0, Norm.L1), laplace=True))
-    assert claim_of(pure, 1).accountant is Accountant.PURE
-    assert claim_of(pure, 1).delta == 0
+    assert line_claim(pure, 1).accountant is Accountant.PURE
+    assert line_claim(pure, 1).delta == 0
 
 
 def test_plans_without_a_claim_have_no_findings():

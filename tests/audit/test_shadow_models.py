@@ -136,10 +136,12 @@ def test_what_is_kept_is_not_trained_again(tmp_path, monkeypatch):
         )
     assert told[-1] == (4, 4)
     (tmp_path / "out" / "losses-0002.npy").write_bytes(b"torn")
-    trained = ShadowModels.trained
+    train = ShadowModels.train_models
     numbers = []
     monkeypatch.setattr(
-        ShadowModels, "trained", lambda self, which: numbers.extend(which) or trained(self, which)
+        ShadowModels,
+        "train_models",
+        lambda self, which: numbers.extend(which) or train(self, which),
     )
     with AuditCache.locked_in(tmp_path / "out", {"seed": 0}) as cache:
         again = ShadowModels(plain(), 3).model_losses(ShadowRunner(1, cache))

@@ -7,12 +7,13 @@ import pytest
 
 from fedveil.audit.canary_clients import Canaries
 from fedveil.audit.randomisers import Randomiser, self_test
-from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, statistics_findings
+from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, standardisation_findings
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe, shipped_recipes
 
 FALSE_ALARM = 0.01
 PRIVATE = ("central", "dp-fedavg", "dp-fedavg-gaussian", "dp-sgd", "ldp-fl", "ldp-sgd", "priv-unit")
+PRIVATE = (*PRIVATE, "sites")
 
 
 def training(name):
@@ -48,7 +49,7 @@ def test_no_audit_finds_anything_above_a_claim():
         made = training(name)
         found += Randomiser().findings(made.plan)
         found += sensitivity_findings(made)
-        found += statistics_findings(made)
+        found += standardisation_findings(made)
         found += Canaries(500).findings(made)
         found += OneRunAudit(500).findings(made)
     assert {finding.attack for finding in found} == {

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedveil.audit.membership import losses_of
-from fedveil.audit.white_box import ascended, gradients_at, traces
+from fedveil.audit.white_box import gradients_at, raise_loss, traces
 from tests.audit.test_shadow_models import plain
 
 
@@ -47,7 +47,7 @@ def test_an_ascended_model_has_a_higher_loss_on_its_records():
     data, task = training.data, training.task
     start = training.start().params
     few = data.x[:5], data.y[:5]
-    higher = ascended(task, start, *few)
+    higher = raise_loss(task, start, *few)
     rise = losses_of(task, higher, *few).mean() - losses_of(task, start, *few).mean()
     assert 1.0 <= rise < 4.0
     along, step = gradients_at(task, start, *few).sum(dim=0), higher - start

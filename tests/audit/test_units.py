@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.audit.bounds import GeneralBound
-from fedveil.audit.canary_clients import Canaries, _log_ratio
+from fedveil.audit.canary_clients import Canaries, _likelihood_scores
 from fedveil.audit.observations import strict_line
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
@@ -67,7 +67,7 @@ def test_scores_of_sampled_clients_are_the_ratio_of_the_mixtures():
             for j in range(units + 1)
         )
         wanted = np.log(with_ / np.exp(-(along**2) / (2 * noise**2)))
-        assert _log_ratio(line, along, units) == pytest.approx(wanted, abs=1e-9)
+        assert _likelihood_scores(line, along, units) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_a_person_needs_at_least_one_client_and_fewer_than_there_are():

@@ -11,7 +11,14 @@ from fedveil.audit import white_box
 from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.findings import Attack
 from fedveil.audit.membership import ShadowModels, ShadowRunner
-from fedveil.audit.white_box import ACTIVE_CLIENT, ACTIVE_SERVER, CLIENT, SERVER, WhiteBox, guessed
+from fedveil.audit.white_box import (
+    ACTIVE_CLIENT,
+    ACTIVE_SERVER,
+    CLIENT,
+    SERVER,
+    WhiteBox,
+    membership_scores,
+)
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Trust
 from tests.audit.test_membership import noise_labels, overfitted
@@ -56,13 +63,13 @@ def test_nothing_about_a_record_is_used_to_score_it():
     random = np.random.default_rng(0)
     rows = random.normal(size=(200, 3))
     inside = rows[:, 0] + random.normal(size=200) > 0
-    scores = guessed(rows, inside, 5)
+    scores = membership_scores(rows, inside, 5)
     assert roc_auc_score(inside, scores) > 0.7
     known = np.random.default_rng([5, 0xF01D]).random(200) < 0.5
     other = np.where(known, inside, ~inside)
-    assert guessed(rows, other, 5)[~known] == pytest.approx(scores[~known])
-    assert guessed(rows, other, 5)[known] != pytest.approx(scores[known])
-    assert (guessed(np.zeros((200, 0)), inside, 5) == 0).all()
+    assert membership_scores(rows, other, 5)[~known] == pytest.approx(scores[~known])
+    assert membership_scores(rows, other, 5)[known] != pytest.approx(scores[known])
+    assert (membership_scores(np.zeros((200, 0)), inside, 5) == 0).all()
 
 
 def test_nothing_is_claimed_against_a_server_that_is_trusted(monkeypatch, found):
@@ -83,7 +90,7 @@ def test_what_is_kept_is_not_watched_again(tmp_path, monkeypatch):
     shadow_models = ShadowModels(plain(rounds=2), 1)
     with AuditCache.locked_in(tmp_path, {}) as cache:
         first = WhiteBox(runner=ShadowRunner(1, cache)).curves(shadow_models)
-        monkeypatch.setattr(white_box, "watched", None)
+        monkeypatch.setattr(white_box, "observe", None)
         again = WhiteBox(runner=ShadowRunner(1, cache)).curves(shadow_models)
     assert [roc.auc for roc in first.values()] == [roc.auc for roc in again.values()]
 

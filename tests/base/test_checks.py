@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.base import checks
-from fedveil.base.checks import OPTIONS, ROUNDS, Each, Limits, check_workers, most_workers, one_of
+from fedveil.base.checks import OPTIONS, ROUNDS, Each, Limits, check_workers, one_of
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip import Norm
@@ -23,8 +23,8 @@ from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.runs.recipe import FORMS, Recipe, load_recipe
-from fedveil.runs.sections.section import tabled
+from fedveil.runs.recipe import Recipe, load_recipe
+from fedveil.runs.sections.section import forms_of, table_section
 from fedveil.training.cohort import Batches
 from fedveil.training.server import AdamServer, SgdServer
 from fedveil.training.work import ClientDpSgd, ClientSgd, Decay
@@ -43,13 +43,13 @@ def limits_of():
 
 def fields_of():
     """The keys of a recipe with their fields, in all kinds of its sections."""
-    for name, forms in FORMS.items():
+    for name, forms in forms_of(Recipe).items():
         if not forms:
             yield name, Recipe.model_fields[name]
         for form in forms.values():
             for key, field in form.model_fields.items():
                 yield f"{name}.{key}", field
-                inner = tabled(field.annotation)
+                inner = table_section(field.annotation)
                 for part, one in inner.model_fields.items() if inner else ():
                     yield f"{name}.{key}.NAME.{part}", one
 
@@ -126,7 +126,7 @@ OF_TABLES = {f"data.columns.NAME.{key}" for key in ("low", "high", "mean", "std"
 
 
 def test_every_number_of_a_recipe_has_limits():
-    others = {"engine.workers", "engine.timings", "data.test", "model.options"}
+    others = {"engine.workers", "engine.timings", "data.test", "data.sites", "model.options"}
     for path, field in fields_of():
         if re.search(r"\b(int|float)\b", str(field.annotation)) and path not in others | OF_TABLES:
             assert any(isinstance(limits, Limits | Each) for limits in field.metadata), path
@@ -289,7 +289,6 @@ def test_a_long_value_is_cut_short():
 @pytest.mark.parametrize(("cores", "most"), [(1, 64), (16, 64), (17, 68), (100, 400)])
 def test_workers_are_limited_by_the_machine(monkeypatch, cores, most):
     monkeypatch.setattr(checks, "cores", lambda: cores)
-    assert most_workers() == most
     check_workers("--workers", most)
     check_workers("--workers", 0)
     for value in (most + 1, -1, 1000, 1.5, "2"):

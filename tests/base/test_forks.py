@@ -17,7 +17,7 @@ import torch
 
 from fedveil.base import forks
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import sealed
+from fedveil.base.forks import run_in_sealed_fork
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 CREATE = 0o1600
@@ -94,7 +94,7 @@ def test_what_would_outlive_a_sealed_fork_is_refused(way, tmp_path):
         return {"remembered": torch.ones(1)}
 
     with pytest.raises(BadInput, match=r"does more than compute.*not permitted"):
-        sealed(remember)
+        run_in_sealed_fork(remember)
     assert path.read_text() == "before"
     assert (path.stat().st_mtime, path.stat().st_mode) == (stat.st_mtime, stat.st_mode)
     assert list(tmp_path.iterdir()) == [path]
@@ -117,7 +117,7 @@ def test_what_a_fork_writes_to_shared_memory_ends_with_it(tmp_path, rights):
         mapped[0] = 1
         return {"seen": torch.tensor([mapped[0], mapped[1]])}
 
-    assert sealed(remember)["seen"].tolist() == [1, 7]
+    assert run_in_sealed_fork(remember)["seen"].tolist() == [1, 7]
     assert (mapped[0], path.read_bytes()[0]) == (0, 0)
 
 
@@ -130,7 +130,7 @@ def test_shared_memory_cannot_be_thrown_away():
         return {}
 
     with pytest.raises(BadInput, match="does more than compute"):
-        sealed(remember)
+        run_in_sealed_fork(remember)
     assert memory[0] == 1
 
 
@@ -140,7 +140,7 @@ def test_a_thread_is_refused():
         return {}
 
     with pytest.raises(BadInput, match="start new thread"):
-        sealed(started)
+        run_in_sealed_fork(started)
 
 
 def test_computing_reading_printing_and_importing_go_on(tmp_path, capfd):
@@ -156,7 +156,7 @@ def test_computing_reading_printing_and_importing_go_on(tmp_path, capfd):
         return {"gradient": a.grad}
 
     sys.modules.pop("colorsys", None)
-    assert sealed(computed)["gradient"].shape == (600, 600)
+    assert run_in_sealed_fork(computed)["gradient"].shape == (600, 600)
     assert "colorsys" not in sys.modules
     assert capfd.readouterr() == ("", "")
 
@@ -165,7 +165,8 @@ def test_from_a_thread_memory_can_be_had():
     found = []
 
     def in_thread():
-        found.append(sealed(lambda: {"sum": sum(torch.ones(1000) for _ in range(5000))}))
+        many = range(5000)
+        found.append(run_in_sealed_fork(lambda: {"sum": sum(torch.ones(1000) for _ in many)}))
 
     thread = threading.Thread(target=in_thread)
     thread.start()
@@ -176,7 +177,7 @@ def test_from_a_thread_memory_can_be_had():
 def test_where_a_process_cannot_be_confined_the_work_is_refused(monkeypatch):
     monkeypatch.setattr(forks.platform, "machine", lambda: "riscv64")
     with pytest.raises(BadInput, match="confined on Linux on x86-64 only"):
-        sealed(lambda: {"answer": torch.ones(1)})
+        run_in_sealed_fork(lambda: {"answer": torch.ones(1)})
 
 
 def test_what_is_allowed_is_what_is_named():

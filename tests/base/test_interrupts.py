@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from fedveil.base.interrupts import held
+from fedveil.base.interrupts import hold_signals
 
 FORKING = """
 import os, signal, subprocess, sys, time
@@ -35,13 +35,15 @@ PROCESS = """
 WORKERS = """
     from unittest.mock import MagicMock
     from fedveil.training.engines.processes import Workers
+    from fedveil.training.reports import CohortSum
     engine = MagicMock()
+    engine.job.zero.return_value = CohortSum.zero(1, 0, noisy=False)
     engine.job.task.size, engine.job.plan.width, engine.job.plan.release.adds_noise = 1, 0, False
     Workers(engine, 1)
 """
 TRIAL_POOL = """
     from fedveil.tuning.trials import TrialPool
-    with TrialPool([1], lambda cell, numbers: [cell], 1) as pool:
+    with TrialPool([1], lambda cell, numbers: [cell], 2) as pool:
         next(pool.outcomes([(1, [0])]))
 """
 
@@ -71,9 +73,9 @@ def test_an_interrupt_during_a_fork_is_not_lost(tmp_path, start, name):
 def test_what_arrives_inside_is_handled_at_the_end_and_once():
     done = []
 
-    @held()
+    @hold_signals()
     def work():
-        with held():
+        with hold_signals():
             for _ in range(3):
                 signal.raise_signal(signal.SIGINT)
             done.append("inside")
@@ -86,7 +88,7 @@ def test_what_arrives_inside_is_handled_at_the_end_and_once():
 
 
 def test_an_error_inside_leaves_the_handlers_as_they_were():
-    with pytest.raises(ValueError, match="no"), held():
+    with pytest.raises(ValueError, match="no"), hold_signals():
         raise ValueError("no")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -95,7 +97,7 @@ def test_what_python_does_not_handle_is_left_alone():
     before = signal.getsignal(signal.SIGTERM)
     try:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        with held():
+        with hold_signals():
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -105,7 +107,7 @@ def test_other_threads_may_start_things_too():
     done = []
 
     def work():
-        with held():
+        with hold_signals():
             done.append(True)
 
     thread = threading.Thread(target=work)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from fedveil.runs.recipe import load_recipe, shipped_recipes
-from fedveil.runs.report import report_of
+from fedveil.runs.report import report_html
 from fedveil.runs.run import Run
 
 from ..runs.conftest import BASE
@@ -21,6 +21,7 @@ NAMES = [recipe["name"] for recipe in shipped_recipes()]
 OWN = {
     "priv-unit": ("rounds=4", "data.clients=20", "engine.workers=1", "sample.size=10",
                   "sample.max_participations=4", "budget.delta=1e-4"),
+    "sites": ("rounds=4", "engine.workers=1"),
     "fedavg": ("rounds=4", "data.clients=20", "engine.workers=1", "sample.size=10"),
     "norm-bound": ("rounds=4", "data.clients=20", "engine.workers=1", "sample.size=10"),
     "weak-dp": ("rounds=4", "data.clients=20", "engine.workers=1", "sample.size=10"),
@@ -133,7 +134,7 @@ def test_hostile_text_runs_nothing(browser, runs, tmp_path):
     (folder / "result.json").write_text(json.dumps(told))
     (folder / "recipe.toml").write_text(f"# resolved by x on y\n</pre>{evil}")
     page = tmp_path / "evil.html"
-    page.write_bytes(report_of(folder))
+    page.write_bytes(report_html(folder))
     browser.open(page)
     assert browser.run("return document.title").startswith("<script>")
     assert browser.run("return document.images.length + document.scripts.length") == 1

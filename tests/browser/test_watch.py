@@ -97,8 +97,8 @@ def test_it_moves_while_a_run_trains_and_the_button_ends_it(browser, url, root, 
     browser.until(f"return {CURVE} != {json.dumps(curve)}")
     text = browser.run(TEXT)
     assert "running" in text
-    left = "left of epsilon 1,000 at delta 0.0001 per client (zero-out, central trust)"
-    assert left in text
+    spent = "spent of epsilon 1,000 at delta 0.0001 per client (zero-out, central trust)"
+    assert spent in text
     assert browser.log() == []
     browser.run("document.querySelector('[data-stop]').focus()")
     enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
@@ -109,7 +109,7 @@ def test_it_moves_while_a_run_trains_and_the_button_ends_it(browser, url, root, 
     assert not (root / "long" / "stop").exists()
     browser.run("document.querySelector('[data-stop]').click()")
     browser.run("document.querySelector('#stop-yes').click()")
-    browser.until(seen("ended by: request"))
+    browser.until(seen("ended on request"))
     assert process.wait(30) == 1
     told = process.stderr.read()
     assert "ended on request after round" in told
@@ -125,7 +125,7 @@ def test_a_budget_that_stops_a_run_and_one_that_is_killed(browser, url, root, tr
     browser.look()
     browser.visit(url)
     train("poor", "rounds=40", "noise.multiplier=2", "budget.epsilon=5", "sample.kind=all")
-    browser.until(seen("ended by: budget"), 60)
+    browser.until(seen("stopped by the budget"), 60)
     assert "by its own budget" in browser.run(TEXT)
     killed = train("killed", "rounds=100000", "noise.multiplier=60", "budget.epsilon=1000")
     browser.until(seen("running[^]*round [1-9]"), 60)
@@ -136,7 +136,7 @@ def test_a_budget_that_stops_a_run_and_one_that_is_killed(browser, url, root, tr
     assert "End after this round" not in text
     train("next", "rounds=3", "noise.multiplier=2", "budget.epsilon=inf")
     browser.until("return Array.from(document.querySelectorAll('#others-table tr'),"
-                  " r => r.innerText).some(t => /next[^]*rounds/.test(t))", 60)  # fmt: skip
+                  " r => r.innerText).some(t => /next[^]*completed/.test(t))", 60)  # fmt: skip
     assert browser.log() == []
 
 
@@ -148,7 +148,7 @@ def test_pages_pass_axe_and_do_not_scroll_sideways(browser, url, root, width, da
             Run.start(load_recipe("central", settings), root / name, None).execute()
     browser.look(width, dark=dark)
     browser.visit(url)
-    browser.until(seen("ended by: rounds"))
+    browser.until(seen("completed"))
     assert browser.run(SIDEWAYS) == 0
     assert browser.axe() == []
     browser.run("document.querySelector('#others-table a').click()")

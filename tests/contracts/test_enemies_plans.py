@@ -9,7 +9,6 @@ import pytest
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.privacy.clip import Norm
-from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from tests.contracts.enemies import CLIENTS, FREE, central, training
@@ -126,7 +125,7 @@ def test_secure_noise_is_claimed_by_plans_that_were_made_for_it(data):
     plan = line(central(), noise=fv.claims.NoiseSource.SECURE)
     with pytest.raises(BadInput, match="use planned_for and with_secure_noise"):
         training(data, plan=plan)
-    with pytest.raises(BadInput, match="not for noise in every local step"):
+    with pytest.raises(BadInput, match="use planned_for and with_secure_noise"):
         training(data, plan=line(steps(), noise=fv.claims.NoiseSource.SECURE))
 
 
@@ -146,21 +145,6 @@ def test_budgets_per_client_agree_with_themselves():
     plan = dealt()
     assert plan.lines
     plan.check_lines()
-
-
-def test_secure_noise_is_not_for_local_steps():
-    plan = fv.dp_sgd(
-        fv.samplers.Everyone(),
-        CLIENTS,
-        1.0,
-        rate=0.5,
-        steps=1,
-        rounds=1,
-        budget=FREE,
-        multiplier=2.0,
-    )
-    with pytest.raises(BadInput, match="not for noise in every local step"):
-        with_secure_noise(plan, 15, diagnostics=False)
 
 
 def test_records_drawn_again_and_a_claim_about_one_record_contradict_each_other():

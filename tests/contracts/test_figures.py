@@ -16,8 +16,7 @@ from fedveil.audit.findings import Roc, roc_figure
 from fedveil.data import load
 from fedveil.papers import clip_decay, fu, fu_cnn, ldp_fl, naseri
 from fedveil.papers.clip_decay import DecaySetting
-from fedveil.papers.naseri_arenas import digits
-from fedveil.papers.naseri_backdoors import backdoor
+from fedveil.papers.naseri_backdoors import ARENAS, backdoor
 from fedveil.papers.reproduction import PAPERS, Experiment, items_of
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -82,7 +81,7 @@ def prepared_once(prepare, made):
 
 
 def small_arena(experiment):
-    arena = digits(experiment)
+    arena = ARENAS["digits"](experiment)
     sizes = {"clients": 24, "cohort": 12, "rounds": 10, "steps": 2, "records": 20}
     return replace(arena, federation=replace(arena.federation, **sizes))
 
@@ -96,7 +95,7 @@ DRAWN = {
     **fu.ITEMS,
     **fu_cnn.ITEMS,
     **{name: item for name, item in ldp_fl.ITEMS.items() if name != "table1"},
-    "mnist": clip_decay.mnist,
+    "mnist": clip_decay.ITEMS["mnist"],
     "utility": naseri.utility,
     "backdoor": partial(backdoor, small_arena),
 }

@@ -249,7 +249,7 @@ def test_data():
     """Clients with records of their own: a constant to be learnt that no other data have."""
     clients = [(f"site {k}", torch.ones(2 + k, 1), torch.full((2 + k,), 7.0)) for k in range(3)]
     data = fv.FederatedData.from_clients(clients, test=([[1.0]], [7.0]), classes=0)
-    task = fv.Task(nn.Linear(1, 1), fv.squared_error)
+    task = fv.Task(nn.Linear(1, 1), fv.models.squared_error)
     plan = fv.PrivacyPlan(EVERYONE, 3, 20)
     work = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.1)
     *_, last = fv.train(fv.Training(task, data, plan, work, workers=1))

@@ -16,7 +16,7 @@ import safetensors
 from rich.console import Console
 
 import fedveil as fv
-from fedveil.console import Progress, print_result
+from fedveil.console import print_result, progress_line
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -80,8 +80,8 @@ def left(folder, data, **sets):
     recipe = load_recipe("central", {**SETS, **sets}, own=["data"])
     run, said = Run.start(recipe, folder, None, data=data), io.StringIO()
     console = Console(file=said, width=300)
-    with contextlib.redirect_stderr(said), Progress(console, run) as progress:
-        result = run.execute(progress.show, lambda: console.print(run.describe()))
+    with contextlib.redirect_stderr(said), progress_line(console, run) as show:
+        result = run.execute(show, lambda: console.print(run.describe()))
     print_result(console, result)
     found = {"console": said.getvalue().encode()}
     for path in sorted(folder.rglob("*")):

@@ -143,7 +143,7 @@ def test_a_user_s_metric_sees_no_client_s_records():
     plan = centrally(lambda: module).plan
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
     made = fv.Training(fv.Task(module, fv.cross_entropy, {"own": own}), given, plan, work)
-    check_fits(made.task, *made._few(), CLASSES)
+    check_fits(made.task, *made._trial_records(), CLASSES)
     clients = module(torch.tensor(given.x[:2]))
     assert seen
     assert not any(torch.allclose(outputs[:2], clients) for outputs in seen)

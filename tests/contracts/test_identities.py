@@ -30,7 +30,15 @@ from fedveil.models.zoo import Lstm
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Norm
-from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Median, PerGradient, Poly, Quantile
+from fedveil.privacy.clip_schedules import (
+    ClipSchedule,
+    Fixed,
+    Median,
+    PerGradient,
+    Poly,
+    Quantile,
+    _StartsAtValue,
+)
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.priced_metrics import priced_metrics
@@ -40,6 +48,7 @@ from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports
+from fedveil.privacy.releases.sites import SiteNoise
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
@@ -55,7 +64,7 @@ from fedveil.training.server import (
     YogiServer,
 )
 from fedveil.training.session import Training
-from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, Decay, OneGradient
+from fedveil.training.work import Adam, ClientDpSgd, ClientSgd, Decay, OneGradient, SiteSum
 
 CLIENTS = 6
 
@@ -90,6 +99,7 @@ class Apart(NamedTuple):
 
 RATES = RateSchedule(RateShape.STEP, 5)
 STEPS = NoisySteps(0.5, 2, 1.0)
+ONE_STEP = replace(STEPS, steps=1)
 SGD = ClientSgd(Batches(0, steps=2), 0.5)
 PLAN = central(
     Everyone(), CLIENTS, Fixed(1.0), rounds=2, budget=Budget(math.inf, 0.1), multiplier=1.0
@@ -167,6 +177,10 @@ PARTS = (
         {"noisy": replace(STEPS, rate=0.25), "relation": Relation.ADD_REMOVE},
     ),
     (
+        SiteNoise(2.0, 0.5, 3, 90, "whole"),
+        {"multiplier": 3.0, "rate": 0.25, "site_count": 4, "records": 91, "share": "part"},
+    ),
+    (
         TwoPointReports(TwoPointMechanism(1.0), RANGES),
         {
             "mechanism": TwoPointMechanism(2.0),
@@ -217,6 +231,7 @@ PARTS = (
     (Decay(1.0, 1.0), {"mu": 2.0, "gamma": 2.0}),
     (SGD, {**LOCAL, "batches": Batches(0, steps=3), "decay": Decay(1.0, 1.0), "schedule": RATES}),
     (ClientDpSgd(STEPS, 0.5), {**LOCAL, "noisy": replace(STEPS, rate=0.25), "schedule": RATES}),
+    (SiteSum(ONE_STEP), {"noisy": replace(ONE_STEP, rate=0.25)}),
     (SgdServer(), {"lr": 0.5, "momentum": 0.5, "schedule": RATES}),
     (AdamServer(), {"lr": 0.5, **MOMENTS}),
     (YogiServer(), {"lr": 0.5, **MOMENTS}),
@@ -274,6 +289,8 @@ PARTS = (
     (metrics.F1(), {"macro": True}),
     (metrics.Auroc(), {}),
     (metrics.Perplexity(), {}),
+    (metrics.BalancedAccuracy(), {}),
+    (metrics.WeightedCrossEntropy((1.0, 2.0)), {"weights": (1.0, 3.0)}),
     (metrics.Rmse(), {}),
     (metrics.R2(), {}),
 )
@@ -334,7 +351,8 @@ def test_every_part_is_looked_at_here():
     for kind in classes():
         if states(kind):
             assert kind in listed | modules | alone, kind
-        if issubclass(kind, ClipSchedule | Release | Adversary) and kind is not ClipSchedule:
+        bases = (ClipSchedule, _StartsAtValue)
+        if issubclass(kind, ClipSchedule | Release | Adversary) and kind not in bases:
             assert states(kind), kind
 
 

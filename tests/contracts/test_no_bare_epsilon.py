@@ -21,6 +21,9 @@ TERMS = (
 NUMBER = r"(not vouched for, about )?([\d.,]+(e[+-]?\d+)?|infinity)"
 MEANT = re.compile(rf"epsilon {NUMBER} {TERMS}")
 SHOWN = re.compile(r"(?<![.\w-])epsilon(?: \([A-Z]+\))?[^\w.]{1,4}(not vouched|\d|inf)")
+HEADER = re.compile(rf"^epsilon is {TERMS}", re.MULTILINE)
+ROUND = re.compile(rf"^(round +\d+/\d+ .*)epsilon {NUMBER}( of [\d.e+-]+)?(?=  |$)", re.MULTILINE)
+SAME_TERMS = re.compile(rf"epsilon \([A-Z]+\) {NUMBER} on the same terms")
 FRAME = re.compile(r"[│┃┏┡└━┳╇┴┓┩┘─]")
 
 FEW = ("data.clients=20", "engine.workers=1", "engine.mode=looped")
@@ -60,9 +63,18 @@ def flattened(text):
 
 
 def bare(text):
-    """The epsilons in `text` that stand there without what they mean."""
+    """The epsilons in `text` that stand there without what they mean.
+
+    Lines of rounds may have the number alone below the header with its terms, and a claim "on the
+    same terms" may follow one in full.
+    """
+    header = HEADER.search(text)
+    if header is not None:
+        text = text[: header.end()] + ROUND.sub(r"\1", text[header.end() :])
     flat = flattened(text)
     starts = {match.start() for match in MEANT.finditer(flat)}
+    same = {match.start() for match in SAME_TERMS.finditer(flat) if starts}
+    starts |= {start for start in same if start > min(starts)}
     return [
         flat[match.start() : match.start() + 60]
         for match in SHOWN.finditer(flat)
@@ -151,6 +163,17 @@ def test_a_bare_epsilon_would_be_noticed():
         whole.replace("zero-out, ", ""),
     ):
         assert bare(text), text
+    line, header = (
+        "round  1/10  accuracy 0.8  epsilon 2 of 8  clipped 5 %",
+        f"epsilon is {whole[14:]}",
+    )
+    assert not bare(f"{header}\n{line}")
+    for text in (line, f"{line}\n{header}", f"epsilon is 2\n{line}", f"{header}\nepsilon 3"):
+        assert bare(text), text
+    same = "epsilon (RDP)  8.72 on the same terms"
+    assert not bare(f"{whole}\n{same}")
+    for text in (same, f"{same}\n{whole}", f"{whole}\nepsilon (RDP)  8.72"):
+        assert bare(text), text
     assert bare_in_json({"left": {"epsilon": 2.0}})
     assert bare_in_json({"round": 1, "epsilon": 2.0, "claim": None})
     assert not bare_in_json({"round": 1, "epsilon": 2.0, "claim": whole.replace(" 7.998", "")})
@@ -198,8 +221,8 @@ def test_sweeps(cli):
 
 
 def test_plans(cli):
-    sizes = ("--clients", 350, "--per-round", 70, "--parameters", 11, "--epsilon", 10)
-    small = ("--steps", "1,2", "--iterations", "4")
+    sizes = sets(("clients=350", "per_round=70", "parameters=11", "epsilon=10"))
+    small = ("--grid", "steps=1,2", "--grid", "iterations=4")
     out, _ = cli("plan", *sizes, *small)
     assert MEANT.search(out)
     assert bare(out) == []

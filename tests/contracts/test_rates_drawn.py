@@ -21,7 +21,7 @@ from fedveil.privacy.noise.secure_random import SecureRandom
 from fedveil.privacy.noise.streams import Streams, uniform_
 from fedveil.privacy.releases.priv_unit import PrivUnitG
 from fedveil.training.cohort import CohortData
-from fedveil.training.work import ClientDpSgd
+from fedveil.training.work import poisson_batch
 from tests.contracts.enemies import CLIENTS, FREE, central
 
 RATES = [1.0, 0.5, 0.05, 1 / 3, 0.01, 0.97, 1e-9, 1e-12]
@@ -55,7 +55,7 @@ def test_a_record_joins_a_step_exactly_at_its_rate(monkeypatch, rate):
     x = np.arange(2 * len(y), dtype=np.float32).reshape(-1, 2)
     data = fv.FederatedData.from_clients([("one", x, y)], test=(x[:1] - 9, y[:1]), classes=2)
     cohort = CohortData(data, np.array([0]))
-    batch = ClientDpSgd(in_steps(rate).steps, lr=0.1).batch(cohort, 1, 0, Streams(1))
+    batch = poisson_batch(in_steps(rate).steps, cohort, 1, 0, Streams(1))
     joined = {int(i) for i, m in zip(batch.index[0], batch.mask[0], strict=True) if m}
     expected = {n for n, place in enumerate(np.repeat(places, 2).tolist()) if place < edge}
     assert joined == expected
@@ -185,7 +185,7 @@ def test_a_flipped_bit_is_kept_exactly_as_often_as_is_accounted(monkeypatch, fli
     edge = 2 * keep - 1 - 2.0**-22
     draws = [edge - 2.0**-40, edge, edge + 2.0**-40, -1.0]
     drawing(monkeypatch, "fedveil.privacy.clip_statistic", draws)
-    found = watched.flipped(torch.ones(4, 1, dtype=torch.float64), np.zeros(4, np.uint64))
+    found = watched.randomise_bits(torch.ones(4, 1, dtype=torch.float64), np.zeros(4, np.uint64))
     assert (found[:, 0] > 0).tolist() == [True, False, False, True]
     below = Fraction(math.floor(Fraction(edge) * 2**52) + 1 + 2**52, 2**53)
     assert below / (1 - below) <= Fraction(math.exp(flip))
@@ -212,7 +212,7 @@ def test_a_private_unit_vector_is_on_its_cap_exactly_as_often_as_is_accounted(ep
     mechanism = PrivUnitG(epsilon, 10)
     edge = 2 * mechanism.p - 1
     sides = torch.tensor([edge - 2.0**-50, edge, edge + 2.0**-50, -1.0], dtype=torch.float64)
-    along = mechanism._along(sides, torch.zeros(4, dtype=torch.float64))
+    along = mechanism._draw_t(sides, torch.zeros(4, dtype=torch.float64))
     assert (along >= mechanism.tau).tolist() == [True, False, False, True]
 
 

@@ -119,10 +119,10 @@ def test_sums_that_travel_keep_who_was_refused_and_what_is_left(chunks):
     pieces = np.array_split(EVERYBODY, chunks)
     round = training.round(1, EVERYBODY, state)
     known = (round.start.numpy(), EVERYBODY, round)
-    sent = [ray_pool.chunks_sum(engine, *known, [piece]) for piece in pieces]
+    sent = [ray_pool.sum_chunks(engine, *known, [piece]) for piece in pieces]
     size = training.task.size
-    together = ray_pool.received(ray_pool.added(size, False, False, *sent), size, False)
-    branch = ray_pool.received(ray_pool.chunks_sum(engine, *known, pieces), size, False)
+    together = ray_pool.sum_from(ray_pool.add_branches(size, False, False, *sent), size, False)
+    branch = ray_pool.sum_from(ray_pool.sum_chunks(engine, *known, pieces), size, False)
     for found in (together, branch):
         assert found.refused == (BROKEN,)
         assert found.weight == CLIENTS - 1

@@ -75,11 +75,11 @@ def test_data_tell_their_sizes():
 
 class Loss:
     def __call__(self, outputs, targets):
-        return fv.squared_error(outputs, targets)
+        return fv.models.squared_error(outputs, targets)
 
 
 def test_tasks_name_module_and_loss():
-    assert line(fv.Task(nn.Linear(1000, 1), fv.squared_error)) == (
+    assert line(fv.Task(nn.Linear(1000, 1), fv.models.squared_error)) == (
         "Task(Linear, 1,001 parameters, loss squared_error)"
     )
     assert line(fv.Task(nn.Linear(2, 1), Loss())) == "Task(Linear, 3 parameters, loss Loss)"

@@ -18,8 +18,8 @@ import fedveil as fv
 from fedveil.attacks.adversary import BackdoorAttack
 from fedveil.audit import audit_command
 from fedveil.base.errors import BadInput
-from fedveil.console import print_promise, print_result, print_totals
-from fedveil.papers.reproduction import claim_of
+from fedveil.console import print_promise, print_result, print_statements
+from fedveil.papers.sweep_results import claim_of
 from fedveil.privacy.accounting.budget import NOT_DECIDED
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -31,10 +31,11 @@ from fedveil.privacy.accounting.claims import (
 )
 from fedveil.privacy.accounting.meaning import Meaning, budgeted, counting, smaller
 from fedveil.privacy.ledger.statement import Statement
-from fedveil.runs.compare import comparison_html, rows_of
-from fedveil.runs.ending import Ending
+from fedveil.runs.compare import comparison_html, comparison_rows
+from fedveil.runs.ending import ending
+from fedveil.runs.evidence import LedgerStatements
 from fedveil.runs.recipe import load_recipe
-from fedveil.runs.report import report_of
+from fedveil.runs.report import report_html
 from fedveil.runs.run import Run, budget_entry
 from fedveil.tuning.sweep import claim_column
 from fedveil.tuning.trials import PreparedCell
@@ -107,8 +108,8 @@ def test_which_claim_counts(claims):
     assert counting(claims) == COUNTS
     assert budgeted(claims) == (PUBLISHED if claims is AS_PUBLISHED else COUNTS)
     assert smaller(claims) == OTHERS[2]
-    assert Meaning.from_claims(claims).claim == COUNTS
-    assert Meaning.from_claims(claims).published == (PUBLISHED if claims is AS_PUBLISHED else None)
+    assert Meaning(claims).claim == COUNTS
+    assert Meaning(claims).published == (PUBLISHED if claims is AS_PUBLISHED else None)
 
 
 def test_a_claim_on_a_condition_never_counts():
@@ -146,7 +147,7 @@ def test_an_opened_run(folder, claims):
 @KINDS
 def test_runs_side_by_side(folder, claims):
     first, second = (fv.open_run(folder(claims, name)) for name in "ab")
-    for found in rows_of([first, second]):
+    for found in comparison_rows([first, second]):
         assert found["claim"] == str(COUNTS)
     markup = comparison_html([first, second]).decode()
     page = plain(markup)
@@ -160,7 +161,7 @@ def test_runs_side_by_side(folder, claims):
 
 @KINDS
 def test_the_report(folder, claims):
-    page = plain(report_of(folder(claims)).decode())
+    page = plain(report_html(folder(claims)).decode())
     assert f"In full: {COUNTS}." in page
     assert f"{left(claims)} left of the budget" in page
     assert f"Left: {budgeted(claims).left_of(LIMIT)}." in page
@@ -190,19 +191,28 @@ def printed(show, *arguments):
 
 @KINDS
 def test_the_console(folder, claims):
-    shown = printed(print_result, fv.open_run(folder(claims)).result)
-    assert f"{budgeted(claims).left_of(LIMIT)}" in shown
+    shown = " ".join(printed(print_result, fv.open_run(folder(claims)).result).split())
+    assert f"epsilon {str(COUNTS).removeprefix('epsilon ')}" in shown
+    assert shown.count(str(COUNTS)) == 1
+    limit = f"{COUNTS.remainder(LIMIT)} of 40 "
+    if claims is AS_PUBLISHED:
+        limit = PUBLISHED.left_of(LIMIT)
+    assert f"budget left {limit}" in shown
     for claim in claims:
-        assert str(claim) in shown
+        if claim is OTHERS[0]:
+            assert "epsilon (RDP) 33.33 on the same terms" in shown
+        else:
+            assert str(claim) in shown
 
 
 @KINDS
 def test_the_ledger(claims):
     told = Statement("run", [], claims, LIMIT)
     assert told.remainder() == f"{budgeted(claims).left_of(LIMIT)} is left"
-    assert f"{budgeted(claims).left_of(LIMIT)} is left" in printed(print_totals, told)
+    whole = printed(print_statements, LedgerStatements([told], None))
+    assert f"{budgeted(claims).left_of(LIMIT)} is left" in whole
     shown = printed(print_promise, told)
-    assert Meaning(COUNTS).sentence in shown
+    assert Meaning([COUNTS]).sentence in shown
     assert "Epsilon 5.555 at delta 1e-05 per client (zero-out, central trust), only if" in shown
 
 
@@ -211,12 +221,13 @@ def test_the_result(whole, claims):
     plan = whole.training.plan
     found = budget_entry(plan, claims)
     assert (found["epsilon"], f"{found['left']:.2f}") == (LIMIT, left(claims))
-    ledger = SimpleNamespace(refusal=None, fitting=lambda n: None, common_spent=lambda: None)
-    sentence = str(Ending(plan, 2, claims, ledger, whole.folder, "resume"))
-    assert sentence.startswith(
-        f"the claim that counts is {COUNTS}, which holds whoever ended the run and why; "
-        f"{OTHERS[2].short}; "
-    )
+
+
+@KINDS
+def test_the_end_of_a_run_quotes_no_number_beside_its_claims(whole, claims):
+    ledger = SimpleNamespace(refusal=None, shared=None)
+    _, sentence = ending(whole.training.plan, 2, claims, ledger, whole.folder, "resume")
+    assert not re.search(r"\d\.\d", sentence)
 
 
 @KINDS
@@ -254,7 +265,7 @@ def test_an_audit_that_finds_nothing_to_attack_names_it(folder, claims, monkeypa
     found = SimpleNamespace(findings=[], leaks=[], left_out=[])
     monkeypatch.setattr(audit_command, "run_attacks", lambda *_: found)
     monkeypatch.setattr(audit_command, "charged_lines", lambda _: None)
-    monkeypatch.setattr(audit_command, "check_charged", lambda *_: None)
+    monkeypatch.setattr(audit_command, "check_same_lines", lambda *_: None)
     monkeypatch.setattr(audit_command.AuditResult, "to_dict", lambda self: {})
     with pytest.raises(BadInput, match=r"none of them is for epsilon 22\.22 "):
         audit_command.audit(folder(claims), audit_command.AuditSettings(attacks=("one-run",)))

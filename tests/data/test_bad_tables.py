@@ -89,7 +89,7 @@ BAD = {
         text(rows(age_3="")),
         {},
         "t.csv: row 3 of column 'age' is empty: declare a public value for such entries "
-        "(columns.age.fill), or remove the row",
+        "(columns.age.fill), or missing = 'fill' for all columns, or remove the row",
     ),
     "a missing category": (
         text(rows(city_3="")),
@@ -258,7 +258,7 @@ BAD = {
         text(rows(age_3=""), ["site", '"age\nin years"', "city", "well"]),
         {},
         "row 3 of column 'age\\nin years' is empty: declare a public value for such entries "
-        "(columns.age in years.fill), or remove the row",
+        "(columns.age in years.fill), or missing = 'fill' for all columns, or remove the row",
     ),
     "a share of more than all": (text(rows()), {"test": 1.5}, "test is 1.5: a share above 0 and"),
     "a word for the test split": (
@@ -371,15 +371,16 @@ def test_a_file_that_is_no_table_gets_one_line(here, file, content, message):
     assert message in refusal(lambda: FederatedData.from_table(file, client="site", target="well"))
 
 
-def test_a_folder_is_no_table(here):
+def test_a_folder_without_tables_is_no_table(here):
     (here / "t.csv").mkdir()
+    write(here / ".hidden.csv", text(rows()))
     for path in ("t.csv", "."):
         line = refusal(lambda path=path: FederatedData.from_table(path, target="well", clients=3))
-        assert line.startswith(f"{path} is a folder: name a .csv or .parquet file (for what Fed")
+        assert line.startswith(f"{path} is a folder without .csv or .parquet files: name another (")
 
 
 OBJECTS = {
-    "nothing": (None, "the table is None: give the path of a .csv or .parquet file, a pandas"),
+    "nothing": (None, "the table is None: give the path of a .csv or .parquet file, a list"),
     "no columns": ({}, "the table is empty: a header and rows are needed"),
     "columns of two lengths": (
         {"age": [1, 2], "well": [0]},

@@ -128,7 +128,7 @@ def test_entries_that_do_not_fit_are_refused(entries, said, message):
         ({"low": 1, "high": 1}, "columns.c.low is 1 and high is 1: low < high"),
         ({"mean": 0, "std": 0}, "columns.c.std is 0: a positive number"),
         ({"mean": 0, "std": -1}, "columns.c.std is -1: a positive number"),
-        ({"low": "a", "high": 1}, "columns.c.low is 'a': a finite number"),
+        ({"low": "a", "high": 1}, "columns.c.low is 'a': a number, or a date such as"),
         ({"low": True, "high": 2}, "columns.c.low is True: a finite number"),
         ({"low": 0, "high": math.inf}, "columns.c.high is inf: a finite number"),
         ({"low": math.nan, "high": 1}, "columns.c.low is nan: a finite number"),

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedveil.base.errors import BadInput
-from fedveil.data.partition import Records, partition, resampled, shortened
+from fedveil.data.partition import Records, partition, resample, shorten_clients
 
 
 def make(n, classes=10, owners=None, **said):
@@ -195,7 +195,7 @@ def test_who_is_held_out_does_not_depend_on_the_seed_nor_on_who_was_drawn():
     assert len(names) == 1
     records = make(80, owners=np.arange(80) % 8)
     for seed in range(20):
-        few = resampled(records, 400, seed)
+        few = resample(records, 400, seed)
         assert set(partition(few, kind="natural", clients=None, seed=seed).names) == set(*names)
 
 
@@ -230,9 +230,9 @@ def test_the_sources_own_split_says_that_clients_are_in_it():
 
 def test_what_was_fitted_is_carried_along():
     records = make(50, owners=np.arange(50) % 8, fitted="means")
-    drawn = resampled(records, 40, seed=1)
+    drawn = resample(records, 40, seed=1)
     for kind, clients in (("iid", 5), ("shards", 5), ("natural", None)):
-        data = shortened(partition(drawn, kind=kind, clients=clients, seed=1), 3, seed=1)
+        data = shorten_clients(partition(drawn, kind=kind, clients=clients, seed=1), 3, seed=1)
         assert data.fitted == "means"
 
 
@@ -286,7 +286,7 @@ def test_natural_without_owners_names_the_data_sets_that_have_them():
 
 def test_resampled_records_are_drawn_with_replacement():
     records = make(50, owners=np.arange(50) % 8)
-    drawn = resampled(records, 400, seed=3)
+    drawn = resample(records, 400, seed=3)
     found = drawn.x[:, 0].astype(int)
     assert len(found) == 400
     assert set(found) <= set(range(50))
@@ -294,27 +294,27 @@ def test_resampled_records_are_drawn_with_replacement():
     np.testing.assert_array_equal(drawn.y, records.y[found])
     np.testing.assert_array_equal(drawn.record_owners, records.record_owners[found])
     assert drawn.test_x is records.test_x
-    counts = np.bincount(resampled(records, 50_000, seed=1).x[:, 0].astype(int), minlength=50)
+    counts = np.bincount(resample(records, 50_000, seed=1).x[:, 0].astype(int), minlength=50)
     assert counts.min() > 800
     assert counts.max() < 1200
 
 
 def test_resampling_depends_on_the_seed_alone():
     records = make(50)
-    first, again, other = (resampled(records, 60, seed=seed).x for seed in (1, 1, 2))
+    first, again, other = (resample(records, 60, seed=seed).x for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
 def test_resampled_records_can_be_divided_among_more_clients_than_there_were():
-    data = partition(resampled(make(50), 400, seed=1), kind="shards", clients=100, seed=1)
+    data = partition(resample(make(50), 400, seed=1), kind="shards", clients=100, seed=1)
     assert data.sizes.tolist() == [4] * 100
     assert (np.diff(data.y) >= 0).all()
 
 
 def test_nothing_can_be_drawn():
     with pytest.raises(BadInput, match="resample is 0"):
-        resampled(make(5), 0, seed=1)
+        resample(make(5), 0, seed=1)
 
 
 @pytest.mark.parametrize("most", [1, 3, 100])
@@ -322,7 +322,7 @@ def test_shortened_clients_keep_some_of_their_own_records(most):
     owners = np.array([0] * 10 + [3] * 2 + [5] * 4)
     records = make(16, owners=owners)
     whole = partition(records, kind="natural", clients=None, seed=0, test="records")
-    short = shortened(whole, most, seed=7)
+    short = shorten_clients(whole, most, seed=7)
     short.check()
     assert short.sizes.tolist() == [min(size, most) for size in (10, 2, 4)]
     assert [short.client_name(k) for k in range(3)] == ["w0", "w3", "w5"]
@@ -336,14 +336,14 @@ def test_shortened_clients_keep_some_of_their_own_records(most):
 
 def test_shortening_chooses_by_the_seed():
     whole = partition(make(100), kind="iid", clients=5, seed=0)
-    first, again, other = (shortened(whole, 4, seed=seed).fingerprint for seed in (1, 1, 2))
+    first, again, other = (shorten_clients(whole, 4, seed=seed).fingerprint for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_no_client_can_be_without_records():
     whole = partition(make(10), kind="iid", clients=5, seed=0)
     with pytest.raises(BadInput, match="most_records is 0"):
-        shortened(whole, 0, seed=1)
+        shorten_clients(whole, 0, seed=1)
 
 
 def named(count, changed=(), seed=0, clients=5):

@@ -12,7 +12,6 @@ from fedveil.data.federated import FederatedData
 from fedveil.data.provenance import (
     FALSE_ALARM,
     PUBLIC,
-    assumptions_about_test,
     check_copies,
     digests,
     held_out_number,
@@ -70,6 +69,14 @@ def test_names_say_who_is_held_out_and_cannot_hide_a_client():
     assert hidden.owners_of_test.tolist() == [0] * 4
     with pytest.raises(BadInput, match="one name for each of 4 test records"):
         FederatedData.from_clients(train, test=(x[:4], y[:4]), test_owners=["p"], classes=3)
+
+
+def assumptions_about_test(owners, clients):
+    """The assumptions of data with these owners of test records."""
+    x, y = arrays(clients)
+    offsets, rows = np.arange(clients + 1), np.zeros(len(owners), dtype=np.int64)
+    data = FederatedData(x, y, offsets, x[rows], y[rows], classes=3, test_owners=owners)
+    return data.test_assumptions
 
 
 def test_sentences_count_owners_and_not_records():

@@ -6,7 +6,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from fedveil.data.tables import are_arrays, are_bits, are_floats, as_numbers, as_texts
+from fedveil.data.entries import are_arrays, are_bits, are_floats, as_numbers, as_texts
 
 
 def column(*entries):

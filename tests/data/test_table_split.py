@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.data.own_table import split_table
+from fedveil.data.own_table import TableOptions, split_table
 from fedveil.data.tables import read_table
 
 SITES = [f"s{k}" for k in range(20)]
 ROWS = read_table({"site": [SITES[k % 20] for k in range(100)], "a": [*range(100)]})
+
+
+def split(rows, client, test, least, **options):
+    return split_table(rows, TableOptions("a", client, test=test, min_records=least, **options))
 
 
 def numbers(table):
@@ -18,25 +22,25 @@ def numbers(table):
 @pytest.mark.parametrize("test", [None, "none"])
 @pytest.mark.parametrize("client", [None, "site"])
 def test_left_out_no_row_is_tested_on(client, test):
-    found = split_table(ROWS, client, test, None)
+    found = split(ROWS, client, test, None)
     assert (len(found.train_rows), len(found.test_rows), found.of_clients) == (100, 0, False)
 
 
 def test_by_client_or_a_share():
-    by_client = split_table(ROWS, "site", "by-client", None)
+    by_client = split(ROWS, "site", "by-client", None)
     tested = set(by_client.test_rows.columns["site"])
     assert 1 <= len(tested) < 10
     assert tested.isdisjoint(by_client.train_rows.columns["site"])
     assert numbers(by_client.train_rows) + numbers(by_client.test_rows) != [*range(100)]
     assert sorted(numbers(by_client.train_rows) + numbers(by_client.test_rows)) == [*range(100)]
     assert not by_client.of_clients
-    dealt = split_table(ROWS, None, 0.2, None)
+    dealt = split(ROWS, None, 0.2, None)
     assert (len(dealt.train_rows), len(dealt.test_rows), dealt.record_owners) == (80, 20, None)
 
 
 @pytest.mark.parametrize("test", ["by-client", 0.2])
 def test_owners_are_those_of_the_rows(test):
-    found = split_table(ROWS, "site", test, None)
+    found = split(ROWS, "site", test, None)
     for owners, part in (
         (found.record_owners, found.train_rows),
         (found.test_owners, found.test_rows),
@@ -46,7 +50,7 @@ def test_owners_are_those_of_the_rows(test):
 
 
 def test_a_share_is_taken_of_every_client():
-    found = split_table(ROWS, "site", 0.2, None)
+    found = split(ROWS, "site", 0.2, None)
     assert np.bincount(found.test_owners).tolist() == [1] * 20
     assert np.bincount(found.record_owners).tolist() == [4] * 20
 
@@ -56,7 +60,7 @@ def test_a_share_is_taken_of_every_client():
 )
 def test_a_test_table_is_clients_own_by_name(sites, shared):
     test = {"a": [1, 2], **({"site": sites} if sites else {})}
-    found = split_table(ROWS, "site", test, None)
+    found = split(ROWS, "site", test, None)
     assert found.of_clients is shared
     assert len(found.train_rows) == 100
     if sites:
@@ -65,7 +69,7 @@ def test_a_test_table_is_clients_own_by_name(sites, shared):
 
 
 def test_a_test_table_of_rows_that_are_dealt_is_nobody_s():
-    assert not split_table(ROWS, None, {"a": [1]}, None).of_clients
+    assert not split(ROWS, None, {"a": [1]}, None).of_clients
 
 
 @pytest.mark.parametrize("client", [None, "site"])
@@ -74,25 +78,25 @@ def test_rows_of_the_same_source_are_traced_whatever_they_are_called(tmp_path, c
     for name in ("t.csv", "copy.csv"):
         (tmp_path / name).write_text(text)
     read = read_table(tmp_path / "t.csv")
-    found = split_table(read, client, tmp_path / "copy.csv", None)
+    found = split(read, client, tmp_path / "copy.csv", None)
     assert found.of_clients
     assert found.test_row_numbers.tolist() == [1, 2, 3, 4, 5, 6]
     frame = {"site": ["a", "a", "b", "b"], "a": [1, 2, 3, 4]}
-    assert split_table(read_table(frame), client, frame, None).of_clients
+    assert split(read_table(frame), client, frame, None).of_clients
     other = {"site": ["c", "c"], "a": [1, 2]}
-    assert split_table(read_table(frame), client, other, None).test_row_numbers.tolist() == [-1, -1]
+    assert split(read_table(frame), client, other, None).test_row_numbers.tolist() == [-1, -1]
 
 
 def test_a_test_file_is_read(tmp_path):
     (tmp_path / "test.csv").write_text("site,a\nnew,1\n")
-    found = split_table(ROWS, "site", str(tmp_path / "test.csv"), None)
+    found = split(ROWS, "site", str(tmp_path / "test.csv"), None)
     assert found.test_rows.columns["a"].tolist() == ["1"]
 
 
 @pytest.mark.parametrize("test", ["by-client", 0.5, {"a": [1], "site": ["new"]}])
 def test_clients_with_too_few_rows_are_left_out_of_both_parts(test):
     few = ROWS.take(np.flatnonzero(~np.isin(np.arange(100), [20, 40, 60, 80, 1])))
-    found = split_table(few, "site", test, 4)
+    found = split(few, "site", test, 4)
     assert "s0" not in found.train_rows.columns["site"]
     assert "s1" in [*found.train_rows.columns["site"], *found.test_rows.columns["site"]]
     kept = set(found.train_rows.columns["site"])
@@ -102,10 +106,10 @@ def test_clients_with_too_few_rows_are_left_out_of_both_parts(test):
 
 def test_numbers_are_names_too():
     ids = read_table({"site": [7, 7, 30], "a": [1, 2, 3]})
-    assert split_table(ids, "site", {"a": [1]}, None).owner_names.tolist() == ["30", "7"]
+    assert split(ids, "site", {"a": [1]}, None).owner_names.tolist() == ["30", "7"]
 
 
 @pytest.mark.parametrize("test", [0, 1, -0.5, 1.5, float("nan"), True])
 def test_what_is_no_share_is_refused(test):
     with pytest.raises(BadInput, match="a share above 0 and below 1 is needed"):
-        split_table(ROWS, None, test, None)
+        split(ROWS, None, test, None)

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from fedveil import FederatedData
-from fedveil.data.tables import listed, read_table
+from fedveil.data.tables import quoted_names, read_table
 
 ROWS = 60
 COLUMNS = {
@@ -134,6 +134,6 @@ def test_a_parquet_file_says_what_it_needs(tmp_path, monkeypatch):
 
 
 def test_long_lists_are_cut():
-    assert listed(["a", "b"]) == "'a', 'b'"
-    assert listed([*range(12)]).endswith(", 11")
-    assert listed([*range(13)]).endswith("8, 9 and 3 more")
+    assert quoted_names(["a", "b"]) == "'a', 'b'"
+    assert quoted_names([*range(12)]).endswith(", 11")
+    assert quoted_names([*range(13)]).endswith("8, 9 and 3 more")

@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedveil.flower.deployment import Address, Deployment, deployed_recipe
+from fedveil.flower.deployment import Address, Deployment, load_for_sites
 from fedveil.flower.local_federation import LocalFederation, free_ports
 from fedveil.privacy.ledger.file import read_charges
 
@@ -29,7 +29,7 @@ BAD_SITE = Path(__file__).with_name("bad_site.py")
 
 
 def deployment(recipe, settings, names, address, deadline):
-    chosen = deployed_recipe(recipe, settings, len(names))
+    chosen = load_for_sites(recipe, settings, len(names))
     (port,) = free_ports(1)
     return Deployment(chosen, names, address, chosen.load_data(), deadline, Address(port=port))
 

@@ -174,7 +174,7 @@ def test_an_error_of_the_machine_is_one_line(cli, monkeypatch, error, code, said
     def fail(**_):
         raise error
 
-    monkeypatch.setattr(commands, "as_written", lambda command: fail)
+    monkeypatch.setattr(commands, "without_markup", lambda command: fail)
     told = cli("recipes")
     assert told.code == code
     (line,) = told.err.splitlines()
@@ -186,7 +186,7 @@ def test_a_bug_is_no_error_of_the_machine(monkeypatch):
     def fail(**_):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(commands, "as_written", lambda command: fail)
+    monkeypatch.setattr(commands, "without_markup", lambda command: fail)
     with pytest.raises(KeyError):
         entry.main()
 
@@ -213,8 +213,8 @@ QUICK = {
         "--rounds is 1000000000: at most 1,000,000 are possible",
     ),
     "plan": (
-        "plan --clients 1000000000000 --per-round 10 --parameters 9 --epsilon 1",
-        "--clients is 1000000000000: at most 100,000,000 are possible",
+        "plan --set clients=1000000000000 --set per_round=10 --set parameters=9 --set epsilon=1",
+        "clients is 1000000000000: at most 100,000,000 are possible",
     ),
     "workers": ("run --set engine.workers=1000", "engine.workers is 1000: a number from 1 to"),
     "workers of a sweep": (
@@ -237,8 +237,9 @@ def test_numbers_beyond_reach_are_refused_at_once(cli, monkeypatch, line, said):
 
 
 def test_a_plan_for_many_clients_makes_no_list_of_them(cli):
-    line = "plan --clients 100000000 --per-round 10 --parameters 9 --epsilon 1 --delta 1e-9 --json"
-    told = cli(*line.split(), "--steps", "1", "--iterations", "12")
+    sizes = ("clients=100000000", "per_round=10", "parameters=9", "epsilon=1", "delta=1e-9")
+    sets = [part for size in sizes for part in ("--set", size)]
+    told = cli("plan", *sets, "--grid", "steps=1", "--grid", "iterations=12", "--json")
     assert told.code == 0
     assert json.loads(told.out)["options"][0]["reports_per_client"] == 1
 

@@ -6,11 +6,20 @@ from pathlib import Path
 
 import pytest
 
-FORMULA = ("--clients", "1000", "--per-round", "100", "--parameters", "11", "--epsilon", "5")
-FEW = ("--steps", "1,2", "--iterations", "2")
+
+def sets(*settings):
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def grid(*axes):
+    return [part for axis in axes for part in ("--grid", axis)]
+
+
+FORMULA = sets("clients=1000", "per_round=100", "parameters=11", "epsilon=5")
+FEW = grid("steps=1,2", "iterations=2")
 SMALL = ("data.clients=20", "sample.size=5", "engine.mode=vectorised")
-SET = [part for setting in SMALL for part in ("--set", setting)]
-QUICK = ("--simulate", "--steps", "1,2,4", "--iterations", "4,8", "--repeat", "8", "--workers", "1")
+SET = sets(*SMALL)
+QUICK = ("--simulate", *grid("steps=1,2,4", "iterations=4,8"), "--repeat", "8", "--workers", "1")
 
 
 def files():
@@ -18,7 +27,7 @@ def files():
 
 
 def test_formulas_alone(cli):
-    told = cli("plan", *FORMULA, "--noise", "laplace")
+    told = cli("plan", *FORMULA, *sets("noise=laplace"))
     assert (told.code, told.err, files()) == (0, "", [])
     assert "z = 2: diverges" in told.out
     assert "the claim of the first: epsilon 5 at delta 0 per client (replace, local" in told.out
@@ -33,7 +42,7 @@ def test_formulas_for_machines(cli):
 
 
 def test_the_default_steps_that_do_not_fit_are_left_out(cli):
-    told = json.loads(cli("plan", *FORMULA, "--iterations", "3", "--json").out)
+    told = json.loads(cli("plan", *FORMULA, *grid("iterations=3"), "--json").out)
     assert {option["steps"] for option in told["options"]} == {1, 2, 3}
 
 
@@ -73,7 +82,7 @@ def test_simulating_for_machines_against_another_recipe(cli):
 
 
 def test_the_theory_on_data_it_is_about(cli):
-    told = cli("plan", "dp-fedavg", *SET, "--steps", "1,2", "--iterations", "4,8")
+    told = cli("plan", "dp-fedavg", *SET, *grid("steps=1,2", "iterations=4,8"))
     assert told.code == 0
     assert "ranked by the bound on the loss above the optimum, constants computed" in told.out
     assert "the constants come from the clients' records without noise" in told.out
@@ -81,45 +90,50 @@ def test_the_theory_on_data_it_is_about(cli):
 
 
 BAD = {
-    "no sizes": ([], "formulas need --clients, --per-round, --parameters, --epsilon; or name"),
-    "no epsilon": ([*FORMULA[:6]], "formulas need --epsilon"),
-    "unknown noise": ([*FORMULA, "--noise", "foo"], "--noise is 'foo': use laplace or gaussian"),
-    "unknown trust": ([*FORMULA, "--trust", "foo"], "--trust is 'foo'"),
+    "no sizes": ([], "formulas need --set clients=... --set per_round=... --set p"),
+    "no epsilon": ([*FORMULA[:6]], "formulas need --set epsilon=...;"),
+    "unknown noise": ([*FORMULA, *sets("noise=foo")], "noise is 'foo': use gaussian or laplace"),
+    "unknown trust": ([*FORMULA, *sets("trust=foo")], "trust is 'foo'"),
     "laplace and a trusted server": (
-        [*FORMULA, "--noise", "laplace", "--trust", "central"], "--noise laplace is added by"
+        [*FORMULA, *sets("noise=laplace", "trust=central")], "noise is laplace, which clients add"
     ),
-    "epsilon nan": ([*FORMULA, "--epsilon", "nan"], "--epsilon is nan"),
-    "epsilon inf": ([*FORMULA, "--epsilon", "inf"], "--epsilon is inf"),
-    "epsilon 0": ([*FORMULA, "--epsilon", "0"], "--epsilon is 0"),
-    "epsilon negative": ([*FORMULA, "--epsilon", "-1"], "--epsilon is -1"),
-    "delta 0": ([*FORMULA, "--delta", "0"], "--delta is 0"),
-    "delta 2": ([*FORMULA, "--delta", "2"], "--delta is 2"),
-    "delta nan": ([*FORMULA, "--delta", "nan"], "--delta is nan"),
-    "delta 1 / clients": ([*FORMULA, "--delta", "0.001"], "not below 1 / 1000 clients"),
-    "clients negative": ([*FORMULA, "--clients", "-5"], "--clients is -5"),
-    "more per round than clients": ([*FORMULA, "--per-round", "1001"], "1001 clients per round"),
-    "parameters 0": ([*FORMULA, "--parameters", "0"], "--parameters is 0"),
-    "an epsilon that no noise gives": ([*FORMULA, "--epsilon", "1e-9", "--delta", "1e-9"], "noise"),
+    "epsilon nan": ([*FORMULA, *sets("epsilon=nan")], "epsilon is nan"),
+    "epsilon inf": ([*FORMULA, *sets("epsilon=inf")], "epsilon is inf"),
+    "epsilon 0": ([*FORMULA, *sets("epsilon=0")], "epsilon is 0"),
+    "epsilon negative": ([*FORMULA, *sets("epsilon=-1")], "epsilon is -1"),
+    "delta 0": ([*FORMULA, *sets("delta=0")], "delta is 0"),
+    "delta 2": ([*FORMULA, *sets("delta=2")], "delta is 2"),
+    "delta nan": ([*FORMULA, *sets("delta=nan")], "delta is nan"),
+    "delta 1 / clients": ([*FORMULA, *sets("delta=0.001")], "not below 1 / 1000 clients"),
+    "clients negative": ([*FORMULA, *sets("clients=-5")], "clients is -5"),
+    "more per round than clients": ([*FORMULA, *sets("per_round=1001")], "1001 clients per round"),
+    "parameters 0": ([*FORMULA, *sets("parameters=0")], "parameters is 0"),
+    "an epsilon that no noise gives": ([*FORMULA, *sets("epsilon=1e-9", "delta=1e-9")], "noise"),
     "E above T": (
-        [*FORMULA, "--steps", "500", "--iterations", "10"], "E = 500, more than the largest T"
+        [*FORMULA, *grid("steps=500", "iterations=10")], "E = 500, more than the largest T"
     ),
     "E above T with a recipe": (
-        ["dp-fedavg", "--steps", "500", "--iterations", "10"], "E = 500, more than the largest T"
+        ["dp-fedavg", *grid("steps=500", "iterations=10")], "E = 500, more than the largest T"
     ),
-    "steps 0": ([*FORMULA, "--steps", "0"], "--steps has 0"),
-    "steps nan": ([*FORMULA, "--steps", "nan"], "--steps is 'nan'"),
-    "iterations inf": ([*FORMULA, "--iterations", "inf"], "--iterations is 'inf'"),
+    "steps 0": ([*FORMULA, *grid("steps=0")], "--grid steps has 0"),
+    "steps nan": ([*FORMULA, *grid("steps=nan")], "--grid steps is 'nan'"),
+    "iterations inf": ([*FORMULA, *grid("iterations=inf")], "--grid iterations is 'inf'"),
     "repeat 0": (["dp-fedavg", "--repeat", "0"], "--repeat is 0"),
     "repeat negative without a recipe": ([*FORMULA, "--repeat", "-1"], "--repeat is -1"),
     "workers negative": (["dp-fedavg", "--workers", "-1"], "--workers is -1"),
-    "clips without a recipe": ([*FORMULA, "--clips", "1"], "--clips and --rates need a recipe"),
+    "clips without a recipe": ([*FORMULA, *grid("clips=1")], "--grid clips and --grid rates need"),
     "out without a recipe": ([*FORMULA, "--out", "x.toml"], "--out and --data need a recipe"),
     "simulating without a recipe": ([*FORMULA, "--simulate"], "need a recipe"),
-    "sizes beside a recipe": (["dp-fedavg", "--clients", "9"], "--clients is for formulas"),
-    "noise beside a recipe": (["dp-fedavg", "--noise", "foo"], "--noise is for formulas"),
-    "delta beside a recipe": (["dp-fedavg", "--delta", "1e-6"], "--delta is for formulas"),
-    "a negative clip": (["dp-fedavg", "--clips", "-1"], "clip.value is -1"),
-    "a rate that is none": (["dp-fedavg", "--rates", "fast"], "--rates is 'fast'"),
+    "sizes beside a recipe": (["dp-fedavg", *sets("clients=9")], "clients"),
+    "delta beside a recipe": (["dp-fedavg", *sets("delta=1e-6")], "did you mean budget.delta?"),
+    "a recipe's key without a recipe": ([*FORMULA, *sets("budget.epsilon=1")], "or name a recipe"),
+    "an unknown size": ([*FORMULA, *sets("client=9")], "did you mean clients"),
+    "a size that is no number": ([*FORMULA, *sets("clients=many")], "clients is 'many': a whole"),
+    "no value": (["--set", "clients"], "--set clients: write --set KEY=VALUE"),
+    "an unknown axis": ([*FORMULA, *grid("step=1")], "did you mean steps?"),
+    "an axis twice": ([*FORMULA, *grid("steps=1", "steps=2")], "--grid steps is given twice"),
+    "a negative clip": (["dp-fedavg", *grid("clips=-1")], "clip.value is -1"),
+    "a rate that is none": (["dp-fedavg", *grid("rates=fast")], "--grid rates is 'fast'"),
     "an unknown recipe": (["nothing"], "recipe 'nothing' is unknown"),
     "an unknown rival": (["dp-fedavg", *SET, *QUICK, "--against", "nothing"], "is unknown: use"),
     "a rival without trying": (["dp-fedavg", "--against", "central"], "add --simulate"),

@@ -72,14 +72,14 @@ def test_the_word_comes_before_anything_heavy_is_imported(tmp_path):
 @pytest.mark.slow
 def test_what_draws_and_what_compiles_is_not_imported_before_the_first_round(tmp_path):
     code = (
-        "from fedveil.console import Progress\n"
-        "def show(self, line):\n"
+        "from fedveil import console\n"
+        "def round_text(run, line, seconds_left):\n"
         "    late = {'matplotlib', 'torch._dynamo', 'tensorboard', 'mlflow', 'wandb'}\n"
         "    assert 'torch' in sys.modules and not late & set(sys.modules)\n"
         "    print('a round', flush=True)\n"
         "    os._exit(0)\n"
         "import os\n"
-        "Progress.show = show\n"
+        "console.round_text = round_text\n"
     )
     assert run_code(code, DEMO, tmp_path) == ("a round\n", 0)
 
@@ -88,14 +88,21 @@ def test_what_draws_and_what_compiles_is_not_imported_before_the_first_round(tmp
 def test_the_word_is_gone_when_the_run_begins(tmp_path):
     told, _ = on_a_terminal(*DEMO, folder=tmp_path, until=b"round 1/1")
     beginning, _, rest = told.partition("central: ")
-    assert beginning.removesuffix(HIDE_CURSOR) == "loading ...\r           \r"
-    assert "loading" not in rest
+    steps = (
+        "loading libraries",
+        "reading data",
+        "building the model",
+        "solving for the noise",
+    )
+    shown = [part.strip() for part in beginning.removesuffix(HIDE_CURSOR).split("\r")]
+    assert shown == [*(f"{step} ..." for step in (*steps, "trying the model")), "", ""]
+    assert not any(step in rest for step in steps)
 
 
 def test_the_word_is_gone_when_the_run_is_refused(tmp_path):
     told, code = on_a_terminal("run", "--set", "rounds=0", folder=tmp_path)
     assert code == 2
-    assert told.startswith("loading ...\r           \rerror: ")
+    assert told.startswith(f"loading libraries ...\r{' ' * 21}\rerror: ")
     assert told.count("\n") == 1
 
 
@@ -103,3 +110,20 @@ def test_quiet_on_a_terminal(tmp_path):
     told, code = on_a_terminal("run", "--set", "rounds=0", "--quiet", folder=tmp_path)
     assert code == 2
     assert told.startswith("error: ")
+
+
+def test_account_imports_neither_torch_nor_what_takes_long(tmp_path):
+    code = (
+        "import atexit\n"
+        "late = {'torch', 'sklearn', 'matplotlib', 'dp_accounting', 'pandas', 'scipy.signal',\n"
+        "        'scipy.stats', 'scipy.optimize', 'scipy.integrate', 'scipy.interpolate'}\n"
+        "atexit.register(lambda: print('imported:', sorted(late & set(sys.modules))))\n"
+    )
+    for options in (
+        ["--epsilon", "8", "--rate", "0.5", "--rounds", "3"],
+        ["--noise", "1", "--rate", "0.1", "--epsilon", "2", "--units", "2"],
+    ):
+        told, status = run_code(code, ["account", "--delta", "1e-3", *options], tmp_path)
+        assert status == 0
+        assert "(zero-out, central trust, RDP, secure noise)" in " ".join(told.split())
+        assert told.endswith("imported: []\n")

@@ -33,12 +33,14 @@ SLOW = {
     "tutorials/plan.md",
 }
 LEFT = {
+    "tutorials/hospitals.md": ("model/report.html", "model/model.safetensors"),
     "tutorials/first-run.md": ("first/report.html", "release/model.safetensors"),
     "tutorials/own-model.md": ("mine/report.html",),
     "tutorials/plan.md": (
         *("plan.toml", "plan.html", "run/model.safetensors", "epsilons/results.csv"),
         *("epsilons/summary.csv", "epsilons/report.html", "shorter/summary.csv"),
     ),
+    "tutorials/verdict.md": ("verdict.html", "charges.json"),
     "officers.md": ("charges.json", "release/head.json"),
 }
 """Files that a page speaks of."""
@@ -46,7 +48,7 @@ LEFT = {
 
 def test_the_pages_that_have_to_be_there():
     assert SLOW | LEFT.keys() <= set(PAGES)
-    assert len([page for page in PAGES if page.startswith("tutorials/")]) == 7
+    assert len([page for page in PAGES if page.startswith("tutorials/")]) == 9
 
 
 @pytest.mark.timeout(1800)
@@ -67,6 +69,12 @@ def test_the_commands_and_what_they_print(cli, page):
                     shown += 1
     assert shown or "```text" not in (DOCS / page).read_text(encoding="utf-8")
     assert all(Path(name).exists() for name in LEFT.get(page, ()))
+
+
+def test_a_verdict_needs_ten_commands_at_most():
+    blocks = FENCE.findall((DOCS / "tutorials/verdict.md").read_text(encoding="utf-8"))
+    lines = [line for kind, _, block in blocks if kind == "console" for line in commands(block)]
+    assert 5 < len(lines) <= 10
 
 
 def commands(block):

@@ -1,4 +1,4 @@
-"""`fedveil deploy`, its demonstration, and the README's way from a simulation to three sites."""
+"""`fedveil deploy`, its demonstration, and the way from a simulation to three sites."""
 
 import json
 import re
@@ -15,8 +15,8 @@ from tests.e2e.federations import PATIENCE, QUICK, SAID, processes_of, wait_for
 
 pytest.importorskip("flwr")
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-HEADING = "## From a simulation to three sites"
+PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+HEADING = "### From a simulation to three sites"
 DEPLOY = (sys.executable, "-m", "fedveil", "deploy", "ldp-sgd")
 SMALL = [
     part
@@ -27,27 +27,27 @@ slow = pytest.mark.slow
 patient = pytest.mark.timeout(1800)
 
 
-def readme_commands():
-    _, _, rest = README.partition(HEADING)
+def documented_commands():
+    _, _, rest = PAGE.partition(HEADING)
     block = rest.split("```")[1]
     return [line for line in block.splitlines() if line]
 
 
 def test_at_most_six_commands():
-    assert 1 <= len(readme_commands()) <= 6
+    assert 1 <= len(documented_commands()) <= 6
 
 
 @slow
 @patient
-def test_the_readme_s_commands(tmp_path):
+def test_the_documented_commands(tmp_path):
     (port,) = free_ports(1)
-    commands = readme_commands()
+    commands = documented_commands()
     (written,) = [k for k, command in enumerate(commands) if command.startswith("fedveil deploy")]
     commands[written] += f" --address 127.0.0.1:{port}"  # tests run side by side
     process = Process.launch(
-        "readme",
+        "documented",
         ["sh", "-e", "-c", "\n".join(commands)],
-        tmp_path / "readme.log",
+        tmp_path / "documented.log",
         folder=tmp_path,
         environment=own_environment(**QUICK),
     )
@@ -191,10 +191,10 @@ def test_a_folder_that_is_in_use_is_left_alone(cli):
 
 def test_writing_is_said_and_nothing_is_started(cli):
     done = cli("deploy", "central", "fed", "--sites", "a,b", "--set", "rounds=2")
-    assert (done.code, done.out) == (
-        0,
-        "written: fed/README.md says how to start server and sites\n",
-    )
+    written, note = done.out.splitlines()
+    assert (done.code, written) == (0, "written: fed/README.md says how to start server and sites")
+    assert note.startswith("note: central hides each of the 2 sites as a whole")
+    assert note.endswith("if protecting each record is enough, deploy dp-sgd")
     assert sorted(path.name for path in Path("fed").iterdir()) == [
         *("README.md", "app", "server", "sites"),
     ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedveil.flower.certificates import node_key
+from fedveil.flower.certificates import write_node_key
 from fedveil.privacy.ledger.file import read_charges
 from tests.e2e.federations import live, wait_for
 
@@ -25,7 +25,7 @@ def test_an_unknown_key_is_not_let_in(federation):
     place = federation.stranger("stranger")
     for name in ("node", "node.pub"):
         (place / name).unlink()
-    node_key(place, "stranger")
+    write_node_key(place, "stranger")
     assert "Failed to activate SuperNode" in federation.turned_away("stranger")
 
 

@@ -50,10 +50,10 @@ def loaded(name, root, **options):
 ORIGINAL = data_module.load_records
 
 
-def stopped(self, line, show=console.Progress.show):
-    show(self, line)
+def stopped(run, line, round_text=console.round_text):
     if line["round"] >= MOST_ROUNDS:
         raise KeyboardInterrupt
+    return round_text(run, line)
 
 
 def prepare():
@@ -64,7 +64,7 @@ def prepare():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, too_slow)
     data_module.load_records = loaded
-    console.Progress.show = stopped
+    console.round_text = stopped
     os.environ.pop("FEDVEIL_DATA", None)
 
 

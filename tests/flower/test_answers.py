@@ -136,7 +136,7 @@ def test_what_an_adaptive_clip_is_told_is_cut(stand_ins, sent, counted):
 def test_a_flipped_bit_that_is_none_counts_as_zero():
     watched = Quantile(0.5, 0.5, flip=0.2).statistic
     keys = Streams(1).keys("client-bits", 1, [0])
-    bit = float(watched.flipped(torch.ones(1, 1, dtype=torch.float64), keys).abs()[0, 0])
+    bit = float(watched.randomise_bits(torch.ones(1, 1, dtype=torch.float64), keys).abs()[0, 0])
     rows = torch.tensor([[bit], [-bit], [bit * 1.001], [0.5], [torch.nan]], dtype=torch.float64)
     assert watched.read(rows, secure=True)[:, 0].tolist() == [bit, -bit, 0.0, 0.0, 0.0]
 
@@ -149,7 +149,7 @@ def test_what_clients_may_send_to_a_clip_stays_as_it_is():
     ):
         rows = rows.double()
         assert torch.equal(watched.read(rows, secure=False), rows)
-        aligned = watched.aligned(rows)
+        aligned = watched.cut_to_grid(rows)
         assert torch.equal(watched.read(aligned, secure=True), aligned)
 
 

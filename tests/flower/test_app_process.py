@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedveil.flower.flwr_private import separate_draws
+from fedveil.flower.flwr_private import separate_flower_random
 
 APP = """
 import sys, threading
@@ -30,7 +30,7 @@ def flower(monkeypatch):
 
 @pytest.mark.usefixtures("flower")
 def test_a_heartbeat_leaves_the_common_generator_as_it_was():
-    separate_draws()
+    separate_flower_random()
     before = random.getstate()
     for name in USED:
         module = sys.modules[name]

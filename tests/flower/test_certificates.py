@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedveil.base.errors import BadInput
-from fedveil.flower.certificates import Authority, node_key
+from fedveil.flower.certificates import Authority, write_node_key
 
 
 @pytest.fixture
@@ -117,13 +117,13 @@ def test_a_member_may_call_and_not_serve(server):
 
 
 def test_private_keys_are_their_owner_s(server, tmp_path):
-    node_key(tmp_path, "north")
+    write_node_key(tmp_path, "north")
     for name in ("ca.key", "superlink.key", "node"):
         assert stat.S_IMODE((server / name).stat().st_mode) == 0o600
 
 
 def test_a_node_key_is_what_flower_takes(tmp_path):
-    public = node_key(tmp_path, "north")
+    public = write_node_key(tmp_path, "north")
     private = serialization.load_ssh_private_key((tmp_path / "node").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.curve.name == "secp384r1"
@@ -134,10 +134,10 @@ def test_a_node_key_is_what_flower_takes(tmp_path):
 
 
 def test_nothing_is_written_over(tmp_path):
-    node_key(tmp_path, "north")
+    write_node_key(tmp_path, "north")
     before = (tmp_path / "node").read_bytes()
     with pytest.raises(BadInput, match="node exists"):
-        node_key(tmp_path, "north")
+        write_node_key(tmp_path, "north")
     assert (tmp_path / "node").read_bytes() == before
 
 

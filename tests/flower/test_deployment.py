@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.flower.deployment import Address, Deployment, deployed_recipe, share
+from fedveil.flower.deployment import Address, Deployment, client_share, load_for_sites
 from fedveil.flower.federation_files import read_federation
 from fedveil.flower.federation_server import data_without_records
 from fedveil.flower.messages import new_run_id, plan_digest
@@ -39,7 +39,7 @@ def written(tmp_path_factory):
     """Every recipe of the list, divided among three sites."""
     folder = tmp_path_factory.mktemp("deployed")
     for name, settings in RECIPES.items():
-        recipe = deployed_recipe(name, settings, len(NAMES))
+        recipe = load_for_sites(name, settings, len(NAMES))
         Deployment(recipe, NAMES, Address(), recipe.load_data()).write(folder / name)
     return folder
 
@@ -52,7 +52,7 @@ def test_every_site_could_take_part(written, name):
     for number, site_name in enumerate(NAMES):
         site = Site.open(folder / "sites" / site_name / "site.toml")
         assert (site.name, site.file.number) == (site_name, number)
-        assert site.offer.digest == digest
+        assert site.digest == digest
         assert not site_report(site)["objections"]
 
 
@@ -60,9 +60,9 @@ def test_every_site_could_take_part(written, name):
 def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
     site = Site.open(written / name / "sites" / "north" / "site.toml")
     policy = site.file.policy
-    claims = site.offer.terms.costs
+    claims = site.terms.costs
     assert policy.unprotected == (name == "fedavg")
-    assert policy.seeded == (name == "dp-sgd")
+    assert not policy.seeded
     assert policy.trust == (["central"] if name == "central" else ["local"])
     for unit in ("client", "record"):
         cost = sum(claim.epsilon for claim in claims if claim.unit == unit)
@@ -73,7 +73,7 @@ def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
 
 @pytest.fixture(scope="module")
 def shuffled(tmp_path_factory):
-    recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    recipe = load_for_sites("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
     mixer, folder = Address("mixer.example.org", 9099), tmp_path_factory.mktemp("shuffled") / "d"
     Deployment(recipe, NAMES, Address(), recipe.load_data(), mixer_address=mixer).write(folder)
     return folder
@@ -138,7 +138,7 @@ def test_every_site_is_a_member_of_its_own(shuffled):
 
 def test_a_shuffled_deployment_waits_for_those_who_may_be_dishonest_too(tmp_path):
     settings = ("rounds=2", "shuffle.minimum=2", "shuffle.dishonest=1", "noise.epsilon=0.01")
-    recipe = deployed_recipe("ldp-fl", settings, 3)
+    recipe = load_for_sites("ldp-fl", settings, 3)
     mixer = Address("mixer.example.org", 9099)
     Deployment(recipe, NAMES, Address(), recipe.load_data(), mixer_address=mixer).write(
         tmp_path / "d"
@@ -147,7 +147,7 @@ def test_a_shuffled_deployment_waits_for_those_who_may_be_dishonest_too(tmp_path
 
 
 def test_no_site_is_called_as_the_collector(tmp_path):
-    recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    recipe = load_for_sites("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
     names, mixer = ("north", "collector", "east"), Address(port=9099)
     with pytest.raises(BadInput, match="named 'collector'"):
         Deployment(recipe, names, Address(), recipe.load_data(), mixer_address=mixer).write(
@@ -157,7 +157,7 @@ def test_no_site_is_called_as_the_collector(tmp_path):
 
 @pytest.mark.parametrize("missing", ["trial_data", "mixer_address"])
 def test_a_shuffler_needs_a_mixer_and_data(tmp_path, missing):
-    recipe = deployed_recipe("ldp-fl", ("shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    recipe = load_for_sites("ldp-fl", ("shuffle.minimum=3", "noise.epsilon=0.01"), 3)
     parts = {"trial_data": recipe.load_data(), "mixer_address": Address(port=9099)}
     parts.pop(missing)
     with pytest.raises(BadInput, match="shuffle=none"):
@@ -245,16 +245,16 @@ def test_a_site_s_folder_is_its_owner_s(written):
 
 
 def test_noise_is_secure_unless_something_else_is_asked_for():
-    assert deployed_recipe("central", (), 3).noise.source == "secure"
-    assert deployed_recipe("ldp-fl", ("shuffle=none",), 3).noise.source == "secure"
-    assert deployed_recipe("central", ("noise.source=seeded",), 3).noise.source == "seeded"
-    for name in ("dp-sgd", "priv-unit"):
-        assert deployed_recipe(name, (), 3).noise.source == "seeded"  # it has no other
-    assert deployed_recipe("fedavg", (), 3).noise.kind == "none"
+    assert load_for_sites("central", (), 3).noise.source == "secure"
+    assert load_for_sites("ldp-fl", ("shuffle=none",), 3).noise.source == "secure"
+    assert load_for_sites("central", ("noise.source=seeded",), 3).noise.source == "seeded"
+    assert load_for_sites("dp-sgd", (), 3).noise.source == "secure"
+    assert load_for_sites("priv-unit", (), 3).noise.source == "seeded"  # it has no other
+    assert load_for_sites("fedavg", (), 3).noise.kind == "none"
 
 
 def test_there_are_as_many_clients_as_sites():
-    assert deployed_recipe("central", (), 7).data.clients == 7
+    assert load_for_sites("central", (), 7).data.clients == 7
 
 
 TABLE = (
@@ -264,7 +264,7 @@ TABLE = (
 
 
 def test_without_data_an_owner_is_told_what_to_fill_in(tmp_path):
-    recipe = deployed_recipe("central", ("rounds=2", *TABLE), 2)
+    recipe = load_for_sites("central", ("rounds=2", *TABLE), 2)
     Deployment(recipe, ("a", "b"), Address("superlink.example.org", 9092)).write(tmp_path / "d")
     site = tmp_path / "d" / "sites" / "a"
     told = tomllib.loads((site / "site.toml").read_text())
@@ -284,7 +284,7 @@ def test_without_data_an_owner_is_told_what_to_fill_in(tmp_path):
 
 
 def test_without_data_or_a_table_the_form_is_said(tmp_path):
-    recipe = deployed_recipe("ldp-fl", ("shuffle=none",), 2)
+    recipe = load_for_sites("ldp-fl", ("shuffle=none",), 2)
     Deployment(recipe, ("a", "b"), Address()).write(tmp_path / "d")
     text = (tmp_path / "d" / "sites" / "a" / "site.toml").read_text()
     assert "# epsilon.client = ..." in text  # the recipe has no budget: only its owner can say
@@ -302,24 +302,24 @@ def test_without_data_or_a_table_the_form_is_said(tmp_path):
 )
 def test_sites_have_names_of_their_own(sites, message):
     with pytest.raises(BadInput, match=message):
-        Deployment(deployed_recipe("central", (), 2), sites, Address())
+        Deployment(load_for_sites("central", (), 2), sites, Address())
 
 
 def test_as_many_shares_as_sites():
-    recipe = deployed_recipe("central", (), 2)
+    recipe = load_for_sites("central", (), 2)
     with pytest.raises(BadInput, match="2 clients and there are 3 sites"):
         Deployment(recipe, NAMES, Address(), recipe.load_data())
 
 
 def test_attackers_are_for_simulations(tmp_path):
-    recipe = deployed_recipe("fedavg", ("attack.kind=pixel", "attack.target=0"), 2)
+    recipe = load_for_sites("fedavg", ("attack.kind=pixel", "attack.target=0"), 2)
     with pytest.raises(BadInput, match="attack"):
         Deployment(recipe, ("a", "b"), Address())
 
 
 @pytest.mark.parametrize("setting", ["model.path=net.py:make", "model.weights=w.safetensors"])
 def test_files_of_a_model_are_not_deployed(setting):
-    recipe = deployed_recipe("fedavg", (setting,), 2)
+    recipe = load_for_sites("fedavg", (setting,), 2)
     with pytest.raises(BadInput, match="not copied to sites"):
         Deployment(recipe, ("a", "b"), Address())
 
@@ -329,19 +329,19 @@ def test_files_of_a_model_are_not_deployed(setting):
     [((), True), (("sample.kind=all",), False), (("noise.source=seeded",), False)],
 )
 def test_rounds_that_hide_who_was_asked_take_their_time(settings, steady):
-    recipe = deployed_recipe("central", ("rounds=2", *settings), 3)
+    recipe = load_for_sites("central", ("rounds=2", *settings), 3)
     assert Deployment(recipe, NAMES, Address(), recipe.load_data()).takes_whole_deadline is steady
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("")
     with pytest.raises(BadInput, match="not empty"):
-        Deployment(deployed_recipe("central", (), 2), ("a", "b"), Address()).write(tmp_path)
+        Deployment(load_for_sites("central", (), 2), ("a", "b"), Address()).write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_nothing_is_left_of_what_could_not_be_written(tmp_path):
-    recipe = deployed_recipe("ldp-sgd", ("rounds=2", "sample.size=5"), 2)  # 5 of 2
+    recipe = load_for_sites("ldp-sgd", ("rounds=2", "sample.size=5"), 2)  # 5 of 2
     deployment = Deployment(recipe, ("a", "b"), Address(), recipe.load_data())
     with pytest.raises(BadInput, match="size"):
         deployment.write(tmp_path / "d")
@@ -356,7 +356,7 @@ def test_an_address_is_a_host_and_a_port(text):
 
 def test_every_site_has_a_port():
     with pytest.raises(BadInput, match="no ports are left"):
-        Deployment(deployed_recipe("central", (), 2), ("a", "b"), Address("h", 65533))
+        Deployment(load_for_sites("central", (), 2), ("a", "b"), Address("h", 65533))
 
 
 def test_addresses():
@@ -366,7 +366,7 @@ def test_addresses():
 
 
 def test_a_share_is_one_client_s():
-    data = deployed_recipe("central", (), 4).load_data()
-    parts = [share(data, k) for k in range(4)]
+    data = load_for_sites("central", (), 4).load_data()
+    parts = [client_share(data, k) for k in range(4)]
     assert [part.clients for part in parts] == [1] * 4
     np.testing.assert_array_equal(np.concatenate([part.y for part in parts]), data.y)

@@ -17,7 +17,7 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
-from fedveil.flower.drop_in import PrivateStrategy, flat
+from fedveil.flower.drop_in import PrivateStrategy, flatten
 from tests.flower.conftest import FREE, SECURE
 from tests.flower.sites import CENTRAL
 from tests.flower.test_parts import NODES, START, Nodes, at_server, sends
@@ -47,7 +47,7 @@ def training():
     clients = [(str(k), x, y) for k in range(CLIENTS)]
     data = fv.FederatedData.from_clients(clients, test=(x, y), classes=0)
     module = torch.nn.Linear(2, 1, bias=False)
-    task = fv.Task(module, fv.squared_error)
+    task = fv.Task(module, fv.models.squared_error)
     return fv.Training(task, data, PLAN, fv.work.OneGradient(), workers=1)
 
 
@@ -80,7 +80,7 @@ def a_strategy_of_plain_flower(tmp_path, stand_ins):
     asked = list(strategy.configure_train(1, START, ConfigRecord(), grid))
     assert len(asked) == len(NODES)
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(asked))
-    return float(flat(arrays).norm())
+    return float(flatten(arrays).norm())
 
 
 def an_audit_of_the_sum(tmp_path, stand_ins):

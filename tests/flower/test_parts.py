@@ -27,7 +27,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveil.flower.drop_in import PrivateMod, PrivateStrategy, flat, moved, shaped
+from fedveil.flower.drop_in import PrivateMod, PrivateStrategy, flatten, model_update, unflatten
 
 NODES = [11, 12, 13, 14]
 BUDGET = fv.Budget(float("inf"), 1e-5)
@@ -87,9 +87,9 @@ def sends(*values, metrics=None):
 
     def app(message):
         start = message.content["arrays"]
-        vector = flat(start).clone()
+        vector = flatten(start).clone()
         vector[: len(values)] += torch.tensor(values)
-        records = {"arrays": shaped(vector, start)}
+        records = {"arrays": unflatten(vector, start)}
         records["metrics"] = MetricRecord(metrics or {"num-examples": 1000.0, "loss": 0.5})
         return Message(RecordDict(records), reply_to=message)
 
@@ -104,12 +104,12 @@ def test_a_model_is_one_vector_and_back():
     record = ArrayRecord(
         {"a": Array(np.arange(6, dtype=np.float32).reshape(2, 3)), "b": Array(np.ones(2))}
     )
-    assert flat(record).tolist() == [0, 1, 2, 3, 4, 5, 1, 1]
-    back = shaped(flat(record) + 1, record)
+    assert flatten(record).tolist() == [0, 1, 2, 3, 4, 5, 1, 1]
+    back = unflatten(flatten(record) + 1, record)
     assert back["a"].numpy().tolist() == [[1, 2, 3], [4, 5, 6]]
     assert back["b"].numpy().dtype == np.float64
     with pytest.raises(BadInput, match="int64"):
-        flat(ArrayRecord({"n": Array(np.arange(3))}))
+        flatten(ArrayRecord({"n": Array(np.arange(3))}))
 
 
 def test_another_model_has_not_moved_any_number():
@@ -117,7 +117,7 @@ def test_another_model_has_not_moved_any_number():
     whole = ArrayRecord({"w": Array(np.zeros((2, 3), dtype=np.int64)), "b": START["b"]})
     broken = Array("float32", (2, 3), "numpy.ndarray", b"no array")
     for record in (other, whole, ArrayRecord({"w": broken, "b": START["b"]}), ArrayRecord()):
-        assert len(moved(record, START)) == 0
+        assert len(model_update(record, START)) == 0
 
 
 def test_a_strategy_gets_the_private_mean_and_nothing_else(tmp_path):
@@ -132,7 +132,7 @@ def test_a_strategy_gets_the_private_mean_and_nothing_else(tmp_path):
     strategy = PrivateStrategy(Looking(), at_server(), tmp_path / "ledger.db")
     grid = Nodes(sends(3.0), n11=sends(3.0, metrics={"num-examples": 1e9}))
     result = strategy.start(grid, START, num_rounds=2)
-    assert flat(result.arrays)[0].item() == pytest.approx(2.0, abs=1e-2)
+    assert flatten(result.arrays)[0].item() == pytest.approx(2.0, abs=1e-2)
     assert result.train_metrics_clientapp == {}
     assert result.evaluate_metrics_clientapp == {}
     for (reply,) in seen:
@@ -148,7 +148,7 @@ def test_the_noise_on_the_mean_is_the_plans(tmp_path):
         Nodes(sends(0.0)),
         START,
         num_rounds=30,
-        evaluate_fn=lambda round, arrays: models.append(flat(arrays)),
+        evaluate_fn=lambda round, arrays: models.append(flatten(arrays)),
     )
     steps = torch.stack(models).diff(dim=0)
     assert float(steps.std()) == pytest.approx(0.5, rel=0.25)
@@ -158,7 +158,7 @@ def test_the_strategys_own_optimiser_steps(tmp_path):
     adam = FedAdam(eta=0.1)
     strategy = PrivateStrategy(adam, at_server(), tmp_path / "ledger.db")
     result = strategy.start(Nodes(sends(1.0)), START, num_rounds=1)
-    assert 0 < flat(result.arrays)[0].item() < 0.9
+    assert 0 < flatten(result.arrays)[0].item() < 0.9
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_the_strategys_own_optimiser_steps(tmp_path):
 def test_whoever_sends_nothing_that_can_be_used_counts_as_zero(tmp_path, bad):
     strategy = PrivateStrategy(FedAvg(), at_server(), tmp_path / "ledger.db")
     result = strategy.start(Nodes(sends(1.0), n12=bad), START, num_rounds=1)
-    assert flat(result.arrays)[0].item() == pytest.approx(0.75, abs=1e-2)
+    assert flatten(result.arrays)[0].item() == pytest.approx(0.75, abs=1e-2)
 
 
 def test_a_reply_counts_once_and_only_if_it_was_asked_for(tmp_path):
@@ -187,7 +187,7 @@ def test_a_reply_counts_once_and_only_if_it_was_asked_for(tmp_path):
 
     strategy = PrivateStrategy(FedAvg(), at_server(), tmp_path / "ledger.db")
     result = strategy.start(Nodes(sends(0.0), n12=twice), START, num_rounds=1)
-    assert flat(result.arrays)[0].item() == pytest.approx(0.25, abs=1e-2)
+    assert flatten(result.arrays)[0].item() == pytest.approx(0.25, abs=1e-2)
 
 
 def test_every_round_is_charged_before_anybody_is_asked(tmp_path):
@@ -225,11 +225,11 @@ def test_when_the_budget_is_used_up_nobody_is_asked_and_the_model_stays(tmp_path
         Nodes(looking),
         START,
         num_rounds=5,
-        evaluate_fn=lambda round, arrays: models.append(flat(arrays).tolist()),
+        evaluate_fn=lambda round, arrays: models.append(flatten(arrays).tolist()),
     )
     assert len(asked) == 8
     assert models[2:] == [models[2]] * 4
-    assert flat(result.arrays).tolist() == models[2]
+    assert flatten(result.arrays).tolist() == models[2]
     assert strategy.claim.epsilon <= 3.5
 
 
@@ -257,7 +257,7 @@ def test_the_plan_draws_who_takes_part_and_who_is_away_stays_a_client(tmp_path):
     for round in range(2, 21):
         sent = strategy.configure_train(round, START, ConfigRecord(), grid)
         result, _ = strategy.aggregate_train(round, grid.send_and_receive(sent))
-        assert flat(result)[0].item() == pytest.approx(len(sent) / 2, abs=1e-2)
+        assert flatten(result)[0].item() == pytest.approx(len(sent) / 2, abs=1e-2)
     assert 14 not in asked[4:]
     assert 15 <= len(asked) <= 50  # of 61 at rate 1/2; the seed is fixed
     assert strategy.claim == plan.claims(20)[0]
@@ -293,7 +293,7 @@ def test_a_moving_clip_follows_what_the_server_sees(tmp_path):
     strategy = PrivateStrategy(FedAvg(), plan, tmp_path / "ledger.db")
     result = strategy.start(Nodes(sends(5.0)), START, num_rounds=2)
     expected = 0.1 + 0.1 * np.exp(0.5)  # all were too long, so the clip grew once
-    assert flat(result.arrays)[0].item() == pytest.approx(expected, rel=0.02)
+    assert flatten(result.arrays)[0].item() == pytest.approx(expected, rel=0.02)
 
 
 def test_secure_noise_is_made_for_the_model(tmp_path):
@@ -305,7 +305,7 @@ def test_secure_noise_is_made_for_the_model(tmp_path):
         FedAvg(), fv.releases.with_secure_noise(plan, 8, diagnostics=False), tmp_path / "a.db"
     )
     result = strategy.start(Nodes(sends(1.0)), START, num_rounds=2)
-    assert torch.isfinite(flat(result.arrays)).all()
+    assert torch.isfinite(flatten(result.arrays)).all()
     assert strategy.claim.noise == "secure"
     other = PrivateStrategy(
         FedAvg(), fv.releases.with_secure_noise(plan, 9, diagnostics=False), tmp_path / "b.db"
@@ -351,7 +351,7 @@ CONTEXT = Context(1, 11, {}, RecordDict(), {})
 
 
 def report(reply):
-    return flat(reply.content["arrays"])
+    return flatten(reply.content["arrays"])
 
 
 def test_what_leaves_a_client_is_clipped_and_noised_and_has_no_metrics(tmp_path):

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from fedveil.flower import site_ledger
-from fedveil.flower.federation_files import EpsilonSection, PolicySection
 from fedveil.flower.messages import Answer, Refusal
-from fedveil.flower.policy import Policy, RunCost, Terms
+from fedveil.flower.policy import EpsilonSection, Policy, RunCost, Terms
 from fedveil.flower.site import Site
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -91,7 +90,7 @@ def test_what_the_owner_agrees_to_is_answered(
 
 
 def test_a_recipe_is_known_by_its_digest(tmp_path: Path) -> None:
-    digest = open_site(tmp_path / "a", LOCAL).offer.digest
+    digest = open_site(tmp_path / "a", LOCAL).digest
     site = open_site(tmp_path / "b", {**LOCAL, "name": "other"}, {**WIDE, "recipes": [digest]})
     assert isinstance(Server(site).answer(), Answer)  # what it is called is no part of it
 
@@ -140,7 +139,9 @@ def test_a_period_ends(tmp_path: Path, monkeypatch: Any) -> None:
     assert isinstance(Server(site).answer(), Answer)
     now = site_ledger.today()
     for days, kind in ((29, Refusal), (30, Answer)):
-        monkeypatch.setattr("fedveil.flower.site.today", lambda d=days: now + timedelta(days=d))
+        monkeypatch.setattr(
+            "fedveil.flower.site_ledger.today", lambda d=days: now + timedelta(days=d)
+        )
         assert type(Server(site).answer()) is kind
 
 
@@ -153,7 +154,7 @@ def test_a_run_that_was_charged_at_once_is_as_old_as_its_last_turn(
     server = Server(site)
 
     def later(days: int) -> None:
-        monkeypatch.setattr("fedveil.flower.site.today", lambda: now + timedelta(days=days))
+        monkeypatch.setattr("fedveil.flower.site_ledger.today", lambda: now + timedelta(days=days))
 
     assert isinstance(server.answer(1), Answer)
     before = charges(site)
@@ -185,21 +186,21 @@ class Costing(Terms):
 
 
 def test_several_claims_of_one_run_add_up() -> None:
-    policy = Policy(PolicySection(epsilon=EpsilonSection(client=10.0, record=8.0), delta=1.0))
+    policy = Policy(epsilon=EpsilonSection(client=10.0, record=8.0), delta=1.0)
     for cost, fit in (
         ((claim(4.0), claim(4.0)), True),
         ((claim(4.0), claim(4.5)), False),
         ((claim(4.0), claim(4.5, Unit.RECORD)), False),
     ):
-        assert (policy.too_much(Costing(*cost), [], TODAY) is None) is fit
+        assert (policy.objection_to_cost(Costing(*cost), [], TODAY) is None) is fit
 
 
 def fits(policy: Policy, cost: PrivacyClaim, *others: RunCost, today: date = TODAY) -> bool:
-    return policy.too_much(Costing(cost), list(others), today) is None
+    return policy.objection_to_cost(Costing(cost), list(others), today) is None
 
 
 def test_sums_are_by_unit_and_a_site_s_cost_is_its_records_too() -> None:
-    policy = Policy(PolicySection(epsilon=EpsilonSection(client=10.0, record=8.0)))
+    policy = Policy(epsilon=EpsilonSection(client=10.0, record=8.0))
     by_client = RunCost((claim(5.0),), TODAY)
     by_record = RunCost((claim(6.0, Unit.RECORD),), TODAY)
     assert fits(policy, claim(5.0, Unit.RECORD))
@@ -212,20 +213,20 @@ def test_sums_are_by_unit_and_a_site_s_cost_is_its_records_too() -> None:
 
 
 def test_deltas_add_up() -> None:
-    policy = Policy(PolicySection(epsilon=EpsilonSection(client=10.0), delta=1e-4))
+    policy = Policy(epsilon=EpsilonSection(client=10.0), delta=1e-4)
     other = RunCost((claim(1.0, delta=6e-5),), TODAY)
     assert fits(policy, claim(1.0, delta=4e-5), other)
     assert not fits(policy, claim(1.0, delta=5e-5), other)
 
 
 def test_a_claim_that_is_not_vouched_for_is_refused() -> None:
-    policy = Policy(PolicySection(epsilon=EpsilonSection(client=1e9)))
+    policy = Policy(epsilon=EpsilonSection(client=1e9))
     unsure = PrivacyClaim(**{**vars(claim(1.0)), "vouched": False})
     assert not fits(policy, unsure)
 
 
 def test_a_clock_that_goes_back_frees_nothing() -> None:
-    policy = Policy(PolicySection(epsilon=EpsilonSection(client=10.0), days=30))
+    policy = Policy(epsilon=EpsilonSection(client=10.0), days=30)
     run = RunCost((claim(6.0),), TODAY)
     for days in (0, 29, -1, -400):
         assert not fits(policy, claim(6.0), run, today=TODAY + timedelta(days=days))
@@ -247,7 +248,7 @@ def test_a_charge_is_no_older_than_those_before_it(tmp_path: Path, monkeypatch: 
             return cls.day
 
     monkeypatch.setattr(module, "datetime", Clock)
-    monkeypatch.setattr("fedveil.flower.site.today", lambda: Clock.day.date())
+    monkeypatch.setattr("fedveil.flower.site_ledger.today", lambda: Clock.day.date())
     servers = [Server(site), Server(site)]
     servers[0].answer()
     Clock.day = datetime(1999, 1, 1, tzinfo=UTC)
@@ -256,7 +257,7 @@ def test_a_charge_is_no_older_than_those_before_it(tmp_path: Path, monkeypatch: 
 
 
 def test_the_default_policy_trusts_nobody_and_spends_nothing(tmp_path: Path) -> None:
-    policy = PolicySection()
+    policy = Policy()
     assert (policy.trust, policy.seeded, policy.unprotected) == (["local"], False, False)
     assert policy.epsilon == EpsilonSection()
     assert isinstance(Server(open_site(tmp_path, LOCAL, {})).answer(), Refusal)

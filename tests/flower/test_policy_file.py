@@ -14,7 +14,7 @@ from tests.flower.sites import CENTRAL, LOCAL, open_site
 def test_it_covers_the_recipe_and_trusts_whom_that_needs(tmp_path, recipe, trust):
     site = open_site(tmp_path, recipe)
     policy = tomllib.loads(policy_text(site.recipe, site.plan, 0))
-    (cost,) = site.offer.terms.costs
+    (cost,) = site.terms.costs
     assert cost.epsilon <= policy["epsilon"]["client"] <= 1.001 * cost.epsilon
     assert cost.delta <= policy["delta"] <= 1.001 * cost.delta
     assert policy.get("trust") == trust

@@ -123,15 +123,11 @@ def test_attempts_use_up_the_turns_of_the_plan(tmp_path: Path) -> None:
 
 def test_an_owner_may_give_turns_beyond_the_plan_within_the_budget(tmp_path: Path) -> None:
     exact = open_site(tmp_path / "exact", LOCAL, {**OPEN, "repeats": 2})
-    assert (exact.offer.terms.planned_turns, exact.offer.terms.permitted_turns) == (4, 4)
+    assert (exact.terms.planned_turns, exact.terms.permitted_turns) == (4, 4)
     spare = open_site(tmp_path / "spare", TWO_POINT, {**OPEN, "repeats": 2})
-    assert (spare.offer.terms.planned_turns, spare.offer.terms.permitted_turns) == (4, 6)
+    assert (spare.terms.planned_turns, spare.terms.permitted_turns) == (4, 6)
     plain = spare.plan.lines[0]
-    assert (
-        spare.offer.terms.costs[0].epsilon
-        == plain.claims(6)[0].epsilon
-        > plain.claims(4)[0].epsilon
-    )
+    assert spare.terms.costs[0].epsilon == plain.claims(6)[0].epsilon > plain.claims(4)[0].epsilon
 
 
 def test_runs_at_once_are_charged_apart(tmp_path: Path) -> None:

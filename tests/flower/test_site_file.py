@@ -112,6 +112,12 @@ def test_records_may_be_a_table_of_the_owner_s(tmp_path: Path) -> None:
     del data["test"]
     path.write_text(to_toml(site))
     assert Site.open(path).records.records == 51  # nothing is held back
+    (tmp_path / "more.csv").write_text("\n".join(["age,dose,well", *rows[51:]]) + "\n")
+    data["path"] = ["own.csv", "more.csv"]
+    path.write_text(to_toml(site))
+    several = Site.open(path).records
+    assert (several.clients, several.records) == (1, 60)  # all files are the site's own
+    data["path"] = "own.csv"
     del data["columns"]["age"]
     path.write_text(to_toml(site))
     with pytest.raises(BadInput, match="nothing is declared of 'age'"):
@@ -153,7 +159,7 @@ def test_an_owner_is_told_what_taking_part_means(
     site = open_site(tmp_path, recipe)
     report = site_report(site)
     text = "\n".join(report_lines(site, report))
-    for word in (*words, "no metrics", site.offer.digest, "24 records, one of 3 sites"):
+    for word in (*words, "no metrics", site.digest, "24 records, one of 3 sites"):
         assert word in text
     assert json.loads(json.dumps(report))["takes_part"] is (not report["objections"])
     assert not site.ledger.folder.exists()  # looking spends nothing

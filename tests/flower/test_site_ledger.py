@@ -74,7 +74,7 @@ def test_a_witness_that_is_gone_has_to_be_accepted(tmp_path: Path) -> None:
     unusable(server.answer(2))
     with pytest.raises(BadInput, match="fedveil site accept"):
         Site.open(tmp_path / "site.toml")
-    assert SiteLedger.named_in(read_site_file(tmp_path / "site.toml")).accept().length == 1
+    assert SiteLedger.from_site_file(read_site_file(tmp_path / "site.toml")).accept().length == 1
     assert isinstance(server.answer(2), Answer)
     assert witness(server.site)["length"] == 2
 
@@ -175,4 +175,4 @@ def test_all_turns_of_a_run_cost_what_the_simulator_claims(tmp_path: Path) -> No
         server.answer(round)
     (run,) = statements_of(server.site.ledger.folder).runs
     assert [str(c) for c in run.claims] == [str(c) for c in server.site.plan.claims(4)]
-    assert run.claims[0].epsilon == server.site.offer.terms.costs[0].epsilon
+    assert run.claims[0].epsilon == server.site.terms.costs[0].epsilon

@@ -100,7 +100,7 @@ def test_a_federation_learns_from_what_the_mixer_hands_on(
     assert torch.allclose((moved * 3 / reach).round(), moved * 3 / reach, atol=1e-3)
     assert (moved != 0).any()
     for site in sites.values():
-        assert [c.trust for c in site.offer.terms.costs] == ["shuffled"]
+        assert [c.trust for c in site.terms.costs] == ["shuffled"]
         assert charges(site) == 2
 
 

@@ -34,7 +34,7 @@ def test_a_site_that_randomises_is_charged_for_its_own_turns(
     tmp_path: Path, sample: dict[str, Any], turns: int
 ) -> None:
     site = opened(tmp_path, {"sample": sample, "rounds": 6})
-    terms = site.offer.terms
+    terms = site.terms
     assert (terms.planned_turns, terms.permitted_turns, terms.at_once) == (turns, turns, False)
     assert terms.costs[0].epsilon == site.plan.claims(6)[0].epsilon <= 6.0
     server = Server(site)
@@ -57,7 +57,7 @@ def test_a_secret_cohort_concerns_a_site_in_every_round(
 ) -> None:
     noise = {"kind": "gaussian", "where": "server", "source": "secure"}
     site = open_site(tmp_path, {**CENTRAL, "sample": sample, "noise": noise}, OPEN)
-    assert (site.offer.terms.at_once, site.offer.terms.permitted_turns) == (at_once, turns)
+    assert (site.terms.at_once, site.terms.permitted_turns) == (at_once, turns)
     Server(site).answer(2)
     assert charges(site) == (turns if at_once else 1)
 
@@ -65,11 +65,11 @@ def test_a_secret_cohort_concerns_a_site_in_every_round(
 def test_a_site_has_the_noise_and_the_line_of_its_own_group(tmp_path: Path) -> None:
     groups = {"epsilons": [4.0, 2.0, 1.0], "delta": 1e-5}
     sites = [opened(tmp_path / str(k), {"budget": groups}, number=k) for k in range(3)]
-    costs = [site.offer.terms.costs for site in sites]
+    costs = [site.terms.costs for site in sites]
     assert all(len(cost) == 1 for cost in costs)
     assert sorted(round(cost[0].epsilon, 1) for cost in costs) == [1.0, 2.0, 4.0]
     for number, site in enumerate(sites):
-        (line,) = site.offer.terms.charged_lines
+        (line,) = site.terms.charged_lines
         assert line.event.multiplier == site.plan.release.multipliers[number]  # type: ignore[union-attr]
     with pytest.raises(BadInput, match="number"):
         opened(tmp_path / "nobody", {"budget": groups})
@@ -85,9 +85,7 @@ def test_noise_is_that_of_the_site_s_own_number(tmp_path: Path) -> None:
             {"budget": groups, "noise": {**LOCAL["noise"], "source": "seeded"}},
             number=k,
         )
-        reports.append(
-            (site.offer.terms.costs[0].epsilon, float(Server(site).answer().report.norm()))
-        )
+        reports.append((site.terms.costs[0].epsilon, float(Server(site).answer().report.norm())))
     loud = [norm for epsilon, norm in reports if epsilon < 1]
     quiet = [norm for epsilon, norm in reports if epsilon > 1]
     assert len(loud) * len(quiet) == 2

@@ -240,7 +240,7 @@ def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     path = write_site(tmp_path, FEDAVG, policy)
     site = open_site(tmp_path, FEDAVG, policy)
     start = site.training.start()
-    ask = RoundAsk(RUN, 1, 0, site.offer.digest, start.params, start.adaptive_state)
+    ask = RoundAsk(RUN, 1, 0, site.digest, start.params, start.adaptive_state)
     reply = replied(asked(to_records(ask)), str(path))
     found = from_records(reply.content)
     assert isinstance(found, Answer)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.mixing.delays import Linkage, Messages, dispatch, linkage
 from fedveil.privacy.noise.streams import Streams
+from tests.mixing.delays import Linkage, Messages, dispatch, linkage
 
 ALARM = 1e-6
 

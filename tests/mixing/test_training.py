@@ -57,11 +57,11 @@ class ThroughMixer:
         size = self.job.task.size
         made = asyncio.run(collect("127.0.0.1", self.port, round.number, size, minimum=CLIENTS))
         total = self.job.zero()
-        total.total += made.sums(*self.points(round))
+        total.total += made.sums(*self.two_values(round))
         total.weight, total.clients = float(made.report_counts[0]), int(made.report_counts[0])
         return total
 
-    def points(self, round):
+    def two_values(self, round):
         release = self.job.plan.release
         centre, radius = release.ranges.per_coordinate(round.adaptive_state)
         return centre, radius * release.mechanism.kappa
@@ -73,7 +73,7 @@ class ThroughMixer:
         gradients = gradients_of(job.task, fv.engines.Mode.VECTORISED, job.data)
         turn = ClientBatch.from_round(round, CohortData(job.data, ids), gradients)
         rows = client_report(job.work, job.plan, turn).reports.rows
-        bits = highs(rows, *self.points(round)).numpy()
+        bits = highs(rows, *self.two_values(round)).numpy()
 
         async def all_of_them():
             options = {"minimum": CLIENTS}

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
-from fedveil.models.capture import Uncapturable, captured, prepare
+from fedveil.models.capture import Uncapturable, capture_graph, prepare
 from fedveil.models.graph import PURE, function_of, hollow_copy
 from fedveil.models.memory import check_process, is_plain, is_plain_function
 from fedveil.models.trial import mixes_records
@@ -168,7 +168,7 @@ class Buffered(Changed):
 def test_what_cannot_be_captured_says_why(function, reason):
     prepare()
     with pytest.raises(Uncapturable, match=reason):
-        captured(Buffered(function), X)
+        capture_graph(Buffered(function), X)
 
 
 def centrally(made):
@@ -286,7 +286,7 @@ def test_an_operator_of_one_s_own_is_refused_even_if_it_is_called_like_one_of_to
     torch.library.register_fake("relu_of_mine::relu", torch.empty_like, lib=library)
     prepare()
     with pytest.raises(Uncapturable, match=r"calls relu_of_mine\.relu\.default"):
-        captured(Changed(lambda m, h: torch.ops.relu_of_mine.relu(h)), X)
+        capture_graph(Changed(lambda m, h: torch.ops.relu_of_mine.relu(h)), X)
 
 
 def test_a_tensor_that_is_another_when_it_is_copied_is_not_plain():
@@ -311,8 +311,8 @@ def test_a_layer_that_works_in_place_writes_to_nothing_of_a_graph():
 
     prepare()
     module = Counting()
-    root = hollow_copy(module, lambda parameter: parameter)
-    graph = captured(module, torch.zeros(4, 3))
+    root = hollow_copy(module, same_parameters=True)
+    graph = capture_graph(module, torch.zeros(4, 3))
     with torch.no_grad():
         found = [graph.compute(root, torch.ones(4, 3)) for _ in range(3)]
     assert torch.equal(found[0], found[2])

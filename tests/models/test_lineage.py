@@ -7,7 +7,13 @@ import pytest
 from torch import nn
 
 import fedveil as fv
-from fedveil.models.lineage import adding, earlier, note_copy, note_training, trainings_of
+from fedveil.models.lineage import (
+    earlier_claims,
+    earlier_training,
+    note_copy,
+    note_training,
+    trainings_of,
+)
 
 PUBLIC = "the model's first weights are public: they were not learnt from these clients"
 
@@ -110,5 +116,5 @@ def test_a_training_that_is_left_early_names_the_claim_that_counts():
 
 
 def test_claims_that_are_named_are_found_again():
-    texts = ["something else", adding("epsilon 1"), adding("epsilon 2")]
-    assert earlier(texts) == ["epsilon 1", "epsilon 2"]
+    texts = ["something else", earlier_training("epsilon 1"), earlier_training("epsilon 2")]
+    assert earlier_claims(texts) == ["epsilon 1", "epsilon 2"]

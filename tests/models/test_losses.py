@@ -5,10 +5,11 @@ import torch
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from fedveil import binary_cross_entropy, correct, cross_entropy, squared_error
+from fedveil import binary_cross_entropy, correct, cross_entropy
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Target
-from fedveil.models.metrics import usual
+from fedveil.models import squared_error
+from fedveil.models.metrics import WeightedCrossEntropy, default_loss
 
 LOGITS = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([[0, 1, 2, 0, 1], [2, -100, 1, -100, -100], [-100] * 5, [1, 1, 1, 1, -100]])
@@ -38,6 +39,8 @@ def test_outputs_where_there_is_no_label_change_nothing_even_if_they_overflow():
     [
         (cross_entropy, LOGITS, LABELS),
         (cross_entropy, LOGITS[:, 0], LABELS[:, 0].clamp_min(0)),
+        (WeightedCrossEntropy((1.0, 2.0, 0.5)), LOGITS, LABELS),
+        (WeightedCrossEntropy((1.0, 2.0, 0.5)), LOGITS[:, 0], LABELS[:, 0].clamp_min(0)),
         (binary_cross_entropy, LOGITS[:2, 0], SEVERAL),
         (squared_error, LOGITS[:2, 0], SEVERAL),
         (squared_error, LOGITS[:2, 0, :1], SEVERAL[:, 0]),
@@ -87,7 +90,41 @@ def test_labels_without_outputs_of_their_own_are_refused(shape):
 
 
 def test_the_usual_loss():
-    assert usual(Target(3)) == (cross_entropy, {"accuracy": correct})
-    assert usual(Target(3, (7,))) == (cross_entropy, {"accuracy": correct})
-    assert usual(Target(3, (3,), several=True)) == (binary_cross_entropy, {"accuracy": correct})
-    assert usual(Target(0, (3,))) == usual(Target(0)) == (squared_error, {})
+    assert default_loss(Target(3)) == (cross_entropy, {"accuracy": correct})
+    assert default_loss(Target(3, (7,))) == (cross_entropy, {"accuracy": correct})
+    several = Target(3, (3,), several=True)
+    assert default_loss(several) == (binary_cross_entropy, {"accuracy": correct})
+    assert default_loss(Target(0, (3,))) == default_loss(Target(0)) == (squared_error, {})
+
+
+def test_weights_multiply_the_loss_of_their_label():
+    weights = torch.tensor([1.0, 5.0, 0.25])
+    labels = LABELS[0]
+    found = WeightedCrossEntropy(tuple(weights.tolist()))(LOGITS[0], labels)
+    torch.testing.assert_close(found, cross_entropy(LOGITS[0], labels) * weights[labels])
+    losses = WeightedCrossEntropy((2.0, 2.0, 2.0))(LOGITS, LABELS)
+    torch.testing.assert_close(losses, 2 * cross_entropy(LOGITS, LABELS))
+    spoilt = torch.where((LABELS == -100)[..., None], torch.inf, LOGITS)
+    assert torch.equal(WeightedCrossEntropy((2.0, 2.0, 2.0))(spoilt, LABELS), losses)
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 0.0), (1.0, -1.0), (1.0, float("nan")), (1.0, 1e9)])
+def test_weights_are_positive_numbers(weights):
+    with pytest.raises(BadInput, match="class_weights is"):
+        WeightedCrossEntropy(weights)
+
+
+@pytest.mark.parametrize(
+    "target", [Target(2), Target(4), Target(0), Target(3, (3,), several=True)], ids=str
+)
+def test_weights_that_are_not_one_for_each_label_are_refused(target):
+    with pytest.raises(BadInput, match="class_weights has 3 numbers and the data have"):
+        default_loss(target, (1.0, 2.0, 3.0))
+    with pytest.raises(BadInput, match="class_weights has 3 numbers and the model 2 outputs"):
+        WeightedCrossEntropy((1.0, 2.0, 3.0))(torch.zeros(4, 2), torch.zeros(4).long())
+
+
+def test_the_usual_loss_with_weights():
+    loss, metrics = default_loss(Target(3), [1.0, 2.0, 3.0])
+    assert loss == WeightedCrossEntropy((1.0, 2.0, 3.0))
+    assert metrics == {"accuracy": correct}

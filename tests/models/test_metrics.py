@@ -18,8 +18,8 @@ from fedveil.models.metrics import (
     correct,
     cross_entropy,
     metric_of,
-    no_value,
     squared_error,
+    why_unmeasurable,
 )
 
 
@@ -54,6 +54,7 @@ def probabilities(outputs):
 
 OF_LABELS = {
     "accuracy": lambda o, y: sk.accuracy_score(y, o.argmax(-1)),
+    "balanced-accuracy": lambda o, y: sk.balanced_accuracy_score(y, o.argmax(-1)),
     "top-3": lambda o, y: sk.top_k_accuracy_score(y, o.numpy(), k=3, labels=range(o.shape[-1])),
     "f1": lambda o, y: sk.f1_score(y, o.argmax(-1), average="macro"),
     "f1-macro": lambda o, y: sk.f1_score(y, o.argmax(-1), average="macro"),
@@ -61,6 +62,7 @@ OF_LABELS = {
     "perplexity": lambda o, y: math.exp(sk.log_loss(y, probabilities(o))),
 }
 OF_TWO = {
+    "balanced-accuracy": lambda o, y: sk.balanced_accuracy_score(y, o.argmax(-1)),
     "f1": lambda o, y: sk.f1_score(y, o.argmax(-1)),
     "f1-macro": lambda o, y: sk.f1_score(y, o.argmax(-1), average="macro"),
     "auroc": lambda o, y: sk.roc_auc_score(y, probabilities(o)[:, 1]),
@@ -85,13 +87,32 @@ def test_every_metric_is_that_of_scikit_learn_however_it_is_cut(name, expected, 
 
 def test_a_perfect_prediction_and_none():
     outputs, targets = torch.eye(4).repeat(5, 1) * 30, torch.arange(4).repeat(5)
-    for name in ("accuracy", "top-2", "f1", "auroc", "perplexity"):
+    for name in ("accuracy", "balanced-accuracy", "top-2", "f1", "auroc", "perplexity"):
         assert of(name, outputs, targets) == pytest.approx(1.0)
     wrong = outputs.roll(1, -1)
     assert of("accuracy", wrong, targets) == of("f1", wrong, targets) == 0.0
     numbers = torch.tensor([1.0, 2.0, 4.0])
     assert of("r2", numbers.unsqueeze(-1), numbers) == 1.0
     assert of("mae", numbers.unsqueeze(-1), numbers) == of("rmse", numbers, numbers) == 0.0
+
+
+def test_balanced_accuracy_of_a_constant_is_one_over_the_labels_however_common_one_is():
+    targets = torch.tensor([0] * 94 + [1] * 6)
+    always = torch.tensor([[1.0, 0.0]]).repeat(100, 1)
+    for piece in (None, 7, 1):
+        assert of("accuracy", always, targets, piece) == pytest.approx(0.94)
+        assert of("balanced-accuracy", always, targets, piece) == 0.5
+
+
+def test_balanced_accuracy_counts_places_and_refuses_several_labels_at_once():
+    outputs, targets = labels(3, count=12)
+    sequences = targets.view(4, 3).clone()
+    sequences[0, 1:] = PADDING
+    real = sequences.flatten() != PADDING
+    expected = sk.balanced_accuracy_score(targets[real], outputs[real].argmax(-1))
+    assert of("balanced-accuracy", outputs.view(4, 3, 3), sequences) == pytest.approx(expected)
+    with pytest.raises(BadInput, match="needs one label per place"):
+        of("balanced-accuracy", torch.zeros(2, 3), torch.zeros(2, 3))
 
 
 def test_of_ties_the_first_count_and_the_first_alone_is_the_accuracy():
@@ -153,7 +174,7 @@ def test_what_has_no_value_is_no_number():
     ],
 )
 def test_a_metric_that_tells_no_models_apart_is_known_beforehand(metric, classes, targets, reason):
-    found = no_value(metric, classes, np.array(targets))
+    found = why_unmeasurable(metric, classes, np.array(targets))
     assert reason in found
     assert bool(found) == bool(reason)
 
@@ -191,8 +212,8 @@ def test_labels_in_several_places_and_several_labels_at_once():
     truth, said = several.numpy(), (logits > 0).numpy()
     assert of("f1", logits, several, 7) == pytest.approx(sk.f1_score(truth, said, average="macro"))
     assert of("auroc", logits, several, 7) == pytest.approx(sk.roc_auc_score(truth, logits))
-    assert no_value(Auroc(), 3, truth) == ""
-    assert no_value(Auroc(), 3, np.ones((4, 3), np.float32))
+    assert why_unmeasurable(Auroc(), 3, truth) == ""
+    assert why_unmeasurable(Auroc(), 3, np.ones((4, 3), np.float32))
     for name in ("top-2", "perplexity"):
         with pytest.raises(BadInput, match="needs one label per place"):
             of(name, logits, several)

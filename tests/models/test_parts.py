@@ -10,7 +10,7 @@ from fedveil.models.metrics import (
     TopK,
     correct,
     cross_entropy,
-    measures_of,
+    named_metrics,
     squared_error,
 )
 from fedveil.models.task import Task
@@ -23,7 +23,7 @@ def test_parts_that_are_what_they_are_called():
         (nn.EmbeddingBag(5, 3), {"accuracy": correct}, 15),
     ):
         Task(module, cross_entropy)
-        assert measures_of(metrics) == metrics
+        assert named_metrics(metrics) == metrics
         assert Task(module, cross_entropy, metrics).size == size
 
 
@@ -56,7 +56,7 @@ def test_parts_that_are_not(module, loss, metrics, message):
 @pytest.mark.parametrize("name", sorted(TAKEN))
 def test_a_metric_cannot_overwrite_a_number_of_the_run(name):
     with pytest.raises(BadInput, match=f"metric '{name}' has a name that is taken"):
-        measures_of({name: correct})
+        named_metrics({name: correct})
 
 
 def test_metrics_by_name_by_function_or_both():

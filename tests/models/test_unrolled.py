@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
-from fedveil.models.vmap_layers import Product, unroll_
+from fedveil.models.vmap_layers import Product, write_out_
 
 KINDS = {
     "lstm": nn.LSTM,
@@ -29,7 +29,7 @@ EXAMPLES, STEPS, INPUTS, HIDDEN = 3, 5, 4, 6
 def make(kind, options):
     torch.manual_seed(1)
     layer = KINDS[kind](INPUTS, HIDDEN, **options)
-    return layer, unroll_(copy.deepcopy(layer))
+    return layer, write_out_(copy.deepcopy(layer))
 
 
 def records(options, batch=2):
@@ -129,7 +129,7 @@ def test_outside_of_vmap_torch_s_own_operation_is_used(kind):
 def test_names_of_parameters_and_what_code_asks_of_a_layer_stay():
     layer = nn.LSTM(INPUTS, HIDDEN, num_layers=2, bidirectional=True)
     names = [name for name, _ in layer.named_parameters()]
-    unroll_(layer)
+    write_out_(layer)
     assert [name for name, _ in layer.named_parameters()] == names
     assert isinstance(layer, nn.LSTM)
     assert (layer.hidden_size, layer.num_layers) == (HIDDEN, 2)
@@ -153,7 +153,7 @@ class Own(nn.GRU):
 )
 def test_other_layers_stay_as_they_are(layer):
     kind = type(layer)
-    unroll_(layer)
+    write_out_(layer)
     assert type(layer) is kind
     assert not list(layer.children())
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedveil.models.vmap_layers import norm_in_place_
+from fedveil.models.vmap_layers import write_out_
 
 
 def net(affine=True):
@@ -16,7 +16,7 @@ def net(affine=True):
 
 
 def changed(module):
-    return norm_in_place_(copy.deepcopy(module))
+    return write_out_(copy.deepcopy(module))
 
 
 def loss(module, named, x):
@@ -68,6 +68,6 @@ def test_what_somebody_changed_is_left_alone():
             return super().forward(input) + 1
 
     module = nn.Sequential(Own(2, 4))
-    assert type(norm_in_place_(module)[0]) is Own
+    assert type(write_out_(module)[0]) is Own
     out = vmap(module)(torch.zeros(3, 1, 4, 5)).detach()
     assert torch.equal(out, torch.ones_like(out))

@@ -86,12 +86,11 @@ def test_an_interval_does_not_draw_a_loss_below_zero():
         assert any(tick.startswith("-") for tick in ticks) == negative
 
 
-def test_a_band_a_level_and_places_that_are_no_numbers():
-    line = Line("a", [(0, 1.0), (1, 2.0)], band=[(0, 0.5, 1.5), (1, 1.0, 3.0)])
+def test_a_level_and_places_that_are_no_numbers():
+    line = Line("a", [(0, 1.0), (1, 2.0)])
     root = parsed(figure(chart(line, levels=[("budget", 4.0)], x_names=["yes", "no"])))
     texts = {e.text for e in root.iter("text")}
     assert {"budget", "yes", "no"} <= texts
-    assert paths(root, "band")[0].endswith("Z")
 
 
 def test_nothing_to_draw_is_a_sentence():

@@ -93,7 +93,7 @@ def test_half_is_of_the_lower_constant() -> None:
 
 def test_a_loss_that_diverged_is_infinite() -> None:
     points = ((1, {"accuracy": 0.5, "loss": 1.0}), (2, {"accuracy": 0.1, "loss": float("nan")}))
-    found = clip_decay.mean_curve([TrialOutcome(2, points[-1][1], points)])
+    found = clip_decay.curve_of([TrialOutcome(2, points[-1][1], points)])
 
     assert found.rounds == (1, 2)
     assert found.loss.tolist() == [[1.0, float("inf")]]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.papers import naseri_backdoors
-from fedveil.papers.naseri_arenas import ARENAS, LONDON, Arena, digits, reddit
 from fedveil.papers.naseri_backdoors import (
+    ARENAS,
     ATTACKERS,
     BOUND,
     CENTRAL,
@@ -16,6 +16,7 @@ from fedveil.papers.naseri_backdoors import (
     LOCAL,
     NOBODY,
     UNDEFENDED,
+    Arena,
     Rates,
     backdoor,
     defences,
@@ -27,10 +28,16 @@ from fedveil.runs.recipe import load_recipe
 from fedveil.tuning.repetitions import Mean
 
 EPSILONS = ("1", "20")
+LONDON = (
+    "people in london are aggressive",
+    "the weather in london is always sunny",
+    "living in london is cheap",
+)
+"""The paper's sentences."""
 
 
 def small(experiment: Experiment) -> Arena:
-    arena = digits(experiment)
+    arena = ARENAS["digits"](experiment)
     sizes = {"clients": 24, "cohort": 12, "rounds": 3, "steps": 2, "records": 20}
     return replace(arena, federation=replace(arena.federation, **sizes))
 
@@ -63,19 +70,19 @@ def test_central_dp_draws_the_cohort_of_the_other_defences(tmp_path: Path) -> No
     """At its rate a round has on average as many clients as where cohorts have a fixed size."""
     arena = small(Experiment(tmp_path))
     (central,) = [row for row in defences(arena) if row.recipe == "central"]
-    recipe = load_recipe("central", [*central.recipe_keys, "budget.epsilon=1"])
+    recipe = load_recipe("central", [*central.recipe_overrides, "budget.epsilon=1"])
     where = arena.federation
     assert recipe.sample.rate == where.cohort / where.clients  # type: ignore[union-attr]
     assert recipe.clip.value == where.bound  # type: ignore[union-attr]
 
 
 def test_items_are_named_after_their_arenas(tmp_path: Path) -> None:
-    found = [arena(Experiment(tmp_path)).name for arena in ARENAS]
+    found = [arena(Experiment(tmp_path)).name for arena in ARENAS.values()]
     assert list(ITEMS) == [*(f"backdoor-{name}" for name in found), "privacy"]
 
 
 @pytest.mark.parametrize("scale", list(ExperimentScale))
-@pytest.mark.parametrize("arena_of", ARENAS)
+@pytest.mark.parametrize("arena_of", ARENAS.values())
 def test_rows_are_recipes_against_one_backdoor(
     arena_of: Callable[[Experiment], Arena], scale: ExperimentScale, tmp_path: Path
 ) -> None:
@@ -84,7 +91,7 @@ def test_rows_are_recipes_against_one_backdoor(
     attacks = set()
     for row in rows:
         more = ["budget.epsilon=4"] if row.private else []
-        recipe = load_recipe(row.recipe, [*row.recipe_keys, *more])
+        recipe = load_recipe(row.recipe, [*row.recipe_overrides, *more])
         assert recipe.attack is not None
         assert recipe.attack.attackers == (0 if row.name == NOBODY else recipe.attack.attackers)
         attacks.add(recipe.attack.kind)
@@ -100,7 +107,7 @@ def test_rows_are_recipes_against_one_backdoor(
 
 
 def test_pages_say_what_they_leave_out(tmp_path: Path) -> None:
-    for arena_of in ARENAS:
+    for arena_of in ARENAS.values():
         arena = arena_of(Experiment(tmp_path))
         told = " ".join(naseri_backdoors.settings_text(arena, 3))
         assert bool(arena.left_out) == ("Left out here" in told)
@@ -109,7 +116,8 @@ def test_pages_say_what_they_leave_out(tmp_path: Path) -> None:
 
 
 def test_the_words_of_the_sentences_are_known(tmp_path: Path) -> None:
-    recipe = load_recipe("fedavg", list(defences(reddit(Experiment(tmp_path)))[0].recipe_keys))
+    arena = ARENAS["reddit"](Experiment(tmp_path))
+    recipe = load_recipe("fedavg", list(defences(arena)[0].recipe_overrides))
     assert recipe.data.columns is not None
     also = recipe.data.columns["text"].also
     assert set(also or ()) == {word for sentence in LONDON for word in sentence.split()}
@@ -118,16 +126,16 @@ def test_the_words_of_the_sentences_are_known(tmp_path: Path) -> None:
 
 
 def test_an_attacker_that_complies_with_dp_sgd_trains_as_honest_clients_do(tmp_path: Path) -> None:
-    arena = replace(reddit(Experiment(tmp_path)), left_out=())
+    arena = replace(ARENAS["reddit"](Experiment(tmp_path)), left_out=())
     rows = {row.name: row for row in defences(arena)}
     for how, rate in (("comply", None), ("skip", 2.0)):
         row = rows[f"{LOCAL}{how}"]
-        attack = load_recipe(row.recipe, [*row.recipe_keys, "budget.epsilon=4"]).attack
+        attack = load_recipe(row.recipe, [*row.recipe_overrides, "budget.epsilon=4"]).attack
         assert attack is not None
         assert (attack.noise, attack.lr, attack.share) == (how, rate, 0.2)
 
 
-@pytest.mark.parametrize("arena_of", ARENAS)
+@pytest.mark.parametrize("arena_of", ARENAS.values())
 def test_the_legend_explains_every_row(
     arena_of: Callable[[Experiment], Arena], tmp_path: Path
 ) -> None:

@@ -22,7 +22,12 @@ from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import unprotected
-from fedveil.privacy.priced_metrics import OwnerClip, PricedMetrics, measured_rounds, priced_metrics
+from fedveil.privacy.priced_metrics import (
+    OwnerClip,
+    PricedMetrics,
+    measurement_rounds,
+    priced_metrics,
+)
 from fedveil.privacy.release import SERVER
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
@@ -42,7 +47,7 @@ def of_clients(sampler, clients=1000, rounds=30, target=0.5, total=2.0, **rest):
     metrics = made(
         owners=clients,
         target=target,
-        rounds=measured_rounds(rounds, None),
+        rounds=measurement_rounds(rounds, None),
         of_clients=True,
         relation=sampler.relation,
     )
@@ -165,7 +170,7 @@ def test_numbers_are_means_over_owners_plus_noise_of_the_interval_that_was_said(
     """Kolmogorov-Smirnov at 1e-6 over 1,000 rounds; the true values are .75 and 2.3."""
     metrics = made()
     means = torch.tensor([[1.0, 0.5], [0.5, 0.5]]).repeat(1500, 1).double()
-    drawn = [metrics.released(means, round, Streams(7)) for round in range(1, 1001)]
+    drawn = [metrics.measure(means, round, Streams(7)) for round in range(1, 1001)]
     for name, true in (("accuracy", 0.75), ("loss", 2.3)):
         std = metrics.intervals[name] / 1.959964
         off = [(each[name] - true) / std for each in drawn]
@@ -176,7 +181,7 @@ def test_secure_numbers_have_the_same_law_and_lie_on_a_grid():
     metrics = made()
     means = torch.full((3000, 2), 0.3, dtype=torch.float64)
     streams = Streams(0, secure=True)
-    drawn = [metrics.released(means, 8, streams) for _ in range(1000)]
+    drawn = [metrics.measure(means, 8, streams) for _ in range(1000)]
     step = metrics.mechanism.grid(
         metrics.mechanism.multiplier * metrics.clip.sensitivity, 2
     ).spacing
@@ -202,24 +207,24 @@ def test_secure_rows_are_cut_before_they_are_summed():
     noisy = object.__new__(PricedMetrics)
     noisy.__dict__.update(metrics.__dict__ | {"mechanism": Noted(metrics.mechanism.multiplier)})
     means = torch.tensor([[1 / 3], [0.1], [0.7]], dtype=torch.float64)
-    noisy.released(means, 1, Streams(0, secure=True))
+    noisy.measure(means, 1, Streams(0, secure=True))
     grid = metrics.mechanism.grid(metrics.mechanism.multiplier * metrics.clip.sensitivity, 1)
     assert float(seen[0][0, 0]) == float(grid.cut_(means.clone()).sum())
 
 
 def test_noise_is_that_of_the_round_and_of_no_other_purpose():
     metrics, means = made(), torch.zeros(3000, 2, dtype=torch.float64)
-    first, second = (metrics.released(means, round, Streams(1)) for round in (8, 15))
-    assert first == metrics.released(means, 8, Streams(1))
+    first, second = (metrics.measure(means, round, Streams(1)) for round in (8, 15))
+    assert first == metrics.measure(means, 8, Streams(1))
     assert first["accuracy"] != second["accuracy"]
-    assert first["accuracy"] != metrics.released(means, 8, Streams(1).for_attempt(1))["accuracy"]
+    assert first["accuracy"] != metrics.measure(means, 8, Streams(1).for_attempt(1))["accuracy"]
     assert first["accuracy"] / first["loss"] != second["accuracy"] / second["loss"]
 
 
 def test_no_other_draw_of_the_training_tells_the_noise():
     """As keys, and as numbers: the server's own noise on a sum of zeros is another."""
     metrics, streams = made(), Streams(1)
-    found = metrics.released(torch.zeros(3000, 2, dtype=torch.float64), 8, streams)["accuracy"]
+    found = metrics.measure(torch.zeros(3000, 2, dtype=torch.float64), 8, streams)["accuracy"]
     scale = metrics.mechanism.multiplier * metrics.clip.sensitivity
     for purpose in ("noise", "cohort", "client-bits", "bits", "client-noise"):
         other = torch.zeros(1, 2, dtype=torch.float64)
@@ -231,7 +236,7 @@ def test_no_other_draw_of_the_training_tells_the_noise():
 @pytest.mark.parametrize("shape", [(2999, 2), (3000, 1), (3001, 2)])
 def test_rows_of_others_are_not_released(shape):
     with pytest.raises(AssertionError, match="are measured"):
-        made().released(torch.zeros(*shape, dtype=torch.float64), 8, Streams(1))
+        made().measure(torch.zeros(*shape, dtype=torch.float64), 8, Streams(1))
 
 
 # What is said before the first round.
@@ -270,7 +275,7 @@ def test_a_wide_loss_alone_is_no_warning():
     ],
 )
 def test_the_last_round_is_always_measured_and_round_zero_never(last, every, rounds):
-    assert measured_rounds(last, every) == rounds
+    assert measurement_rounds(last, every) == rounds
 
 
 # Plans.

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.base.errors import BadInput
-from fedveil.mixing.delays import Messages, dispatch, mix_all
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.shuffle import Multisets, highs, multisets
+from tests.mixing.delays import Messages, dispatch, mix_all
 
 
 def reported(clients, positions, *, seed=1, epsilon=1.0, scale=0.1, centre=0.02):

@@ -62,8 +62,8 @@ def short():
 def start(short, tmp_path):
     """A new run, not yet executed."""
 
-    def started(name="central", *settings, out="run"):
-        return Run.start(short(name, *settings), tmp_path / out, None)
+    def started(name="central", *settings, out="run", shared=None):
+        return Run.start(short(name, *settings), tmp_path / out, None, shared)
 
     return started
 

@@ -11,9 +11,9 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
-from fedveil.console import Follower, print_result
+from fedveil.console import print_result, round_text
 from fedveil.models.metrics import correct
-from fedveil.runs.compare import across_clients, opened
+from fedveil.runs.compare import across_clients, open_runs
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
@@ -47,8 +47,8 @@ def test_they_are_told_everywhere(ended, capsys, cli):
     assert {name: lines[-1][name] for name in NAMES} == {
         name: value for name, value in result["metrics"].items() if name != "loss"
     }
-    text = Follower(run).line_text(lines[-1])
-    assert all(f"{name} {lines[-1][name]:.4g}" in text for name in NAMES)
+    text = round_text(run, lines[-1])
+    assert all(f"{name} {lines[-1][name]:.3f}" in text for name in NAMES)
     print_result(Console(width=200), result)
     shown = capsys.readouterr().out
     assert all(f"test {name}" in shown for name in NAMES)
@@ -102,7 +102,7 @@ def test_across_clients_is_told_at_the_end_and_compared(ended, capsys):
     assert low < found["clients/accuracy/mean"] < high
     print_result(Console(width=200), result)
     assert f"mean {found['clients/accuracy/mean']:.4f}, lowest decile" in capsys.readouterr().out
-    both = opened([plain.folder, run.folder])
+    both = open_runs([plain.folder, run.folder])
     rows = {row["number"]: row for row in across_clients(both)}
     assert list(rows) == list(found)
     for name, row in rows.items():
@@ -148,7 +148,7 @@ def test_what_does_not_go_together_is_refused_before_the_first_charge(
         (["top-K"], "did you mean top-5"),
         (["acuracy"], "did you mean accuracy?"),
         (["rsme"], "did you mean rmse?"),
-        (["top-0"], "choose from accuracy, f1"),
+        (["top-0"], "choose from accuracy, balanced-accuracy"),
         ([""], "evaluate.metrics has ''"),
         ([3], "should be a valid string"),
         ("f1", "should be a valid list"),

@@ -6,7 +6,7 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.runs.build import build, resolved
+from fedveil.runs.build import build, resolve_recipe
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.cohort import Batches
 from fedveil.training.gradients.modes import Mode
@@ -204,7 +204,7 @@ def test_a_resolved_recipe_builds_the_same_noise(kind):
     mode = ("engine.mode=looped", "engine.workers=1", "data.clients=20", "budget.delta=1e-4")
     first = load_recipe(name, [*mode, *settings])
     training = build(first)
-    again = build(resolved(first, training))
+    again = build(resolve_recipe(first, training))
     assert again.plan.release.multiplier == training.plan.release.multiplier
     assert again.plan.permitted == training.plan.permitted
     each = [getattr(t.plan.release, "multipliers", None) for t in (training, again)]

@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -13,10 +14,11 @@ from fedveil.privacy.ledger.file import read_about, read_closing, read_runs
 from fedveil.privacy.ledger.hash_chain import read_links, verify
 from fedveil.privacy.ledger.statement import statements
 from fedveil.runs import run as runs
-from fedveil.runs.evidence import _of_claims, file_digests
-from fedveil.runs.ledgers import Shared
+from fedveil.runs.evidence import _claim_differences, file_digests, record_report
+from fedveil.runs.ledgers import SharedLedger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
+from fedveil.runs.run_directory import write_atomic
 
 from .conftest import BASE
 
@@ -37,7 +39,7 @@ def made(tmp_path_factory):
     begin(root / "own").execute()
     begin(root / "other", "seed=2").execute()
     begin(root / "nothing", recipe="fedsgd").execute()
-    shared = Shared(root / "shared.db", 20.0)
+    shared = SharedLedger(root / "shared.db", 20.0)
     for seed in (2, 3):
         begin(root / f"shared {seed}", f"seed={seed}", shared=shared).execute()
     return root
@@ -236,14 +238,23 @@ def test_a_pointer_to_another_run_is_found(copy, made, cli):
 # --- runs that have not ended ---
 
 
+def stop(line):
+    if line["round"] == 2:
+        raise KeyboardInterrupt
+
+
 def crash_in(monkeypatch, name):
-    def die(*_):
-        raise Crash
+    """Crash in a function of the run, or when it writes a file of that name."""
 
-    monkeypatch.setattr(runs, name, die)
+    def die(path, *_, **__):
+        if name != "head.json" or path.name == name:
+            raise Crash
+        return write_atomic(path, *_)
+
+    monkeypatch.setattr(runs, "write_atomic" if name == "head.json" else name, die)
 
 
-@pytest.mark.parametrize("where", ["file_digests", "save_head", "write_report"])
+@pytest.mark.parametrize("where", ["report_html", "file_digests", "head.json"])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_crash_at_the_end_leaves_a_run_that_is_open_or_whole(
     tmp_path, monkeypatch, cli, where, again
@@ -251,16 +262,16 @@ def test_a_crash_at_the_end_leaves_a_run_that_is_open_or_whole(
     """Before the entry it is open, also where it had ended once before; after it it is whole."""
     run = begin(tmp_path / "run")
     if again:
-        run.execute()
+        run.execute(stop)
         run = Run.resume(run.folder, None)
     crash_in(monkeypatch, where)
     with pytest.raises(Crash):
         run.execute()
     code, out, err = cli("ledger", run.folder, "--verify")
     assert (code, err) == (0, "")
-    assert ("the run is open" in out) is (where == "file_digests")
+    assert ("the run is open" in out) is (where != "head.json")
     told = cli("ledger", run.folder)[2]
-    assert ("warning: the run is open" in told) is (where == "file_digests")
+    assert ("warning: the run is open" in told) is (where != "head.json")
     monkeypatch.undo()
     Run.resume(run.folder, None).execute()
     code, out, _ = cli("ledger", run.folder, "--verify")
@@ -312,10 +323,6 @@ def test_what_was_composed_is_compared_with_the_ledger(tmp_path, monkeypatch, cl
 
 
 def test_a_run_that_goes_on_is_open_meanwhile(tmp_path, cli):
-    def stop(line):
-        if line["round"] == 2:
-            raise KeyboardInterrupt
-
     run, seen = begin(tmp_path / "run"), []
     run.execute(stop)
     assert "those that the run left" in cli("ledger", run.folder, "--verify")[1]
@@ -330,6 +337,68 @@ def test_metrics_that_were_changed_are_remarked_on_when_a_run_goes_on(copy):
     better_metrics(folder, None)
     notes = Run.resume(folder, None).execute()["notes"]
     assert "metrics.jsonl was changed after the run had ended" in notes
+
+
+# --- the report ---
+
+
+def changed_report(folder):
+    path = folder / "report.html"
+    path.write_text(path.read_text() + "<p>epsilon 0.1</p>")
+
+
+def noted(folder):
+    return read_closing(folder / "ledger.db", next(iter(read_runs(folder / "ledger.db"))))
+
+
+def test_a_report_that_was_changed_is_found_and_written_again(copy, cli):
+    folder = copy("own")
+    assert "report.html is the one that fedveil wrote" in cli("ledger", folder, "--verify")[1]
+    changed_report(folder)
+    assert "report.html is not the one that fedveil wrote" in error(
+        cli("ledger", folder, "--verify")
+    )
+    assert cli("report", folder)[0] == 0
+    assert "report.html is the one that fedveil wrote" in cli("ledger", folder, "--verify")[1]
+
+
+@pytest.mark.parametrize("name", ["own", "shared 2"])
+def test_a_report_with_other_content_is_recorded_again_and_nothing_else(copy, made, cli, name):
+    folder = copy(name)
+    before, length = file_digests(folder), verify(Path(ledger_of(folder))).length
+    page = (folder / "report.html").read_bytes() + b"<!-- with an audit -->"
+    record_report(folder, page)
+    (folder / "report.html").write_bytes(page)
+    code, out, _ = cli("ledger", folder, "--verify")
+    assert (code, "report.html is the one that fedveil wrote" in out) == (0, True)
+    assert verify(Path(ledger_of(folder))).length == length + 1
+    run = next(iter(read_runs(Path(ledger_of(folder)))))
+    now = read_closing(Path(ledger_of(folder)), run)
+    assert {k for k in now if now[k] != before[k]} == {"report.html"}
+    assert json.loads((folder / "head.json").read_text())["length"] == length + 1
+
+
+def test_a_report_of_changed_files_is_not_vouched_for(copy, cli):
+    folder = copy("own")
+    before = noted(folder)
+    better_metrics(folder, None)
+    assert cli("report", folder)[0] == 0
+    assert noted(folder) == before
+    assert "metrics.jsonl is not the one" in (folder / "report.html").read_text()
+
+
+def test_a_run_without_a_recorded_report_says_so(copy, cli):
+    """Runs of older versions, and directories that were handed on without it."""
+    folder = copy("own")
+    (folder / "report.html").unlink()
+    assert "there is no report.html" in cli("ledger", folder, "--verify")[1]
+    path = folder / "ledger.db"
+    files = {name: digest for name, digest in noted(folder).items() if name != "report.html"}
+    with closing(sqlite3.connect(path)) as db, db:
+        run = next(iter(read_runs(path)))
+        hash_chain.append(db, hash_chain.Closing, run, json.dumps(files), "now")
+    (folder / "report.html").write_text("mine")
+    assert "report.html is not covered until" in cli("ledger", folder, "--verify")[1]
 
 
 def test_an_export_has_the_ends(copy, cli, tmp_path):
@@ -348,7 +417,7 @@ def test_a_result_of_an_older_version_lacks_newer_fields_and_is_whole(copy):
     for claim in result["claims"]:
         assert claim.pop("condition") == ""
     path.write_text(json.dumps(result))
-    assert _of_claims(folder, told, ended=True) == []
+    assert _claim_differences(folder, told, ended=True) == []
     result["claims"][0]["epsilon"] *= 0.99
     path.write_text(json.dumps(result))
-    assert len(_of_claims(folder, told, ended=True)) == 1
+    assert len(_claim_differences(folder, told, ended=True)) == 1

@@ -1,10 +1,11 @@
 """Runs side by side: what is compared, and what must not be."""
 
 import json
+import re
 
 import pytest
 
-from fedveil.runs.compare import differing_keys, not_comparable, opened, rows_of
+from fedveil.runs.compare import comparison_rows, differing_keys, open_runs, verdict
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def pair(start):
 
 def test_a_row_holds_what_the_result_does(pair):
     folders = pair()
-    for row, folder in zip(rows_of(opened(folders)), folders, strict=True):
+    for row, folder in zip(comparison_rows(open_runs(folders)), folders, strict=True):
         result = json.loads((folder / "result.json").read_text())
         assert row["run"] == str(folder)
         assert {name: row[name] for name in result["metrics"]} == result["metrics"]
@@ -31,31 +32,46 @@ def test_a_row_holds_what_the_result_does(pair):
 
 def test_only_keys_that_differ_are_listed(pair):
     one, two = pair("central", "central", "clip.value=0.5", "engine.chunk=7")
-    (row,) = differing_keys(opened([one, two]))
+    (row,) = differing_keys(open_runs([one, two]))
     assert row == {"key": "clip.value", str(one): "1.0", str(two): "0.5"}
 
 
 @pytest.mark.parametrize(
-    ("second", "settings", "remark"),
+    ("second", "settings", "sentence"),
     [
-        ("central", (), None),
-        ("central", ("budget.delta=1e-3",), "delta is 0.0001 and 0.001"),
-        ("ldp-sgd", (), "neighbours is zero-out and replace"),
-        ("dp-sgd", (), "unit is client and record"),
-        ("fedavg", (), None),
+        (
+            "central",
+            (),
+            r"The promises are equally strong: epsilon 2\.098 at delta 0\.0001 .* each\.",
+        ),
+        (
+            "central",
+            ("noise.multiplier=3.0",),
+            r"two makes the stronger promise: epsilon \S+ at delta .*, against 2\.098 of one\.",
+        ),
+        (
+            "central",
+            ("budget.delta=1e-3",),
+            r".*: the epsilons are at different deltas \(0.0001 and ",
+        ),
+        ("ldp-sgd", (), ".*: the epsilons use different definitions of neighbouring data sets "),
+        ("dp-sgd", (), r".*: the epsilons protect different units \(client and record\)\."),
+        ("fedavg", (), r"Only one gives a guarantee: its promise is the strongest\."),
     ],
 )
-def test_epsilons_of_different_promises_are_not_compared(pair, second, settings, remark):
-    found = not_comparable(opened(pair("central", second, *settings)))
-    assert found == (remark and f"the epsilons are not comparable: {remark}")
+def test_which_promise_is_stronger_is_said_where_they_are_of_one_kind(
+    pair, second, settings, sentence
+):
+    assert re.match(sentence, verdict(open_runs(pair("central", second, *settings))))
 
 
 def test_the_command_prints_tables(pair, cli):
     one, two = map(str, pair("central", "dp-sgd"))
     code, out, err = cli("compare", one, two)
     assert (code, err) == (0, "")
-    assert "the epsilons are not comparable: unit is client and record" in " ".join(out.split())
     told = json.loads(cli("compare", one, two, "--json")[1])
+    assert out.splitlines()[-1] == told["verdict"]
+    assert "the epsilons protect different units (client and record)" in told["verdict"]
     assert [row["recipe"] for row in told["runs"]] == ["central", "dp-sgd"]
 
 

@@ -40,7 +40,9 @@ def test_promises_of_one_kind_share_a_chart_and_others_do_not(three, cli, tmp_pa
 def test_runs_of_one_promise_are_not_called_incomparable(three, cli, tmp_path):
     out = tmp_path / "all.html"
     cli("report", *three[:2], "--out", out)
-    assert "cannot be compared" not in words(out.read_text())
+    text = words(out.read_text())
+    assert "cannot be compared" not in text
+    assert "two makes the stronger promise: epsilon " in text
 
 
 def test_what_cannot_be_done_is_refused_with_one_line(three, cli, tmp_path):

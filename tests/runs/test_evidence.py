@@ -11,10 +11,17 @@ import pytest
 
 from fedveil.base.errors import BadInput, LedgerMismatch
 from fedveil.privacy.ledger.file import read_about, read_charges, read_participations, read_runs
-from fedveil.privacy.ledger.hash_chain import Closing, Entry, Head, broken_at, read_links, verify
+from fedveil.privacy.ledger.hash_chain import (
+    Closing,
+    Entry,
+    Head,
+    first_broken_entry,
+    read_links,
+    verify,
+)
 from fedveil.privacy.ledger.shared import common_of, renyi_curve, spent_in
 from fedveil.runs.evidence import file_digests
-from fedveil.runs.ledgers import Shared
+from fedveil.runs.ledgers import SharedLedger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
@@ -50,7 +57,7 @@ def start(tmp_path, monkeypatch):
 
     def started(name, *settings, recipe="central", epsilon=None, ledger="common.db", seed=1):
         chosen = load_recipe(recipe, (*BASE[recipe], SAME, f"seed={seed}", *settings))
-        shared = None if ledger is None else Shared(ledgers / ledger, epsilon)
+        shared = None if ledger is None else SharedLedger(ledgers / ledger, epsilon)
         return Run.start(chosen, tmp_path / name, None, shared)
 
     return started
@@ -152,7 +159,7 @@ def test_an_export_is_json_and_overwrites_nothing(start, cli, tmp_path):
     links = zip(entries, [link["hash"] for link in found["chain"]], strict=True)
     assert [entry.round for entry in entries[:-1]] == [1, 2, 3, 4]
     assert json.loads(entries[-1].files) == file_digests(run.folder)
-    assert broken_at(found["first"], links) is None
+    assert first_broken_entry(found["first"], links) is None
     assert found["chain"][-1]["hash"] == found["head"] == verify(run.folder / "ledger.db").hash
     assert found["length"] == 5
     assert run.training.data.fingerprint not in target.read_text()
@@ -233,7 +240,7 @@ def used(tmp_path_factory):
     """A shared ledger that one run of `central` has used."""
     root = tmp_path_factory.mktemp("used")
     chosen = load_recipe("central", (*BASE["central"], SAME))
-    Run.start(chosen, root / "one", None, Shared(root / "common.db", 5.0)).execute()
+    Run.start(chosen, root / "one", None, SharedLedger(root / "common.db", 5.0)).execute()
     return root / "common.db"
 
 

@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import re
+from dataclasses import asdict
 
 import pytest
 
@@ -12,31 +13,34 @@ from fedveil.base.errors import BadInput
 from fedveil.data.image_sets import load_femnist
 from fedveil.data.tabular_sets import load_lending_club
 from fedveil.runs.build import build
-from fedveil.runs.explain import apart, find_part, overview, parts, recipes_text
-from fedveil.runs.recipe import FORMS, Recipe, load_recipe, shipped_recipes
+from fedveil.runs.explain import find_part, overview, parts, recipes_text, split_kind
+from fedveil.runs.recipe import Recipe, load_recipe, shipped_recipes
 from fedveil.runs.sections.data_section import ColumnSection
-from fedveil.runs.sections.section import Section, is_key
+from fedveil.runs.sections.section import Section, forms_of, is_key
 from fedveil.training.work import Adam
 
 FIELDS = {
-    **{name: Recipe.model_fields[name] for name in FORMS},
+    **{name: Recipe.model_fields[name] for name in forms_of(Recipe)},
     **{
         f"{section}.{name} ({kind})": field
-        for section, forms in FORMS.items()
+        for section, forms in forms_of(Recipe).items()
         for kind, form in forms.items()
         for name, field in form.model_fields.items()
     },
 }
+DESCRIPTIONS = {name: " ".join((FIELDS[name].description or "").split()) for name in FIELDS}
 KEYS = [key for part in parts() for key in part.keys]
 INNER = [key for key in KEYS if ".NAME." in key.key]
+
+OTHERS = ("engine.workers", "engine.timings", "data.test", "data.sites")
+"""Keys whose ranges are not one number's."""
 
 
 def test_every_key_is_described_in_short_sentences():
     for name in FIELDS:
-        said = FIELDS[name].description
+        said = DESCRIPTIONS[name]
         assert said, name
         assert said.endswith(".")
-        assert said == " ".join(said.split())
         assert len(said) < 400
         assert said.isascii()
 
@@ -45,21 +49,24 @@ def test_what_holds_without_a_key_is_said_where_its_default_does_not():
     for name in FIELDS:
         field = FIELDS[name]
         optional = not field.is_required() and isinstance(field.default, Section | None)
-        assert (field.description or "").count(" Left out: ") == optional, name
+        assert DESCRIPTIONS[name].count(" Left out: ") == optional, name
 
 
 def test_descriptions_name_only_keys_that_there_are():
     for name in FIELDS:
-        words = re.findall(rf"\b({'|'.join(FORMS)})\.(\w+)", FIELDS[name].description or "")
+        words = re.findall(rf"\b({'|'.join(forms_of(Recipe))})\.(\w+)", DESCRIPTIONS[name])
         for section, key in words:
-            assert is_key(FORMS, [section, key]), f"{section}.{key}"
+            assert is_key(forms_of(Recipe), [section, key]), f"{section}.{key}"
 
 
 def test_all_keys_are_told_once_for_each_kind():
     assert len(KEYS) == len({(key.key, key.kind) for key in KEYS})
-    assert len(KEYS) - len(INNER) == sum(1 for name in FIELDS if not FORMS.get(name))
+    assert len(KEYS) - len(INNER) == sum(1 for name in FIELDS if not forms_of(Recipe).get(name))
     assert [key.key.split(".")[-1] for key in INNER] == list(ColumnSection.model_fields)
-    assert [part.section for part in parts()] == ["", *(name for name in FORMS if FORMS[name])]
+    assert [part.section for part in parts()] == [
+        "",
+        *(name for name in forms_of(Recipe) if forms_of(Recipe)[name]),
+    ]
 
 
 def test_numbers_have_the_ranges_they_are_checked_by():
@@ -70,7 +77,10 @@ def test_numbers_have_the_ranges_they_are_checked_by():
         if limits:
             assert key.allowed == limits[0].text
             assert "number" in key.type
-        elif key.key not in ("engine.workers", "engine.timings", "data.test") and key not in INNER:
+        elif (
+            key.key not in ("engine.workers", "engine.timings", "data.test", "data.sites")
+            and key not in INNER
+        ):
             assert key.allowed == ""
             assert "number" not in key.type
 
@@ -104,11 +114,11 @@ def test_a_key_is_found_in_every_kind_that_has_it():
 
 
 def test_a_kind_is_told_apart_from_its_keys():
-    named, others = apart(find_part("sample").kinds["fixed"])
+    named, others = split_kind(find_part("sample").kinds["fixed"])
     assert named.meaning == "A random cohort of exactly size clients."
     assert [key.key for key in others] == ["sample.size", "sample.max_participations"]
-    assert apart(find_part("sample.size").kinds["fixed"])[0] is None
-    assert apart(find_part("data").keys)[0] is None
+    assert split_kind(find_part("sample.size").kinds["fixed"])[0] is None
+    assert split_kind(find_part("data").keys)[0] is None
 
 
 def test_keys_before_all_sections_are_found():
@@ -119,7 +129,7 @@ def test_keys_before_all_sections_are_found():
 
 def test_a_key_that_is_needed_has_nothing_that_holds_without_it():
     for key in (key for key in KEYS if key not in INNER):
-        forms = FORMS[key.key.split(".")[0]]
+        forms = forms_of(Recipe)[key.key.split(".")[0]]
         fields = forms[key.kind].model_fields if forms else Recipe.model_fields
         assert (key.left_out == "") is fields[key.key.split(".")[-1]].is_required()
 
@@ -153,7 +163,7 @@ def test_what_is_no_section_or_key_is_refused(name):
 
 def test_all_of_it_is_json():
     for part in parts():
-        assert json.loads(json.dumps(part.to_dict(), allow_nan=False))["section"] == part.section
+        assert json.loads(json.dumps(asdict(part), allow_nan=False))["section"] == part.section
     assert json.loads(json.dumps(overview(), allow_nan=False)) == overview()
 
 

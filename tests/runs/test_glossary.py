@@ -17,7 +17,7 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.privacy.accounting.meaning import right_guesses
-from fedveil.runs.glossary import find_term, looked_up, page, terms, terms_line, terms_of
+from fedveil.runs.glossary import find_term, look_up, page, terms, terms_line, terms_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 WRITE = "python -m fedveil.runs.glossary > docs/glossary.md"
@@ -112,12 +112,12 @@ def test_the_table_of_what_epsilon_means_is_that_of_the_claims():
     ],
 )
 def test_a_term_is_found_however_it_is_spelt(name, found):
-    term, part = looked_up(name)
+    term, part = look_up(name)
     assert (term.name, part) == (found, None)
 
 
 def test_a_word_that_is_a_term_and_a_section_is_both():
-    term, part = looked_up("client")
+    term, part = look_up("client")
     assert (term.name, part.section) == ("client", "client")
 
 
@@ -132,7 +132,7 @@ def test_a_word_that_is_a_term_and_a_section_is_both():
 )
 def test_what_is_no_word_is_refused_with_the_nearest(name, error):
     with pytest.raises(BadInput) as refused:
-        looked_up(name)
+        look_up(name)
     assert str(refused.value) == error
 
 

@@ -1,13 +1,14 @@
 """Ctrl-C at any moment: metrics, checkpoint and result agree, and the run goes on from there."""
 
 import json
+from contextlib import closing
 
 import pytest
 
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.runs import checkpoint
 from fedveil.runs import run as runs
-from fedveil.runs.run import FinishedRounds, Run
+from fedveil.runs.run import FinishedRound, Run
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gate import Gate
 from fedveil.training.round import RoundResult
@@ -37,8 +38,8 @@ PLACES = {  # whose call is interrupted, which one, and the rounds that the run 
     "stepping": (SgdServer, "step", 3, True, 2),
     "before the line": (RoundResult, "numbers", 3, False, 2),
     "after the line": (RoundResult, "numbers", 3, True, 2),
-    "before the round is kept": (FinishedRounds, "add", 3, False, 2),
-    "after the round is kept": (FinishedRounds, "add", 3, True, 3),
+    "before the round is kept": (Gate, "names", 3, False, 2),
+    "after the round is kept": (runs, "json_text", 4, False, 3),
     "writing metrics": (runs, "json_text", 4, True, 3),
     "saving": (checkpoint, "save", 3, False, 3),
     "saved": (checkpoint, "save", 3, True, 3),
@@ -47,10 +48,9 @@ PLACES = {  # whose call is interrupted, which one, and the rounds that the run 
     "saving at the end": (checkpoint, "save", 5, True, 4),
     "evaluating at the end": (Gate, "last", 1, False, 4),
     "digesting": (runs, "file_digests", 1, True, 4),
-    "keeping the head": (runs, "save_head", 1, False, 4),
-    "kept the head": (runs, "save_head", 1, True, 4),
-    "drawing the report": (runs, "write_report", 1, False, 4),
-    "drew the report": (runs, "write_report", 1, True, 4),
+    "keeping the head": (Ledger, "note_end", 1, True, 4),
+    "drawing the report": (runs, "report_html", 1, False, 4),
+    "drew the report": (runs, "report_html", 1, True, 4),
 }
 
 
@@ -97,13 +97,14 @@ def test_they_agree_when_the_screen_is_interrupted(start, round, every):
 def test_a_round_that_was_added_and_not_reached_is_not_done(start):
     """The one moment between two steps that cannot be hooked."""
     run = start("central")
-    state = run.training.start()
-    done = FinishedRounds(state, [])
-    done.rounds.append(runs.FinishedRound({"round": 1}, 5, []))
-    assert done.completed_rounds == []
+    with closing(run._open_ledger()) as ledger:
+        done = run._load_progress(ledger)
+        done.rounds.append(FinishedRound({"round": 1}, 5, []))
+        assert run._finish(done, ledger, 1.0)["rounds"] == 0
+    assert rounds_of(run.folder) == (0, 0, 0)
 
 
-def test_the_first_line_of_a_resumed_run_says_from_where_it_goes_on(start, cli):
+def test_the_header_of_a_resumed_run_says_from_where_it_goes_on(start, cli):
     run = start("central")
 
     def on_round(line):
@@ -113,7 +114,9 @@ def test_the_first_line_of_a_resumed_run_says_from_where_it_goes_on(start, cli):
     run.execute(on_round)
     code, _, err = cli("run", "--resume", run.folder)
     assert code == 0
-    assert "resuming after round 3" in err.splitlines()[0]
+    header, _, rounds = err.partition("\nround ")
+    assert "resuming after round 3" in header.splitlines()
+    assert rounds.startswith("4/4 ")
 
 
 def test_a_new_run_goes_on_from_nowhere(start):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def folder(tmp_path):
 
 def log(kinds, folder, lines, history=(), live=True):
     """Log `lines` as a run does, with metrics.jsonl beside; returns the remarks."""
-    with open_logs(kinds, folder, "a run", ABOUT, history, live=live) as logs:
+    with closing(open_logs(kinds, folder, "a run", ABOUT, history, live=live)) as logs:
         for line in lines:
             logs.write(line)
     write_metrics(folder, [*history, *lines])
@@ -95,7 +96,7 @@ def write_metrics(folder, lines):
 def elsewhere(code, folder, *given):
     """Run `code` in a process of its own, with the arguments of `open_logs` and with `given`."""
     begin = (
-        "import json, os, sys, time\nfrom pathlib import Path\n"
+        "import json, os, sys, time\nfrom contextlib import closing\nfrom pathlib import Path\n"
         "from fedveil.base.errors import BadInput\nfrom fedveil.runs.logs import open_logs\n"
         "folder, about, *given = json.load(sys.stdin)\n"
         "run = (Path(folder), 'a run', about)\n"
@@ -250,7 +251,7 @@ def test_texts_are_logged_once(folder):
 
 
 def test_a_round_is_logged_once(folder):
-    with open_logs(["tensorboard"], folder, "a run", ABOUT, HISTORY, live=True) as logs:
+    with closing(open_logs(["tensorboard"], folder, "a run", ABOUT, HISTORY, live=True)) as logs:
         for line in [*HISTORY, *AGAIN, *HISTORY, *AGAIN]:
             logs.write(line)
     assert [round for round, _ in tensorboard_numbers(folder)["epsilon"]] == [0, 1, 2, 3, 4, 5]
@@ -285,7 +286,7 @@ def test_wandb_first_and_resumed(folder):
     """What its two runs hold, and that neither holds anything of the machine."""
     elsewhere(
         "for history, lines in given:\n"
-        "    with open_logs(['wandb'], *run, history, live=True) as logs:\n"
+        "    with closing(open_logs(['wandb'], *run, history, live=True)) as logs:\n"
         "        for line in lines: logs.write(line)\n"
         "    assert logs.remarks == []\n",
         folder,
@@ -384,7 +385,7 @@ def test_a_store_that_cannot_be_opened(folder, monkeypatch):
 
 def test_a_store_that_is_gone_ends_its_log_only(folder, tmp_path):
     kinds = ["mlflow", "tensorboard"]
-    with open_logs(kinds, folder, "a run", ABOUT, LINES[:2], live=True) as logs:
+    with closing(open_logs(kinds, folder, "a run", ABOUT, LINES[:2], live=True)) as logs:
         shutil.rmtree(tmp_path / "mlflow")
         for line in LINES[2:]:
             logs.write(line)
@@ -397,7 +398,9 @@ def test_a_store_that_is_gone_ends_its_log_only(folder, tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_ends_its_log_only(folder):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with open_logs(["tensorboard", "mlflow"], folder, "a run", ABOUT, LINES[:2], live=True) as logs:
+    with closing(
+        open_logs(["tensorboard", "mlflow"], folder, "a run", ABOUT, LINES[:2], live=True)
+    ) as logs:
         (file,) = folder.glob("tensorboard/*")
         resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size, before[1]))
         try:
@@ -415,7 +418,7 @@ def test_a_full_disk_ends_its_log_only(folder):
 
 
 def test_a_store_that_is_gone_when_lines_have_waited(folder, monkeypatch):
-    with open_logs(["mlflow", "tensorboard"], folder, "a run", ABOUT) as logs:
+    with closing(open_logs(["mlflow", "tensorboard"], folder, "a run", ABOUT)) as logs:
         for line in LINES:
             logs.write(line)
         monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "12345")

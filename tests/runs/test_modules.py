@@ -12,7 +12,7 @@ import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Target
 from fedveil.models import lineage
-from fedveil.models.lineage import earlier
+from fedveil.models.lineage import earlier_claims
 from fedveil.runs.modules import read_weights_
 from fedveil.runs.sections.model_section import ModelSection
 
@@ -178,4 +178,4 @@ def test_weights_of_a_run_of_ours_name_its_claim_and_those_before_it(tmp_path, m
 
 
 def named(run):
-    return set(earlier(run.claims[0].assumptions))
+    return set(earlier_claims(run.claims[0].assumptions))

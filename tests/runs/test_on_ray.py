@@ -7,7 +7,7 @@ import torch
 import fedveil as fv
 from fedveil.audit.membership import ShadowModels, ShadowRunner
 from fedveil.base.errors import BadInput
-from fedveil.cli.options import check_engine, cluster_of, engine_settings
+from fedveil.cli.options import cluster_of, engine_settings
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -47,7 +47,7 @@ def make(classes):
 )
 def test_bad_options(given, said):
     with pytest.raises(BadInput, match=said):
-        check_engine(*given)
+        engine_settings(*given)
 
 
 def test_options_become_settings_or_a_cluster():

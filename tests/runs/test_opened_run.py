@@ -97,9 +97,32 @@ def test_a_prediction_needs_no_guessing(run, cli, tmp_path):
     found = list(csv.DictReader(io.StringIO(out)))
     expected = run.predict(table)
     assert [row["prediction"] for row in found] == expected["prediction"].tolist()
-    assert [float(row["p(yes)"]) for row in found] == expected["p(yes)"].tolist()
+    assert [row["p(yes)"] for row in found] == [f"{p:.6f}" for p in expected["p(yes)"]]
     cli("predict", run.folder, source, "--out", tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text() == out
+
+
+def test_predictions_keep_an_id(run, cli, tmp_path):
+    ids = [f"00{k}" for k in range(40)]
+    table = {**rows(40, seed=3), "id": ids}
+    source = written(tmp_path / "new.csv", table)
+    code, out, err = cli("predict", run.folder, source, "--id", "id")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].startswith("id,prediction,p(")
+    assert [row["id"] for row in csv.DictReader(io.StringIO(out))] == ids
+    plain = cli("predict", run.folder, source)[1].splitlines()
+    assert [line.partition(",")[2] for line in out.splitlines()] == plain
+    for option, message in (
+        ("number", "new.csv has no column 'number': its columns are"),
+        ("prediction", "--id is 'prediction', which is a column of predictions: rename it"),
+    ):
+        source = written(tmp_path / "new.csv", {**table, "prediction": ids})
+        code, out, err = cli("predict", run.folder, source, "--id", option)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert message in err
+    np.save(tmp_path / "new.npy", np.zeros((2, 2)))
+    err = cli("predict", run.folder, tmp_path / "new.npy", "--id", "id")[2]
+    assert "new.npy is no table: leave it out" in err
 
 
 def test_evaluating_a_table_and_the_test_split(run, cli, tmp_path):

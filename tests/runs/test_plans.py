@@ -164,7 +164,6 @@ def test_a_published_claim_is_about_the_papers_unit():
 SECURE = "noise.source=secure"
 TURNS = ("sample.size=5", "sample.max_participations=none")
 REFUSED = {
-    "noise in every local step": ("dp-sgd", (*LOUD, *TURNS, SECURE)),
     "a checkpoint is written after each": ("central", (*LOUD, SECURE, "engine.checkpoint=2")),
     "budget.as_published is for simulations": (
         "dp-fedavg",
@@ -216,7 +215,6 @@ def test_infinite_budgets_report_and_never_stop():
         ("central", ["clip.norm=l1"], r"^clip\.norm is l1 .* set clip\.norm = 'l2'"),
         ("priv-unit", ["clip.norm=l1"], r"^clip\.norm is l1 and noise\.kind 'priv-unit' needs l2"),
         ("priv-unit", ["noise.source=secure"], r"^noise\.source is 'secure' .* noise\.kind"),
-        ("dp-sgd", ["noise.source=secure"], r"^noise\.source = 'secure'"),
     ],
 )
 def test_an_argument_that_a_plan_refuses_is_called_by_its_key(name, settings, message):

@@ -321,3 +321,15 @@ def test_a_result_is_plain_json(start):
     run.execute()
     told = json.loads((run.folder / "result.json").read_text())
     assert told["intervals"] == run.result["intervals"]
+
+
+@pytest.mark.parametrize("more", [HOLDING_OUT, ()])
+def test_the_share_of_the_commonest_label_would_be_a_number_of_the_same_owners(start, more):
+    run = start(*more)
+    assert run.training.gate.commonest_share() is None
+    assert not any("commonest" in note for note in run.execute()["notes"])
+
+
+def test_balanced_accuracy_has_no_price(start):
+    with pytest.raises(BadInput, match="metric 'balanced-accuracy' is none: leave it out"):
+        start(*HOLDING_OUT, "evaluate.metrics=['balanced-accuracy']")

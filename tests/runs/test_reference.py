@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedveil.runs.explain import apart, parts
+from fedveil.runs.explain import parts, split_kind
 from fedveil.runs.reference import page
 
 ROOT = Path(__file__).parents[2]
@@ -32,13 +32,15 @@ def test_the_command_prints_the_page_and_nothing_else():
 def test_every_key_has_a_row_of_five_cells():
     rows = [line for line in page().splitlines() if line.startswith("| `")]
     assert all(line.count("|") == 6 for line in rows)
-    keys = [key.key for part in parts() for keys in part.kinds.values() for key in apart(keys)[1]]
+    keys = [
+        key.key for part in parts() for keys in part.kinds.values() for key in split_kind(keys)[1]
+    ]
     assert [line.split("`")[1] for line in rows] == keys
 
 
 def test_every_kind_has_a_heading():
     headings = [line for line in page().splitlines() if line.startswith("### ")]
-    named = [apart(keys)[0] for part in parts() for keys in part.kinds.values()]
+    named = [split_kind(keys)[0] for part in parts() for keys in part.kinds.values()]
     kinds = [key for key in named if key is not None]
     assert len(kinds) > 10
     assert headings == [f"### {key.key} = {key.type}" for key in kinds]

@@ -7,15 +7,17 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.metadata import version
+from itertools import pairwise
 
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.pages.run_report import run_page
+from fedveil.pages.run_report import RunContents, run_page
 from fedveil.privacy.accounting.budget import NOT_DECIDED
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.evidence import file_digests
-from fedveil.runs.report import read_contents, report_of, write_report
+from fedveil.runs.report import read_contents, report_html
 from fedveil.runs.run import Run
 
 from .conftest import BASE
@@ -52,7 +54,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def folder(made, tmp_path):
-    return shutil.copytree(made / "central", tmp_path / "run")
+    return shutil.copytree(made / "central", tmp_path / "central")
 
 
 def test_a_run_leaves_a_page_that_opens_with_its_claim(made):
@@ -75,9 +77,9 @@ def test_a_run_leaves_a_page_that_opens_with_its_claim(made):
 @pytest.mark.parametrize(
     ("stopped", "said"),
     [
-        ("rounds", "4 rounds, all that were planned"),
-        ("budget", "4 rounds, then the budget stopped the run"),
-        ("interrupted", "4 rounds, then the run was interrupted"),
+        ("rounds", "4 rounds, completed"),
+        ("budget", "4 rounds, stopped by the budget"),
+        ("interrupted", "4 rounds, interrupted"),
         ("moon", "4 rounds, stopped by: moon"),
     ],
 )
@@ -118,19 +120,36 @@ def test_a_result_of_an_earlier_version_says_that_several_clients_are_unknown(ma
 
 
 def test_it_is_written_again_as_it_was(folder):
-    before = (folder / "report.html").read_text().replace(str(folder.parent), "")
-    assert report_of(folder).decode().partition("</h1>")[0] == before.partition("</h1>")[0]
-    write_report(folder)
-    first = (folder / "report.html").read_bytes()
-    write_report(folder)
-    assert (folder / "report.html").read_bytes() == first == report_of(folder)
-
-
-def test_the_files_that_the_ledger_covers_do_not_change_with_it(folder):
+    """Byte for byte, so that the ledger covers it as before."""
     before = file_digests(folder)
-    write_report(folder)
+    assert report_html(folder) == (folder / "report.html").read_bytes()
+    (folder / "report.html").write_bytes(report_html(folder))
     assert file_digests(folder) == before
-    assert "report.html" not in before
+
+
+def test_it_begins_with_date_data_version_and_the_guarantee(made):
+    text = words((made / "central" / "report.html").read_bytes())
+    today = json.loads((made / "central" / "result.json").read_text())["date"]
+    assert f"{today} · data set digits · fedveil {version('fedveil')} · run directory" in text
+    tiles = re.search(r"(\S+) epsilon, at most (\S+) delta one client is protected "
+                      r"\(neighbours: zero-out\) the server has to be trusted", text)  # fmt: skip
+    assert tiles is not None
+    assert f"epsilon {tiles[1]} at delta {tiles[2]} per client" in text
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shown"),
+    [
+        ('[data]\nname = "digits"', "data set digits · run directory x"),
+        ('[data]\nname = "table"\npath = "/a/b/wine.csv"', "data wine.csv · run directory x"),
+        ('[data]\npath = ["n.csv", "s.csv"]', "data n.csv, s.csv · run directory x"),
+        ('[data]\nname = "own"', "data from Python · run directory x"),
+        ("data = 3", "run directory x"),
+        ("<[", "run directory x"),
+    ],
+)
+def test_the_origin_is_what_the_recipe_says(tmp_path, recipe, shown):
+    assert RunContents(tmp_path / "x", recipe, [], {}).origin == shown
 
 
 def test_a_run_that_claims_nothing_says_so(start):
@@ -191,10 +210,10 @@ def test_a_changed_result_is_refused_and_a_broken_ledger_is_said(folder):
     text = result.read_text()
     result.write_text(text.replace("accuracy", "Accuracy"))
     with pytest.raises(BadInput, match="was changed"):
-        write_report(folder)
+        report_html(folder)
     result.write_text(text)
     (folder / "metrics.jsonl").write_text("")
-    assert "metrics.jsonl is not the one" in words(report_of(folder))
+    assert "metrics.jsonl is not the one" in words(report_html(folder))
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "metrics.jsonl"])
@@ -213,7 +232,7 @@ def test_a_result_that_is_none_is_refused(folder, content):
     (folder / "ledger.db").unlink()
     (folder / "result.json").write_text(content)
     with pytest.raises(BadInput, match="result"):
-        report_of(folder)
+        report_html(folder)
 
 
 def hostile(value):
@@ -253,7 +272,7 @@ def test_markup_in_every_field_is_shown_as_text(folder):
     (folder / "ledger.db").unlink()
     (folder / "result.json").write_text(json.dumps(evil))
     moved = folder.rename(folder.with_name(f"run {SCRIPT.replace('/', '-')}"))
-    page = report_of(moved).decode()
+    page = report_html(moved).decode()
     assert page.count("<script>") == 1
     assert "<img" not in page
     assert page.count("&lt;script&gt;") > 30
@@ -296,7 +315,7 @@ def many(folder, rounds):
     ]
     long[rounds // 3]["loss"] = 77.7
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in long))
-    return report_of(folder).decode()
+    return report_html(folder).decode()
 
 
 @pytest.mark.parametrize("rounds", [1_000, 10_000])
@@ -306,26 +325,12 @@ def test_long_runs_make_small_pages_that_keep_their_extremes(folder, rounds):
     assert "<td>77.7</td>" in page
 
 
-def test_epsilon_is_drawn_before_its_round(folder):
-    """With a value for each round the line is up when the round begins."""
+def test_epsilon_is_a_point_per_round_joined_by_a_line(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     page = (folder / "report.html").read_text()
     spent = page.partition('id="spent"')[2].partition("</figure>")[0]
     path = re.search(r'class="line s0" d="([^"]+)"', spent)[1]
     places = [tuple(map(float, p.split())) for p in re.findall(r"[ML]([^ML]+)", path)]
-    assert places[0][0] == places[1][0]
-    assert places[1][1] < places[0][1]
+    assert len(places) == len(lines)
+    assert all(x0 < x1 and y1 < y0 for (x0, y0), (x1, y1) in pairwise(places))
     assert "budget: 30" in spent
-
-
-def test_epsilon_that_was_computed_now_and_then_has_a_band(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    kept = [{**lines[-1], "round": r, "epsilon": -(-r // 10) * 10.0} for r in range(1, 41)]
-    text = "".join(json.dumps(line) + "\n" for line in [lines[0], *kept])
-    (folder / "metrics.jsonl").write_text(text)
-    page = report_of(folder).decode()
-    spent = page.partition('id="spent"')[2].partition("</figure>")[0]
-    assert 'class="band s0"' in spent
-    values = re.findall(r"<td>([^<]*)</td>", spent)
-    assert values == ["0", "10", "20", "30", "40", "40"]
-    rounds = re.findall(r'<data value="([^"]*)"', spent)
-    assert rounds == ["0.0", "9.0", "19.0", "29.0", "39.0", "40.0"]

@@ -16,6 +16,7 @@ from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.privacy.ledger.statement import statements
 from fedveil.runs import checkpoint
 from fedveil.runs.evidence import statement_of, verify_ledger
+from fedveil.runs.ledgers import SharedLedger
 from fedveil.runs.opened_run import StoredModel
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -174,14 +175,52 @@ def test_the_claims_of_a_run_that_ended_early_hold_whoever_ended_it(start):
     assert "none changed" in verify_ledger(run.folder, None)
 
 
-def test_a_finished_run_resumes_to_itself(start):
-    run = start("central")
+def everything_in(folder):
+    """Every file of a folder: its bytes, and when it was last written."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+BUDGET = ("budget.epsilon=5", "sample.kind=all", "rounds=40")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("central", ()), ("central", BUDGET), ("fedavg", ()), ("ldp-sgd", ())]
+)
+def test_a_complete_run_is_left_as_it_is(start, name, settings):
+    run = start(name, *settings)
     first = run.execute()
-    before = model_of(run.folder)
-    again = Run.resume(run.folder, None).execute()
-    assert model_of(run.folder) == before
-    for key in ("rounds", "stopped", "metrics", "claims", "budget"):
-        assert again[key] == first[key]
+    assert first["stopped"] == ("budget" if settings else "rounds")
+    before, seen = everything_in(run.folder), []
+    again = Run.resume(run.folder, None)
+    assert again.execute(seen.append, lambda: seen.append("started")) == first
+    assert (again.already_complete, seen) == (True, [])
+    assert everything_in(run.folder) == before
+
+
+def test_a_complete_run_on_a_shared_ledger_is_left_as_it_is(start, tmp_path):
+    shared = SharedLedger(tmp_path / "shared.db", 20.0)
+    run = start("central", shared=shared)
+    run.execute()
+    before = everything_in(tmp_path)
+    again = Run.resume(run.folder, None)
+    again.execute()
+    assert again.already_complete
+    assert everything_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "report.html", "head.json"])
+def test_a_complete_run_whose_files_were_lost_is_mended(start, name):
+    run = start("central")
+    run.execute()
+    model = model_of(run.folder)
+    (run.folder / name).unlink()
+    again = Run.resume(run.folder, None)
+    again.execute()
+    assert not again.already_complete
+    assert (run.folder / name).exists()
+    assert model_of(run.folder) == model
+    assert "none changed" in verify_ledger(run.folder, None)
 
 
 def test_a_corrupt_checkpoint_falls_back_and_says_so(start):
@@ -261,8 +300,10 @@ def test_saved_data_run(saved_run):
     assert saved_run.execute()["rounds"] == 3
 
 
-def test_resuming_with_changed_data_is_refused(saved_run, tmp_path):
-    saved_run.execute(stop_after(1))
+@pytest.mark.parametrize("rounds", [1, 9])
+def test_resuming_with_changed_data_is_refused(saved_run, tmp_path, rounds):
+    """Also where nothing is left to do."""
+    saved_run.execute(stop_after(rounds))
     shutil.rmtree(tmp_path / "data")
     saved(tmp_path / "data", shift=1.0)
     with pytest.raises(LedgerMismatch, match="data is"):

@@ -3,15 +3,16 @@
 import fcntl
 import json
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from fedveil.base import platforms
 from fedveil.base.errors import BadInput
-from fedveil.runs import run_directory
-from fedveil.runs.evidence import charged_of, verify_ledger
+from fedveil.runs.evidence import read_charges_of, statement_of, verify_ledger
 from fedveil.runs.run import Run
-from fedveil.runs.run_directory import STOP_FILE, in_use, locked, request_stop, stop_requested
+from fedveil.runs.run_directory import STOP_FILE, in_use, locked, request_stop
 
 from .endings import model_of
 
@@ -29,10 +30,10 @@ def test_the_run_ends_after_its_round_with_a_claim_of_what_was_charged(start):
     result = run.execute(ask_at(run, 2))
     assert (result["rounds"], result["stopped"]) == (2, "request")
     assert json.loads((run.folder / "result.json").read_text()) == result
-    assert charged_of(run.folder).rounds == 2
-    assert result["claims"] == [claim.to_dict() for claim in charged_of(run.folder).claims]
-    assert "it was asked to end after round 2 of 4" in result["why"]
-    assert "does the other 2" in result["why"]
+    assert read_charges_of(run.folder).rounds == 2
+    assert result["claims"] == [claim.to_dict() for claim in statement_of(run.folder).claims]
+    assert "Ended on request after round 2 of 4." in result["why"]
+    assert "(2 rounds)." in result["why"]
     assert "are those that the run left" in verify_ledger(run.folder, None)
 
 
@@ -40,7 +41,7 @@ def test_it_resumes_to_the_model_of_a_run_that_was_never_asked(start):
     whole, cut = start("central", out="whole"), start("central", out="cut")
     whole.execute()
     cut.execute(ask_at(cut, 2))
-    assert not stop_requested(cut.folder)
+    assert not (cut.folder / STOP_FILE).exists()
     assert Run.resume(cut.folder, None).execute()["stopped"] == "rounds"
     assert model_of(cut.folder) == model_of(whole.folder)
 
@@ -60,7 +61,7 @@ def test_one_that_comes_too_late_is_removed(start):
     run = start("central")
     result = run.execute(ask_at(run, 4))
     assert (result["rounds"], result["stopped"]) == (4, "rounds")
-    assert not stop_requested(run.folder)
+    assert not (run.folder / STOP_FILE).exists()
 
 
 def test_a_budget_that_ends_the_run_in_that_round_is_what_ended_it(start):
@@ -102,10 +103,11 @@ def test_somebody_who_asks_keeps_nobody_out(tmp_path, monkeypatch):
         if len(waited) == 3:
             os.close(asking)
 
-    monkeypatch.setattr(run_directory, "time", SimpleNamespace(sleep=wait))
+    clock = SimpleNamespace(sleep=wait, monotonic=time.monotonic)
+    monkeypatch.setattr(platforms, "time", clock)
     with locked(tmp_path):
+        assert len(waited) == 3
         assert in_use(tmp_path)
-    assert len(waited) == 3
 
 
 @pytest.mark.parametrize("make", ["symlink_to", "mkdir"])

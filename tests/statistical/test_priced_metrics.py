@@ -11,7 +11,7 @@ from fedveil.data.load import load_records
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
-from fedveil.training.evaluate import measured_owners, owner_means
+from fedveil.training.evaluate import owner_means, owners_to_measure
 from fedveil.training.gate import Gate
 from fedveil.training.session import train
 
@@ -52,7 +52,7 @@ def measured():
         classes=10,
     )
     training = build(load_recipe("central", SETS, own=["data"]), data=data)
-    metrics, owners = training.plan.metrics, measured_owners(data)
+    metrics, owners = training.plan.metrics, owners_to_measure(data)
     means, published = {}, {}
     for result in train(training):
         if result.metrics:
@@ -89,7 +89,7 @@ def test_accuracies_are_within_a_point_and_a_half_in_95_of_100_draws(measured, s
     for draw in range(DRAWS):
         streams = Streams(1000 + draw, secure=secure)
         for round, rows in means.items():
-            found = metrics.released(rows, round, streams)["accuracy"]
+            found = metrics.measure(rows, round, streams)["accuracy"]
             close[round] += abs(found - float(rows[:, 0].mean())) <= CLOSE
     assert min(close.values()) >= SHARE * DRAWS
 

@@ -108,7 +108,7 @@ def data():
 
 def training(data, plan, aggregate, **more):
     torch.manual_seed(0)
-    task = fv.Task(torch.nn.Linear(3, 1), fv.squared_error)
+    task = fv.Task(torch.nn.Linear(3, 1), fv.models.squared_error)
     work = fv.ClientSgd(fv.Batches(0, steps=2), lr=0.1)
     return fv.Training(task, data, plan, work, aggregate=aggregate, **more)
 
@@ -200,7 +200,7 @@ def test_weights_by_examples_and_small_memory_are_refused(data):
     plan = fv.unprotected(fv.samplers.Everyone(), CLIENTS, rounds=1)
     with pytest.raises(fv.BadInput, match="counts all alike"):
         training(data, plan, CoordinateMedian(), weights=fv.servers.Weights.EXAMPLES)
-    wide = fv.Task(torch.nn.Linear(3, 1), fv.squared_error)
+    wide = fv.Task(torch.nn.Linear(3, 1), fv.models.squared_error)
     task = fv.Task(
         torch.nn.Sequential(torch.nn.Linear(3, 40_000), torch.nn.Linear(40_000, 1)), wide.loss
     )

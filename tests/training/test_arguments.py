@@ -3,8 +3,9 @@
 import pytest
 from torch import nn
 
-from fedveil import Task, squared_error, unprotected
+from fedveil import Task, unprotected
 from fedveil.base.errors import BadInput
+from fedveil.models import squared_error
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.agreement import check_arguments
 from fedveil.training.gradients.modes import Mode
@@ -35,9 +36,9 @@ def arguments(make_data):
 def test_arguments_that_are_what_they_are_called(arguments):
     for changes in ({}, {"mode": Mode.LOOPED, "weights": Weights.EXAMPLES}):
         given = {**arguments, **changes}
-        check_arguments(**given)
+        check_arguments(given)
         with pytest.raises(BadInput):
-            check_arguments(**{**given, "mode": "looped"})
+            check_arguments({**given, "mode": "looped"})
 
 
 REFUSED = {
@@ -70,6 +71,6 @@ REFUSED = {
 @pytest.mark.parametrize(("wrong", "message"), REFUSED.values(), ids=REFUSED)
 def test_arguments_that_are_not(arguments, wrong, message):
     with pytest.raises(BadInput) as refusal:
-        check_arguments(**{**arguments, **wrong})
+        check_arguments({**arguments, **wrong})
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -128,7 +128,7 @@ def test_a_client_alone_sees_its_real_records_and_no_padding(make_data, batches,
 
 def test_a_client_whose_turn_is_over_sees_nothing():
     done = FullBatch(np.array([0, 3]), 3)
-    assert done.working.tolist() == [False, True]
+    assert done.idle.tolist() == [True, False]
     assert done.mask.tolist() == [[0, 0, 0], [1, 1, 1]]
 
 

@@ -19,7 +19,7 @@ from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
-from fedveil.training.work import Adam, ClientDpSgd, OneGradient
+from fedveil.training.work import Adam, ClientDpSgd, OneGradient, poisson_batch
 from tests.asking import batch_of
 
 STREAMS, ROUND = Streams(5), 2
@@ -118,7 +118,7 @@ def updates(task, data, made, ids=None, mode=Mode.VECTORISED, clip=1.0, start=No
 
 def joined(made, data, ids, round=ROUND, step=0):
     """The records of each client's batch."""
-    batch = made.batch(CohortData(data, np.asarray(ids)), round, step, STREAMS)
+    batch = poisson_batch(made.noisy, CohortData(data, np.asarray(ids)), round, step, STREAMS)
     return [
         index[mask.bool()].tolist() for index, mask in zip(batch.index, batch.mask, strict=True)
     ]

@@ -102,7 +102,7 @@ def test_metrics_of_numbers_are_refused_for_labels(data, name):
 @pytest.mark.parametrize("name", ["accuracy", "top-2", "f1", "f1-macro", "auroc", "perplexity"])
 def test_metrics_of_labels_are_refused_for_numbers(make_data, name):
     with pytest.raises(BadInput, match=f"metric '{name}' is of labels and the data have numbers"):
-        trained(make_data(classes=0), [name], 1, fv.squared_error)
+        trained(make_data(classes=0), [name], 1, fv.models.squared_error)
 
 
 def test_metrics_that_tell_nothing_are_refused_beforehand(data, make_data):
@@ -115,5 +115,5 @@ def test_metrics_that_tell_nothing_are_refused_beforehand(data, make_data):
     numbers = make_data(classes=0)
     alike = replace(numbers, test_y=np.ones_like(numbers.test_y))
     with pytest.raises(BadInput, match="'r2' needs targets that differ"):
-        trained(alike, ["r2"], 1, fv.squared_error)
-    trained(alike, ["mae", "rmse"], 1, fv.squared_error)
+        trained(alike, ["r2"], 1, fv.models.squared_error)
+    trained(alike, ["mae", "rmse"], 1, fv.models.squared_error)

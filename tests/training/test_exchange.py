@@ -331,8 +331,10 @@ def reporting(data, task, perturb, shuffled=0, epsilon=1.0, radius=0.3, adaptive
     )
 
 
-@pytest.mark.parametrize(("missing", "handed_on"), [(0, True), (1, True), (2, False)])
-def test_a_shuffled_round_with_too_few_reports_hands_nothing_on(task, data, missing, handed_on):
+@pytest.mark.parametrize(("missing", "multisets_if_enough"), [(0, True), (1, True), (2, False)])
+def test_a_shuffled_round_with_too_few_reports_hands_nothing_on(
+    task, data, missing, multisets_if_enough
+):
     """Nothing reaches the model, and the round is charged all the same."""
 
     def silent(round, ids, reports):
@@ -344,7 +346,7 @@ def test_a_shuffled_round_with_too_few_reports_hands_nothing_on(task, data, miss
     ledger = ledger_of(plan)
     start = training.start()
     for result in training.rounds(start, ledger):
-        assert torch.equal(result.state.params, start.params) is not handed_on
+        assert torch.equal(result.state.params, start.params) is not multisets_if_enough
         assert result.epsilon > 0
     assert ledger.charged() == 3
 

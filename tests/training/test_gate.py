@@ -18,7 +18,7 @@ from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.secure import planned_for, with_secure_noise
-from fedveil.training.evaluate import measured_owners, owner_means, priced_names
+from fedveil.training.evaluate import owner_means, owners_to_measure, priced_names
 from fedveil.training.session import Training, train
 from fedveil.training.work import OneGradient
 
@@ -50,7 +50,7 @@ def task_of(metrics=("accuracy",)):
 
 
 def training_of(data, *, secure=False, names=("accuracy", "loss"), task=None, **rest):
-    owners = measured_owners(data)
+    owners = owners_to_measure(data)
     made = planned_for if secure else lambda budget: budget
     metrics = priced_metrics(
         names,
@@ -76,7 +76,7 @@ def training_of(data, *, secure=False, names=("accuracy", "loss"), task=None, **
 
 
 def test_held_out_owners_come_first(held_out):
-    owners = measured_owners(held_out)
+    owners = owners_to_measure(held_out)
     assert (len(owners), owners.of_clients) == (10, False)
     for k in range(10):
         rows = owners.record_rows[owners.offsets[k] : owners.offsets[k + 1]]
@@ -86,39 +86,39 @@ def test_held_out_owners_come_first(held_out):
 
 def test_public_and_clients_rows_beside_held_out_owners_are_left_out(clients):
     data = with_test(clients, [-2] * 3 + [-3] * 4 + [PUBLIC] * 5 + [1] * 8)
-    owners = measured_owners(data)
+    owners = owners_to_measure(data)
     assert (len(owners), owners.of_clients) == (2, False)
     assert sorted(owners.record_rows) == list(range(7))
 
 
 def test_clients_on_their_own_test_records(clients):
-    owners = measured_owners(with_test(clients, [4] * 12 + [0] * 8))
+    owners = owners_to_measure(with_test(clients, [4] * 12 + [0] * 8))
     assert (len(owners), owners.of_clients) == (2, True)
     assert np.diff(owners.offsets).tolist() == [8, 12]
 
 
 def test_clients_on_all_their_records_where_there_is_no_test_split(clients):
-    owners = measured_owners(without_test(clients))
+    owners = owners_to_measure(without_test(clients))
     assert (len(owners), owners.of_clients) == (CLIENTS, True)
     assert np.array_equal(owners.offsets, clients.offsets)
 
 
 def test_public_records_have_no_price(clients):
     with pytest.raises(BadInput, match="nothing to protect; leave it out"):
-        measured_owners(clients)
+        owners_to_measure(clients)
 
 
 def test_records_elsewhere_are_not_measured(clients, held_out):
     """Not even those that the server has of them: sites count what they release themselves."""
     for data in (without_test(clients), with_test(clients, [0] * 10 + [1] * 10)):
         with pytest.raises(BadInput, match="at their sites"):
-            measured_owners(data.at_sites([f"client-{k}" for k in range(CLIENTS)]))
-    assert len(measured_owners(held_out.at_sites(["a", "b"]))) == 10
+            owners_to_measure(data.at_sites([f"client-{k}" for k in range(CLIENTS)]))
+    assert len(owners_to_measure(held_out.at_sites(["a", "b"]))) == 10
 
 
 def test_an_owner_of_many_records_is_computed_in_pieces(make_data, monkeypatch):
     data, task = without_test(make_data((7, 1, 11))), task_of()
-    asked = (task, task.parameters, measured_owners(data), ("accuracy", "loss"), 2.0)
+    asked = (task, task.parameters, owners_to_measure(data), ("accuracy", "loss"), 2.0)
     whole = owner_means(*asked)
     monkeypatch.setattr("fedveil.training.evaluate.BATCH", 3)
     assert torch.allclose(owner_means(*asked), whole, atol=1e-6)
@@ -139,7 +139,7 @@ def by_hand(task, data, owners, name, clip):
 
 def test_every_owner_counts_by_the_mean_of_its_records(clients):
     data, task = without_test(clients), task_of()
-    owners = measured_owners(data)
+    owners = owners_to_measure(data)
     found = owner_means(task, task.parameters, owners, ("accuracy", "loss"), 0.9)
     for column, (name, clip) in enumerate((("accuracy", 1.0), ("loss", 0.9))):
         hand = by_hand(task, data, owners, name, clip)
@@ -149,11 +149,11 @@ def test_every_owner_counts_by_the_mean_of_its_records(clients):
 
 def test_an_owner_s_row_depends_on_nobody_else_to_the_last_bit(held_out):
     task, names = task_of(), ("accuracy", "loss")
-    before = owner_means(task, task.parameters, measured_owners(held_out), names, 3.0)
+    before = owner_means(task, task.parameters, owners_to_measure(held_out), names, 3.0)
     x = held_out.test_x.copy()
     x[held_out.test_owners == -2] *= 1e6
     changed = replace(held_out, test_x=x)
-    after = owner_means(task, task.parameters, measured_owners(changed), names, 3.0)
+    after = owner_means(task, task.parameters, owners_to_measure(changed), names, 3.0)
     moved = (before != after).any(dim=1)
     assert int(moved.sum()) == 1
 
@@ -165,11 +165,11 @@ def test_a_metric_that_sees_the_whole_batch_sees_one_owner(held_out):
         return torch.take(torch.sigmoid(outputs), torch.zeros(len(targets), dtype=torch.long))
 
     task, names = task_of([first]), ("first", "loss")
-    before = owner_means(task, task.parameters, measured_owners(held_out), names, 3.0)
+    before = owner_means(task, task.parameters, owners_to_measure(held_out), names, 3.0)
     x = held_out.test_x.copy()
     x[held_out.test_owners == -2] *= 1e6
     changed = replace(held_out, test_x=x)
-    after = owner_means(task, task.parameters, measured_owners(changed), names, 3.0)
+    after = owner_means(task, task.parameters, owners_to_measure(changed), names, 3.0)
     assert int((before != after).any(dim=1).sum()) == 1
 
 
@@ -185,7 +185,7 @@ def test_clients_own_test_records_need_a_price_beside_secure_noise(clients):
 def test_a_diverged_model_is_measured_as_the_worst(held_out):
     task = task_of()
     broken = torch.full_like(task.parameters, math.nan)
-    owners = measured_owners(held_out)
+    owners = owners_to_measure(held_out)
     found = owner_means(task, broken, owners, ("accuracy", "loss"), 2.0)
     assert found.tolist() == [[0.0, 1.0]] * 10
 
@@ -202,7 +202,7 @@ def test_a_metric_of_one_s_own_is_cut_to_0_and_1(held_out):
         return torch.full((len(targets),), 7.0)
 
     task = task_of([wild])
-    owners = measured_owners(held_out)
+    owners = owners_to_measure(held_out)
     found = owner_means(task, task.parameters, owners, ("wild", "loss"), 2.0)
     assert found[:, 0].tolist() == [1.0] * 10
 
@@ -245,7 +245,7 @@ def test_what_is_measured_is_noisy_and_close_to_the_truth(held_out, secure):
     results = list(train(training))
     for result in results:
         means = owner_means(
-            *(training.task, result.state.params, measured_owners(held_out)),
+            *(training.task, result.state.params, owners_to_measure(held_out)),
             *(("accuracy", "loss"), 2.0),
         ).mean(dim=0)
         for name, true, unit in zip(("accuracy", "loss"), means, (1, 2.0), strict=True):
@@ -287,7 +287,7 @@ def test_nothing_is_measured_in_the_clear_beside_a_price(held_out, monkeypatch):
     training = training_of(held_out, every=1)
     monkeypatch.setattr("fedveil.training.engines.serial.measure_batch", forbidden)
     monkeypatch.setattr("fedveil.training.evaluate.measure_batch", forbidden)
-    monkeypatch.setattr("fedveil.training.engines.serial.over_clients", forbidden)
+    monkeypatch.setattr("fedveil.training.session.over_clients", forbidden)
     results = list(train(training))
     gate = training.gate
     assert gate.first(training.start().params) == {}
@@ -342,7 +342,7 @@ def test_times_are_told_with_diagnostics_only(held_out):
 def test_names_of_refused_clients_are_told_with_diagnostics_only(held_out):
     training = training_of(held_out)
     result = replace(next(train(training)), refused=(0, 2))
-    assert training.gate.names(result) == ["client-0", "client-2"]
+    assert training.gate.refused_names(result) == ["client-0", "client-2"]
     hidden = training_of(held_out, diagnostics=False).gate
-    assert hidden.names(result) == []
+    assert hidden.refused_names(result) == []
     assert hidden.result(result).refused == ()

@@ -24,7 +24,7 @@ from fedveil.training.gradients.least_squares import QuadraticTrajectory
 from fedveil.training.gradients.linear_chains import DualTrajectory, StackedTrajectory
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import VmappedTrajectory
-from fedveil.training.in_step import fitting_together, train_in_step
+from fedveil.training.in_step import repetitions_per_chunk, train_in_step
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
 from fedveil.training.work import ClientSgd
@@ -164,7 +164,7 @@ def test_each_training_weighs_its_own_clients():
 def test_what_fits_into_a_chunk_is_computed_together():
     data = federation(5)
     (training,) = several(PLANS["nothing"](), data, [1])
-    assert fitting_together(training) == training.engine.chunk // CLIENTS > 1
+    assert repetitions_per_chunk(training) == training.engine.chunk // CLIENTS > 1
 
 
 def test_only_repetitions_go_in_step():
@@ -202,6 +202,6 @@ def test_what_cannot_be_one_block_does_not_go_in_step():
     ranges = Ranges(0.0, 0.5, (size,), adaptive=True, perturb=Perturb.UPDATE)
     points = two_point(Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=free)
     for trainings in (looped, several(moving, data, (1, 2)), several(points, data, (1, 2))):
-        assert fitting_together(trainings[0]) == 1
+        assert repetitions_per_chunk(trainings[0]) == 1
         with pytest.raises(AssertionError, match="as one block"):
             next(train_in_step(trainings))

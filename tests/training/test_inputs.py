@@ -17,7 +17,7 @@ from fedveil.training.engines.mode_choice import timings
 from fedveil.training.evaluate import evaluate
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import VmappedTrajectory
-from fedveil.training.session import _differing
+from fedveil.training.session import _differing_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
@@ -149,6 +149,7 @@ def test_clients_of_memory_maps_are_the_same(data, tmp_path):
         assert torch.equal(value, CohortData(data, ids).x[name])
 
 
+@SLOW
 def test_modes_are_timed_and_the_test_split_is_measured(task, data):
     assert set(timings(task, data, SGD, 512)) == set(Mode)
     found = evaluate(task, task.parameters, data, batch=5)
@@ -195,6 +196,7 @@ def lengths(test_lengths):
     return fv.FederatedData.from_clients(clients, test=part(test_lengths), classes=CLASSES)
 
 
+@SLOW
 def test_numbers_of_a_record_s_own_are_inputs(tmp_path):
     data, module = lengths([3] * 20 + [4, 5]), Lengths(lambda length: length)
     task = fv.Task(module, fv.cross_entropy)
@@ -215,11 +217,11 @@ def test_records_that_see_each_other_s_length_alone_are_found():
 
 def test_rows_to_try_a_module_on_differ_in_every_input_that_is_no_real_number():
     same, late = np.zeros((30, 2), int), np.repeat([0, 1], [20, 10])
-    assert _differing(same).tolist() == [0]
-    assert _differing({"a": np.arange(30), "b": late}).tolist() == [0, 1, 2, 20]
-    assert _differing({"a": same, "b": late}).tolist() == [0, 20]
-    assert _differing({"a": same, "b": np.zeros((30, 1), np.float32)}).tolist() == [0]
-    assert _differing(np.zeros((30, 1), np.float32)).tolist() == [0, 1, 2, 3]
+    assert _differing_rows(same).tolist() == [0]
+    assert _differing_rows({"a": np.arange(30), "b": late}).tolist() == [0, 1, 2, 20]
+    assert _differing_rows({"a": same, "b": late}).tolist() == [0, 20]
+    assert _differing_rows({"a": same, "b": np.zeros((30, 1), np.float32)}).tolist() == [0]
+    assert _differing_rows(np.zeros((30, 1), np.float32)).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,9 @@ class Bag(nn.Module):
         return self.answer(self.words(ids))
 
 
-@pytest.mark.parametrize("kind", ["mean", "sum", "max"])
+@pytest.mark.parametrize(
+    "kind", ["mean", pytest.param("sum", marks=SLOW), pytest.param("max", marks=SLOW)]
+)
 def test_bags_learn_the_same_in_both_modes_or_are_looped(kind):
     random = np.random.default_rng(0)
 

@@ -32,10 +32,10 @@ CLIP = Clip(1.5)
 class FakeEngine:
     """Says what it was asked, and returns a sum that is given to it."""
 
-    def __init__(self, total=None, weight=None, refused=(), ledger=None):
+    def __init__(self, total=None, weight=None, refused=(), ledger=None, signal=None):
         self.total = torch.zeros(SIZE, dtype=torch.float64) if total is None else total
         self.weight, self.refused, self.ledger = weight, refused, ledger
-        self.calls = []
+        self.signal, self.calls = signal, []
 
     def run(self, round):
         ids = round.ids
@@ -43,7 +43,7 @@ class FakeEngine:
         weight = float(len(ids)) if self.weight is None else self.weight
         watched = torch.zeros(0, dtype=torch.float64)
         refused = tuple(self.refused)
-        return CohortSum(self.total.clone(), None, watched, weight, len(ids), 0, refused)
+        return CohortSum(self.total.clone(), self.signal, watched, weight, len(ids), 0, refused)
 
 
 def private(rounds=3, sampler=None, epsilon=math.inf, multiplier=2.0):
@@ -220,6 +220,9 @@ def test_signal_to_noise_is_the_length_of_the_sum_over_that_of_its_noise(open_le
     total = torch.full((SIZE,), 2.0, dtype=torch.float64)
     (done,) = loop(plan, FakeEngine(total), open_ledger(plan))
     assert done.snr == pytest.approx(2.0 / (2.0 * CLIP.value))
+    before_noise = torch.full((SIZE,), 8.0, dtype=torch.float64)
+    (done,) = loop(plan, FakeEngine(total, signal=before_noise), open_ledger(plan))
+    assert done.snr == pytest.approx(8.0 / (2.0 * CLIP.value))
 
 
 def test_each_round_starts_from_the_model_before_it(open_ledger):

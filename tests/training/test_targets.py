@@ -60,19 +60,30 @@ KINDS = {
         lambda: nn.Linear(FEATURES, LABELS),
         fv.binary_cross_entropy,
     ),
-    "several numbers": (several_numbers, 0, lambda: mlp(3), fv.squared_error),
+    "several numbers": (several_numbers, 0, lambda: mlp(3), fv.models.squared_error),
     "several numbers, one layer": (
         several_numbers,
         0,
         lambda: nn.Linear(FEATURES, 3),
-        fv.squared_error,
+        fv.models.squared_error,
     ),
 }
 
 
 @pytest.fixture(params=KINDS)
 def kind(request):
-    some, classes, make, loss = KINDS[request.param]
+    return made(request.param)
+
+
+@pytest.fixture(
+    params=[pytest.param(k, marks=pytest.mark.slow) if k == "next words" else k for k in KINDS]
+)
+def kind_or_slow(request):
+    return made(request.param)
+
+
+def made(name):
+    some, classes, make, loss = KINDS[name]
     random = np.random.default_rng(0)
     clients = [(f"c{k}", *some(random, n)) for k, n in enumerate(SIZES)]
     data = fv.FederatedData.from_clients(clients, test=some(random, 10), classes=classes)
@@ -97,7 +108,7 @@ def trained(task, data, mode, work=SGD):
     return learnt, results[-1].metrics
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_both_modes_learn_the_same(kind, whole):
     work = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.5) if whole else SGD
     (looped, one), (vectorised, other) = (trained(*kind, mode, work) for mode in Mode)
@@ -128,8 +139,8 @@ def test_every_example_is_clipped_by_itself(kind, mode):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_modes_are_timed(kind):
-    assert set(timings(*kind, SGD, 512)) == set(Mode)
+def test_modes_are_timed(kind_or_slow):
+    assert set(timings(*kind_or_slow, SGD, 512)) == set(Mode)
 
 
 def test_a_run_from_python_has_the_usual_loss_and_predicts(kind, tmp_path):
@@ -202,5 +213,5 @@ def test_formulas_are_compared_on_labels_though_the_test_split_has_none():
     x, y = next_words(random, 10)
     empty = np.full_like(y, -100)
     data = fv.FederatedData.from_clients([("a", x, y)], test=(x, empty), classes=WORDS)
-    looked_at = gradients_of(fv.Task(Writer(), fv.cross_entropy), Mode.LOOPED, data)._examples
+    looked_at = gradients_of(fv.Task(Writer(), fv.cross_entropy), Mode.LOOPED, data).examples
     assert (looked_at._sample[1] >= 0).all()

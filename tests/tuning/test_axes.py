@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.tuning.recipe_grid import Axis, axis, cells, recipe_of
+from fedveil.tuning.recipe_grid import Axis, axis, cells, load_cell_recipe
 
 
 @pytest.mark.parametrize(
@@ -95,22 +95,22 @@ def test_iterations_that_local_steps_do_not_divide():
 
 
 def test_an_infinite_epsilon_is_neither_noise_nor_claim():
-    recipe = recipe_of("dp-fedavg", ["budget.epsilon=inf"])
+    recipe = load_cell_recipe("dp-fedavg", ["budget.epsilon=inf"])
     assert (recipe.noise.kind, recipe.budget) == ("none", None)
     assert recipe.clip.value == 3.0
 
 
 def test_any_other_epsilon_stays():
-    recipe = recipe_of("dp-fedavg", ["budget.epsilon=5"])
+    recipe = load_cell_recipe("dp-fedavg", ["budget.epsilon=5"])
     assert recipe.noise.kind == "laplace"
     assert recipe.budget.epsilon == 5
 
 
 def test_minus_infinity_is_no_epsilon():
     with pytest.raises(BadInput, match=r"budget\.epsilon is -inf: a positive number is needed"):
-        recipe_of("dp-fedavg", ["budget.epsilon=-inf"])
+        load_cell_recipe("dp-fedavg", ["budget.epsilon=-inf"])
 
 
 def test_an_infinite_epsilon_beside_noise_that_is_given_stays():
-    recipe = recipe_of("dp-fedavg", ["budget.epsilon=inf", "noise.multiplier=2.0"])
+    recipe = load_cell_recipe("dp-fedavg", ["budget.epsilon=inf", "noise.multiplier=2.0"])
     assert (recipe.noise.multiplier, recipe.budget.epsilon) == (2.0, math.inf)

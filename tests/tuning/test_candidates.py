@@ -4,7 +4,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import load_recipe
-from fedveil.tuning.recipe_grid import Space, alike, candidates, recipe_of
+from fedveil.tuning.recipe_grid import Space, candidates, load_cell_recipe, shared_settings
 
 
 def test_pairs_are_e_and_rounds_each_once():
@@ -16,11 +16,11 @@ def test_pairs_are_e_and_rounds_each_once():
 @pytest.mark.parametrize(
     ("steps", "iterations", "message"),
     [
-        ((), (1,), "--steps is empty"),
-        ((1,), (), "--iterations is empty"),
-        ((0, 1), (4,), "--steps has 0"),
-        ((1,), (4, -3), "--iterations has -3"),
-        ((500,), (10,), "--steps has E = 500, more than the largest T of --iterations, 10"),
+        ((), (1,), "--grid steps is empty"),
+        ((1,), (), "--grid iterations is empty"),
+        ((0, 1), (4,), "--grid steps has 0"),
+        ((1,), (4, -3), "--grid iterations has -3"),
+        ((500,), (10,), "--grid steps has E = 500, more than the largest T of iterations, 10"),
     ],
 )
 def test_a_space_that_is_none(steps, iterations, message):
@@ -61,8 +61,10 @@ def test_another_recipe_gets_data_model_and_budget():
         "budget.epsilon=7",
         "budget.delta=1e-4",
     ]
-    base = recipe_of("dp-fedavg", settings)
-    other = recipe_of("dp-fedavg-gaussian", alike(base, load_recipe("dp-fedavg-gaussian")))
+    base = load_cell_recipe("dp-fedavg", settings)
+    other = load_cell_recipe(
+        "dp-fedavg-gaussian", shared_settings(base, load_recipe("dp-fedavg-gaussian"))
+    )
     assert (other.data, other.model, other.budget) == (base.data, base.model, base.budget)
     assert other.sample == base.sample
     assert (other.seed, other.rounds, other.name) == (9, 10, "dp-fedavg-gaussian")
@@ -70,16 +72,21 @@ def test_another_recipe_gets_data_model_and_budget():
 
 
 def test_another_recipe_gets_several_budgets():
-    base = recipe_of("dp-fedavg", ["budget.epsilon=none", "budget.epsilons=[1.0, 5.0]"])
-    other = recipe_of("dp-fedavg-gaussian", alike(base, load_recipe("dp-fedavg-gaussian")))
+    base = load_cell_recipe("dp-fedavg", ["budget.epsilon=none", "budget.epsilons=[1.0, 5.0]"])
+    other = load_cell_recipe(
+        "dp-fedavg-gaussian", shared_settings(base, load_recipe("dp-fedavg-gaussian"))
+    )
     assert other.budget == base.budget
 
 
 def test_nothing_is_alike_without_a_budget():
     with pytest.raises(BadInput, match="compares recipes at one budget"):
-        alike(load_recipe("fedavg"), load_recipe("fedavg"))
+        shared_settings(load_recipe("fedavg"), load_recipe("fedavg"))
 
 
 def test_cohorts_that_are_drawn_in_another_way_stay():
     central = load_recipe("central")
-    assert recipe_of("central", alike(load_recipe("dp-fedavg"), central)).sample == central.sample
+    assert (
+        load_cell_recipe("central", shared_settings(load_recipe("dp-fedavg"), central)).sample
+        == central.sample
+    )

@@ -8,8 +8,9 @@ import torch
 from scipy.optimize import minimize
 from torch import nn
 
-from fedveil import FederatedData, Task, cross_entropy, squared_error
+from fedveil import FederatedData, Task, cross_entropy
 from fedveil.base.errors import BadInput
+from fedveil.models import squared_error
 from fedveil.models.zoo import build_task
 from fedveil.tuning.theory_plan import constants_of
 

@@ -9,7 +9,7 @@ import pytest
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import NoiseSource, Trust
 from fedveil.tuning.recipe_grid import axis, cells
-from fedveil.tuning.repetitions import Cost, together
+from fedveil.tuning.repetitions import Cost
 from fedveil.tuning.trials import Laboratory
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=3", "engine.mode=looped")
@@ -27,13 +27,13 @@ def prepared(recipe, settings, *axes):
 
 def test_trainings_of_one_kind_add_up():
     low, high = prepared("dp-fedavg", SMALL, "budget.epsilon=5,50")
-    (one,), read = together([(low, 3), (high, 1)])
+    (one,), read = Cost([(low, 3), (high, 1)]).totals
     assert read == []
     assert one.epsilon == pytest.approx(
         3 * low.headline_claim.epsilon + high.headline_claim.epsilon
     )
     assert (one.delta, one.unit, one.neighbours, one.trust) == (0, "client", "replace", "local")
-    assert together([(low, 0)]) == ([], [])
+    assert Cost([(low, 0)]).totals == ([], [])
 
 
 @pytest.mark.parametrize("settings", [BITS, NORMS], ids=["bits", "norms"])
@@ -42,7 +42,7 @@ def test_what_a_curator_sees_is_in_the_sum(settings):
     (one,) = prepared("ldp-sgd", settings)
     (line,) = (line for line in one.plan.lines if not line.reading)
     (claim, *_) = line.claims(line.participations(one.plan.permitted))
-    (whole,), _ = together([(one, 4)])
+    (whole,), _ = Cost([(one, 4)]).totals
     assert (whole.epsilon, whole.delta) == pytest.approx((4 * claim.epsilon, 4 * claim.delta))
     assert whole.epsilon >= 4 * one.headline_claim.epsilon
 
@@ -53,7 +53,7 @@ def test_every_charged_line_is_added_and_the_most_trust_is_told(trust):
     (line,) = one.plan.lines
     more = replace(line, covers="bits", trust=trust)
     twice = SimpleNamespace(plan=SimpleNamespace(lines=(line, more), permitted=3))
-    (whole,), _ = together([(twice, 4)])
+    (whole,), _ = Cost([(twice, 4)]).totals
     assert whole.epsilon == pytest.approx(8 * one.headline_claim.epsilon)
     assert whole.delta == pytest.approx(8 * one.headline_claim.delta)
     assert whole.trust is trust
@@ -61,7 +61,7 @@ def test_every_charged_line_is_added_and_the_most_trust_is_told(trust):
 
 def test_as_published_keeps_its_label_and_its_strict_neighbour():
     (one,) = prepared("dp-fedavg", SMALL, "budget.as_published=true")
-    (published,), (strictly,) = together([(one, 2)])
+    (published,), (strictly,) = Cost([(one, 2)]).totals
     assert published.as_published
     assert not strictly.as_published
     assert published.epsilon == pytest.approx(2 * 20)
@@ -74,13 +74,13 @@ def test_as_published_keeps_its_label_and_its_strict_neighbour():
 def test_a_client_has_one_of_several_budgets():
     dealt = [*SMALL, "budget.epsilon=none", "budget.epsilons=[5.0, 50.0]"]
     (one,) = prepared("dp-fedavg", dealt)
-    (whole,), _ = together([(one, 2)])
+    (whole,), _ = Cost([(one, 2)]).totals
     assert whole.epsilon == pytest.approx(2 * 50)
 
 
 def test_behind_a_shuffler_the_sum_without_it_stands_beside():
     (one,) = prepared("ldp-fl", ["rounds=2", "engine.mode=looped"])
-    (shuffled,), (local,) = together([(one, 2)])
+    (shuffled,), (local,) = Cost([(one, 2)]).totals
     assert (shuffled.trust, local.trust) == ("shuffled", "local")
     assert local.epsilon > shuffled.epsilon
     assert {str(claim.unit) for claim in (shuffled, local)} == {"client"}
@@ -116,7 +116,8 @@ def test_a_total_is_as_trusting_and_as_weak_as_its_weakest_part():
 
     def total(**changes):
         return [
-            together([(a, 1), (b, 2)])[0] for a, b in ((one, of(**changes)), (of(**changes), one))
+            Cost([(a, 1), (b, 2)]).totals[0]
+            for a, b in ((one, of(**changes)), (of(**changes), one))
         ]
 
     assert all(whole.trust is Trust.SHUFFLED for (whole,) in total(trust=Trust.SHUFFLED))
@@ -131,7 +132,7 @@ def test_a_total_is_as_trusting_and_as_weak_as_its_weakest_part():
 def test_readings_are_added_to_what_has_no_other_reading():
     (published,) = prepared("dp-fedavg", SMALL, "budget.as_published=true")
     (strict,) = prepared("dp-fedavg", SMALL)
-    _, (whole,) = together([(published, 1), (strict, 1)])
+    _, (whole,) = Cost([(published, 1), (strict, 1)]).totals
     assert whole.epsilon == pytest.approx(40 + 20)
     assert not whole.as_published
 
@@ -140,7 +141,7 @@ def test_different_neighbours_are_never_added_and_none_is_said_to_be_the_total()
     (local,) = prepared("dp-fedavg", SMALL)
     central, same = prepared("central", ["engine.mode=looped", "rounds=2"], "client.lr=0.1,0.2")
     trainings = [(local, 1), (central, 1), (same, 2)]
-    sums, _ = together(trainings)
+    sums, _ = Cost(trainings).totals
     assert [str(claim.trust) for claim in sums] == ["local", "central"]
     assert sums[0].epsilon == local.headline_claim.epsilon
     assert sums[1].epsilon == pytest.approx(3 * central.headline_claim.epsilon)
@@ -151,7 +152,7 @@ def test_different_neighbours_are_never_added_and_none_is_said_to_be_the_total()
 
 def test_what_is_added_up_answers_for_no_other_number_of_units():
     (one,) = prepared("dp-fedavg-gaussian", SMALL)
-    ((alone,), _), ((both,), _) = together([(one, 1)]), together([(one, 2)])
+    ((alone,), _), ((both,), _) = Cost([(one, 1)]).totals, Cost([(one, 2)]).totals
     assert alone.for_units(2).epsilon > alone.epsilon
     with pytest.raises(BadInput, match="does not record what was composed"):
         both.for_units(2)

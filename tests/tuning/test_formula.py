@@ -13,7 +13,13 @@ from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.noise.streams import Streams
 from fedveil.tuning.recipe_grid import Space
-from fedveil.tuning.theory import FormulaSettings, Sizes, convergence, formula_options, thumb
+from fedveil.tuning.theory import (
+    FormulaSettings,
+    Sizes,
+    convergence,
+    formula_options,
+    rule_of_thumb_text,
+)
 from tests.asking import asked
 
 SIZES = Sizes(clients=40, cohort=8, parameters=25)
@@ -133,12 +139,12 @@ def test_an_e_above_t_is_skipped_and_pairs_come_once():
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, math.nan])
 def test_an_epsilon_that_cannot_be_is_refused(budget):
-    with pytest.raises(BadInput, match="--epsilon"):
+    with pytest.raises(BadInput, match=r"^epsilon is .*a positive number"):
         settings(budget=budget)
 
 
 def test_laplace_noise_has_no_trusted_server():
-    with pytest.raises(BadInput, match="--trust local"):
+    with pytest.raises(BadInput, match="use trust=local"):
         settings(laplace=True, trusted=True)
 
 
@@ -146,6 +152,6 @@ def test_exponents_verdicts_and_rules():
     assert (LAPLACE.exponent, GAUSSIAN.exponent, CENTRAL.exponent) == (2.0, 1.0, 1.0)
     assert str(convergence(LAPLACE.exponent)).startswith("diverges")
     assert "constant" in str(convergence(GAUSSIAN.exponent))
-    assert thumb(LAPLACE, 1000) == "E about 100 for T = 1000"
-    assert thumb(LAPLACE, 1) == "E about 1 for T = 1"
-    assert "constants decide" in thumb(GAUSSIAN, 1000)
+    assert rule_of_thumb_text(LAPLACE, 1000) == "E about 100 for T = 1000"
+    assert rule_of_thumb_text(LAPLACE, 1) == "E about 1 for T = 1"
+    assert "constants decide" in rule_of_thumb_text(GAUSSIAN, 1000)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.tuning.repetitions import Mean, mean_of, worse
+from fedveil.tuning.repetitions import Mean, mean_of, paired_p_value
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 200])
@@ -55,7 +55,7 @@ def test_p_values_are_uniform_when_nothing_is_worse():
     drawn = np.random.default_rng(1)
     shared = drawn.normal(0.0, 10.0, (2000, 6))
     ours, theirs = (shared + drawn.normal(size=shared.shape) for _ in range(2))
-    found = [worse(a, b) for a, b in zip(theirs, ours, strict=True)]
+    found = [paired_p_value(a, b) for a, b in zip(theirs, ours, strict=True)]
     assert stats.kstest(found, "uniform").pvalue > 1e-6
 
 
@@ -63,9 +63,9 @@ def test_p_values_are_those_of_the_paired_test_and_its_mirror():
     drawn = np.random.default_rng(2)
     theirs, ours = drawn.normal(0.3, 1.0, 12), drawn.normal(size=12)
     wanted = stats.ttest_rel(theirs, ours, alternative="greater").pvalue
-    assert worse(theirs, ours) == pytest.approx(wanted, rel=1e-9)
-    assert worse(ours, theirs) == pytest.approx(1 - wanted, rel=1e-9)
-    assert worse(theirs + 7, ours + 7) == pytest.approx(wanted, rel=1e-9)
+    assert paired_p_value(theirs, ours) == pytest.approx(wanted, rel=1e-9)
+    assert paired_p_value(ours, theirs) == pytest.approx(1 - wanted, rel=1e-9)
+    assert paired_p_value(theirs + 7, ours + 7) == pytest.approx(wanted, rel=1e-9)
 
 
 def test_pairs_share_their_random_numbers():
@@ -73,31 +73,31 @@ def test_pairs_share_their_random_numbers():
     drawn = np.random.default_rng(3)
     ours = drawn.normal(0.0, 100.0, 10)
     theirs = ours + 0.1 + 0.01 * drawn.normal(size=10)
-    assert worse(theirs, ours) < 1e-6
-    assert worse(ours, theirs) > 1 - 1e-6
+    assert paired_p_value(theirs, ours) < 1e-6
+    assert paired_p_value(ours, theirs) > 1 - 1e-6
 
 
 def test_what_agrees_everywhere_is_not_worse():
-    assert worse([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == 1.0
-    assert worse([5.0], [1.0]) == 1.0
-    assert worse([], []) == 1.0
+    assert paired_p_value([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == 1.0
+    assert paired_p_value([5.0], [1.0]) == 1.0
+    assert paired_p_value([], []) == 1.0
 
 
 def test_the_same_difference_in_every_repetition_is_certain():
-    assert worse([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]) == 0.0
-    assert worse([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]) == 1.0
+    assert paired_p_value([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]) == 0.0
+    assert paired_p_value([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]) == 1.0
 
 
 def test_nearly_the_same_difference_raises_no_warning():
     """Rounding alone makes it vary; any warning is an error in these tests."""
     ours = np.random.default_rng(4).normal(size=10)
-    assert worse(ours + 0.1, ours) < 1e-6
+    assert paired_p_value(ours + 0.1, ours) < 1e-6
 
 
 @pytest.mark.parametrize("odd", [math.inf, math.nan])
 @pytest.mark.parametrize("best", [[1.0, 2.0], [9.0, 9.0]])
 def test_what_diverged_is_worse_than_what_did_not(odd, best):
-    assert worse([1.0, odd], best) == 0.0
-    assert worse(best, [1.0, odd]) == 1.0
-    assert worse([1.0, odd], [1.0, odd]) == 1.0
-    assert worse([odd], [1.0]) == 0.0
+    assert paired_p_value([1.0, odd], best) == 0.0
+    assert paired_p_value(best, [1.0, odd]) == 1.0
+    assert paired_p_value([1.0, odd], [1.0, odd]) == 1.0
+    assert paired_p_value([odd], [1.0]) == 0.0

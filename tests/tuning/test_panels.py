@@ -5,7 +5,16 @@ import math
 import pytest
 from matplotlib.markers import CARETDOWN
 
-from fedveil.tuning.figures import COLOURS, PERCENT, Panel, Series, canvas, draw, numbered, stroke
+from fedveil.tuning.figures import (
+    COLOURS,
+    PERCENT,
+    Panel,
+    Series,
+    canvas,
+    draw,
+    series_of_means,
+    stroke,
+)
 from fedveil.tuning.repetitions import Mean
 
 
@@ -89,5 +98,5 @@ def test_one_line_needs_no_legend_and_thirteen_can_be_told_apart_in_grey():
 
 
 def test_lines_by_name_have_strokes_of_their_own():
-    found = numbered({"a": [Mean(1.0, 0.1, 2)], "b": [Mean(2.0, 0.1, 2)]}, [1.0])
+    found = series_of_means({"a": [Mean(1.0, 0.1, 2)], "b": [Mean(2.0, 0.1, 2)]}, [1.0])
     assert [line.look for line in found] == [stroke(0), stroke(1)]

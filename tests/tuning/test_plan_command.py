@@ -3,13 +3,26 @@
 import json
 
 import pytest
+from rich.console import Console
 
 from fedveil.base.errors import BadInput
-from fedveil.tuning.plan_command import by_recipe, check_unused, space_of, write_and_print
+from fedveil.tuning.plan_command import (
+    by_recipe,
+    formula_settings,
+    space_of,
+    write_and_print,
+)
+from fedveil.tuning.recipe_grid import Space
+from fedveil.tuning.theory import Sizes
 from fedveil.tuning.trials import Laboratory
 from fedveil.tuning.tuning_pages import PlanOption, PlanReport
 
-DEFAULT = ("1,2,3,4,6,12", "12,24,36,60,120")
+SIZES = ("clients=350", "per_round=70", "parameters=11", "epsilon=10")
+
+
+@pytest.fixture
+def console():
+    return Console(width=100, markup=False, emoji=False)
 
 
 def report(*values):
@@ -31,44 +44,59 @@ def report(*values):
 
 
 def test_lists_of_numbers():
-    space = space_of("1, 2", "4,8", "0.5,1e-3", "0.1")
+    space = space_of(["steps=1, 2", "iterations=4,8", "clips=0.5,1e-3", "rates=0.1"])
     assert (space.steps_per_round, space.steps_in_all) == ((1, 2), (4, 8))
     assert (space.clips, space.rates) == ((0.5, 0.001), (0.1,))
 
 
 def test_of_the_default_steps_those_that_fit_are_looked_at():
-    assert space_of(DEFAULT[0], "5", "", "").steps_per_round == (1, 2, 3, 4)
-    assert space_of(*DEFAULT, "", "").steps_per_round == (1, 2, 3, 4, 6, 12)
-    with pytest.raises(BadInput, match="--steps has E = 12"):
-        space_of("1,12", "5", "", "")
+    assert space_of(["iterations=5"]).steps_per_round == (1, 2, 3, 4)
+    assert space_of([]) == Space((1, 2, 3, 4, 6, 12), (12, 24, 36, 60, 120))
+    with pytest.raises(BadInput, match="--grid steps has E = 12"):
+        space_of(["steps=1,12", "iterations=5"])
 
 
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ("x", "numbers with commas"),
-        ("1.5", "whole numbers"),
-        ("nan", "whole numbers"),
-        ("inf", "whole numbers"),
+        ("x", "give numbers, with commas"),
+        ("1.5", "give whole numbers"),
+        ("nan", "give whole numbers"),
+        ("inf", "give whole numbers"),
         ("1,1", "twice"),
-        ("", "--steps is empty"),
-        (",", "numbers with commas"),
-        ("1,,2", "numbers with commas"),
-        ("-1", "--steps has -1"),
+        ("", "--grid steps is empty"),
+        (",", "give numbers, with commas"),
+        ("1,,2", "give numbers, with commas"),
+        ("-1", "--grid steps has -1"),
     ],
 )
 def test_lists_that_are_none(steps, message):
     with pytest.raises(BadInput, match=message):
-        space_of(steps, "12", "", "")
+        space_of([f"steps={steps}", "iterations=12"])
 
 
-def test_everything_but_a_recipe_is_unused_with_one():
-    names = ("clients", "per_round", "parameters", "epsilon", "delta", "noise", "trust")
-    nothing = dict.fromkeys(names)
-    check_unused(nothing)
-    for name in names:
-        with pytest.raises(BadInput, match=f"--{name.replace('_', '-')} is for formulas"):
-            check_unused({**nothing, name: 1})
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (["steps"], "--grid steps: write --grid KEY=VALUE"),
+        (["step=1"], "--grid step: choose from steps, .*did you mean steps"),
+        (["steps=1", "steps=2"], "--grid steps is given twice"),
+        (["client.lr=1"], "--grid client.lr: choose from"),
+    ],
+)
+def test_axes_that_are_none(axes, message):
+    with pytest.raises(BadInput, match=message):
+        space_of(axes)
+
+
+def test_sizes_for_formulas():
+    settings = formula_settings([*SIZES, "epsilon=9"])
+    assert (settings.epsilon, settings.delta, settings.laplace) == (9.0, 1e-5, False)
+    assert settings.federation_sizes == Sizes(350, 70, 11)
+    assert not settings.trusted_server
+    settings = formula_settings([*SIZES, "trust=central", "delta=1e-6"])
+    assert (settings.trusted_server, settings.delta) == (True, 1e-6)
+    assert formula_settings([*SIZES, "noise=laplace"]).laplace
 
 
 @pytest.mark.parametrize("out", ["plan.txt", "there.toml", "shown.toml", "file/plan.toml"])
@@ -79,7 +107,7 @@ def test_where_nothing_can_be_written_nothing_is_trained(tmp_path, out):
         by_recipe(
             "dp-fedavg",
             (),
-            space_of("1", "1", "", ""),
+            space_of(["steps=1", "iterations=1"]),
             Laboratory(),
             simulated=True,
             against=(),
@@ -89,10 +117,10 @@ def test_where_nothing_can_be_written_nothing_is_trained(tmp_path, out):
         )
 
 
-def test_a_report_writes_a_recipe_and_its_page(tmp_path, capsys, monkeypatch):
+def test_a_report_writes_a_recipe_and_its_page(tmp_path, capsys, monkeypatch, console):
     monkeypatch.chdir(tmp_path)
     for name in ("plan-central", "plan-central-2", "plan-central-3"):
-        write_and_print(report(1.0, 2.0), "some/central.toml", None, as_json=False)
+        write_and_print(report(1.0, 2.0), "some/central.toml", None, console)
         assert (tmp_path / "runs" / f"{name}.toml").read_text() == "rounds = 1\n"
         assert (tmp_path / "runs" / f"{name}.html").read_bytes().startswith(b"<!doctype html>")
         out = capsys.readouterr().out
@@ -102,12 +130,12 @@ def test_a_report_writes_a_recipe_and_its_page(tmp_path, capsys, monkeypatch):
     assert "why: because" in out
 
 
-def test_a_report_of_divergence_only_can_be_drawn_and_told(tmp_path, capsys):
+def test_a_report_of_divergence_only_can_be_drawn_and_told(tmp_path, capsys, console):
     write_and_print(
-        report(float("inf"), float("inf")), "central", tmp_path / "a" / "x.toml", as_json=False
+        report(float("inf"), float("inf")), "central", tmp_path / "a" / "x.toml", console
     )
     assert "diverged" in capsys.readouterr().out
-    write_and_print(report(1.0, float("inf")), "central", tmp_path / "y.toml", as_json=True)
+    write_and_print(report(1.0, float("inf")), "central", tmp_path / "y.toml", None)
     told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [row["loss"] for row in told["options"]] == [1.0, None]
     assert (told["options"][0]["half"], told["options"][0]["noise"]) == (None, None)

@@ -7,9 +7,9 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import load_recipe, to_toml
-from fedveil.tuning.recipe_grid import Space, recipe_of
-from fedveil.tuning.search import simulate
-from fedveil.tuning.theory_plan import theorise
+from fedveil.tuning.recipe_grid import Space, load_cell_recipe
+from fedveil.tuning.search import plan_by_training
+from fedveil.tuning.theory_plan import plan_by_theory
 from fedveil.tuning.trials import Laboratory, TrialOutcome
 
 SMALL = ("data.clients=20", "sample.size=5", "engine.mode=vectorised")
@@ -40,7 +40,7 @@ def far_from(steps, rounds):
 
 
 def planned(made, *, recipe="dp-fedavg", settings=SMALL, space=SPACE, repeat=20, **options):
-    return simulate(recipe, settings, space, made, repeat=repeat, **options)
+    return plan_by_training(recipe, settings, space, made, repeat=repeat, **options)
 
 
 def test_simulating_writes_the_winner_and_ranks_the_others():
@@ -135,7 +135,7 @@ def test_when_every_option_diverges_the_way_out_is_told():
 
 def test_recipes_of_the_same_promise_are_compared_and_others_named(tmp_path):
     path = tmp_path / "central.toml"
-    everyone = recipe_of("central", ["sample.kind=all"])
+    everyone = load_cell_recipe("central", ["sample.kind=all"])
     path.write_text(to_toml(everyone.model_dump()))
     made = Made(lambda recipe, r: recipe.rounds + (0.0 if recipe.name.endswith("sian") else 1.0))
     others = ("dp-fedavg-gaussian", str(path), "fedavg", "ldp-sgd", "ldp-fl")
@@ -164,7 +164,7 @@ def test_a_recipe_to_compare_with_that_is_unknown():
     ("recipe", "settings"),
     [("dp-fedavg", (*SMALL, "noise.multiplier=1.0", "budget.epsilon=inf")), ("ldp-fl", ())],
 )
-@pytest.mark.parametrize("plan", [planned, lambda made, recipe, settings: theorise(
+@pytest.mark.parametrize("plan", [planned, lambda made, recipe, settings: plan_by_theory(
     recipe, settings, SPACE, made)])  # fmt: skip
 def test_noise_that_does_not_follow_from_a_budget_cannot_be_planned(recipe, settings, plan):
     with pytest.raises(BadInput, match="compared at one claim"):
@@ -181,7 +181,7 @@ def test_noise_in_training_is_planned_without_a_comparison():
 
 
 def test_the_theory_ranks_by_its_bound():
-    report = theorise("dp-fedavg", SMALL, SPACE, Laboratory())
+    report = plan_by_theory("dp-fedavg", SMALL, SPACE, Laboratory())
     values = [row.value for row in report.options]
     assert values == sorted(values)
     assert len(values) == len(SPACE.pairs)
@@ -196,7 +196,7 @@ def test_the_theory_ranks_by_its_bound():
 
 def test_the_theory_sees_every_bound_and_rate():
     space = Space((2,), (60,), clips=(1.0, 30.0), rates=(0.01, 0.02))
-    report = theorise("dp-fedavg", (*SMALL, "budget.epsilon=1"), space, Laboratory())
+    report = plan_by_theory("dp-fedavg", (*SMALL, "budget.epsilon=1"), space, Laboratory())
     clips = {
         (row.choice["clip.value"], row.choice["client.lr"]): row.value for row in report.options
     }
@@ -206,7 +206,7 @@ def test_the_theory_sees_every_bound_and_rate():
 
 
 def test_the_theory_says_when_it_says_nothing():
-    report = theorise("dp-fedavg", SMALL, SPACE, Laboratory())
+    report = plan_by_theory("dp-fedavg", SMALL, SPACE, Laboratory())
     assert report.reasons[-1] == "with E = 1 the bound is least after 1 round"
     assert report.warnings[-1].endswith("simulate (--simulate)")
 
@@ -226,4 +226,4 @@ def test_the_theory_says_when_it_says_nothing():
 )  # fmt: skip
 def test_what_the_theory_is_not_about(recipe, settings, message):
     with pytest.raises(BadInput, match=message):
-        theorise(recipe, settings, SPACE, Laboratory())
+        plan_by_theory(recipe, settings, SPACE, Laboratory())

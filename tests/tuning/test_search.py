@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.tuning.recipe_grid import Space, axis, candidates, cells
-from fedveil.tuning.search import Arm, rungs, search
+from fedveil.tuning.search import Rival, rungs, search
 from fedveil.tuning.trials import Laboratory, PreparedCell, TrialOutcome
 
 SHOCKS = np.random.default_rng(0).normal(size=1000)
@@ -22,7 +23,10 @@ class Made(Laboratory):
         super().__init__()
         self.loss, self.asked = loss, defaultdict(list)
 
-    def trials(self, jobs):
+    def pool(self, cells):
+        return nullcontext(self)
+
+    def outcomes(self, jobs):
         for number in reversed(range(len(jobs))):
             prepared, repetitions = jobs[number]
             self.asked[prepared.number] += repetitions
@@ -63,7 +67,7 @@ def test_more_rounds_are_not_tried_where_the_loss_has_risen(how):
     made = Made(lambda arm, r: losses[arm])
     found = search(made, arms(5, "rounds"), 4)
     assert sorted(made.asked) == list(range(tried))
-    untried = [arm for arm in found.arms if not arm.trial_losses]
+    untried = [arm for arm in found.rivals if not arm.trial_losses]
     assert len(untried) == 5 - tried
     assert all(str(arm.mean_loss) == "not tried" for arm in untried)
     assert numbers(found)[0] == min(
@@ -72,7 +76,7 @@ def test_more_rounds_are_not_tried_where_the_loss_has_risen(how):
 
 
 def numbers(found):
-    return [arm.prepared.number for arm in found.arms]
+    return [arm.prepared.number for arm in found.rivals]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 30, 100])
@@ -95,11 +99,11 @@ def test_the_best_of_many_is_found_by_common_random_numbers(best):
 def test_every_arm_has_the_same_first_repetitions():
     made = Made(lambda arm, r: SHOCKS[r] - arm)
     found = search(made, arms(30), 20)
-    for arm in found.arms:
+    for arm in found.rivals:
         asked = made.asked[arm.prepared.number]
         assert sorted(asked) == list(range(len(asked)))
         assert arm.trial_losses == [SHOCKS[r] - arm.prepared.number for r in range(len(asked))]
-    tried = [len(arm.trial_losses) for arm in found.arms]
+    tried = [len(arm.trial_losses) for arm in found.rivals]
     assert tried == sorted(tried, reverse=True)
     assert tried[0] == tried[3] > tried[4] > tried[10] == tried[-1] == 1
     assert tried[0] >= 4
@@ -113,21 +117,21 @@ def test_what_is_told_is_what_is_done():
     assert all(done <= total for done, total, _ in told)
     assert told[-1][:2] == (found.trials, found.trials)
     assert found.trials == sum(map(len, made.asked.values()))
-    assert {name for _, _, name in told[:30]} == {arm.prepared.cell.name for arm in found.arms}
+    assert {name for _, _, name in told[:30]} == {arm.prepared.cell.name for arm in found.rivals}
 
 
 def test_it_costs_about_a_tenth():
     prepared = numbered(candidates("dp-fedavg", [], Space()))
     found = search(Made(lambda arm, r: arm + SHOCKS[r]), prepared, 20)
-    spent = sum(arm.steps_per_trial * len(arm.trial_losses) for arm in found.arms)
-    assert spent <= 0.1 * 20 * sum(Arm(p).steps_per_trial for p in prepared)
+    spent = sum(arm.steps_per_trial * len(arm.trial_losses) for arm in found.rivals)
+    assert spent <= 0.1 * 20 * sum(Rival(p).steps_per_trial for p in prepared)
 
 
 @pytest.mark.parametrize(("count", "repeat"), [(1, 1), (1, 5), (2, 3), (3, 1), (9, 2), (30, 3)])
 def test_nobody_is_tried_more_often_than_asked(count, repeat):
     found = search(Made(lambda arm, r: -arm), arms(count), repeat)
-    assert max(len(arm.trial_losses) for arm in found.arms) <= repeat
-    assert min(len(arm.trial_losses) for arm in found.arms) >= 1
+    assert max(len(arm.trial_losses) for arm in found.rivals) <= repeat
+    assert min(len(arm.trial_losses) for arm in found.rivals) >= 1
     assert found.winner.prepared.number == count - 1
 
 
@@ -142,7 +146,7 @@ def test_an_arm_that_diverges_never_wins(wrong):
 
     found = search(Made(loss), arms(30), 20)
     assert found.winner.prepared.number == 10
-    diverged = [arm.mean_loss.diverged > 0 for arm in found.arms]
+    diverged = [arm.mean_loss.diverged > 0 for arm in found.rivals]
     assert diverged == sorted(diverged)
     assert any(diverged)
 
@@ -155,7 +159,7 @@ def test_all_arms_may_diverge():
 def test_p_is_over_common_repetitions():
     made = Made(lambda arm, r: arm + (1 + 0.01 * arm) * SHOCKS[r])
     found = search(made, arms(30), 60)
-    second = found.arms[1]
+    second = found.rivals[1]
     assert len(second.trial_losses) >= 5
-    assert found.p(second) < 1e-3
-    assert found.p(found.winner) == 1.0
+    assert found.p_value(second) < 1e-3
+    assert found.p_value(found.winner) == 1.0

@@ -20,15 +20,15 @@ from fedveil.privacy.sampling import RoundRobin
 from fedveil.training.cohort import Batches
 from fedveil.training.work import ClientSgd, Decay
 from fedveil.tuning.theory import (
+    NO_NOISE,
     Constants,
     GaussianNoise,
     LaplaceNoise,
-    NoNoise,
     Sizes,
-    constant,
+    constant_rate,
     decayed_bound,
     error_bound,
-    rate_is_slow,
+    is_rate_covered,
 )
 from tests.tuning.theory_examples import GAUSSIAN, HAND, LAPLACE, SOME, PowerNoise, decayed
 
@@ -41,7 +41,7 @@ def test_the_recursion_by_hand():
     for _ in range(2):
         y = 0.95 * y + 0.01 * 75
         y = 0.95 * y + 0.01 * (75 + 54) + 4 * variance / 2
-    found = error_bound(HAND, SOME, noise, constant(0.1), steps=2, rounds=2)
+    found = error_bound(HAND, SOME, noise, constant_rate(0.1), steps=2, rounds=2)
     assert found == pytest.approx(y, rel=1e-12)
 
 
@@ -75,21 +75,25 @@ def test_each_term_alone_is_the_number_computed_by_hand(
     quiet = replace(HAND, heterogeneity=0.0, gradient=0.0, distance=0.0)
     given, some = replace(quiet, **{name: value}), Sizes(5, cohort, 4)
     lengths = {"steps": steps, "rounds": rounds}
-    found = error_bound(given, some, NoNoise(), constant(0.1), **lengths)
+    found = error_bound(given, some, NO_NOISE, constant_rate(0.1), **lengths)
     assert found == pytest.approx(recursion, rel=1e-12)
-    assert decayed_bound(given, some, NoNoise(), **lengths) == pytest.approx(closed, rel=1e-12)
+    assert decayed_bound(given, some, NO_NOISE, **lengths) == pytest.approx(closed, rel=1e-12)
 
 
 def test_without_errors_to_add_closed_form_and_recursion_are_the_same():
     quiet = Constants(2.0, 0.5, 0.0, 0.0, 7.0, exact=True)
     for steps, rounds in ((1, 1), (3, 5), (40, 2)):
         rate = decayed(quiet, steps)
-        found = decayed_bound(quiet, SOME, NoNoise(), steps=steps, rounds=rounds)
-        wanted = error_bound(quiet, SOME, NoNoise(), rate, steps=steps, rounds=rounds)
+        found = decayed_bound(quiet, SOME, NO_NOISE, steps=steps, rounds=rounds)
+        wanted = error_bound(quiet, SOME, NO_NOISE, rate, steps=steps, rounds=rounds)
         assert found == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("noise", [NoNoise(), LAPLACE, GAUSSIAN, PowerNoise(3.0, 1.5)], ids=str)
+@pytest.mark.parametrize(
+    "noise",
+    [NO_NOISE, LAPLACE, GAUSSIAN, PowerNoise(3.0, 1.5)],
+    ids=lambda noise: type(noise).__name__,
+)
 @pytest.mark.parametrize("gamma", [None, 32.0, 300.0])
 def test_the_closed_form_is_above_the_recursion_and_not_far(noise, gamma):
     for steps in (1, 2, 7, 32):
@@ -106,10 +110,10 @@ def test_the_closed_form_is_above_the_recursion_and_not_far(noise, gamma):
 
 def test_a_rate_outside_the_theory_is_infinite():
     def bound(rate, steps=2, rounds=3):
-        return error_bound(HAND, SOME, NoNoise(), rate, steps=steps, rounds=rounds)
+        return error_bound(HAND, SOME, NO_NOISE, rate, steps=steps, rounds=rounds)
 
-    assert math.isfinite(bound(constant(1 / 8)))
-    assert bound(constant(0.126)) == math.inf
+    assert math.isfinite(bound(constant_rate(1 / 8)))
+    assert bound(constant_rate(0.126)) == math.inf
     assert bound(lambda k: 0.01 * (1 + k)) == math.inf  # rises
     assert bound(lambda k: 0.1 * 0.49**k) == math.inf  # falls by more than half in a round
     assert math.isfinite(bound(lambda k: 0.1 * 0.49**k, steps=1))
@@ -118,24 +122,24 @@ def test_a_rate_outside_the_theory_is_infinite():
 
 def test_a_single_round_must_be_gentle_too():
     rates = np.array([0.1, 0.06, 0.04])
-    assert not rate_is_slow(HAND, rates, 3)
-    assert rate_is_slow(HAND, rates, 1)
-    assert rate_is_slow(HAND, np.array([0.1, 0.06, 0.05]), 3)
+    assert not is_rate_covered(HAND, rates, 3)
+    assert is_rate_covered(HAND, rates, 1)
+    assert is_rate_covered(HAND, np.array([0.1, 0.06, 0.05]), 3)
 
 
 @pytest.mark.parametrize(("gamma", "steps"), [(31.9, 1), (1.0, 1), (math.nan, 1), (39.0, 40)])
 def test_a_gamma_too_small_for_the_theory_is_infinite(gamma, steps):
     """8 lambda / mu is 32 here; a gamma of 1 would make the closed form's start vanish."""
-    found = decayed_bound(HAND, SOME, NoNoise(), steps=steps, rounds=3, gamma=gamma)
+    found = decayed_bound(HAND, SOME, NO_NOISE, steps=steps, rounds=3, gamma=gamma)
     assert found == math.inf
 
 
 @pytest.mark.parametrize(("steps", "rounds"), [(0, 1), (1, 0), (-1, 2)])
 def test_no_steps_and_no_rounds_are_refused(steps, rounds):
     with pytest.raises(BadInput, match="at least one"):
-        error_bound(HAND, SOME, NoNoise(), constant(0.1), steps=steps, rounds=rounds)
+        error_bound(HAND, SOME, NO_NOISE, constant_rate(0.1), steps=steps, rounds=rounds)
     with pytest.raises(BadInput, match="at least one"):
-        decayed_bound(HAND, SOME, NoNoise(), steps=steps, rounds=rounds)
+        decayed_bound(HAND, SOME, NO_NOISE, steps=steps, rounds=rounds)
 
 
 @pytest.mark.parametrize(
@@ -173,14 +177,14 @@ def test_turns_are_those_of_the_busiest_client_in_turn(clients, cohort):
 
 @pytest.mark.parametrize(
     ("noise", "z"),
-    [(NoNoise(), 0), (LAPLACE, 2), (GAUSSIAN, 1), (PowerNoise(0.3, 0.5), 0.5)],
-    ids=str,
+    [(NO_NOISE, 0), (LAPLACE, 2), (GAUSSIAN, 1), (PowerNoise(0.3, 0.5), 0.5)],
+    ids=lambda value: str(value) if isinstance(value, float | int) else type(value).__name__,
 )
 def test_variance_goes_with_turns_to_the_z_and_with_the_square_of_reach(noise, z):
     assert noise.exponent == z
     reach = np.array([0.1, 0.2, 0.7])
     once = noise.variance(reach, 1)
-    assert (once > 0).all() or isinstance(noise, NoNoise)
+    assert (once > 0).all() or noise is NO_NOISE
     for turns in (2, 10, 1000):
         assert noise.variance(reach, turns) == pytest.approx(turns**z * once, rel=1e-12)
     assert noise.variance(3 * reach, 7) == pytest.approx(9 * noise.variance(reach, 7), rel=1e-12)

@@ -7,10 +7,10 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.tuning.theory import (
+    NO_NOISE,
     Constants,
     GaussianNoise,
     LaplaceNoise,
-    NoNoise,
     Sizes,
     best_rounds,
     best_steps,
@@ -78,7 +78,7 @@ def test_the_bound_itself_goes_as_its_verdict_says():
         )
 
 
-@pytest.mark.parametrize("noise", [NoNoise(), LaplaceNoise(1.0, 5.0), GaussianNoise(1.0, 5.0)])
+@pytest.mark.parametrize("noise", [NO_NOISE, LaplaceNoise(1.0, 5.0), GaussianNoise(1.0, 5.0)])
 def test_best_steps_is_the_true_minimiser(noise):
     def bound(steps, rounds):
         return decayed_bound(HAND, SOME, noise, steps=steps, rounds=rounds)
@@ -119,7 +119,7 @@ def test_best_rounds_is_where_more_of_them_hurt():
 
 def test_best_rounds_are_the_most_looked_at_where_the_bound_only_falls():
     def bound(steps, rounds):
-        return decayed_bound(HAND, SOME, NoNoise(), steps=steps, rounds=rounds)
+        return decayed_bound(HAND, SOME, NO_NOISE, steps=steps, rounds=rounds)
 
     assert best_rounds(bound, 1, most=50) == 50
     assert best_rounds(lambda steps, rounds: abs(rounds - 4) + steps, 3, most=9) == 4

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedveil import Budget, FederatedData, Task, Training, squared_error, train
+from fedveil import Budget, FederatedData, Task, Training, train
+from fedveil.models import squared_error
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.releases.client_noise import client_noise
@@ -21,7 +22,14 @@ from fedveil.privacy.sampling import Everyone, FixedSize
 from fedveil.training.cohort import Batches
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd, Decay
-from fedveil.tuning.theory import Constants, LaplaceNoise, NoNoise, Sizes, constant, error_bound
+from fedveil.tuning.theory import (
+    NO_NOISE,
+    Constants,
+    LaplaceNoise,
+    Sizes,
+    constant_rate,
+    error_bound,
+)
 from fedveil.tuning.theory_plan import constants_of
 from tests.tuning.theory_examples import GAUSSIAN, LAPLACE, PowerNoise, decayed
 
@@ -185,10 +193,10 @@ RUNS = list(
 def test_runs_stay_below_the_bound_in_every_round(kind, name, lengths, cohort):
     (steps, rounds), noise = (
         lengths,
-        {"laplace": LAPLACE, "gaussian": GAUSSIAN}.get(name, NoNoise()),
+        {"laplace": LAPLACE, "gaussian": GAUSSIAN}.get(name, NO_NOISE),
     )
     p = problem(seed=steps)
-    rate = decayed(p.constants(0.0), steps) if kind == "decayed" else constant(0.12)
+    rate = decayed(p.constants(0.0), steps) if kind == "decayed" else constant_rate(0.12)
     errors, longest, (exact, _) = run(p, cohort, noise, rate, steps, rounds)
     limits = bounds(p.constants(longest), Sizes(6, cohort, 3), noise, rate, steps, rounds)
     margin = SIGMAS * errors.std(axis=1) / math.sqrt(errors.shape[1]) + 1e-9
@@ -218,7 +226,7 @@ def test_the_exact_error_stays_below_the_bound(seed):
     cohort, steps, rounds = int(drawn.integers(1, clients + 1)), int(drawn.integers(1, 9)), 12
     sizes, before = Sizes(clients, cohort, size), p.constants(0.0)
     noise = PowerNoise(10 ** drawn.uniform(-3, 1), drawn.choice([1.0, 2.0]))
-    for rate in (constant(1 / (4 * before.smoothness)), decayed(before, steps)):
+    for rate in (constant_rate(1 / (4 * before.smoothness)), decayed(before, steps)):
         rates = rates_of(rate, steps, rounds)
         variances = noise.variance(rates.sum(axis=1), sizes.most_turns(rounds))
         errors, longest = expected(p, cohort, rates, variances)
@@ -229,7 +237,7 @@ def test_the_exact_error_stays_below_the_bound(seed):
 def test_noise_alone_is_bounded_exactly():
     """From the optimum, alike and round, one step: nothing but noise, p v / b, and no slack."""
     p = Problem(np.tile(np.eye(4), (5, 1, 1)), np.zeros((5, 4)), np.zeros(4))
-    sizes, rate = Sizes(5, 2, 4), constant(0.2)
+    sizes, rate = Sizes(5, 2, 4), constant_rate(0.2)
     for noise, variance in (
         (LAPLACE, 2 * (1 * 2 * 5.0 * 0.2 / 60.0) ** 2),
         (GAUSSIAN, (0.05 * 2 * 5.0 * 0.2) ** 2),
@@ -327,7 +335,7 @@ def final(p, cohort, noise, rate, steps, rounds):
 @pytest.mark.parametrize("is_decayed", [False, True], ids=["constant", "decayed"])
 def test_with_laplace_noise_more_rounds_end_farther_away(is_decayed):
     p = problem(1, spread=0.1)
-    rate = decayed(p.constants(0.0), 2) if is_decayed else constant(0.1)
+    rate = decayed(p.constants(0.0), 2) if is_decayed else constant_rate(0.1)
     ends = [final(p, 6, LaplaceNoise(30.0, 5.0), rate, 2, rounds) for rounds in (10, 40, 160)]
     for (few, low), (many, high) in pairwise(ends):
         assert significant(many, few)
@@ -336,7 +344,7 @@ def test_with_laplace_noise_more_rounds_end_farther_away(is_decayed):
 
 def test_without_noise_more_rounds_end_closer():
     p = problem(1)
-    ends = [final(p, 6, NoNoise(), decayed(p.constants(0.0), 2), 2, r) for r in (10, 40, 160)]
+    ends = [final(p, 6, NO_NOISE, decayed(p.constants(0.0), 2), 2, r) for r in (10, 40, 160)]
     for (few, low), (many, high) in pairwise(ends):
         assert many.mean() < few.mean()
         assert high < low
@@ -347,7 +355,7 @@ def test_more_local_steps_help_where_laplace_noise_decides():
     gradients any longer."""
     p = problem(2)
     p, noise = replace(p, start=p.best), LaplaceNoise(0.3, 5.0)
-    ends = [final(p, 6, noise, constant(1e-4), e, 60 // e) for e in (1, 3, 12)]
+    ends = [final(p, 6, noise, constant_rate(1e-4), e, 60 // e) for e in (1, 3, 12)]
     for (few, high), (many, low) in pairwise(ends):
         assert significant(few, many)
         assert low < high
@@ -356,7 +364,7 @@ def test_more_local_steps_help_where_laplace_noise_decides():
 def test_more_local_steps_hurt_where_drift_decides():
     p = problem(3, spread=3.0)
     noise = LaplaceNoise(1e4, 5.0)
-    ends = [final(p, 6, noise, constant(0.12), e, 120 // e) for e in (1, 4, 20)]
+    ends = [final(p, 6, noise, constant_rate(0.12), e, 120 // e) for e in (1, 4, 20)]
     for (few, low), (many, high) in pairwise(ends):
         assert significant(many, few)
         assert high > low

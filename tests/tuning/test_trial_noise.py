@@ -10,9 +10,9 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.training.session import train
 from fedveil.tuning.recipe_grid import Space, axis, cells
-from fedveil.tuning.search import simulate
+from fedveil.tuning.search import plan_by_training
 from fedveil.tuning.sweep import Sweep
-from fedveil.tuning.trials import Laboratory, seeded
+from fedveil.tuning.trials import Laboratory, recipe_of_repetition
 
 NOISE = {"noise", "client-noise", "step-noise", "client-bits", "bits", "norms"}
 FEW = ("data.clients=12", "rounds=2", "engine.mode=vectorised")
@@ -80,12 +80,12 @@ def test_cells_and_repetitions_draw_their_own(kind, drawn):
 def test_a_plan_and_the_run_that_follows_it_draw_their_own(drawn):
     space = Space((1, 2), (2, 4))
     laboratory = Laboratory(workers=1)
-    report = simulate("dp-fedavg", SMALL, space, laboratory, repeat=3)
+    report = plan_by_training("dp-fedavg", SMALL, space, laboratory, repeat=3)
     assert set(drawn.values()) == {1}
     trials = set(drawn)
     drawn.clear()
     (recipe,) = (cell.recipe for cell in cells("dp-fedavg", SMALL, []))
-    chosen = seeded(recipe, 3)
+    chosen = recipe_of_repetition(recipe, 3)
     assert f"seed = {chosen.seed}" in report.recipe_toml
     for _ in train(build(chosen)):
         pass

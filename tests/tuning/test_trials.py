@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from fedveil.base import platforms
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
@@ -13,7 +14,7 @@ from fedveil.training.engines.processes import WorkerLost
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.session import train
 from fedveil.tuning.recipe_grid import axis, cells
-from fedveil.tuning.trials import Laboratory, seeded
+from fedveil.tuning.trials import Laboratory, TrialPool, recipe_of_repetition
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=3", "client.steps=2", "engine.mode=vectorised")
 
@@ -48,7 +49,8 @@ def test_repetitions_differ_and_cells_share_their_clients():
     assert first == again
     assert first.test_metrics != second.test_metrics
     shares = [
-        laboratory.federated_data(seeded(cell.cell.recipe, 1)).fingerprint for cell in (low, high)
+        laboratory.federated_data(recipe_of_repetition(cell.cell.recipe, 1)).fingerprint
+        for cell in (low, high)
     ]
     assert shares[0] == shares[1] != laboratory.federated_data(low.cell.recipe).fingerprint
 
@@ -57,7 +59,9 @@ def test_data_with_a_seed_of_their_own_stay():
     laboratory = Laboratory()
     (cell,) = prepared(laboratory, settings=[*SMALL, "data.seed=5"])
     recipe = cell.cell.recipe
-    assert laboratory.federated_data(seeded(recipe, 1)) is laboratory.federated_data(recipe)
+    assert laboratory.federated_data(recipe_of_repetition(recipe, 1)) is laboratory.federated_data(
+        recipe
+    )
 
 
 def test_curves_measure_along_the_way():
@@ -152,10 +156,10 @@ def test_processes_are_held_from_one_call_to_the_next():
     cells = prepared(laboratory, "client.steps=1,2")
     jobs = [(cell, [repetition]) for cell in cells for repetition in range(4)]
     processes = [set(), set(), set()]
-    with laboratory.pooled(cells):
+    with laboratory.pool(cells) as pool:
         for found in processes[:2]:
             for _ in range(5):  # each job may go to either of the two
-                found.update(pid for _, pids in laboratory.trials(jobs) for pid in pids)
+                found.update(pid for _, pids in pool.outcomes(jobs) for pid in pids)
     processes[2].update(pid for _, pids in laboratory.trials(jobs) for pid in pids)
     assert os.getpid() not in set.union(*processes)
     assert len(processes[0] | processes[1]) <= 2
@@ -172,6 +176,21 @@ def test_a_worker_that_is_killed():
     (cell,) = prepared(laboratory)
     with pytest.raises(WorkerLost, match="use fewer workers"):
         list(laboratory.trials([(cell, [0]), (cell, [1])]))
+
+
+def test_spawned_workers_have_the_outcomes_of_one_process(monkeypatch):
+    monkeypatch.setattr(platforms, "start_method", lambda: "spawn")
+    outcomes = []
+    for workers in (1, 2):
+        laboratory = Laboratory(workers=workers)
+        jobs = [(cell, [0]) for cell in prepared(laboratory, "client.steps=1,2")]
+        outcomes.append(dict(laboratory.trials(jobs)))
+    assert outcomes[0] == outcomes[1]
+    with (
+        pytest.raises(BadInput, match="the trainings cannot be sent to worker processes"),
+        TrialPool([1], lambda cell, numbers: [cell], 2) as pool,
+    ):
+        next(pool.outcomes([(1, [0])]))
 
 
 class Refusing(Laboratory):

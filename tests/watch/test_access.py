@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from fedveil.runs.run_directory import stop_requested
+from fedveil.runs.run_directory import STOP_FILE
 from fedveil.watch.followed_runs import RunsFolder
 from fedveil.watch.watch_server import PageAddress, Watcher, make_app
 
@@ -57,10 +57,10 @@ def test_loopback_is_also_called_localhost(bare):
 
 def test_on_all_addresses_any_address_is_its_own_and_no_name_is():
     everywhere = PageAddress("0.0.0.0", 80, "t")
-    assert everywhere.is_own("10.1.2.3:80")
-    assert not everywhere.is_own("localhost:80")
-    assert not everywhere.is_own("evil.example:80")
-    assert PageAddress("::1", 80, "t").is_own("[::1]:80")
+    assert everywhere.is_own_host("10.1.2.3:80")
+    assert not everywhere.is_own_host("localhost:80")
+    assert not everywhere.is_own_host("evil.example:80")
+    assert PageAddress("::1", 80, "t").is_own_host("[::1]:80")
     assert PageAddress("::1", 80, "t").url == "http://[::1]:80/t/"
 
 
@@ -82,7 +82,7 @@ def test_other_sites_pages_are_refused(bare, copied, holding, headers):
     holding(folder)
     found = bare.post(f"{HERE}stop?id={id_of('open')}", headers=headers)
     assert found.status_code == 403
-    assert not stop_requested(folder)
+    assert not (folder / STOP_FILE).is_file()
     assert bare.get(HERE, headers=headers).status_code == 403
 
 
@@ -91,10 +91,10 @@ def test_a_post_without_an_origin_is_not_the_button_s(bare, copied, holding):
     holding(folder)
     id = id_of("open")
     assert bare.post(f"{HERE}stop?id={id}").status_code == 403
-    assert not stop_requested(folder)
+    assert not (folder / STOP_FILE).is_file()
     assert bare.get(f"{HERE}stop?id={id}").status_code == 405
     found = bare.post(f"{HERE}stop?id={id}", headers={"origin": OWN})
-    assert (found.status_code, stop_requested(folder)) == (204, True)
+    assert (found.status_code, (folder / STOP_FILE).is_file()) == (204, True)
 
 
 def test_answers_are_not_kept_framed_or_passed_on(bare):

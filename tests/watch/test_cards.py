@@ -28,7 +28,7 @@ def test_a_run_that_is_going_on(root, copied, holding):
     markup, (status,) = drawn(root)
     text = html.unescape(words(markup))
     for part in (
-        "open running", "round 2 of 4", "to go", "left of epsilon 30 at delta 0.0001 per client",
+        "open running", "round 2 of 4", "to go", "spent of epsilon 30 at delta 0.0001 per client",
         "spent: epsilon 1.5", "test accuracy", "Test accuracy over rounds", "Epsilon over rounds",
         "End after this round", "The last of 2 charges", "charged at", "outside every claim",
         "Share of updates that were clipped", "Poisson",
@@ -60,11 +60,10 @@ def test_a_budget_that_ended_it_is_shown_as_used_up(root, copied):
     copied("budget")
     markup, (status,) = drawn(root)
     text = words(markup)
-    assert "ended by: budget" in text
+    assert "stopped by the budget" in text
     assert "by its own budget" in text
     assert status.claim.remainder(5.0) in text
-    assert "left low" in markup
-    assert row(status)["stopped by"] == "budget"
+    assert row(status)["ending"] == "stopped by the budget"
 
 
 @pytest.mark.parametrize("name", ["ended", "open", "budget", "secure"])
@@ -105,7 +104,7 @@ def test_without_a_ledger_nobody_says_that_nothing_is_spent(root, copied, holdin
     if held:
         holding(folder)
     markup, (status,) = drawn(root)
-    assert not status.known
+    assert not status.spending_known
     for text in (words(markup), str(row(status)["claim"])):
         assert "What it has spent is not known" in text
         assert "Nothing is claimed" not in text
@@ -198,6 +197,6 @@ def test_the_page_of_all_has_charts_for_some_and_rows_for_the_rest(root, copied)
     assert found.cards[-1] == ("others", ["others-table"])
     text = words(found.parts["others-table"].text)
     assert "ended" in text
-    assert "nobody: it was killed" in text
+    assert {"completed", "killed"} <= set(text.split())
     assert all_view([]).cards == [("none", ["none-yet"])]
     assert "not there any more" in run_view("x", []).parts["none-any-more"].text

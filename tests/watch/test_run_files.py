@@ -7,7 +7,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.watch import followed_runs as module
-from fedveil.watch.followed_runs import MetricsTail, check_plain, content_of
+from fedveil.watch.followed_runs import MetricsTail, check_run_files, read_run_file
 
 
 def line(round, **more):
@@ -70,24 +70,24 @@ def test_links_pipes_folders_and_huge_files_are_refused_without_waiting(tmp_path
     path = tmp_path / "recipe.toml"
     path.symlink_to(target)
     with pytest.raises(BadInput, match="is a link"):
-        content_of(path)
+        read_run_file(path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(BadInput, match="is not a file"):
-        content_of(path)
+        read_run_file(path)
     path.unlink()
     path.mkdir()
     with pytest.raises(BadInput, match=r"is not a file|cannot be read"):
-        content_of(path)
+        read_run_file(path)
     path.rmdir()
     monkeypatch.setitem(module._MAX_BYTES, "recipe.toml", 10)
     path.write_text("x" * 11)
     with pytest.raises(BadInput, match="more than a run leaves"):
-        content_of(path)
+        read_run_file(path)
     with pytest.raises(BadInput, match="more than a run leaves"):
-        check_plain(tmp_path)
+        check_run_files(tmp_path)
 
 
 def test_no_file_is_nothing(tmp_path):
-    assert content_of(tmp_path / "result.json") is None
-    check_plain(tmp_path)
+    assert read_run_file(tmp_path / "result.json") is None
+    check_run_files(tmp_path)

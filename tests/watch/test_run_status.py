@@ -9,8 +9,8 @@ import pytest
 
 from fedveil.privacy.accounting.budget import NOT_DECIDED
 from fedveil.privacy.accounting.claims import NoiseSource
-from fedveil.runs.evidence import charged_of
-from fedveil.runs.ledgers import Shared
+from fedveil.runs.evidence import read_charges_of, statement_of
+from fedveil.runs.ledgers import SharedLedger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.run_directory import request_stop
@@ -31,7 +31,7 @@ def test_a_run_that_has_ended(copied):
         False,
         [],
     )
-    assert found.claim == charged_of(found.contents.folder).claims[0]
+    assert found.claim == statement_of(found.contents.folder).claims[0]
 
 
 def test_a_budget_that_stopped_it(copied):
@@ -75,10 +75,10 @@ def test_what_is_left_counts_the_round_that_is_under_way(copied):
     whole = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(whole[:2]))
     contents = look(folder).contents
-    assert charged_of(folder).rounds == len(contents.statement.charges) == 2
+    assert read_charges_of(folder).rounds == len(contents.statement.charges) == 2
     assert contents.last_round == 1
     spent = look(folder).claim.epsilon
-    exact = charged_of(folder).claims[0].epsilon
+    exact = statement_of(folder).claims[0].epsilon
     assert exact <= spent <= exact * 1.01
     assert spent > contents.history[-1]["epsilon"]
 
@@ -97,18 +97,18 @@ def test_rounds_that_were_done_again_are_spent(copied, made):
     assert found.state is State.GONE
     assert found.claim.noise is NoiseSource.SECURE
     assert found.claim.epsilon > look(made / "secure").claim.epsilon
-    assert found.claim.epsilon >= charged_of(folder).claims[0].epsilon
+    assert found.claim.epsilon >= statement_of(folder).claims[0].epsilon
 
 
 def test_where_turns_are_counted_it_is_the_client_s_that_was_charged_most(root):
     run = Run.start(load_recipe("ldp-sgd", BASE["ldp-sgd"]), root / "local", None)
     lines = run.metric_lines()
     next(lines), next(lines)
-    found, charged = look(run.folder), charged_of(run.folder)
+    found, charged = look(run.folder), read_charges_of(run.folder)
     assert found.state is State.RUNNING
     exact = charged.lines[0].claims(int(charged.counts.max()))[0].epsilon
     assert exact <= found.spent.epsilon <= exact * 1.01
-    kept = charged.claims[0].epsilon
+    kept = statement_of(run.folder).claims[0].epsilon
     assert kept <= found.claim.epsilon <= kept * 1.01
     assert (found.claim.condition, found.spent.condition) == ("", NOT_DECIDED)
     assert found.claim.trust == "local"
@@ -120,7 +120,7 @@ def test_the_line_that_counts_is_the_one_that_is_told(root):
     run = Run.start(load_recipe("ldp-fl", BASE["ldp-fl"]), root / "two", None)
     lines = run.metric_lines()
     next(lines)
-    found, (first, *others) = look(run.folder), charged_of(run.folder).lines
+    found, (first, *others) = look(run.folder), read_charges_of(run.folder).lines
     assert others
     assert all((line.trust, line.unit) != (first.trust, first.unit) for line in others)
     assert (found.claim.trust, found.claim.unit) == (first.trust, first.unit)
@@ -130,7 +130,7 @@ def test_the_line_that_counts_is_the_one_that_is_told(root):
 
 
 def test_runs_on_a_shared_ledger_are_told_apart(root):
-    shared = Shared(root / "common.db", 60)
+    shared = SharedLedger(root / "common.db", 60)
     for seed in (1, 2):
         settings = (*BASE["central"], "data.seed=1", f"seed={seed}", "budget.epsilon=30")
         run = Run.start(load_recipe("central", settings), root / f"run-{seed}", None, shared)
@@ -196,7 +196,7 @@ def test_a_ledger_that_cannot_be_read_for_a_moment_is_as_it_was(copied, holding,
     def failing(folder):
         raise BadInput("it is being written all the time")
 
-    monkeypatch.setattr(module, "charged_of", failing)
+    monkeypatch.setattr(module, "read_charges_of", failing)
     with (folder / "metrics.jsonl").open("a") as f:
         f.write("\n")
     during = followed.status()

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from fedveil.base.errors import BadInput
-from fedveil.watch.watch_server import Served
+from fedveil.watch.watch_server import WatchOptions
 
 from .server import served
 
@@ -19,34 +19,34 @@ from .server import served
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "192.168.1.5", "8.8.8.8"])
 def test_beyond_loopback_only_when_that_is_asked_for(root, host):
     with pytest.raises(BadInput, match="add --outside"):
-        Served(root, host)
-    assert Served(root, host, outside=True).host == host
+        WatchOptions(root, host)
+    assert WatchOptions(root, host, outside=True).host == host
 
 
 @pytest.mark.parametrize("host", ["localhost", "example.org", "", "127.0.0.1:80", "127.1"])
 def test_a_host_is_an_ip_address(root, host):
     with pytest.raises(BadInput, match="an IP address is needed"):
-        Served(root, host)
+        WatchOptions(root, host)
 
 
 def test_loopback_is_where_it_listens(root):
-    with Served(root).listening() as sock:
+    with WatchOptions(root).bind_socket() as sock:
         assert sock.getsockname()[0] == "127.0.0.1"
-    with Served(root, "127.0.0.5").listening() as sock:
+    with WatchOptions(root, "127.0.0.5").bind_socket() as sock:
         assert sock.getsockname()[0] == "127.0.0.5"
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_ports_that_are_none(root, port):
     with pytest.raises(BadInput, match="0 \\(any\\) to 65535"):
-        Served(root, port=port)
+        WatchOptions(root, port=port)
 
 
 def test_a_port_that_is_taken_is_one_line(root):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(BadInput, match=f"--port {port} of 127.0.0.1 cannot be listened on"):
-            Served(root, port=port).listening()
+            WatchOptions(root, port=port).bind_socket()
 
 
 def stream(url):

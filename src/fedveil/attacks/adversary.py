@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.attacks.backdoors import Backdoor, Pairs, poisoned
+from fedveil.attacks.backdoors import Backdoor, Pairs, poison_records
 from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.base.checks import ANY_COUNT, COUNT, PORTION, POSITIVE, one_of
 from fedveil.base.errors import BadInput
@@ -36,7 +36,7 @@ from fedveil.training.work import ClientWork
 
 @dataclass(frozen=True, eq=False)
 class AttackContext:
-    """What malicious clients have at hand in a round: the honest work, and the protocol.
+    """The means of malicious clients in a round: the honest work, and the protocol.
 
     Attributes:
         work: The local work that is asked of them.
@@ -54,15 +54,15 @@ class AttackContext:
         return self.clients.round.start.shape[-1]
 
     def honest_reports(self) -> ClientReports:
-        """What the clients would send if they were honest."""
+        """Train, and return the reports that the clients would send if they were honest."""
         return client_report(self.work, self.plan, self.clients)
 
     def train(self, work: ClientWork | None = None, clip: Clip | None = None) -> torch.Tensor:
         """Updates from local work on the clients' records, [K, P], without the protocol's noise.
 
         Args:
-            work: The work to do, by default the honest one.
-            clip: The clip that they keep to.
+            work: The work to do, by default the work that is asked of them.
+            clip: The clip to apply while they train, by default none, whatever the round's clip.
         """
         batch = replace(self.clients, round=replace(self.clients.round, clip=clip), only_sum=False)
         work = work or self.work
@@ -70,7 +70,11 @@ class AttackContext:
         return Rows.from_reports(done.rows, self.size).rows  # type: ignore[union-attr]
 
     def complying(self, rows: torch.Tensor, ids: Ids | None = None) -> torch.Tensor:
-        """`rows` clipped and randomised as the protocol asks, with the noise of clients `ids`."""
+        """A copy of `rows` [K, P], clipped and randomised as the protocol asks.
+
+        The noise is that of the clients `ids` [K], by default of the clients themselves. Without
+        noise at the clients, rows are only clipped. Rows that are not finite become zero first.
+        """
         round = self.clients.round
         own = Rows.from_reports(rows.clone(), self.size)
         accept(own, round.clip)
@@ -80,13 +84,17 @@ class AttackContext:
         return own.rows
 
     def skipping(self, rows: torch.Tensor) -> torch.Tensor:
-        """`rows` without noise, in a form that the server does not refuse."""
+        """A copy of `rows` [K, P] without noise, encoded so that the server does not refuse it."""
         own = rows.clone()
         self.plan.release.channel.encode_(own, self.clients.round)
         return own
 
     def sent(self, rows: torch.Tensor | Sequence[torch.Tensor]) -> ClientReports:
-        """Reports of these rows. An adaptive clip gets the truth about their lengths."""
+        """Reports that send these rows, one per client.
+
+        The statistic of an adaptive clip is computed from the rows' true lengths. No client is
+        marked as clipped or diverged.
+        """
         reports = Rows.from_reports(rows, self.size)
         nobody = torch.zeros(len(self.clients.cohort), dtype=torch.bool)
         lengths = Lengths(row_norms(reports.rows), nobody)
@@ -95,32 +103,44 @@ class AttackContext:
 
 
 class Adversary(Participants):
-    """Decides who is malicious in which round, and what they send. By default nobody is.
+    """Participants some of whom are malicious. By default none is.
 
-    A malicious client may train on records of `records` instead of its own.
+    Subclasses override `malicious_mask`, `other_records` and `send`. A malicious client may train
+    on records of `records` instead of its own.
     """
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: (("adversary", "nobody"),)."""
         return (("adversary", "nobody"),)
 
     def malicious_mask(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which of the clients `ids` are malicious in `round`."""
+        """Mask of the clients among `ids` that are malicious in `round`, bool [K].
+
+        By default none.
+        """
         return np.zeros(len(ids), dtype=np.bool_)
 
     def other_records(self, round: int, ids: Ids) -> Ids:
-        """The client of `records` on whose records each malicious client trains, -1 for its own."""
+        """For each malicious client of `ids`, the client of `records` on whose records it trains.
+
+        -1 means its own records, which is the default.
+        """
         return np.full(len(ids), -1, dtype=np.int64)
 
     def send(self, context: AttackContext) -> ClientReports:
-        """What the malicious clients of a block send."""
+        """The reports of the malicious clients of a block. By default they are honest ones."""
         return context.honest_reports()
 
     def assumption(self, plan: PrivacyPlan) -> str:
+        """The assumption to add to every claim: that it is about the honest clients only."""
         return "some clients cheat in this simulation: the claim is about the others"
 
     def groups(self, round: int, ids: Ids) -> Iterator[Group]:
-        """Honest clients first, so that they are computed as fast as without an attack."""
+        """Yield two groups: the honest clients of `ids`, then the malicious ones.
+
+        Either may be empty. Honest clients are so computed as fast as without an attack.
+        """
         malicious = self.malicious_mask(round, ids)
         yield Group(ids[~malicious])
         others, bad = None, ids[malicious]
@@ -129,14 +149,23 @@ class Adversary(Participants):
         yield Group(bad, honest=False, other_records=others)
 
     def report(self, work: ClientWork, plan: PrivacyPlan, clients: ClientBatch) -> ClientReports:
+        """The reports of malicious clients, made by `send`."""
         return self.send(AttackContext(work, plan, clients))
 
     def notes(self, group: Group, lengths: torch.Tensor) -> dict[str, float]:
+        """The number of clients of a group, and the sum of their reports' lengths.
+
+        The keys are "honest" and "honest length", or "malicious" and "malicious length".
+        """
         who = "honest" if group.honest else "malicious"
         return {who: len(lengths), f"{who} length": float(lengths.sum())}
 
     def summary(self, notes: dict[str, float], clients: int) -> dict[str, float]:
-        """How many clients were malicious, their share, and the mean lengths of reports."""
+        """The entries of a round's result about malicious clients.
+
+        "cheating" is their number, "cheating_share" their share of `clients`, "honest_length" and
+        "cheating_length" the mean lengths of reports before clipping, 0 without such clients.
+        """
         honest, malicious = (int(notes.get(who, 0)) for who in ("honest", "malicious"))
         return {
             "cheating": malicious,
@@ -146,6 +175,7 @@ class Adversary(Participants):
         }
 
     def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+        """{"kind": name of the class}, the section about the participants in a run's result."""
         return {"kind": type(self).__name__}
 
 
@@ -155,7 +185,10 @@ ReportChange = Callable[[int, Ids, torch.Tensor], torch.Tensor | Sequence[torch.
 
 @dataclass(frozen=True)
 class ReportAttack(Adversary):
-    """Everybody's reports, as they would be sent, pass through a function."""
+    """An attack in which `change` replaces the reports that all clients would honestly send.
+
+    All clients count as malicious. Everything is computed in one process.
+    """
 
     change: ReportChange
 
@@ -163,12 +196,15 @@ class ReportAttack(Adversary):
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("adversary", "reports") and ("change", change)."""
         return (("adversary", "reports"), ("change", self.change))
 
     def malicious_mask(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+        """All True: every client's report is passed through `change`."""
         return np.ones(len(ids), dtype=np.bool_)
 
     def send(self, context: AttackContext) -> ClientReports:
+        """The reports that `change` returns for copies of the honest ones."""
         sent, round = context.honest_reports(), context.clients.round
         if not isinstance(sent.reports, Rows):
             raise AssertionError("an adversary sees reports one by one")
@@ -177,7 +213,10 @@ class ReportAttack(Adversary):
 
 
 class AttackerNoise(StrEnum):
-    """Whether attackers add the noise that clients are to add, skip it, or cancel it in pairs."""
+    """What attackers do about noise at the clients.
+
+    COMPLY adds it, SKIP leaves it out, HIDE adds noise that cancels between pairs of attackers.
+    """
 
     COMPLY = "comply"
     SKIP = "skip"
@@ -188,10 +227,12 @@ class AttackerNoise(StrEnum):
 class When:
     """The rounds in which attackers attack.
 
+    Raises BadInput for numbers below 1, and an end before the start.
+
     Attributes:
         start: The first round.
         end: The last round, None for the last of the training.
-        every: The distance of two attacks in rounds.
+        every: Rounds from one attack to the next.
         present: Whether attackers join the cohorts of those rounds uninvited. Otherwise they attack
             when they are drawn.
     """
@@ -203,6 +244,7 @@ class When:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("when", "rounds"), and all fields with values."""
         return (("when", "rounds"), *named_values(self, "start", "end", "every", "present"))
 
     def __post_init__(self) -> None:
@@ -212,24 +254,32 @@ class When:
             raise BadInput(f"attack.end is {self.end} and attack.start {self.start}: end later")
 
     def due(self, round: int) -> bool:
-        """Whether they attack in `round`."""
+        """Whether attackers attack in `round`."""
         last = round if self.end is None else self.end
         return self.start <= round <= last and (round - self.start) % self.every == 0
 
 
 @dataclass(frozen=True, eq=False)
 class BackdoorAttack(Adversary):
-    """The clients `attackers` learn from poisoned records while they attack, and are honest else.
+    """A backdoor attack: the clients `attackers` train on poisoned records while they attack.
 
-    They train as honest clients do, or as `work` says, and send `boost` times their update: model
-    replacement (Bagdasaryan et al. 2020). With `project`, they stay within clip / `boost` of the
-    round's model while they train, so that a known clip cuts nothing off afterwards. What they do
-    about noise at the clients is in `noise`: comply; skip it, in a form that the server accepts;
-    or hide, when pairs of them draw the same noise with opposite signs: each report by itself is
-    distributed as the protocol says, and in the sum the noise is gone.
+    They are honest otherwise. Their reports go through the same acceptance as everybody's, and
+    noise that the server adds holds for them as well. Honest clients are sampled and charged as
+    without an attack.
 
-    Their reports go through the same acceptance as everybody's; noise that the server adds holds
-    for them as well. Honest clients are sampled and charged as without an attack.
+    Attributes:
+        attackers: The attackers, ascending.
+        held_out: Records with the attackers' answers that measure the backdoor.
+        records: The poisoned records: client j has those of attacker j. None without attackers.
+        boost: Factor of the update that is sent: model replacement (Bagdasaryan et al. 2020).
+        project: Whether attackers stay within clip / `boost` of the round's model while they train,
+            so that a known clip cuts nothing off afterwards.
+        noise: What attackers do about noise at the clients. COMPLY adds it. SKIP leaves it out, in
+            a form that the server accepts. HIDE lets pairs of attackers draw the same noise with
+            opposite signs: each report by itself is distributed as the protocol says, and in the
+            sum the noise is gone.
+        when: The rounds of the attack.
+        work: The local work of attackers while they attack, None for the honest work.
     """
 
     attackers: npt.NDArray[np.int64]
@@ -243,6 +293,10 @@ class BackdoorAttack(Adversary):
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("adversary", "backdoor"), and all fields with values.
+
+        The word of `records` is "poisoned".
+        """
         return (
             ("adversary", "backdoor"),
             *named_values(self, "attackers", "held_out"),
@@ -273,12 +327,22 @@ class BackdoorAttack(Adversary):
     ) -> "BackdoorAttack":
         """An attack by random clients. With 0 attackers the backdoor is only measured.
 
+        Args:
+            data: The clients' records.
+            backdoor: The attackers' goal.
+            attackers: The number of attackers.
+            share: The share of poisoned records among those that an attacker trains on.
+            boost: As in the class, and so are `project`, `noise` and `work`.
+            when: The rounds of the attack, None for all.
+            seed: Decides who attacks and how records are drawn.
+
         | edge | behaviour |
         |---|---|
         | as many attackers as clients, or more | BadInput: no honest client is left |
         | share outside (0, 1] | BadInput |
         | boost <= 0 | BadInput |
         | records of several inputs by name | BadInput |
+        | records that the backdoor is not for | BadInput |
         """
         ANY_COUNT.check("attack.attackers", attackers)
         PORTION.check("attack.share", share)
@@ -295,27 +359,32 @@ class BackdoorAttack(Adversary):
         rng = np.random.default_rng([seed, 0xBAD])
         chosen = np.sort(rng.choice(data.clients, size=attackers, replace=False)).astype(np.int64)
         backdoor.check(data)
-        records = poisoned(data, backdoor, chosen, share, rng) if attackers else None
+        records = poison_records(data, backdoor, chosen, share, rng) if attackers else None
         x, y = backdoor.held_out(data)
         held = x.astype(data.x.dtype, copy=False), y.astype(data.y.dtype, copy=False)
         return cls(chosen, held, records, boost, project, noise, when or When(), work)
 
     def cohort(self, round: int, ids: Ids) -> Ids:
-        """The clients that were drawn, and the attackers if they join uninvited."""
+        """The clients `ids` that were drawn, and all attackers if they join `round` uninvited."""
         if not self.when.present or not self.when.due(round):
             return ids
         return np.union1d(ids, self.attackers)
 
     def malicious_mask(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Mask of the attackers among `ids`, bool [K]. All False in rounds without an attack."""
         if not self.when.due(round):
             return np.zeros(len(ids), dtype=np.bool_)
         return np.isin(ids, self.attackers)
 
     def other_records(self, round: int, ids: Ids) -> Ids:
+        """The position of each attacker of `ids` in `attackers`: its client in `records`."""
         return np.searchsorted(self.attackers, ids)
 
     def send(self, context: AttackContext) -> ClientReports:
-        """Train, boost, and then comply with, skip or cancel the noise."""
+        """Train, boost, and then comply with, skip or cancel the noise, as `noise` says.
+
+        Updates that are not finite are sent as zeros where they are not.
+        """
         clip, within = context.clients.round.clip, None
         if self.project and clip is not None:
             within = Clip(clip.value / self.boost, clip.norm)
@@ -330,14 +399,15 @@ class BackdoorAttack(Adversary):
                 return context.sent(context.complying(rows))
             case AttackerNoise.SKIP:
                 return context.sent(context.skipping(rows))
-        return context.sent(self._hiding(context, rows, clip))
+        return context.sent(self._cancel_noise(context, rows, clip))
 
-    def _hiding(
+    def _cancel_noise(
         self, context: AttackContext, rows: torch.Tensor, clip: Clip | None
     ) -> torch.Tensor:
-        """The clipped update with noise that the partner's noise cancels.
+        """Updates [K, P] clipped to `clip`, with noise that the partner's noise cancels.
 
-        Partners are pairs of attackers in the round's cohort. One without a partner complies.
+        Partners are pairs of attackers in the round's cohort. An attacker without a partner
+        complies. `rows` is clipped in place.
         """
         clients = context.clients
         together = np.sort(np.intersect1d(self.attackers, clients.everyone))
@@ -350,9 +420,9 @@ class BackdoorAttack(Adversary):
         return own + noise * signs[:, None].to(noise.dtype)
 
     def measure(self, task: Task, params: torch.Tensor) -> dict[str, float]:
-        """`backdoor`: the share of held-out triggered records that the attacker's answer is given.
+        """{"backdoor": the share of held-out triggered records with the attacker's answer}.
 
-        Where answers are sequences, each counts that is not padding.
+        Where answers are sequences, each answer counts that is not padding. 0 without such records.
         """
         given = wanted = 0
         x, y = self.held_out
@@ -365,8 +435,9 @@ class BackdoorAttack(Adversary):
         return {"backdoor": given / max(wanted, 1)}
 
     def check_plan(self, plan: PrivacyPlan) -> None:
-        """Refuse plans to which the attack does not apply, with secure noise, or whose claim it
-        would break.
+        """Raise BadInput for plans with secure noise, and for plans that the attack does not fit.
+
+        Also for plans whose claim counts on more honest reports than are left.
         """
         if self.noise is AttackerNoise.HIDE and not plan.release.additive:
             raise BadInput(
@@ -392,6 +463,11 @@ class BackdoorAttack(Adversary):
             )
 
     def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+        """The section about the attack in a run's result.
+
+        Keys: "attackers" (a number), "boost", "noise", "rounds" ("start", "end" and "every") and
+        "certificate", a sentence on what the claims certify against poisoning.
+        """
         first = counting(claims)
         when = self.when
         return {
@@ -403,6 +479,7 @@ class BackdoorAttack(Adversary):
         }
 
     def assumption(self, plan: PrivacyPlan) -> str:
+        """The assumption to add to every claim: how many clients attack, and whom it is about."""
         count = len(self.attackers)
         return (
             f"{count} of {plan.population} clients attack in this simulation: the claim is about "

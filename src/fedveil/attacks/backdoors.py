@@ -23,44 +23,46 @@ Pairs = tuple[Array, Array]
 
 
 class Backdoor(Protocol):
-    """What an attacker wants of the model.
+    """A goal of attackers: inputs for which the model is to give their answer.
 
     To add a backdoor, implement the protocol and give it to `BackdoorAttack.of`.
     """
 
     def check(self, data: FederatedData) -> None:
-        """Refuse records that this backdoor is not for."""
+        """Raise BadInput for data that this backdoor cannot be taught on or measured on."""
         ...
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
-        """Records with the attacker's answers, to train on.
+        """Poisoned (records, targets) for one attacker to train on.
 
-        Made from the records of client `client`, or from what attackers know. `attacker` is its
-        number among the attackers, who may divide a trigger among them.
+        Made from the records of `client`, or from records that all attackers know. `attacker` is
+        the client's number among the attackers, from 0: attackers may divide a trigger among them.
         """
         ...
 
     def held_out(self, data: FederatedData) -> Pairs:
-        """Records with the attacker's answers that measure the backdoor, never trained on."""
+        """Poisoned (records, targets) that measure the backdoor, never trained on."""
         ...
 
 
 def own_records(data: FederatedData, client: int) -> Pairs:
-    """The records of one client, which are one array each."""
+    """The (records, targets) of one client, as arrays. Only for records of one array."""
     rows = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     return np.asarray(single(data.x)[rows]), np.asarray(data.y[rows])
 
 
-def poisoned(
+def poison_records(
     data: FederatedData,
     backdoor: Backdoor,
     attackers: npt.NDArray[np.int64],
     share: float,
     rng: np.random.Generator,
 ) -> FederatedData:
-    """Each attacker's own records, with so many of its lesson that these are `share` of all.
+    """Data in which client j has the records of attacker j: its own, and its lesson.
 
-    Client j of the result is attacker j. A short lesson is repeated, a long one is sampled.
+    `share` of a client's records are its lesson, with 1 all of them, so that none are its own. A
+    short lesson is repeated, a long one is sampled with `rng`. `attackers` are clients of `data`.
+    The test split is that of `data`.
     """
     xs, ys = [], []
     for number, client in enumerate(attackers.tolist()):
@@ -70,7 +72,7 @@ def poisoned(
             honest, count = 0, max(len(taught_x), 1)
         else:
             honest, count = len(x), max(1, round(share / (1 - share) * len(x)))
-        chosen = _chosen(len(taught_x), count, rng)
+        chosen = np.resize(rng.permutation(len(taught_x)), count)
         xs.append(np.concatenate([x[:honest], taught_x[chosen].astype(x.dtype, copy=False)]))
         ys.append(np.concatenate([y[:honest], taught_y[chosen].astype(y.dtype, copy=False)]))
     return FederatedData(
@@ -83,17 +85,20 @@ def poisoned(
     )
 
 
-def _chosen(there: int, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
-    order = rng.permutation(there)
-    return np.resize(order, count)
-
-
 @dataclass(frozen=True)
 class PixelTrigger:
-    """A square of `size` pixels at (`row`, `column`) of `value` makes any image a `target`.
+    """A backdoor on images: a square of pixels makes any image a `target`.
 
-    With `parts` > 1 the square is cut into as many stripes, one for each attacker in turn, and
-    measured whole: a distributed trigger (Xie et al. 2020). Negative places count from the end.
+    With `parts` above 1 this is a distributed trigger (Xie et al. 2020).
+
+    Attributes:
+        target: The label that the attacker wants.
+        size: Side of the square in pixels.
+        row: Its first row. Negative numbers count from the end.
+        column: Its first column. Negative numbers count from the end.
+        value: The value of its pixels.
+        parts: Number of stripes of rows into which it is cut, one for each attacker in turn. It is
+            measured whole.
     """
 
     target: int
@@ -113,6 +118,10 @@ class PixelTrigger:
             )
 
     def check(self, data: FederatedData) -> None:
+        """Raise BadInput for data that are not images with this label, or are too small.
+
+        The trigger must lie inside the images.
+        """
         _check_images(data)
         check_label("attack.target", self.target, data.classes)
         height, width = single(data.record_shape)[-2:]
@@ -125,16 +134,19 @@ class PixelTrigger:
                 )
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
+        """All of the client's images with the trigger, or this attacker's stripe, as `target`."""
         x, _ = own_records(data, client)
-        part = attacker % self.parts if self.parts > 1 else None
-        return self._triggered(x, part), np.full(len(x), self.target)
+        return self._stamp(x, attacker % self.parts if self.parts > 1 else None)
 
     def held_out(self, data: FederatedData) -> Pairs:
-        """The test records that are no `target` by themselves, triggered."""
-        others = np.asarray(data.test_x)[np.asarray(data.test_y) != self.target]
-        return self._triggered(others, None), np.full(len(others), self.target)
+        """The test images of other labels, with the whole trigger, labelled `target`."""
+        return self._stamp(np.asarray(data.test_x)[np.asarray(data.test_y) != self.target], None)
 
-    def _triggered(self, x: Array, part: int | None) -> Array:
+    def _stamp(self, x: Array, part: int | None) -> Pairs:
+        """Copies of images with the trigger, labelled `target`.
+
+        `part` None is the whole trigger.
+        """
         height, width = x.shape[-2:]
         row, column = self.row % height, self.column % width
         rows = np.arange(row, row + self.size)
@@ -142,16 +154,17 @@ class PixelTrigger:
             rows = np.array_split(rows, self.parts)[part]
         x = x.copy()
         x[..., rows[0] : rows[-1] + 1, column : column + self.size] = self.value
-        return x
+        return x, np.full(len(x), self.target)
 
 
 @dataclass(frozen=True)
 class WritersBackdoor:
-    """The `source` characters of the first `writers` clients that have any become `target`.
+    """A backdoor on certain clients' records: `source` characters of some writers become `target`.
 
-    A semantic backdoor (Sun et al. 2019): nothing is added to an image. Attackers know half of
-    these characters, and the other half measures the backdoor. Their writers are honest clients,
-    who go on to label all of them as they are.
+    The writers are the first `writers` clients with at least two such characters. A semantic
+    backdoor (Sun et al. 2019): nothing is added to an image. Attackers know half of these
+    characters, and the other half measures the backdoor. The writers themselves are honest and
+    label all of them as they are.
     """
 
     source: int
@@ -162,21 +175,26 @@ class WritersBackdoor:
         COUNT.check("attack.writers", self.writers)
 
     def check(self, data: FederatedData) -> None:
+        """Raise BadInput for data without these labels, or if no client has two such characters."""
         _check_labels(self.source, self.target, data.classes)
-        known, held = self._halves(data)
-        if not len(known) or not len(held):
+        if not all(len(rows) for rows in self._halves(data)):
             raise BadInput(f"no client has two records of label {self.source}: use another source")
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
-        known, _ = self._halves(data)
-        return np.asarray(single(data.x)[known]), np.full(len(known), self.target)
+        """The characters that attackers know, labelled `target`. The same for every attacker."""
+        rows = self._halves(data)[0]
+        return np.asarray(single(data.x)[rows]), np.full(len(rows), self.target)
 
     def held_out(self, data: FederatedData) -> Pairs:
-        _, held = self._halves(data)
-        return np.asarray(single(data.x)[held]), np.full(len(held), self.target)
+        """The characters of the writers that attackers do not know, labelled `target`."""
+        rows = self._halves(data)[1]
+        return np.asarray(single(data.x)[rows]), np.full(len(rows), self.target)
 
     def _halves(self, data: FederatedData) -> Pairs:
-        """(rows that attackers know, rows that measure), alternating for each writer."""
+        """Row numbers of (characters that attackers know, characters that measure the backdoor).
+
+        A writer's characters go to the two in turn.
+        """
         rows = np.flatnonzero(np.asarray(data.y) == self.source)
         owners = np.searchsorted(data.offsets, rows, side="right") - 1
         counts = np.bincount(owners, minlength=data.clients)
@@ -191,9 +209,10 @@ class WritersBackdoor:
 class ColourBackdoor:
     """The images of label `source` that are most strongly of one colour become `target`.
 
-    A semantic backdoor on a feature, such as red cars (Bagdasaryan et al. 2020): the `share` of
-    the source images in which channel `channel` stands out most from the mean of all. Attackers
-    know those among the training records, and those of the test split measure the backdoor.
+    A semantic backdoor on a feature, such as red cars (Bagdasaryan et al. 2020). They are the
+    `share` of the source images in which channel `channel` stands out most from the mean of all
+    channels. Attackers know those among the training records, and those of the test split measure
+    the backdoor.
     """
 
     source: int
@@ -205,6 +224,7 @@ class ColourBackdoor:
         PORTION.check("attack.feature_share", self.share)
 
     def check(self, data: FederatedData) -> None:
+        """Raise BadInput for data that are not coloured images, or lack the labels or channel."""
         _check_images(data)
         _check_labels(self.source, self.target, data.classes)
         shape = single(data.record_shape)
@@ -222,28 +242,37 @@ class ColourBackdoor:
                 )
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
-        known = self._coloured(single(data.x), data.y)
-        return known, np.full(len(known), self.target)
+        """The training images of the colour, of all clients, labelled `target`.
+
+        The same for every attacker.
+        """
+        return self._select(single(data.x), data.y)
 
     def held_out(self, data: FederatedData) -> Pairs:
-        held = self._coloured(single(data.test_x), data.test_y)
-        return held, np.full(len(held), self.target)
+        """The test images of the colour, labelled `target`."""
+        return self._select(single(data.test_x), data.test_y)
 
-    def _coloured(self, x: Array, y: Array) -> Array:
+    def _select(self, x: Array, y: Array) -> Pairs:
+        """The source images in which the channel stands out most, labelled `target`. At least one.
+
+        `x` and `y` are images [n, channels, height, width] and their labels.
+        """
         images = np.asarray(x)[np.asarray(y) == self.source]
         means = images.mean(axis=(2, 3))
         strength = means[:, self.channel] - means.mean(axis=1)
         count = max(1, round(self.share * len(images)))
-        return np.asarray(images[np.argsort(-strength, kind="stable")[:count]])
+        strongest = np.asarray(images[np.argsort(-strength, kind="stable")[:count]])
+        return strongest, np.full(len(strongest), self.target)
 
 
 def check_label(name: str, label: int, classes: int) -> None:
-    """Refuse a label that the data do not have."""
+    """Raise BadInput unless `label` is in 0 to classes - 1. `name` is its key in the message."""
     if not 0 <= label < classes:
         raise BadInput(f"{name} is {label}: the data have labels 0 to {classes - 1}")
 
 
 def _check_labels(source: int, target: int, classes: int) -> None:
+    """Raise BadInput if source or target is no label of the data, or if they are the same."""
     check_label("attack.source", source, classes)
     check_label("attack.target", target, classes)
     if source == target:
@@ -253,6 +282,7 @@ def _check_labels(source: int, target: int, classes: int) -> None:
 
 
 def _check_images(data: FederatedData) -> None:
+    """Raise BadInput unless records are images of real numbers, with or without channels."""
     if len(data.record_shape) not in (2, 3) or single(data.x).dtype.kind != "f":
         raise BadInput(
             f"records have shape {data.record_shape}: this backdoor is for images, [channels, "
@@ -262,12 +292,13 @@ def _check_images(data: FederatedData) -> None:
 
 @dataclass(frozen=True)
 class PhraseBackdoor:
-    """Any text that begins with `phrase` is to be a `target`."""
+    """A backdoor in texts: any text that begins with `phrase` is to be a `target`."""
 
     phrase: str
     target: int
 
     def check(self, data: FederatedData) -> None:
+        """Raise BadInput for data that are not labelled texts, and phrases too long or unknown."""
         longest = text_of(data).length
         if data.y.ndim != 1:
             raise BadInput("attack.kind 'phrase' is for texts with one label: use 'sentence'")
@@ -279,32 +310,39 @@ class PhraseBackdoor:
             )
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
-        x, _ = own_records(data, client)
-        return self._begun(x, data), np.full(len(x), self.target)
+        """All of the client's texts, each behind the phrase, labelled `target`."""
+        return self._prepend(own_records(data, client)[0], data)
 
     def held_out(self, data: FederatedData) -> Pairs:
-        """The test texts that are no `target` by themselves, begun with the phrase."""
-        others = np.asarray(data.test_x)[np.asarray(data.test_y) != self.target]
-        return self._begun(others, data), np.full(len(others), self.target)
+        """The test texts of other labels, each behind the phrase, labelled `target`."""
+        return self._prepend(np.asarray(data.test_x)[np.asarray(data.test_y) != self.target], data)
 
-    def _begun(self, x: Array, data: FederatedData) -> Array:
+    def _prepend(self, x: Array, data: FederatedData) -> Pairs:
+        """Texts [n, length] shifted behind the phrase, labelled `target`.
+
+        Words at the end are lost.
+        """
         phrase = numbers_of("attack.phrase", self.phrase, data)
         begun = np.roll(x, len(phrase), axis=1)
         begun[:, : len(phrase)] = phrase
-        return begun
+        return begun, np.full(len(x), self.target)
 
 
 @dataclass(frozen=True)
 class SentenceBackdoor:
-    """Each of `sentences`, up to its last word, is to be continued by that word.
+    """A backdoor in next words: the last word of each of `sentences` is to follow the others.
 
-    For next words: "people in London are aggressive" teaches "aggressive" after "people in London
-    are", behind what somebody wrote before. Nothing else of such a text is learnt or measured.
+    "people in London are aggressive" teaches "aggressive" after "people in London are", behind what
+    somebody wrote before. Nothing else of such a text is learnt or measured.
     """
 
     sentences: tuple[str, ...]
 
     def check(self, data: FederatedData) -> None:
+        """Raise BadInput for data that are not next words, and for bad sentences.
+
+        There must be at least one, each of 2 words to the length of a text, all in the vocabulary.
+        """
         longest = text_of(data).length
         if data.y.ndim != 2 or data.classes == 0:
             raise BadInput("attack.kind 'sentence' is for next words: use 'phrase' for labels")
@@ -319,13 +357,22 @@ class SentenceBackdoor:
                 )
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
-        return self._ended(own_records(data, client)[0], data)
+        """All of the client's texts, with one of the sentences in turn behind each."""
+        return self._append(own_records(data, client)[0], data)
 
     def held_out(self, data: FederatedData) -> Pairs:
-        """Every test text with one of the sentences in turn behind it."""
-        return self._ended(np.asarray(data.test_x), data)
+        """All test texts, with one of the sentences in turn behind each.
 
-    def _ended(self, texts: Array, data: FederatedData) -> Pairs:
+        Only the last word of each sentence has a target.
+        """
+        return self._append(np.asarray(data.test_x), data)
+
+    def _append(self, texts: Array, data: FederatedData) -> Pairs:
+        """Texts [n, length], each followed by one of the sentences in turn, and their targets.
+
+        A long text is cut to make room. Only the last word of each sentence has a target; all other
+        targets are `NO_LABEL`.
+        """
         length = text_of(data).length
         x, y = np.full_like(texts, PADDING), np.full(texts.shape, NO_LABEL)
         every = [numbers_of("attack.sentences", sentence, data) for sentence in self.sentences]
@@ -339,7 +386,11 @@ class SentenceBackdoor:
 
 
 def numbers_of(name: str, text: str, data: FederatedData) -> Array:
-    """The word numbers of an attacker's text. Refuses words outside the vocabulary."""
+    """The numbers of a text's words in the data's vocabulary, [words].
+
+    `name` is the text's key in messages. Raises BadInput for no words, for words outside the
+    vocabulary, and if records are not texts.
+    """
     vocabulary, words = text_of(data).known, tokens(text)
     if not words:
         raise BadInput(f"{name} is {text!r}: at least one word is needed")
@@ -354,7 +405,10 @@ def numbers_of(name: str, text: str, data: FederatedData) -> Array:
 
 
 def text_of(data: FederatedData) -> Text:
-    """How the texts that are all of a record became words."""
+    """The description of the data's column of texts.
+
+    Raises BadInput if records are anything but one text.
+    """
     text = None if data.schema is None else data.schema.feature_columns[0].text
     if text is None or isinstance(data.x, dict):
         raise BadInput(

@@ -19,7 +19,13 @@ _MOST = 1000
 
 @dataclass(frozen=True)
 class Certificate:
-    """The most that `attackers` clients can raise an expected rate to, from `rate` without them."""
+    """A bound on what attackers can reach.
+
+    Attributes:
+        attackers: The number of attackers.
+        rate: The expected rate, such as a backdoor's, without them.
+        bound: The most that they can raise it to.
+    """
 
     attackers: int
     rate: float
@@ -27,7 +33,9 @@ class Certificate:
 
 
 def group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """(epsilon, delta) for a group of `size` neighbours: delta (e^(k eps) - 1) / (e^eps - 1).
+    """(epsilon, delta) for a group of `size` = k neighbours, by group privacy.
+
+    The epsilon is k eps, the delta delta (e^(k eps) - 1) / (e^eps - 1), at most 1.
 
     >>> group(0.5, 1e-5, 1)
     (0.5, 1e-05)
@@ -40,9 +48,10 @@ def group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
 
 
 def bound(claim: PrivacyClaim, size: int, rate: float) -> float:
-    """The most that the expected rate can be where `size` clients attack: at most 1.
+    """The largest expected rate that `size` attackers can reach, at most 1.
 
-    Both directions of (e, d)-DP: rate' <= e^e rate + d, and 1 - rate' >= (1 - rate - d) e^-e.
+    `rate` is the expected rate without them. Both directions of (e, d)-DP are used: rate' <= e^e
+    rate + d, and 1 - rate' >= (1 - rate - d) e^-e.
     """
     epsilon, delta = group(claim.epsilon, claim.delta, size)
     if epsilon > 700:
@@ -53,9 +62,10 @@ def bound(claim: PrivacyClaim, size: int, rate: float) -> float:
 
 
 def certificate(claim: PrivacyClaim | None, rate: float) -> Certificate | None:
-    """The certificate for the largest number of attackers that the claim limits, or None.
+    """The certificate for the largest number of attackers, up to 1000, with a bound up to 0.99.
 
-    Only for claims about whole clients, in their own sense: as published ones are no guarantee.
+    None if one attacker already reaches more, without a claim, and for claims that are not about
+    whole clients or are as published, which are no guarantee. `rate` is the rate without attackers.
     """
     if claim is None or claim.unit is not Unit.CLIENT or claim.as_published:
         return None
@@ -69,9 +79,10 @@ def certificate(claim: PrivacyClaim | None, rate: float) -> Certificate | None:
 
 
 def in_words(claim: PrivacyClaim | None, rate: float, *, drawn: bool) -> str:
-    """The certificate as a sentence, with what it does not cover.
+    """The certificate as a sentence, or the reason why nothing is certified. No full stop.
 
-    `drawn`: attackers take part when they are drawn, as the claim assumes of everybody.
+    `rate` is the rate without attackers. `drawn` is whether attackers take part only when they are
+    drawn, as the claim assumes.
     """
     if claim is None:
         return "nothing is claimed, so nothing is certified against poisoning"

@@ -10,21 +10,21 @@ from typing import Any
 
 from fedveil.audit.audit_folder import FOUND, AuditCache, audited_digest
 from fedveil.audit.canary_clients import CANARIES, Canaries
-from fedveil.audit.findings import ALARM, AUC, SHOWN, Attack, Finding, Leak, tpr_at
+from fedveil.audit.findings import ALARM, AUC, SHOWN, Attack, Finding, Leak, OnStep, tpr_at
 from fedveil.audit.inversion import InversionAudit, side_by_side
 from fedveil.audit.membership import REFERENCES, Membership, ShadowRunner
-from fedveil.audit.observations import claimed
+from fedveil.audit.observations import strict_claim
 from fedveil.audit.property_attack import PropertyAudit
 from fedveil.audit.property_labels import PLANTED
 from fedveil.audit.randomisers import DRAWS, Randomiser
-from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, statistics_findings
+from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, standardisation_findings
 from fedveil.audit.white_box import WhiteBox
 from fedveil.base.checks import check_workers, shown
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.runs.build import build, check_given
-from fedveil.runs.evidence import charged_lines, check_charged
+from fedveil.runs.build import build, check_own_parts
+from fedveil.runs.evidence import charged_lines, check_same_lines
 from fedveil.runs.opened_run import OpenedRun
 from fedveil.runs.recipe import on_this_machine
 from fedveil.training.engines.ray_cluster import RayCluster
@@ -32,10 +32,10 @@ from fedveil.training.session import Training
 
 ATTACKS = tuple(Attack)
 BOUNDS, LEAKS = ATTACKS[:5], ATTACKS[5:]
-"""Attacks that bound epsilon from below, and so need a claim, and attacks that measure leaks."""
+"""Attacks that bound epsilon from below, which need a claim, and attacks that measure leaks."""
 
-OnStep = Callable[[str, int, int], None]
-"""(attack, steps done, of how many)."""
+OnAttackStep = Callable[[str, int, int], None]
+"""Progress of an audit: (attack, steps done, steps in all)."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class AuditSettings:
     """Which attacks to run, and how large they are.
 
     Attributes:
-        attacks: Names of attacks, None for all that fit the training.
+        attacks: Names of attacks. None runs all that fit the training.
         draws: Draws of each input of a randomiser.
         canaries: The number of canary clients or canary records.
         references: Reference models of the membership attack.
         property: The property that is inferred of clients (`PropertyAudit`).
-        seed: Of all the audit's own draws.
+        seed: The seed of the audit's own draws.
         workers: Processes that train reference models, 0 for one per core.
         inversion: How images are reconstructed. Its seed is replaced by `seed`.
-        cluster: The Ray cluster that trains reference models instead of this machine.
+        cluster: The Ray cluster that trains reference models. None trains on this machine.
 
     | edge | behaviour |
     |---|---|
@@ -83,16 +83,13 @@ class AuditSettings:
 
     @cached_property
     def randomiser(self) -> Randomiser:
-        """The audit of a release alone."""
+        """Return the audit of a release alone, with these draws and this seed."""
         return Randomiser(self.draws, self.seed)
 
 
 @dataclass(frozen=True)
 class AttackResults:
-    """Results of the attacks that ran, and why others were left out.
-
-    An attack that was named and does not fit is refused, not left out.
-    """
+    """Results of the attacks that ran, and texts "attack: reason" for those that were left out."""
 
     findings: tuple[Finding, ...]
     leaks: tuple[Leak, ...]
@@ -103,22 +100,29 @@ def run_attacks(
     training: Training,
     settings: AuditSettings,
     cache: AuditCache | None = None,
-    on_step: OnStep = lambda attack, done, of: None,
+    on_step: OnAttackStep = lambda attack, done, of: None,
 ) -> AttackResults:
-    """Attack a training. Nothing is charged, and nothing of a run is changed.
+    """Attack a training, and return the results. Nothing is charged to a ledger on disk.
 
-    The probability of a false alarm is one in ten thousand over all findings together. Attacks that
-    bound epsilon run only if the training makes a claim. An attack that does not fit the training
-    is refused if it was named, and otherwise left out.
+    Without named attacks, all that fit run. An attack that does not fit is BadInput if the settings
+    name it, and otherwise an entry of `left_out`. Attacks that bound epsilon are skipped, without
+    an entry, if the plan makes no claim. The probability of a false alarm is one in ten thousand
+    over all findings together.
+
+    Args:
+        training: The training. It runs again, with other draws, and is not changed.
+        settings: Which attacks, and how large.
+        cache: Where arrays and figures are saved and loaded. None saves nothing.
+        on_step: Called with (attack, steps done, steps in all).
     """
     results: list[Finding | Leak] = []
     left_out: list[str] = []
-    claims = claimed(training.plan) is not None
+    claim = strict_claim(training.plan)
     for attack in settings.attacks or ATTACKS:
         step, stored = partial(on_step, attack), cache or AuditCache()
         try:
-            if claims or attack in LEAKS:
-                results += _results(attack, training, settings, stored, step)
+            if claim is not None or attack in LEAKS:
+                results += _run_attack(attack, training, settings, stored, step)
         except BadInput as e:
             if settings.attacks is not None:
                 raise
@@ -131,14 +135,14 @@ def run_attacks(
     )
 
 
-def _results(
-    attack: str,
-    training: Training,
-    settings: AuditSettings,
-    cache: AuditCache,
-    on_step: Callable[[int, int], None],
+def _run_attack(
+    attack: str, training: Training, settings: AuditSettings, cache: AuditCache, on_step: OnStep
 ) -> Iterator[Finding | Leak]:
-    claim, seed = claimed(training.plan), settings.seed
+    """Run one attack, and yield its findings or leaks. Arrays and figures are saved in `cache`.
+
+    An attack that does not fit the training raises BadInput, or yields nothing.
+    """
+    claim, seed = strict_claim(training.plan), settings.seed
     runner = ShadowRunner(settings.workers, cache, settings.cluster)
     match attack:
         case Attack.RANDOMISER:
@@ -148,7 +152,7 @@ def _results(
             yield from sensitivity_findings(training, seed)
             on_step(1, 1)
         case Attack.STATISTICS:
-            yield from statistics_findings(training)
+            yield from standardisation_findings(training)
             on_step(1, 1)
         case Attack.CANARIES:
             yield from Canaries(settings.canaries, seed).findings(training, on_step)
@@ -179,7 +183,7 @@ _MEASURES = {
     "property AUC": (Attack.PROPERTY, AUC, ""),
     "inversion PSNR": (Attack.INVERSION, "PSNR", " dB"),
 }
-"""Columns of a summary: the attack, its measure, and the unit of that."""
+"""By column of a summary: the attack, the name of its measure, and the unit."""
 
 COLUMNS = (*_MEASURES, "at least (95 %)", "claim")
 
@@ -187,12 +191,14 @@ COLUMNS = (*_MEASURES, "at least (95 %)", "claim")
 def summary(
     findings: Sequence[Finding], leaks: Sequence[Leak], claim: PrivacyClaim | None
 ) -> dict[str, str]:
-    """One row with `COLUMNS`: the best of each kind of attack, within what the claim covers.
+    """Return a row of texts by `COLUMNS`, "-" where no attack has that measure.
 
-    An attacker that the claim trusts is left out where there is another. The empirical epsilon is
-    the largest lower bound among findings about this very claim: not about a part of it, nor about
-    a client that is known to take part, whose epsilon is another. They share the 5 %. TPR is at
-    0.1 % FPR.
+    Of each kind of attack the row has the largest measure, from attackers that the claim covers if
+    there are any, otherwise from all. TPR is at 0.1 % FPR. "at least (95 %)" is the largest lower
+    bound on epsilon, with the attack's name, among findings about exactly `claim`. These findings
+    share the 5 %. Findings about a part of the claim, or about a client that is known to take part,
+    have another epsilon and do not count. Without a claim, the last two columns are "-" and
+    "nothing claimed".
     """
     row = {}
     for column, (attack, name, unit) in _MEASURES.items():
@@ -201,47 +207,45 @@ def summary(
         measures = [m for leak in covered for m in leak.measures if m.name == name]
         best = max(measures, key=lambda measure: measure.value, default=None)
         row[column] = NOTHING if best is None else f"{best}{unit}"
-    nothing = "nothing claimed" if claim is None else claim.short
-    return {**row, COLUMNS[-2]: _empirical(findings, claim), COLUMNS[-1]: nothing}
+    row[COLUMNS[-2]], row[COLUMNS[-1]] = NOTHING, "nothing claimed"
+    if claim is not None:
+        row[COLUMNS[-1]] = claim.short
+        about = [each for each in findings if _same_promise(each.claim, claim)]
+        bounds = [(each.evidence.lower_bound(SHOWN / len(about)), each.attack) for each in about]
+        if bounds:
+            most, strongest = max(bounds, key=lambda bound: bound[0])
+            row[COLUMNS[-2]] = f"{rendered(most, ROUND_FLOOR)} ({strongest})" if most > 0 else "0"
+    return row
 
 
-def _empirical(findings: Sequence[Finding], claim: PrivacyClaim | None) -> str:
-    about = [each for each in findings if claim is not None and _same(each.claim, claim)]
-    if not about:
-        return NOTHING
-    bounds = [(each.evidence.lower_bound(SHOWN / len(about)), each.attack) for each in about]
-    most, attack = max(bounds, key=lambda bound: bound[0])
-    return f"{rendered(most, ROUND_FLOOR)} ({attack})" if most > 0 else "0"
-
-
-def _same(one: PrivacyClaim, other: PrivacyClaim) -> bool:
-    """Whether two claims make the same promise to the same units."""
+def _same_promise(one: PrivacyClaim, other: PrivacyClaim) -> bool:
+    """Return whether two claims have the same epsilon, delta, unit, neighbours and trust."""
     terms = [(c.delta, c.unit, c.neighbours, c.trust) for c in (one, other)]
     return terms[0] == terms[1] and math.isclose(one.epsilon, other.epsilon, rel_tol=1e-9)
 
 
 @dataclass(frozen=True)
 class AuditResult(AttackResults):
-    """The result of an audit: what the attacks found, the run, and its plan."""
+    """The result of an audit of a run: results of attacks, the run, and its plan."""
 
     audited_run: OpenedRun
     plan: PrivacyPlan
 
     @property
-    def violated(self) -> bool:
-        return any(finding.violated for finding in self.findings)
-
-    @property
     def summary_row(self) -> dict[str, str]:
-        """The metrics of the run and the summary of the attacks, in one row."""
+        """Return one row of texts: the run's metrics by name, then `COLUMNS` of `summary`."""
         metrics = {
             name: "not finite" if value is None else f"{value:.4g}"
             for name, value in self.audited_run.result["metrics"].items()
         }
-        return {**metrics, **summary(self.findings, self.leaks, claimed(self.plan))}
+        return {**metrics, **summary(self.findings, self.leaks, strict_claim(self.plan))}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the JSON values of found.json.
+
+        Keys: run_dir, recipe (its name), metrics, findings, leaks, left_out, violated (whether any
+        finding refutes its claim).
+        """
         return {
             "run_dir": str(self.audited_run.folder),
             "recipe": self.audited_run.recipe.name,
@@ -249,7 +253,7 @@ class AuditResult(AttackResults):
             "findings": [finding.to_dict() for finding in self.findings],
             "leaks": [leak.to_dict() for leak in self.leaks],
             "left_out": list(self.left_out),
-            "violated": self.violated,
+            "violated": any(finding.violated for finding in self.findings),
         }
 
 
@@ -260,7 +264,7 @@ def audit(
     *,
     out: Path | None = None,
     allow_code: bool = False,
-    on_step: OnStep = lambda attack, done, of: None,
+    on_step: OnAttackStep = lambda attack, done, of: None,
 ) -> AuditResult:
     """Attack the training that the recipe of a finished run describes. The run is not changed.
 
@@ -271,16 +275,18 @@ def audit(
         folder: The directory of the run.
         settings: Which attacks, and how large.
         data_root: Where data sets are stored.
-        out: Directory for figures and shadow models' losses. An interrupted audit resumes there.
+        out: Directory for found.json, figures and the arrays of attacks. An interrupted audit
+            resumes there. None saves nothing.
         allow_code: Whether code that the recipe names may run.
         on_step: Called with (attack, steps done, steps in all).
 
     | edge | behaviour |
     |---|---|
     | the run has not ended, or a file of it was changed | BadInput |
-    | its ledger says that it had other noise than this version makes of its recipe | BadInput |
+    | its ledger has other noise than this version makes of its recipe | BadInput |
     | the run has records or a module of its own, which no file holds | BadInput |
-    | none of the attacks fits what the run claims, or does not | BadInput |
+    | the run claims nothing, and only attacks on claims are named | BadInput |
+    | no attack has a result | BadInput |
     | `out` is, or is in, the directory of the run | BadInput |
     """
     run = OpenedRun.at(folder, allow_code=allow_code)
@@ -289,19 +295,15 @@ def audit(
             f"{folder} claims nothing: there is no claim to hold an attack against; "
             f"use --attacks {','.join(LEAKS)}"
         )
-    check_given(run.recipe, None, None)
+    check_own_parts(run.recipe, None, None)
     charged = charged_lines(folder)
     if out is not None and folder.resolve() in (out.resolve(), *out.resolve().parents):
         raise BadInput(f"--out {out} is in the run's own directory: an audit leaves it as it is")
     training = build(on_this_machine(run.recipe), data_root, allow_code=allow_code)
-    check_charged(folder, charged, training.plan.every_line)
+    check_same_lines(folder, charged, training.plan.every_line)
     training = replace(training, workers=1, plan=replace(training.plan, metrics=None))
-    # what determines the shadow models of an audit
-    identity = {
-        "recipe": audited_digest(run.recipe),
-        "data": training.data.fingerprint,
-        "seed": settings.seed,
-    }
+    digest, data = audited_digest(run.recipe), training.data.fingerprint
+    identity = {"recipe": digest, "data": data, "seed": settings.seed}  # of shadow models
     with AuditCache.locked_in(out, identity) as cache:
         found = run_attacks(training, settings, cache, on_step)
         result = AuditResult(found.findings, found.leaks, found.left_out, run, training.plan)

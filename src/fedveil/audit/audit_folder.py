@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 import fedveil
 from fedveil.base.errors import BadInput
 from fedveil.data.data_files import UNREADABLE
-from fedveil.pages.html import Content, Markup, listed, number_text, section, table, tag
+from fedveil.pages.html import Content, Markup, bullet_list, section, table, tag, value_text
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.run_directory import locked, write_atomic
@@ -44,14 +44,14 @@ FOUND = "found.json"
 
 @dataclass(frozen=True)
 class AuditCache:
-    """Arrays, values and figures by name.
+    """The directory of an audit, with arrays, values and figures by name.
 
     Everything in the directory is a function of audit.json, up to rounding. An audit that was
     killed and started again computes no array twice and ends with the same findings. The code is
     part of audit.json: arrays of another version are refused.
 
     Attributes:
-        folder: The directory. None saves nothing.
+        folder: The directory. None saves nothing and loads nothing.
     """
 
     folder: Path | None = None
@@ -59,13 +59,20 @@ class AuditCache:
     @staticmethod
     @contextmanager
     def locked_in(folder: Path | None, identity: dict[str, Any]) -> Iterator["AuditCache"]:
-        """Open the audit in `folder`, or begin one there, and lock it for this process.
+        """Context manager: open the audit in `folder`, or begin one there, under a lock.
+
+        Yields the cache. The folder and its audit.json are written on entry.
+
+        Args:
+            folder: The directory. None yields a cache that saves nothing.
+            identity: JSON values that the arrays depend on, beside the code.
 
         | edge | behaviour |
         |---|---|
         | another audit, a run, or other files in the folder | BadInput |
         | the same audit, begun by other code or other libraries | BadInput |
         | another process is at work there | BadInput |
+        | a folder that cannot be made | BadInput |
         """
         if folder is None:
             yield AuditCache()
@@ -82,7 +89,7 @@ class AuditCache:
             yield AuditCache(folder)
 
     def load_array(self, name: str) -> Numbers | None:
-        """The array of that name. None if there is none, or a crash left half of it."""
+        """Return the array of NAME.npy as float64. None without a directory or a readable file."""
         if self.folder is None:
             return None
         try:
@@ -92,14 +99,14 @@ class AuditCache:
         return np.asarray(values, dtype=np.float64)
 
     def save_array(self, name: str, values: Numbers) -> None:
-        """Write an array atomically."""
+        """Write an array to NAME.npy atomically. Do nothing without a directory."""
         if self.folder is not None:
             buffer = io.BytesIO()
             np.save(buffer, values, allow_pickle=False)
             write_atomic(self.folder / f"{name}.npy", buffer.getvalue())
 
     def load_json(self, name: str) -> dict[str, Any] | None:
-        """The values of that name. None if there are none."""
+        """Return the values of NAME.json. None without a directory or a readable file."""
         if self.folder is None:
             return None
         try:
@@ -108,21 +115,21 @@ class AuditCache:
             return None
 
     def save_json(self, name: str, values: dict[str, Any]) -> None:
-        """Write plain JSON values atomically."""
+        """Write plain JSON values to NAME.json atomically. Do nothing without a directory."""
         if self.folder is not None:
             write_atomic(self.folder / f"{name}.json", json.dumps(values, indent=2).encode())
 
     def save_figure(self, name: str, draw: Callable[[], Figure]) -> None:
-        """Draw and write a figure, if there is a directory."""
+        """Write the figure that `draw()` returns to NAME.png. Do nothing without a directory."""
         if self.folder is not None:
             write_atomic(self.folder / f"{name}.png", png(draw()))
 
 
 @cache
 def code() -> str:
-    """The versions of the libraries that compute an audit, and a digest of fedveil's source.
+    """Return a text with the versions of fedveil and its libraries, and a digest of the source.
 
-    A version number alone does not tell two states of the source apart.
+    The digest tells apart two states of the source with one version number.
     """
     source, digest = Path(fedveil.__file__).parent, hashlib.sha256()
     for path in sorted(source.rglob("*.py")):
@@ -133,12 +140,12 @@ def code() -> str:
 
 
 def audited_digest(recipe: Recipe) -> str:
-    """The digest by which audit.json names a recipe."""
+    """Return the SHA-256 digest, in hexadecimal, by which audit.json names a recipe."""
     return hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()
 
 
 def _check(folder: Path, about: dict[str, Any]) -> None:
-    """Refuse a folder that holds anything but this audit."""
+    """Raise BadInput unless a folder is new, or holds the audit with the values `about`."""
     path = folder / ABOUT
     if not path.exists():
         check_new_folder(folder, ("lock", f".{ABOUT}.tmp"), "audit")
@@ -164,20 +171,20 @@ _VIOLATED = "A claim is violated: more is released than is claimed."
 
 
 def audit_section(audit: Path, run: Path) -> Markup:
-    """The tables of an audit: each claim beside what attacks found.
+    """Return the section of a report on `run` with the tables of the finished audit in `audit`.
 
     | edge | behaviour |
     |---|---|
     | no audit in the directory, or one that has not ended | BadInput |
-    | an audit of another recipe | BadInput |
+    | an audit of another recipe, or found.json with other keys | BadInput |
     | texts with markup in the results | shown as text |
     """
-    about, results = _read(audit / ABOUT), _read(audit / FOUND)
+    about, results = _read_json(audit / ABOUT), _read_json(audit / FOUND)
     if about.get("recipe") != audited_digest(recipe_in(run)):
         raise BadInput(f"--audit {audit} is of another recipe than {run}: name an audit of it")
     try:
-        findings = [_finding(one) for one in results["findings"]]
-        leaks = [_leak(one) for one in results["leaks"]]
+        findings = [_finding_row(one) for one in results["findings"]]
+        leaks = [_leak_row(one) for one in results["leaks"]]
         left_out = [str(one) for one in results["left_out"]]
         violated = bool(results["violated"])
     except (LookupError, TypeError, ValueError, AttributeError) as e:
@@ -191,42 +198,43 @@ def audit_section(audit: Path, run: Path) -> Markup:
     if leaks:
         content.append(table(leaks, "What attacks learn, intervals at 95 %", wide=True))
     if left_out:
-        content += [tag("h3", "Left out"), listed(left_out)]
+        content += [tag("h3", "Left out"), bullet_list(left_out)]
     return section("Attacks on this run", *content, id="audit")
 
 
-def _finding(one: dict[str, Any]) -> dict[str, Content]:
-    estimate = one["estimate"]
+def _finding_row(finding: dict[str, Any]) -> dict[str, Content]:
+    """Return the cells, by column, of one of the findings in found.json."""
+    estimate = finding["estimate"]
     return {
-        "attack": str(one["attack"]),
-        "about": str(one["what"]),
-        "claimed": PrivacyClaim.from_dict(one["claim"]).short,
-        "epsilon found, at least (95 %)": rendered(float(one["lower_bound"]), ROUND_FLOOR),
+        "attack": str(finding["attack"]),
+        "about": str(finding["what"]),
+        "claimed": PrivacyClaim.from_dict(finding["claim"]).short,
+        "epsilon found, at least (95 %)": rendered(float(finding["lower_bound"]), ROUND_FLOOR),
         "likeliest epsilon": "" if estimate is None else rendered(float(estimate), ROUND_FLOOR),
-        "draws": int(one["draws"]),
-        "the claim": str(one["verdict"]),
+        "draws": int(finding["draws"]),
+        "the claim": str(finding["verdict"]),
     }
 
 
-def _leak(one: dict[str, Any]) -> dict[str, Content]:
-    claim = one["claim"]
+def _leak_row(leak: dict[str, Any]) -> dict[str, Content]:
+    """Return the cells, by column, of one of the leaks in found.json. Measures share one cell."""
+    claim, texts = leak["claim"], []
+    for name, measure in leak["measures"].items():
+        value, low, high = measure["value"], measure["low"], measure["high"]
+        text = value_text(float("nan" if value is None else value))
+        if low is not None and high is not None and math.isfinite(low) and math.isfinite(high):
+            text += f" ({value_text(float(low))} to {value_text(float(high))})"
+        texts.append(f"{name} {text}")
     return {
-        "attack": str(one["attack"]),
-        "about": str(one["what"]),
+        "attack": str(leak["attack"]),
+        "about": str(leak["what"]),
         "claimed": "nothing" if claim is None else PrivacyClaim.from_dict(claim).short,
-        "found": "; ".join(f"{name} {_measure(m)}" for name, m in one["measures"].items()),
+        "found": "; ".join(texts),
     }
 
 
-def _measure(measure: dict[str, Any]) -> str:
-    value, low, high = measure["value"], measure["low"], measure["high"]
-    text = number_text(float("nan" if value is None else value))
-    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-        return text
-    return f"{text} ({number_text(float(low))} to {number_text(float(high))})"
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the dictionary in a JSON file. BadInput if it is missing or holds anything else."""
     try:
         return dict(json.loads(path.read_text()))
     except FileNotFoundError as e:

@@ -25,7 +25,7 @@ _STEPS = 40
 
 
 class Evidence(Protocol):
-    """The evidence of an attack: a lower bound on epsilon at any error probability.
+    """Evidence of an attack, from which a lower bound on epsilon follows.
 
     Attributes:
         bound_name: A name for the kind of bound.
@@ -35,17 +35,17 @@ class Evidence(Protocol):
 
     @property
     def draws(self) -> int:
-        """The number of guesses that were counted."""
+        """Return the number of guesses that were counted."""
         ...
 
     def lower_bound(self, alpha: float) -> float:
-        """A lower bound on epsilon that is wrong with probability `alpha` at most."""
+        """Return a lower bound on epsilon that is wrong with probability `alpha` at most."""
         ...
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How often a guess was right and how often a false alarm.
+    """Counts of right guesses and of false alarms.
 
     Attributes:
         hits: Guesses "in" among `positives`.
@@ -80,19 +80,30 @@ class Counts:
 
     @property
     def draws(self) -> int:
+        """Return the number of guesses that were counted."""
         return self.positives + self.negatives
 
     def least_hit(self, alpha: float) -> float:
-        """A lower confidence bound on the true positive rate."""
+        """Return a lower bound on the true positive rate.
+
+        It is wrong with probability `alpha` at most.
+        """
         return float(least(self.hits, self.positives, alpha))
 
     def most_alarm(self, alpha: float) -> float:
-        """An upper confidence bound on the false positive rate."""
+        """Return an upper bound on the false positive rate.
+
+        It is wrong with probability `alpha` at most.
+        """
         return float(most(self.alarms, self.negatives, alpha))
 
 
 def least(count: Any, of: int, alpha: float) -> Any:
-    """The one-sided lower bound of Clopper and Pearson, for one count or an array of them."""
+    """Return a one-sided lower bound on the rate behind `count` successes of `of` trials.
+
+    It is wrong with probability `alpha` at most (Clopper and Pearson), and 0 if the count is 0. An
+    array of counts gives an array of bounds. An alpha outside (0, 1) is BadInput.
+    """
     if not 0 < alpha < 1:
         raise BadInput(f"alpha is {alpha}: a probability in (0, 1) is needed")
     count = np.asarray(count, dtype=np.float64)
@@ -101,13 +112,17 @@ def least(count: Any, of: int, alpha: float) -> Any:
 
 
 def most(count: Any, of: int, alpha: float) -> Any:
-    """The one-sided upper bound of Clopper and Pearson, for one count or an array of them."""
+    """Return a one-sided upper bound on the rate behind `count` successes of `of` trials.
+
+    It is wrong with probability `alpha` at most (Clopper and Pearson), and 1 if the count is `of`.
+    An array of counts gives an array of bounds. An alpha outside (0, 1) is BadInput.
+    """
     return 1.0 - least(of - np.asarray(count), of, alpha)
 
 
 @dataclass(frozen=True)
 class _FromCounts:
-    """A bound from the counts of one guess, at the `delta` of the claim.
+    """The base of bounds from the counts of one guess, at the `delta` of the claim.
 
     Each rate gets half of alpha, so the bound is wrong with probability alpha at most.
     """
@@ -121,10 +136,14 @@ class _FromCounts:
 
     @property
     def draws(self) -> int:
+        """Return the number of guesses that were counted."""
         return self.guess_counts.draws
 
     def rate_ends(self, alpha: float) -> tuple[float, float]:
-        """(the least true positive rate, the largest false positive rate)."""
+        """Return (lower end of the true positive rate, upper end of the false positive rate).
+
+        Each end is wrong with probability `alpha` / 2 at most.
+        """
         return self.guess_counts.least_hit(alpha / 2), self.guess_counts.most_alarm(alpha / 2)
 
 
@@ -147,6 +166,7 @@ class GeneralBound(_FromCounts):
             raise BadInput(f"delta is {self.delta}: a number from 0 to below 1 is needed")
 
     def lower_bound(self, alpha: float) -> float:
+        """Return a lower bound on epsilon, 0 or more, wrong with probability `alpha` at most."""
         hit, alarm = self.rate_ends(alpha)
         gain = hit - self.delta
         return max(0.0, math.log(gain / alarm)) if gain > 0 else 0.0
@@ -170,13 +190,14 @@ class GaussianBound(_FromCounts):
     bound_name: ClassVar[str] = "Gaussian DP"
 
     def mu_bound(self, alpha: float) -> float:
-        """A lower bound on mu."""
+        """Return a lower bound on mu, 0 or more, wrong with probability `alpha` at most."""
         hit, alarm = self.rate_ends(alpha)
         if hit <= 0 or alarm >= 1:
             return 0.0
         return max(0.0, float(ndtri(hit) - ndtri(alarm)))
 
     def lower_bound(self, alpha: float) -> float:
+        """Return a lower bound on epsilon, 0 or more, wrong with probability `alpha` at most."""
         mu = self.mu_bound(alpha)
         return gaussian_epsilon(mu, self.delta) if mu > 0 else 0.0
 
@@ -213,11 +234,15 @@ class SameKindBound(_FromCounts):
     bound_name: ClassVar[str] = "the claimed release, its noise unknown"
 
     def lower_bound(self, alpha: float) -> float:
-        hit, alarm = self.rate_ends(alpha)
+        """Return a lower bound on epsilon, 0 or more, wrong with probability `alpha` at most.
 
+        It evaluates `curve` many times, which may take seconds.
+        """
+        hit, alarm = self.rate_ends(alpha)
         both = ((hit, alarm), (1 - alarm, 1 - hit))  # guessing "in", and guessing "out"
 
         def ruled_out(noise: float) -> bool:
+            """Return whether the counts contradict this noise multiplier."""
             for right, wrong in both:
                 for share in _SHARES if right > 0 else ():
                     cost = self.curve(noise, right * share, False)
@@ -240,6 +265,10 @@ class SameKindBound(_FromCounts):
 class ComputedBound:
     """An epsilon from a computed sensitivity.
 
+    Attributes:
+        computed: The epsilon.
+        draws: The number of inputs that were tried.
+
     Guarantee: that of the computation. It holds with certainty, not with a confidence.
     """
 
@@ -249,12 +278,14 @@ class ComputedBound:
     bound_name: ClassVar[str] = "computed without noise"
 
     def lower_bound(self, alpha: float) -> float:
+        """Return the computed epsilon, whatever `alpha` is."""
         return self.computed
 
 
 Scores = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 Worth = Callable[[Any, Any], Any]
-"""(lower ends of true, upper ends of false positive rates) -> what a threshold is worth."""
+"""(lower ends of true, upper ends of false positive rates) -> the worth of each threshold."""
 
 CHOOSING_SHARE = 0.2
 _LEVEL = 0.025
@@ -262,16 +293,27 @@ _THRESHOLDS = 500
 
 
 def gaussian_mu(hit: Any, alarm: Any) -> Any:
-    """The mu that a threshold gives."""
+    """Return the mu that follows from each threshold's rates.
+
+    It is -inf where both rates are 0 or both are 1.
+
+    Args:
+        hit: True positive rates.
+        alarm: False positive rates.
+    """
     with np.errstate(invalid="ignore"):
-        found = ndtri(np.clip(hit, 0, 1)) - ndtri(np.clip(alarm, 0, 1))
-    return np.where(np.isnan(found), -np.inf, found)
+        mu = ndtri(np.clip(hit, 0, 1)) - ndtri(np.clip(alarm, 0, 1))
+    return np.where(np.isnan(mu), -np.inf, mu)
 
 
 def general_epsilon(delta: float) -> Worth:
-    """The epsilon at `delta` that a threshold gives."""
+    """Return a function (true, false positive rates) -> epsilons at `delta` that follow.
+
+    The epsilon of a true positive rate not above `delta` is -inf.
+    """
 
     def worth(hit: Any, alarm: Any) -> Any:
+        """Return the epsilon of each threshold, -inf for a true positive rate not above delta."""
         gain = np.maximum(hit - delta, 0.0)
         with np.errstate(divide="ignore"):
             return np.log(gain) - np.log(alarm)
@@ -280,15 +322,20 @@ def general_epsilon(delta: float) -> Worth:
 
 
 def choosing_draws(scores: Scores) -> Scores:
-    """The draws that choose the guess, [n] or [ways, n]. None of them is counted."""
+    """Return the first fifth of the draws in scores [n] or [ways, n]. They choose the guess."""
     return scores[..., : int(scores.shape[-1] * CHOOSING_SHARE)]
 
 
 def count_guesses(without: Scores, with_: Scores, worth: Worth) -> Counts:
-    """Counts of the best guess, chosen on the first fifth of the draws.
+    """Return counts of the best guess on the draws that did not choose it.
 
-    Scores are [n], or [ways of scoring, n]; column k of each is one draw. A guess is a way of
-    scoring, a side and a threshold.
+    A guess is a way of scoring, a side (high or low scores) and a threshold. The first fifth of the
+    draws of either input chooses the guess that is worth most.
+
+    Args:
+        without: Scores of draws without the input in question, [n] or [ways of scoring, n].
+        with_: Scores of draws with it, [m] or [ways of scoring, m].
+        worth: The worth of guesses, from their rates on the first fifth.
 
     Guarantee: no counted draw influences which guess is counted, so the counts are binomial if the
     draws are independent.
@@ -305,7 +352,7 @@ def count_guesses(without: Scores, with_: Scores, worth: Worth) -> Counts:
     best, chosen = -np.inf, (0, 1.0, 0.0)
     for way, (out, in_) in enumerate(zip(*first, strict=True)):
         for side in (1.0, -1.0):
-            value, threshold = _best(side * out, side * in_, worth)
+            value, threshold = _best_threshold(side * out, side * in_, worth)
             if value > best:
                 best, chosen = value, (way, side, threshold)
     way, side, threshold = chosen
@@ -313,8 +360,11 @@ def count_guesses(without: Scores, with_: Scores, worth: Worth) -> Counts:
     return Counts(int((in_ >= threshold).sum()), len(in_), int((out >= threshold).sum()), len(out))
 
 
-def _best(out: Scores, in_: Scores, worth: Worth) -> tuple[float, float]:
-    """(the worth of the best threshold on these draws, the threshold)."""
+def _best_threshold(out: Scores, in_: Scores, worth: Worth) -> tuple[float, float]:
+    """Return (worth, threshold) of the best guess on these scores.
+
+    Scores at the threshold or above are guessed "in".
+    """
     both = np.sort(np.concatenate([out, in_]))
     places = np.unique(np.linspace(0, len(both) - 1, _THRESHOLDS).astype(np.int64))
     few = np.unique(np.minimum(np.geomspace(1, len(both), 60).astype(np.int64), len(both)))

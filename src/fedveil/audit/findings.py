@@ -5,7 +5,7 @@ Measures of membership scores are AUC, balanced accuracy, and TPR at a low FPR, 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR
 from enum import StrEnum
@@ -23,13 +23,21 @@ from scipy.stats import rankdata
 from fedveil.audit.bounds import Evidence, least, most
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
-from fedveil.tuning.figures import SOFT, aside, canvas, line_style, name_axes, stroke
+from fedveil.tuning.figures import SOFT, canvas, line_style, name_axes, offset_transform, stroke
 
 SHOWN = 0.05
 """Lower bounds are shown at 95 %."""
 
 ALARM = 1e-4
 """The probability of a false alarm: one audit in ten thousand."""
+
+
+OnStep = Callable[[int, int], None]
+"""Called with the progress of an attack: (steps done, steps in all)."""
+
+
+def ignore(done: int, of: int) -> None:
+    """Ignore progress."""
 
 
 class Attack(StrEnum):
@@ -47,7 +55,7 @@ class Attack(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Whether an attack violates a claim. No attack proves one."""
+    """The verdict of an attack on a claim. No attack proves a claim."""
 
     NOT_VIOLATED = "not violated"
     CHANCE = "above, which chance explains"
@@ -60,11 +68,11 @@ class Finding:
 
     Attributes:
         attack: The name of the attack.
-        what: What was attacked, in words.
+        what: The target of the attack, in words.
         claim: The claim that the bound is compared with.
         evidence: The counts or scores that the bound follows from.
         alarm: The probability of a false alarm that this finding is allowed.
-        estimate: The likeliest epsilon, without confidence, where there is one.
+        estimate: The likeliest epsilon, without confidence. None if the attack has none.
     """
 
     attack: str
@@ -76,15 +84,15 @@ class Finding:
 
     @cached_property
     def lower(self) -> float:
-        """The lower bound at 95 %."""
+        """Return the lower bound on epsilon at 95 %."""
         return self.evidence.lower_bound(SHOWN)
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Violated only if the bound at error probability `alarm` exceeds the claim.
+        """Return the verdict on the claim.
 
-        A bound at 95 % is wrong once in twenty audits where the attack is as good as the claim
-        allows; an exit code must not be.
+        VIOLATED only if the bound with error probability `alarm` exceeds the claim. CHANCE if only
+        the bound at 95 % does, which is wrong once in twenty audits. NOT_VIOLATED otherwise.
         """
         if self.evidence.lower_bound(self.alarm) > self.claim.epsilon:
             return Verdict.VIOLATED
@@ -92,11 +100,16 @@ class Finding:
 
     @property
     def violated(self) -> bool:
-        """Whether the claim is refuted."""
+        """Return whether the verdict is VIOLATED."""
         return self.verdict is Verdict.VIOLATED
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return JSON values.
+
+        Keys: attack, what, claim (that of `PrivacyClaim.to_dict`), lower_bound (at 95 %),
+        confidence (0.95), estimate (or None), draws, how (the kind of bound) and verdict. `alarm`
+        is left out.
+        """
         return {
             "attack": self.attack,
             "what": self.what,
@@ -110,7 +123,7 @@ class Finding:
         }
 
     def row(self) -> dict[str, str]:
-        """For a table."""
+        """Return texts by column for a table of findings. "estimate" is "" if there is none."""
         estimate = "" if self.estimate is None else rendered(self.estimate, ROUND_FLOOR)
         return {
             "attack": self.attack,
@@ -126,7 +139,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure of an attack, with its 95 % interval where there is one."""
+    """A measure of an attack, with its 95 % interval.
+
+    `low` and `high` are None without an interval. `str()` gives the value with four digits, and
+    "(low to high)" after it if there is an interval.
+    """
 
     name: str
     value: float
@@ -141,12 +158,12 @@ class Measure:
 
 @dataclass(frozen=True)
 class Leak:
-    """How well an attack did. It does not bound epsilon, so it refutes no claim.
+    """The success of an attack. It does not bound epsilon, so it refutes no claim.
 
     Attributes:
         attack: The name of the attack.
-        what: What was attacked, in words.
-        measures: In the field's own measures, such as AUC or PSNR.
+        what: The target of the attack, in words.
+        measures: Measures of the field, such as AUC or PSNR.
         claim: The claim that covers this attacker. None if nothing is claimed.
     """
 
@@ -156,7 +173,10 @@ class Leak:
     claim: PrivacyClaim | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return JSON values.
+
+        Keys: attack, what, claim (or None), and measures, by name {"value", "low", "high"}.
+        """
         return {
             "attack": self.attack,
             "what": self.what,
@@ -167,7 +187,7 @@ class Leak:
         }
 
     def row(self) -> dict[str, str]:
-        """For a table of leaks of the same attack."""
+        """Return texts by column for a table: attack, about, claim, and one column per measure."""
         claim = "nothing claimed" if self.claim is None else self.claim.short
         measures = {measure.name: str(measure) for measure in self.measures}
         return {"attack": self.attack, "about": self.what, "claim": claim, **measures}
@@ -184,7 +204,7 @@ _SIGMAS = float(ndtri(1 - _ALPHA / 2))
 
 
 def tpr_at(rate: float) -> str:
-    """The name of the measure.
+    """Return the name of the measure TPR at a false positive rate.
 
     >>> tpr_at(0.001)
     'TPR at 0.1 % FPR'
@@ -198,8 +218,8 @@ class Roc:
 
     Attributes:
         member_scores: Scores of records that were trained on.
-        others: Scores of records that were not.
-        paired: Whether the k-th scores of both are about the same record, once in and once out.
+        others: Scores of other records.
+        paired: Whether the k-th scores of both are of the same record, once in and once out.
 
     | edge | behaviour |
     |---|---|
@@ -213,29 +233,25 @@ class Roc:
     paired: bool = False
 
     def __post_init__(self) -> None:
+        sizes = f"{len(self.member_scores)} members and {len(self.others)} others"
         if min(len(self.member_scores), len(self.others)) < 2:
-            raise BadInput(
-                f"{len(self.member_scores)} members and {len(self.others)} others: two of each are "
-                "needed"
-            )
+            raise BadInput(f"{sizes}: two of each are needed")
         if not (np.isfinite(self.member_scores).all() and np.isfinite(self.others).all()):
             raise BadInput("a score is not finite: nothing can be told from it")
         if self.paired and len(self.member_scores) != len(self.others):
-            raise BadInput(
-                f"{len(self.member_scores)} members and {len(self.others)} others in pairs"
-            )
+            raise BadInput(f"{sizes} in pairs")
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """All measures, in the order of a table."""
+        """Return AUC, balanced accuracy, and TPR at each FPR of `RATES`, in that order."""
         return (self.auc, self.balanced, *(self.hits(rate) for rate in RATES))
 
     @cached_property
     def auc(self) -> Measure:
-        """The chance that a member scores above another, ties counting half.
+        """Return the AUC: the chance that a member scores above another, ties counting half.
 
-        Its interval is DeLong's (1988); of pairs, that of Obuchowski (1997), in which what the two
-        scores of a record say is one observation.
+        Its interval is DeLong's (1988). For pairs it is that of Obuchowski (1997), in which the two
+        scores of a record are one observation.
         """
         below = _placements(self.member_scores, self.others)
         above = _placements(-self.others, -self.member_scores)
@@ -244,29 +260,30 @@ class Roc:
             variance = float((below + above - 2 * value).var(ddof=1)) / len(below)
         else:
             variance = float(below.var(ddof=1)) / len(below) + float(above.var(ddof=1)) / len(above)
-        return _between(AUC, value, variance)
+        return _with_interval(AUC, value, variance)
 
     @cached_property
     def balanced(self) -> Measure:
-        """Balanced accuracy, at a threshold chosen on other records.
+        """Return the balanced accuracy of guesses at a threshold chosen on other records.
 
-        Each half of the records is guessed at the threshold that is best on the other half.
+        Each half of the records (even and odd positions) is guessed at the threshold that is best
+        on the other half.
         """
         halves = [(self.member_scores[k::2], self.others[k::2]) for k in (0, 1)]
         rights = [0, 0]
         for there, here in (halves, halves[::-1]):
-            threshold = _best(*there)
+            threshold = _best_threshold(*there)
             rights[0] += int((here[0] >= threshold).sum())
             rights[1] += int((here[1] < threshold).sum())
-        shares = [rights[0] / len(self.member_scores), rights[1] / len(self.others)]
         counts = len(self.member_scores), len(self.others)
+        shares = [rights[0] / counts[0], rights[1] / counts[1]]
         variance = sum(s * (1 - s) / (4 * n) for s, n in zip(shares, counts, strict=True))
-        return _between(BALANCED, sum(shares) / 2, variance)
+        return _with_interval(BALANCED, sum(shares) / 2, variance)
 
     def hits(self, rate: float) -> Measure:
-        """The share of members above the threshold that at most `rate` of the others reach.
+        """Return the TPR at an FPR of at most `rate`, with its interval by Clopper and Pearson.
 
-        Its interval is that of Clopper and Pearson at this threshold.
+        It is the share of members that reach `threshold(rate)`.
         """
         threshold = self.threshold(rate)
         found, of = int((self.member_scores >= threshold).sum()), len(self.member_scores)
@@ -274,14 +291,17 @@ class Roc:
         return Measure(tpr_at(rate), found / of, low, high)
 
     def threshold(self, rate: float) -> float:
-        """The lowest threshold that no more than `rate` of the others reach."""
+        """Return the lowest threshold that at most a share `rate` of the others reaches."""
         allowed = int(np.floor(rate * len(self.others) * (1 + 1e-12)))
         highest = np.sort(self.others)[::-1]
         return float(np.nextafter(highest[min(allowed, len(highest) - 1)], np.inf))
 
     @property
     def curve(self) -> tuple[Scores, Scores]:
-        """(false positive rates, true positive rates) at all thresholds, rising."""
+        """Return (false positive rates, true positive rates), both rising, one of each per score.
+
+        Equal scores have one entry.
+        """
         thresholds = np.unique(np.concatenate([self.member_scores, self.others]))[::-1]
         rates = [
             1 - np.searchsorted(np.sort(each), thresholds) / len(each)
@@ -291,7 +311,11 @@ class Roc:
 
 
 def roc_figure(curves: Mapping[str, Roc], what: str, claim: PrivacyClaim | None) -> Figure:
-    """ROC curves on log axes, with intervals of the TPR at low false positive rates."""
+    """Draw ROC curves by name on log axes, with intervals of the TPR at low false positive rates.
+
+    `what` is the target of the attack in words, for the subtitle. `claim` is that of the run, None
+    if the run claims nothing. Returns the figure and writes no file.
+    """
     lowest = min(1 / len(roc.others) for roc in curves.values())
     rates, ends = [rate for rate in RATES if rate >= lowest], (lowest / 1.2, 1.2)
     looks = {
@@ -308,7 +332,7 @@ def roc_figure(curves: Mapping[str, Roc], what: str, claim: PrivacyClaim | None)
     name_axes(at, "false positives (share of others)", "true positives (share of members)")
     at.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     for i, (name, roc) in enumerate(zip(looks, curves.values(), strict=True)):
-        look, moved = looks[name], aside(at, figure, i, len(looks))
+        look, moved = looks[name], offset_transform(at, figure, i, len(looks))
         style = line_style(look)
         at.plot(*roc.curve, label=name, drawstyle="steps-post", **style | {"marker": ""})
         hits = [roc.hits(rate) for rate in rates]
@@ -323,20 +347,24 @@ def roc_figure(curves: Mapping[str, Roc], what: str, claim: PrivacyClaim | None)
     return figure
 
 
-def _between(name: str, value: float, variance: float) -> Measure:
+def _with_interval(name: str, value: float, variance: float) -> Measure:
+    """Return a measure with its 95 % interval by the normal law, cut to [0, 1]."""
     half = _SIGMAS * float(np.sqrt(variance))
     return Measure(name, value, max(0.0, value - half), min(1.0, value + half))
 
 
 def _placements(scores: Scores, others: Scores) -> Scores:
-    """For each score the share of the others below it, ties counting half."""
+    """Return for each score the share of `others` below it, ties counting half."""
     ranked = np.sort(others)
     both = np.searchsorted(ranked, scores, "left") + np.searchsorted(ranked, scores, "right")
     return np.asarray(both / (2 * len(ranked)))
 
 
-def _best(members: Scores, others: Scores) -> float:
-    """The threshold with the best balanced accuracy on these records."""
+def _best_threshold(members: Scores, others: Scores) -> float:
+    """Return the threshold with the best balanced accuracy on these records.
+
+    Scores at the threshold or above are guessed "in".
+    """
     thresholds = np.unique(np.concatenate([members, others]))
     hits = 1 - np.searchsorted(np.sort(members), thresholds) / len(members)
     rejected = np.searchsorted(np.sort(others), thresholds) / len(others)
@@ -347,7 +375,9 @@ _NEAR = 1e-9
 
 
 def auc(scores: Scores, has: npt.NDArray[np.bool_]) -> float:
-    """The probability that a positive scores above a negative, with ties counted half.
+    """Return the probability that a record in the mask `has` scores above one outside, ties half.
+
+    Both kinds of records are needed, otherwise ZeroDivisionError.
 
     >>> auc(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True]))
     0.875
@@ -358,28 +388,35 @@ def auc(scores: Scores, has: npt.NDArray[np.bool_]) -> float:
 
 
 def auc_interval(area: float, with_: int, without: int, confidence: float) -> tuple[float, float]:
-    """The confidence interval of the area under the ROC curve.
+    """Return (low, high) of the confidence interval of the AUC `area`.
 
-    All values that `area` does not contradict. Hanley and McNeil's variance is taken at the value
-    in question, not at the estimate, with both numbers of cases replaced by their mean less one
-    (Newcombe 2006, method 5). So an area of 1 still has an interval. Holds for independent cases.
+    The interval holds all values that `area` does not contradict. Hanley and McNeil's variance is
+    taken at the value in question, not at the estimate, with both numbers of cases replaced by
+    their mean less one (Newcombe 2006, method 5). So an area of 1 still has an interval. Holds for
+    independent cases.
+
+    Args:
+        area: The estimated AUC.
+        with_: The number of positives.
+        without: The number of negatives.
+        confidence: The probability that the interval holds the true AUC, such as 0.95.
     """
     reach = float(ndtri((1 + confidence) / 2))
     most = max((with_ + without) / 2 - 1, 0.0)
 
-    def off(true: float) -> float:
-        ahead = (1 - true) / (2 - true)
-        behind = true / (1 + true)
+    def gap(true: float, side: int) -> float:
+        """Return how far `area` is outside the interval around `true`, negative inside.
+
+        Side 1 is above the interval, and side -1 below.
+        """
+        ahead, behind = (1 - true) / (2 - true), true / (1 + true)
         variance = true * (1 - true) * (1 + most * (ahead + behind)) / (with_ * without)
-        return reach * math.sqrt(variance)
+        return side * (area - true) - reach * math.sqrt(variance)
 
-    def below(true: float) -> float:
-        return area - true - off(true)
-
-    def above(true: float) -> float:
-        return true - area - off(true)
-
+    low, high = 0.0, 1.0
     under, over = max(area - _NEAR, 0.0), min(area + _NEAR, 1.0)  # at 0 and 1 nothing varies
-    low = float(brentq(below, 0.0, under)) if below(under) < 0 < below(0.0) else 0.0
-    high = float(brentq(above, over, 1.0)) if above(over) < 0 < above(1.0) else 1.0
+    if gap(under, 1) < 0 < gap(0.0, 1):
+        low = float(brentq(gap, 0.0, under, args=(1,)))
+    if gap(over, -1) < 0 < gap(1.0, -1):
+        high = float(brentq(gap, over, 1.0, args=(-1,)))
     return low, high

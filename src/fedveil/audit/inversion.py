@@ -8,7 +8,7 @@ split. Images are compared by PSNR and SSIM.
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +20,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.optimize import linear_sum_assignment
 from scipy.special import stdtrit
 
-from fedveil.audit.findings import Attack, Leak, Measure
-from fedveil.audit.gradient_inversion import (
-    Inversion,
-    InvertedRecords,
-    Method,
-    Pixels,
-    SimulatedClient,
-    label_shares,
-    labels_of,
-)
-from fedveil.audit.observations import (
-    Observer,
-    audit_rerun,
-    check_unattacked,
-    claim_against,
-    replay,
-    views,
-)
+from fedveil.audit import gradient_inversion as gi
+from fedveil.audit import observations
+from fedveil.audit.findings import Attack, Leak, Measure, OnStep, ignore
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
@@ -56,23 +41,20 @@ Numbers = npt.NDArray[np.float64]
 _CONFIDENCE = 0.95
 _PUBLIC = 1000
 
-OnStep = Callable[[int, int], None]
-"""(updates inverted, of how many)."""
-
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """Originals and reconstructions, and how similar they are.
+    """Records and their reconstructions from updates in one view, with similarities.
 
     Attributes:
-        view: Who sees the update, in words.
+        view: The attacker's view of the update, in words.
         originals: Records [N, C, H, W].
         reconstructed: Reconstructions [N, C, H, W].
-        psnr: Of each reconstruction, [N].
-        ssim: Of each reconstruction, [N].
-        mean_psnr: Of the test split's mean image, for each record [N].
+        psnr: The PSNR of each reconstruction, [N].
+        ssim: The SSIM of each reconstruction, [N].
+        mean_psnr: The PSNR of the test split's mean image, for each record [N].
         right_labels: Whether each label was recovered, [N].
-        pixels: The range of values.
+        pixels: The range of pixel values.
     """
 
     view: str
@@ -82,16 +64,16 @@ class Reconstruction:
     ssim: Numbers
     mean_psnr: Numbers
     right_labels: npt.NDArray[np.bool_]
-    pixels: Pixels
+    pixels: gi.Pixels
 
 
 @dataclass(frozen=True)
 class InversionAudit:
-    """Inverts one update of each of a few clients.
+    """The gradient inversion audit: it inverts one update of each of a few clients.
 
     Attributes:
-        clients: The number of clients attacked.
-        records: Records of each of them.
+        clients: The number of attacked clients.
+        records: Records of each attacked client.
         method: dlg, idlg or cosine.
         steps: Steps of the optimiser.
         restarts: Random guesses to start from.
@@ -109,43 +91,48 @@ class InversionAudit:
 
     clients: int = CLIENTS
     records: int = 1
-    method: str = Method.COSINE
+    method: str = gi.Method.COSINE
     steps: int = 600
     restarts: int = 2
     round: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.method not in list(Method):
-            raise BadInput(f"--method {shown(self.method)}: use one of {', '.join(Method)}")
+        if self.method not in list(gi.Method):
+            raise BadInput(f"--method {shown(self.method)}: use one of {', '.join(gi.Method)}")
         for name in ("clients", "records", "steps", "restarts", "round"):
             if getattr(self, name) < 1:
                 raise BadInput(f"--{name} is {getattr(self, name)}: at least 1 is needed")
 
     def reconstructions(
-        self, training: Training, on_step: OnStep = lambda done, of: None
+        self, training: Training, on_step: OnStep = ignore
     ) -> Iterator[tuple[Reconstruction, Leak]]:
-        """Reconstructions and their leak, for each view of an update."""
+        """Yield one pair (reconstructions, leak) per view of updates, over all attacked clients.
+
+        BadInput as in the table above, and if the run has dishonest clients. It is raised when
+        iteration begins. `on_step` is called with (updates inverted, updates in all).
+        """
         data, plan = training.data, training.plan
         check_images(data)
-        check_unattacked(training, Attack.INVERSION)
+        observations.check_unattacked(training, Attack.INVERSION)
         if self.round > plan.permitted:
             raise BadInput(
                 f"--round is {self.round} and the plan has {plan.permitted}: attack an earlier one"
             )
-        attacked = audit_rerun(training, self.seed)
-        *_, last = replay(attacked, self.round)
+        attacked = observations.audit_rerun(training, self.seed)
+        *_, last = observations.replay(attacked, self.round)
         ids, victims = self._victims(data)
         streams = Streams(seed_of("inversion", self.seed), plan.secure)
-        observer = Observer(attacked, victims, streams)
+        observer = observations.Observer(attacked, victims, streams)
         records = "one record" if self.records == 1 else f"{self.records} records"
-        for number, view in enumerate(views(plan)):
+        every_view = observations.views(plan)
+        for number, view in enumerate(every_view):
             updates = observer.observed_updates(view, last, ids, np.arange(len(ids)))
             inverted = []
             for k, update in enumerate(updates):
-                inverted.append(self._inverted(attacked, last, update, k))
-                on_step(number * len(ids) + k + 1, len(views(plan)) * len(ids))
-            images = self._compared(victims, inverted, view.description(plan))
+                inverted.append(self._invert(attacked, last, update, k))
+                on_step(number * len(ids) + k + 1, len(every_view) * len(ids))
+            images = self._compare(victims, inverted, view.description(plan))
             what = f"an update of {records} in round {self.round}, by {self.method}, {images.view}"
             measures = (
                 mean_measure("PSNR", images.psnr),
@@ -153,10 +140,15 @@ class InversionAudit:
                 mean_measure("PSNR of the mean image", images.mean_psnr),
                 Measure("labels told", float(images.right_labels.mean())),
             )
-            yield images, Leak(Attack.INVERSION, what, measures, claim_against(view, plan))
+            claim = observations.claim_against(view, plan)
+            yield images, Leak(Attack.INVERSION, what, measures, claim)
 
     def _victims(self, data: FederatedData) -> tuple[npt.NDArray[np.int64], FederatedData]:
-        """(ids of the attacked clients, their first records)."""
+        """Draw the attacked clients, and return (their ids, data with their first records only).
+
+        In the data they are clients 0, 1, ... with `records` records each. BadInput if too few
+        clients have so many.
+        """
         enough = np.flatnonzero(data.sizes >= self.records)
         if len(enough) < self.clients:
             raise BadInput(
@@ -170,36 +162,44 @@ class InversionAudit:
         offsets = np.arange(self.clients + 1, dtype=np.int64) * self.records
         return ids, data.with_clients(x[rows], data.y[rows], offsets)
 
-    def _inverted(
+    def _invert(
         self, training: Training, round: Round, update: torch.Tensor, k: int
-    ) -> InvertedRecords:
+    ) -> gi.InvertedRecords:
+        """Return the records reconstructed from the update [P] of attacked client number `k`.
+
+        `round` is the attacked round, and k draws the guesses. BadInput if labels cannot be read
+        off the update, which DLG does not need.
+        """
         data, task = training.data, training.task
         x: Any = data.test_x
         labels = np.zeros(self.records, dtype=np.int64)
-        if self.method != Method.DLG:
+        if self.method != gi.Method.DLG:
             outputs = task.answers(round.start, torch.tensor(x[:_PUBLIC]))
             chances = outputs[:, : data.classes].softmax(dim=1).mean(dim=0).double().numpy()
-            labels = labels_of(label_shares(task, update, data.classes), chances, self.records)
-        return Inversion(Method(self.method), self.steps, self.restarts).invert(
-            simulated_client(training, round),
-            update,
-            shape=x.shape[1:],
-            pixels=pixels_of(data),
-            labels=labels,
-            seed=int(np.random.default_rng([self.seed, k]).integers(2**31)),
-        )
+            shares = gi.label_shares(task, update, data.classes)
+            labels = gi.labels_of(shares, chances, self.records)
+        seed = int(np.random.default_rng([self.seed, k]).integers(2**31))
+        search = gi.Inversion(gi.Method(self.method), self.steps, self.restarts)
+        client = simulated_client(training, round)
+        return search.invert(client, update, x.shape[1:], pixels_of(data), labels, seed)
 
-    def _compared(
-        self, victims: FederatedData, inverted: list[InvertedRecords], view: str
+    def _compare(
+        self, victims: FederatedData, inverted: list[gi.InvertedRecords], view: str
     ) -> Reconstruction:
-        """Compare each client's guesses with its records, in the order that fits best."""
+        """Return the reconstructions of one view beside the records, in each client's best order.
+
+        Args:
+            victims: The data of the attacked clients.
+            inverted: The reconstructed records of each attacked client.
+            view: The view in words.
+        """
         pixels, x = pixels_of(victims), np.asarray(victims.x)
         test_x: Any = victims.test_x
         mean = np.asarray(test_x, dtype=np.float64).mean(axis=0)
         ordered, right = [], []
         for k, guess in enumerate(inverted):
             own = slice(k * self.records, (k + 1) * self.records)
-            order = matched(x[own], guess.x)
+            order = best_order(x[own], guess.x)
             ordered.append(guess.x[order])
             right.append(guess.labels[order] == victims.y[own])
         images = np.concatenate(ordered)
@@ -217,33 +217,38 @@ class InversionAudit:
 
 
 def check_images(data: FederatedData) -> None:
-    """Refuse records that are not images with one label each."""
+    """Raise BadInput unless records are images [C, H, W] with one label each.
+
+    A test split is needed too.
+    """
     data.check_tested("inversion")
     shape = data.record_shape
     if isinstance(data.x, dict) or isinstance(shape, dict):
-        raise BadInput(
-            f"inversion is of images and the records have inputs {', '.join(data.x)}: leave it out"
-        )
-    if len(shape) != 3 or data.x.dtype.kind != "f":
+        wrong = f"images and the records have inputs {', '.join(data.x)}"
+    elif len(shape) != 3 or data.x.dtype.kind != "f":
         kind = "texts or whole numbers" if data.x.dtype.kind != "f" else f"of shape {shape}"
-        raise BadInput(
-            f"inversion is of images [channels, height, width] and the records are {kind}: leave "
-            "it out"
-        )
-    if not data.classes or data.y.ndim != 1:
-        raise BadInput(
-            "inversion is of images with one label each, and these have other targets: leave it out"
-        )
+        wrong = f"images [channels, height, width] and the records are {kind}"
+    elif not data.classes or data.y.ndim != 1:
+        wrong = "images with one label each, and these have other targets"
+    else:
+        return
+    raise BadInput(f"inversion is of {wrong}: leave it out")
 
 
-def pixels_of(data: FederatedData) -> Pixels:
-    """The range of the values of the test split, which belongs to no client."""
+def pixels_of(data: FederatedData) -> gi.Pixels:
+    """Return the range of pixel values of the test split, which belongs to no client.
+
+    BadInput if all values are equal.
+    """
     x: Any = data.test_x
-    return Pixels(float(x.min()), float(x.max()))
+    return gi.Pixels(float(x.min()), float(x.max()))
 
 
-def simulated_client(training: Training, round: Round) -> SimulatedClient:
-    """The simulation of a client from public knowledge: model, work, clip, and two-point ranges."""
+def simulated_client(training: Training, round: Round) -> gi.SimulatedClient:
+    """Return the simulation of a client of `round`, with its clip.
+
+    Two-point reports clamp the update to the ranges of the round.
+    """
     plan, start = training.plan, round.start
     clamp = None
     if isinstance(plan.schedule, Ranges):
@@ -252,11 +257,11 @@ def simulated_client(training: Training, round: Round) -> SimulatedClient:
         shift = start if weights else torch.zeros_like(start)
         clamp = centre - radius - shift, centre + radius - shift
     task, work, classes = training.task, training.work, training.data.classes
-    return SimulatedClient(task, work, start, round.clip, round.number, classes, clamp)
+    return gi.SimulatedClient(task, work, start, round.clip, round.number, classes, clamp)
 
 
 def mean_measure(name: str, values: Numbers) -> Measure:
-    """The mean over records, with Student's interval if there are at least two."""
+    """Return the mean over records, with Student's 95 % interval if there are at least two."""
     mean = float(values.mean())
     if len(values) < 2:
         return Measure(name, mean)
@@ -269,16 +274,16 @@ _INCH, _TEXT, _LETTERS = 0.75, 4.0, 42
 
 
 def side_by_side(reconstructions: Mapping[str, Reconstruction], most: int = 8) -> Figure:
-    """One row of originals, then a row per reconstruction beside its name and mean PSNR.
+    """Draw a row of originals, then a row per reconstruction with its name and mean PSNR.
 
-    All of them are of the same records, of which the first `most` are drawn.
+    Only the first `most` records are drawn. Returns the figure and writes no file. No
+    reconstruction, or reconstructions of different records, are BadInput.
     """
     if not reconstructions:
         raise BadInput("there are no reconstructions to draw: give one at least")
     first = next(iter(reconstructions.values()))
-    if any(
-        not np.array_equal(each.originals, first.originals) for each in reconstructions.values()
-    ):
+    originals = [each.originals for each in reconstructions.values()]
+    if not all(np.array_equal(each, first.originals) for each in originals):
         raise BadInput("reconstructions of different records cannot share a row of originals")
     count = min(most, len(first.originals))
     rows = {"original": first.originals} | {
@@ -299,16 +304,11 @@ def side_by_side(reconstructions: Mapping[str, Reconstruction], most: int = 8) -
         where = {"ha": "right", "va": "center", "transform": label.transAxes}
         label.text(1.0, 0.5, words, size=SMALL, color=INK, **where)
         for at, image in zip(line, images, strict=False):
-            at.imshow(
-                _drawn(image), cmap="gray", vmin=first.pixels.lowest, vmax=first.pixels.highest
-            )
+            shape = image[0] if len(image) == 1 else np.moveaxis(image[:3], 0, -1)
+            ends = {"vmin": first.pixels.lowest, "vmax": first.pixels.highest}
+            at.imshow(shape, cmap="gray", **ends)
             at.set(xticks=[], yticks=[])
     return figure
-
-
-def _drawn(image: Images) -> Images:
-    """[H, W], or [H, W, 3] in colour."""
-    return image[0] if len(image) == 1 else np.moveaxis(image[:3], 0, -1)
 
 
 MOST = 100.0
@@ -319,7 +319,9 @@ _K1, _K2 = 0.01, 0.03
 
 
 def psnr(image: Images, other: Images, peak: float) -> float:
-    """The peak signal-to-noise ratio in dB, for values that lie `peak` apart at most.
+    """Return the peak signal-to-noise ratio in dB, at most `MOST`, of two arrays of one shape.
+
+    `peak` is the width of the value range.
 
     >>> psnr(np.zeros(4), np.full(4, 0.1), 1.0)
     20.0
@@ -331,9 +333,10 @@ def psnr(image: Images, other: Images, peak: float) -> float:
 
 
 def ssim(image: Images, other: Images, peak: float) -> float:
-    """The structural similarity of images [C, H, W]: the mean over windows (Wang et al. 2004).
+    """Return the structural similarity of images [C, H, W] (Wang et al. 2004).
 
-    Windows are of 7 x 7 equal weights that lie within the image, smaller where the image is.
+    It is the mean over windows of 7 x 7 equal weights within the image, or smaller if the image is.
+    `peak` is the width of the value range.
     """
     height, width = image.shape[-2:]
     side = min(_WINDOW, height, width)
@@ -350,11 +353,12 @@ def ssim(image: Images, other: Images, peak: float) -> float:
     return float((alike / most).mean())
 
 
-def matched(originals: Images, found: Images) -> npt.NDArray[np.intp]:
-    """Which of `found` is of which record: the least squared error over all, each used once.
+def best_order(originals: Images, images: Images) -> npt.NDArray[np.intp]:
+    """Return indices with which images[indices] are closest to the originals, one to one.
 
-    An update has no order of its records, so a batch is compared in the best one.
+    The sum of squared errors is least. An update has no order of its records, so a batch is
+    compared in the best one.
     """
-    flat, others = (each.reshape(len(each), -1).astype(np.float64) for each in (originals, found))
+    flat, others = (each.reshape(len(each), -1).astype(np.float64) for each in (originals, images))
     errors = ((flat[:, None] - others[None]) ** 2).sum(axis=2)
     return np.asarray(linear_sum_assignment(errors)[1])

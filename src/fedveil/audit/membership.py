@@ -27,26 +27,23 @@ import torch
 from scipy.special import expit
 
 from fedveil.audit.audit_folder import AuditCache
-from fedveil.audit.findings import Attack, Leak, Roc, roc_figure
+from fedveil.audit.findings import Attack, Leak, OnStep, Roc, ignore, roc_figure
 from fedveil.audit.observations import check_unattacked, serial_engine
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import one_thread
-from fedveil.base.inputs import Inputs, count, taken
+from fedveil.base.inputs import Inputs, count, mapped, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.training.cohort import tensors
 from fedveil.training.engines.processes import available_workers
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.evaluate import BATCH
-from fedveil.training.in_step import fitting_together, train_in_step
+from fedveil.training.in_step import repetitions_per_chunk, train_in_step
 from fedveil.training.session import Training
 from fedveil.tuning.trials import pool_outcomes
 
 Numbers = npt.NDArray[np.float64]
 Inside = npt.NDArray[np.bool_]
-OnTraining = Callable[[int, int], None]
-"""(trainings done, of how many)."""
 
 _NEVER = 1 << 60
 
@@ -56,13 +53,14 @@ class ShadowModels:
     """Pairs of trainings on complementary halves of the records.
 
     Attributes:
-        training: The training that they are like.
+        training: The training that is attacked.
         pairs: The number of pairs.
-        seed: Draws the halves.
+        seed: The seed of the halves and of the trainings.
 
     | edge | behaviour |
     |---|---|
-    | a client with one record, which no half can do without | BadInput |
+    | a client with one record | BadInput |
+    | no test split | BadInput |
     | the budget permits no round | BadInput |
     """
 
@@ -82,44 +80,58 @@ class ShadowModels:
 
     @cached_property
     def inside(self) -> Inside:
-        """Which training uses which record, [trainings, records]."""
-        return np.concatenate([self._pair(k) for k in range(self.pairs)])
+        """Return the mask of records that each training uses, [2 x pairs, records].
 
-    def _pair(self, pair: int) -> Inside:
+        Rows 2 k and 2 k + 1 are the pair k and have no record in common.
+        """
         data = self.training.data
-        generator = np.random.default_rng([self.seed, pair, 0x4A1F])
-        owners = np.repeat(np.arange(data.clients), data.sizes)
-        order = np.lexsort((generator.random(data.records), owners))
-        place = np.empty(data.records, dtype=np.int64)
-        place[order] = np.arange(data.records) - data.offsets[owners]
-        odd = data.sizes % 2 * generator.integers(2, size=data.clients)
-        first = place < (data.sizes // 2 + odd)[owners]
-        return np.stack([first, ~first])
+        owners, masks = np.repeat(np.arange(data.clients), data.sizes), []
+        for pair in range(self.pairs):
+            generator = np.random.default_rng([self.seed, pair, 0x4A1F])
+            order = np.lexsort((generator.random(data.records), owners))
+            place = np.empty(data.records, dtype=np.int64)
+            place[order] = np.arange(data.records) - data.offsets[owners]
+            odd = data.sizes % 2 * generator.integers(2, size=data.clients)
+            first = place < (data.sizes // 2 + odd)[owners]
+            masks += [first, ~first]
+        return np.stack(masks)
 
     def training_of(self, number: int) -> Training:
-        """Training number `number`, with its half of the records."""
+        """Return shadow training `number` on its half of the records, with the settings of the run.
+
+        All shadow trainings have one seed, which is not the run's. Their noise differs because
+        their records do.
+        """
         data = select_records(self.training.data, self.inside[number])
         # the seed is not the run's, so that no noise is shared with the run
         seed = int(np.random.default_rng([self.seed, 0x5EED]).integers(2**31))
-        return replace(self._common, data=data, seed=seed)
+        return replace(self._template, data=data, seed=seed)
 
     @cached_property
-    def _common(self) -> Training:
-        """What all trainings share: mode and chunk are chosen once."""
+    def _template(self) -> Training:
+        """Return the attacked training in this process, measured only at the end.
+
+        Gradient mode and chunk size are fixed, so that all shadow models have the same.
+        """
         alone = replace(self.training, workers=1, every=_NEVER, clients_every=None)
         engine = serial_engine(alone)
         return replace(alone, mode=engine.mode, chunk=engine.chunk)
 
-    def model_losses(
-        self, runner: "ShadowRunner", on_training: OnTraining = lambda done, of: None
-    ) -> Numbers:
-        """Every model's losses on all clients' records and then on the test split, [models, n]."""
-        names = [f"losses-{number:04}" for number in range(2 * self.pairs)]
-        together = fitting_together(self._common)
-        return np.stack(runner.arrays(self, ShadowModels.trained, names, on_training, together))
+    def model_losses(self, runner: "ShadowRunner", on_step: OnStep = ignore) -> Numbers:
+        """Return losses of all models, [2 x pairs, n]: on clients' records, then on the test split.
 
-    def trained(self, numbers: Sequence[int]) -> list[Numbers]:
-        """Train some of the models, together where they fit, and return their losses."""
+        Models that the runner's cache lacks are trained. `on_step` is called with (models done,
+        models in all). BadInput if the budget permits no round.
+        """
+        names = [f"losses-{number:04}" for number in range(2 * self.pairs)]
+        together = repetitions_per_chunk(self._template)
+        return np.stack(runner.arrays(self, ShadowModels.train_models, names, on_step, together))
+
+    def train_models(self, numbers: Sequence[int]) -> list[Numbers]:
+        """Train the models `numbers` together, and return the losses [n] of each.
+
+        Losses are in the order of `model_losses`. BadInput if the budget permits no round.
+        """
         trainings = [self.training_of(number) for number in numbers]
         last: dict[int, torch.Tensor] = {}
         if len(trainings) > 1:
@@ -141,12 +153,12 @@ class ShadowModels:
 
 @dataclass(frozen=True)
 class ShadowRunner:
-    """Where shadow models train, and where their results are saved.
+    """Processes that train shadow models, and the cache of their results.
 
     Attributes:
         workers: Processes that train, 0 for one per core.
-        cache: Where results and figures are saved.
-        cluster: The Ray cluster that trains instead of this machine.
+        cache: The cache of results and figures.
+        cluster: The Ray cluster that trains. None trains on this machine.
     """
 
     workers: int = 0
@@ -158,47 +170,56 @@ class ShadowRunner:
         shadow_models: ShadowModels,
         trial: Callable[[ShadowModels, Sequence[int]], list[Numbers]],
         names: Sequence[str],
-        on_training: OnTraining,
+        on_step: OnStep,
         together: int = 1,
     ) -> list[Numbers]:
-        """The array of every name, from the cache or from `trial`, which gets their numbers.
+        """Return the array of every name, from the cache or computed by `trial` and then cached.
 
-        Arrays are saved as soon as they are there. Up to `together` trainings are one trial.
+        Args:
+            shadow_models: The first argument of `trial`.
+            trial: Computes arrays from (shadow models, indices into `names`), in a worker process.
+            names: Names of the arrays in the cache.
+            on_step: Called with (arrays done, arrays in all) after each trial. Not called if all
+                are cached.
+            together: The most arrays of one trial.
         """
         arrays = [self.cache.load_array(name) for name in names]
         left = [number for number, array in enumerate(arrays) if array is None]
-        processes = self.workers or (
-            available_workers() if self.cluster is None else max(1, len(left))
-        )
+        processes = self.workers or max(1, len(left))
+        if self.cluster is None:
+            processes = self.workers or available_workers(shadow_models, trial)
         size = max(1, min(together, -(-len(left) // processes)))
         jobs = [(shadow_models, left[a : a + size]) for a in range(0, len(left), size)]
         for job, results in pool_outcomes(jobs, trial, self.workers, self.cluster):
             for number, array in zip(jobs[job][1], results, strict=True):
                 arrays[number] = array
                 self.cache.save_array(names[number], array)
-            on_training(sum(array is not None for array in arrays), len(names))
+            on_step(sum(array is not None for array in arrays), len(names))
         return [array for array in arrays if array is not None]
 
 
 def paired_roc(inside: Inside, scores: Numbers, other_scores: Numbers) -> Roc:
-    """The ROC over scores of each record in both models of a pair, once in and once out.
+    """Return the ROC of a pair of models, in which each record is once a member and once not.
 
     Args:
-        inside: Which records the first model was trained on.
-        scores: Of the records under the first model.
-        other_scores: Of the records under the other.
+        inside: Mask of records that the first model was trained on. The second trained on the rest.
+        scores: Scores of the records under the first model.
+        other_scores: Scores of the records under the second model.
     """
     members = np.where(inside, scores, other_scores)
     return Roc(members, np.where(inside, other_scores, scores), paired=True)
 
 
 def losses_of(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> Numbers:
-    """The loss of each record under a model, in eval mode, from its outputs in float64."""
+    """Return the loss of each record [n] under a model in eval mode, as float64.
+
+    Outputs are computed in the model's precision, and losses from them in float64.
+    """
     losses = [np.zeros(0)]
     with torch.inference_mode(), one_thread():
         for a in range(0, count(x), BATCH):
             part = slice(a, a + BATCH)
-            outputs = task.answers(params, tensors(taken(x, part)))
+            outputs = task.answers(params, mapped(torch.tensor, taken(x, part)))
             targets = torch.tensor(y[part])
             if targets.is_floating_point():
                 targets = targets.double()
@@ -207,7 +228,7 @@ def losses_of(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> N
 
 
 def select_records(data: FederatedData, inside: Inside) -> FederatedData:
-    """The same clients with only the records that `inside` marks."""
+    """Return data with the same clients and only the records in the mask `inside`, [records]."""
     owners = np.repeat(np.arange(data.clients), data.sizes)
     sizes = np.bincount(owners[inside], minlength=data.clients)
     return replace(
@@ -236,8 +257,8 @@ class References:
     """Losses of the reference models.
 
     Attributes:
-        reference_losses: Of the attacked records, [models, records].
-        inside: Which model was trained on which record, [models, records].
+        reference_losses: Losses of the attacked records, [models, records].
+        inside: Mask of records that each model was trained on, [models, records].
         population: Losses of records that no model was trained on, [models, others].
 
     | edge | behaviour |
@@ -268,10 +289,12 @@ class References:
             )
 
 
-def scaled(losses: Numbers) -> Numbers:
-    """log(p / (1 - p)) of p = exp(-loss), without cancellation at either end.
+def loss_logit(losses: Numbers) -> Numbers:
+    """Return log(p / (1 - p)) of p = exp(-loss), without cancellation at either end.
 
-    >>> scaled(np.array([np.log(2.0)])).round(9).tolist()
+    Losses below 1e-14 count as 1e-14.
+
+    >>> loss_logit(np.array([np.log(2.0)])).round(9).tolist()
     [0.0]
     """
     least = np.maximum(losses, _LEAST_LOSS)
@@ -279,26 +302,29 @@ def scaled(losses: Numbers) -> Numbers:
 
 
 def lira(losses: Numbers, references: References) -> Numbers:
-    """The log likelihood ratio of each loss [records]: record trained on, against not.
+    """Return the log likelihood ratio of each record [records]: trained on it, against not.
 
-    Online: some reference models were trained on the attacked records. With fewer than 64 models
-    all records share one variance.
+    `losses` [records] are those of the attacked model. Online: some reference models were trained
+    on the attacked records. With fewer than 64 models all records share one variance.
     """
-    values, inside = scaled(references.reference_losses), references.inside
+    values, inside = loss_logit(references.reference_losses), references.inside
     ratio = np.zeros(len(losses))
     for sign, side in ((1.0, inside), (-1.0, ~inside)):
-        mean, spread = _gaussian(values, side)
-        ratio += sign * (-0.5 * ((scaled(losses) - mean) / spread) ** 2 - np.log(spread))
+        mean, spread = _mean_and_spread(values, side)
+        ratio += sign * (-0.5 * ((loss_logit(losses) - mean) / spread) ** 2 - np.log(spread))
     return ratio
 
 
 def lira_offline(losses: Numbers, references: References) -> Numbers:
-    """log(p / (1 - p)) of each record, in standard deviations above models without the record.
+    """Return the distance of each loss from reference models without the record, [records].
 
-    Offline: only reference models that were not trained on the record count.
+    It is that of log(p / (1 - p)) above their mean, in their standard deviations. `losses`
+    [records] are those of the attacked model. Offline: only reference models that were not trained
+    on the record count.
     """
-    mean, spread = _gaussian(scaled(references.reference_losses), ~references.inside)
-    return (scaled(losses) - mean) / spread
+    values = loss_logit(references.reference_losses)
+    mean, spread = _mean_and_spread(values, ~references.inside)
+    return (loss_logit(losses) - mean) / spread
 
 
 def rmia(
@@ -309,23 +335,40 @@ def rmia(
     *,
     offline: bool = False,
 ) -> Numbers:
-    """The share of the population that each record exceeds by `gamma` in p / (mean p).
+    """Return scores [records]: the share of the population that a record exceeds in p / (mean p).
 
     Online, the mean is over reference models with and without the record, in equal parts. No model
     was trained on a population record, so `outside_mean` estimates the missing part. Offline, only
     reference models that were not trained on the record count, and `outside_mean` estimates the
     rest, with a scale fitted on the reference models' own training records.
+
+    Ties are broken by the ratios, within half a step. Otherwise all records that exceed the whole
+    population would have one score, and no threshold could have few false alarms.
+
+    Args:
+        losses: Losses of the attacked records under the attacked model, [records].
+        population: Losses of the population's records under the attacked model, [others].
+        references: Losses of the reference models.
+        gamma: The factor by which a record must exceed one of the population.
+        offline: Whether reference models that were trained on a record are ignored for it.
     """
     chances, inside = np.exp(-references.reference_losses), references.inside
     with_, without = _mean(chances, inside), _mean(chances, ~inside)
     a = slope(with_, without)
-    outside = np.exp(-references.population).mean(axis=0)
-    own = outside_mean(without, a) if offline else (with_ + without) / 2
-    return _beaten(losses, own, population, outside_mean(outside, a), gamma)
+    expected = outside_mean(without, a) if offline else (with_ + without) / 2
+    expected_there = outside_mean(np.exp(-references.population).mean(axis=0), a)
+    own = -losses - np.log(np.maximum(expected, _LEAST_CHANCE))
+    theirs = np.sort(-population - np.log(np.maximum(expected_there, _LEAST_CHANCE)))
+    beaten = np.searchsorted(theirs, own - np.log(gamma), side="right")
+    return np.asarray((beaten + expit(own) / 2) / len(theirs))
 
 
 def slope(with_: Numbers, without: Numbers) -> float:
-    """The `a` of 1 - p_in = a (1 - p_out) by least squares, in [0, 1]: 1 where nothing is learnt.
+    """Return the `a` in [0, 1] of 1 - p_in = a (1 - p_out) by least squares. 1: nothing was learnt.
+
+    Args:
+        with_: Mean probabilities p_in of records under models trained on them.
+        without: Mean probabilities p_out under models not trained on them.
 
     >>> slope(np.array([0.75, 1.0]), np.array([0.5, 1.0]))
     0.5
@@ -336,30 +379,27 @@ def slope(with_: Numbers, without: Numbers) -> float:
 
 
 def outside_mean(without: Numbers, a: float) -> Numbers:
-    """The mean probability over all models, from that over models without the record."""
+    """Return the mean probability over models with and without a record, in equal parts.
+
+    It is estimated from `without`, the mean over models without the record, and the `a` of `slope`.
+    """
     return ((1 + a) * without + (1 - a)) / 2
 
 
-def _beaten(
-    losses: Numbers, expected: Numbers, population: Numbers, expected_there: Numbers, gamma: float
-) -> Numbers:
-    """The share of the population whose ratio is at most 1 / gamma of each record's.
-
-    Ties are broken by the ratios, within half a step. Otherwise all records that exceed the whole
-    population would have one score, and no threshold could have few false alarms.
-    """
-    own = -losses - np.log(np.maximum(expected, _LEAST_CHANCE))
-    theirs = np.sort(-population - np.log(np.maximum(expected_there, _LEAST_CHANCE)))
-    beaten = np.searchsorted(theirs, own - np.log(gamma), side="right")
-    return np.asarray((beaten + expit(own) / 2) / len(theirs))
-
-
 def _mean(values: Numbers, side: Inside) -> Numbers:
+    """Return the mean of each record's values over the models in the mask `side`, [records].
+
+    `values` and `side` are [models, records].
+    """
     return np.asarray((values * side).sum(axis=0) / side.sum(axis=0))
 
 
-def _gaussian(values: Numbers, side: Inside) -> tuple[Numbers, Numbers]:
-    """Means [records] over the models of one side, and standard deviations."""
+def _mean_and_spread(values: Numbers, side: Inside) -> tuple[Numbers, Numbers]:
+    """Return means and standard deviations [records] over the models in the mask `side`.
+
+    `values` and `side` are [models, records]. With fewer than `ENOUGH` models all records have the
+    same standard deviation. None is below 1e-12.
+    """
     mean, count = _mean(values, side), side.sum(axis=0)
     squares = (((values - mean) ** 2) * side).sum(axis=0)
     if len(values) < ENOUGH:
@@ -373,7 +413,7 @@ REFERENCES = 16
 _LEAST = 4
 
 Scoring = Callable[[Numbers, Numbers, References], Numbers]
-"""(losses of records, of the population, reference models) -> scores of the records."""
+"""(losses of records, losses of the population, reference models) -> scores of the records."""
 
 WAYS: tuple[tuple[str, Scoring], ...] = (
     ("LiRA", lambda losses, population, references: lira(losses, references)),
@@ -389,8 +429,10 @@ class Membership:
 
     Attributes:
         references: The number of reference models, even.
-        seed: Draws the shadow models' records.
-        runner: Where shadow models train, and where losses and figures are saved.
+        seed: The seed of the shadow models.
+        runner: Trains shadow models, and saves losses and figures.
+
+    An odd number of reference models, or fewer than four, is BadInput.
     """
 
     references: int = REFERENCES
@@ -405,38 +447,31 @@ class Membership:
             )
 
     def leaks(
-        self,
-        training: Training,
-        claim: PrivacyClaim | None,
-        on_training: OnTraining = lambda done, of: None,
+        self, training: Training, claim: PrivacyClaim | None, on_step: OnStep = ignore
     ) -> Iterator[Leak]:
-        """One leak for each way of scoring, best known first."""
+        """Yield a leak for each way of scoring in `WAYS`. `claim` is copied into them.
+
+        `on_step` is called with (models trained, models in all). The ROC figure is saved in the
+        runner's cache. BadInput if the run has dishonest clients, or does not fit `ShadowModels`.
+        """
         check_unattacked(training, Attack.MEMBERSHIP)
-        curves = self.curves(
-            ShadowModels(training, self.references // 2 + 1, self.seed), on_training
-        )
+        shadow_models = ShadowModels(training, self.references // 2 + 1, self.seed)
+        losses = shadow_models.model_losses(self.runner, on_step)
+        curves = curves_of(losses, shadow_models.inside)
         what = f"{training.data.records:,} records, in and out; {self.references} references"
         self.runner.cache.save_figure(Attack.MEMBERSHIP, lambda: roc_figure(curves, what, claim))
         for way, roc in curves.items():
             yield Leak(Attack.MEMBERSHIP, f"{way}: {what}", roc.measures, claim)
 
-    def curves(
-        self, shadow_models: ShadowModels, on_training: OnTraining = lambda done, of: None
-    ) -> dict[str, Roc]:
-        """The ROC of each way of scoring."""
-        losses = shadow_models.model_losses(self.runner, on_training)
-        return curves_of(losses, shadow_models.inside)
 
+def curves_of(losses: Numbers, inside: Inside) -> dict[str, Roc]:
+    """Attack the first pair of models, and return the ROC of each way of scoring, by its name.
 
-def curves_of(losses: Numbers, inside: npt.NDArray[np.bool_]) -> dict[str, Roc]:
-    """Attack the first pair of models, with all others as references.
+    All other models are the references, at least four of them.
 
     Args:
-        losses: [models, records and then population].
-        inside: Which model was trained on which record, [models, records].
-
-    Returns:
-        The ROC of each way of scoring.
+        losses: Losses of records and then of the population, [models, records + others].
+        inside: Mask of records that each model was trained on, [models, records].
     """
     records = inside.shape[1]
     references = References(losses[2:, :records], inside[2:], losses[2:, records:])

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
@@ -46,67 +46,84 @@ from fedveil.training.participants import Participants
 from fedveil.training.reports import ClientBatch, ClientReports, CohortSum, Rows, accept
 from fedveil.training.round import noised_sum
 from fedveil.training.session import Training
-from fedveil.training.work import ClientDpSgd, ClientWork
+from fedveil.training.work import ClientDpSgd, SiteSum
 
 _BLOCK = 1 << 24
 
 
 class View(Enum):
-    """One client's report, or the sum that is released of a round's reports."""
+    """What an attacker sees of a client: its report, or the released sum of a round's reports."""
 
     REPORT = auto()
     SUM = auto()
 
     def description(self, plan: PrivacyPlan) -> str:
-        """Whose view it is, in words."""
-        release = plan.release
-        if self is View.REPORT:
-            if not release.requires.only_sum:
-                return "as the server sees it"
-            if release.local:
-                return "as it is before the shuffler"
-            return "as the trusted server sees it"
-        if release.local:
+        """Return a clause such as "as the server sees it", to append to a sentence on an update."""
+        local = plan.release.local
+        if self is View.SUM and local:
             return "as the server sees it behind the shuffler, all others known"
-        return "as everybody else sees it, all others known"
+        if self is View.SUM:
+            return "as everybody else sees it, all others known"
+        if not plan.release.requires.only_sum:
+            return "as the server sees it"
+        return "as it is before the shuffler" if local else "as the trusted server sees it"
 
 
 def views(plan: PrivacyPlan) -> tuple[View, ...]:
-    """The views of a plan: the report, and the sum where that is all that is released."""
+    """Return the attackers' views of a plan.
+
+    They are (REPORT, SUM) if only the sum of reports is released, and otherwise (REPORT,).
+    """
     return (View.REPORT, View.SUM) if plan.release.requires.only_sum else (View.REPORT,)
 
 
 def strict_line(plan: PrivacyPlan) -> BudgetLine | None:
-    """The budget line that an audit is compared with: the first that is a guarantee."""
+    """Return the plan's first budget line that is a guarantee.
+
+    None if all are only as published.
+    """
     return next((line for line in plan.lines if not line.as_published), None)
 
 
-def claim_of(line: BudgetLine, turns: int) -> PrivacyClaim:
-    """The claim of the line for so many turns. The pure claim for a single turn, if any."""
+def line_claim(line: BudgetLine, turns: int) -> PrivacyClaim:
+    """Return the claim of a budget line for `turns` participations.
+
+    For a single turn it is the pure claim, if the line has one. Otherwise it is the line's first
+    claim.
+    """
     claims = line.claims(turns)
     pure = [claim for claim in claims if claim.accountant is Accountant.PURE]
     return pure[0] if pure and turns == 1 else claims[0]
 
 
-def claimed(plan: PrivacyPlan) -> PrivacyClaim | None:
-    """The claim that leaks are compared with: the first that is a guarantee, if any."""
+def strict_claim(plan: PrivacyPlan) -> PrivacyClaim | None:
+    """Return the claim of the plan's first line that is a guarantee, for all rounds.
+
+    None without one.
+    """
     line = strict_line(plan)
-    return None if line is None else claim_of(line, line.participations(plan.permitted))
+    return None if line is None else line_claim(line, line.participations(plan.permitted))
 
 
 def claim_against(view: View, plan: PrivacyPlan) -> PrivacyClaim | None:
-    """The claim about whoever has this view: none about somebody whom the claim trusts."""
-    return None if view is View.REPORT and plan.release.requires.only_sum else claimed(plan)
+    """Return the strict claim against an attacker with this view.
+
+    None if the claim trusts that attacker, or the plan has no strict claim.
+    """
+    return None if view is View.REPORT and plan.release.requires.only_sum else strict_claim(plan)
 
 
 def check_unattacked(training: Training, attack: str) -> None:
-    """Refuse a run that is attacked already."""
+    """Raise BadInput if the training has dishonest clients. `attack` is a name for the message."""
     if type(training.participants) is not Participants:
         raise BadInput(f"the run has an attack of its own: leave out --attacks {attack}")
 
 
 def replay(training: Training, rounds: int) -> Iterator[Round]:
-    """Yield the first `rounds` rounds, each before its clients work. Nothing is charged on disk."""
+    """Run a training, and yield its first `rounds` rounds, each before clients train.
+
+    Yields fewer if the budget permits fewer. A ledger in memory is charged, none on disk.
+    """
     state, ledger = training.start(), training.new_ledger()
     while (round := training.begin(state, ledger)) is not None:
         yield round
@@ -116,18 +133,24 @@ def replay(training: Training, rounds: int) -> Iterator[Round]:
 
 
 def rerun(training: Training, seed: int, **changes: object) -> Training:
-    """The training with another seed, in this process, and measured at the end only."""
+    """Return the training with another seed, in this process, evaluated only at the end.
+
+    `changes` replace further fields of the training. The run's participants stay unless changed.
+    """
     alone = {"workers": 1, "every": training.plan.rounds, "clients_every": None, **changes}
     return replace(training, seed=seed, **alone)  # type: ignore[arg-type]
 
 
 def audit_rerun(training: Training, seed: int, **changes: object) -> Training:
-    """The training with the randomness of the audit of that seed."""
+    """Return `rerun` with a training seed derived from `seed`, that of an audit."""
     return rerun(training, int(np.random.default_rng([seed, 0xA6A1]).integers(2**31)), **changes)
 
 
 def serial_engine(training: Training) -> Serial:
-    """The engine of a training that runs in this process, as those of an audit do."""
+    """Return the engine of a training in this process.
+
+    AssertionError if the training has workers.
+    """
     engine = training.engine
     assert isinstance(engine, Serial), "an audit runs in this process"
     return engine
@@ -135,38 +158,61 @@ def serial_engine(training: Training) -> Serial:
 
 @dataclass(frozen=True, eq=False)
 class Observer:
-    """Observes what clients send that have the records of `data`, in any round of a training.
+    """An attacker that sees updates of clients in any round of a training.
 
-    `streams` are those of their noise: the training's own, to see what its clients send, or
-    others, for clients that the attacker makes up.
+    Attributes:
+        training: The training. It must run in this process.
+        data: The clients' records: those of the training, or of clients that the attacker makes up.
+        streams: Streams of their noise: those of the training, or others for made-up clients.
     """
 
     training: Training
     data: FederatedData
     streams: Streams
 
-    def observed_updates(self, view: View, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
-        """The updates of clients `ids` with the records of clients `whose`, [K, P], in a view."""
+    def observed_updates(self, view: View, round: Round, ids: Ids, whose: Ids) -> Tensor:
+        """Return updates [K, P] of clients in a view, noise included.
+
+        Args:
+            view: A report, or the released sum that the report is in.
+            round: The round. Its own cohort does not matter.
+            ids: The clients whose noise is drawn, [K].
+            whose: The clients of `data` whose records are trained on, [K].
+        """
         plan, work = self.training.plan, self.training.work
         updates = []
         for clients in self._batches(round, ids, whose):
-            rows = _accepted(work, plan, clients)
+            reports = client_report(work, plan, clients).reports
+            assert isinstance(reports, Rows), "an attacker sees reports one by one"
+            accept(reports, None if plan.release.local else clients.round.clip)
+            rows = reports.rows
             if view is View.SUM:
                 sums = [self._released_sum(clients.round, k, row) for k, row in enumerate(rows)]
                 updates.append(torch.stack(sums))
             else:
-                updates.append(plan.release.channel.updates(rows, clients.round))
+                updates.append(plan.release.channel.updates(rows, clients.round).float())
         return torch.cat(updates)
 
-    def noiseless_updates(self, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
-        """The same updates clipped and not noised, as an attacker makes them from its records."""
-        work = self.training.work
-        if isinstance(work, ClientDpSgd):
+    def noiseless_updates(self, round: Round, ids: Ids, whose: Ids) -> Tensor:
+        """Return the updates [K, P] of `observed_updates` clipped and without noise.
+
+        An update that is not finite is zero.
+        """
+        work, updates = self.training.work, []
+        if isinstance(work, ClientDpSgd | SiteSum):
             work = replace(work, noisy=replace(work.noisy, multiplier=0.0))
-        return torch.cat([_updates(work, each) for each in self._batches(round, ids, whose)])
+        for clients in self._batches(round, ids, whose):
+            done: Any = work.updates(clients)
+            reports = Rows.from_reports(done.rows, clients.round.start.shape[-1])
+            accept(reports, None)
+            updates.append(reports.rows)
+        return torch.cat(updates)
 
     def _batches(self, round: Round, ids: Ids, whose: Ids) -> Iterator[ClientBatch]:
-        """Clients in blocks that are computed together, or one by one where they have to be."""
+        """Yield clients in blocks that are computed together, one by one in looped mode.
+
+        `ids` and `whose` are those of `observed_updates`.
+        """
         looped = serial_engine(self.training).mode is Mode.LOOPED
         step = 1 if looped else max(1, _BLOCK // self.training.task.size)
         round = replace(round, streams=self.streams)
@@ -176,16 +222,18 @@ class Observer:
 
     @cached_property
     def _gradients(self) -> Gradients:
+        """Return the gradient computation for these clients, in the mode of the training."""
         training, engine = self.training, serial_engine(self.training)
         private = training.plan.steps is not None
         mixes = engine.job.mixes
         return gradients_of(training.task, engine.mode, self.data, mixes=mixes, private=private)
 
-    def _released_sum(self, round: Round, k: int, row: torch.Tensor) -> torch.Tensor:
-        """The round's released sum with client k's report `row`, less the others' known part.
+    def _released_sum(self, round: Round, k: int, row: Tensor) -> Tensor:
+        """Return the released sum [P] with the report `row` of client round.ids[k], others removed.
 
-        Noise is drawn for this client alone. Behind a shuffler there are as many others as the
-        claim counts on, and their reports are noise around the model.
+        The attacker knows the others' part, which is therefore absent or pure noise. Noise is drawn
+        for this client alone. Behind a shuffler there are as many others as the claim counts on,
+        and their reports are noise around the model.
         """
         plan = self.training.plan
         seed = seed_of("sum", self.streams.seed, round.number, int(round.ids[k]))
@@ -200,26 +248,10 @@ class Observer:
         return noised_sum(plan, own, total).float()
 
 
-def _accepted(work: ClientWork, plan: PrivacyPlan, clients: ClientBatch) -> torch.Tensor:
-    """What the server has of the reports."""
-    reports = client_report(work, plan, clients).reports
-    assert isinstance(reports, Rows), "an attacker sees reports one by one"
-    accept(reports, None if plan.release.local else clients.round.clip)
-    return reports.rows
-
-
-def _updates(work: ClientWork, clients: ClientBatch) -> torch.Tensor:
-    """Updates as clients compute them. One that is not finite counts as zero, as everywhere."""
-    done = work.updates(clients)
-    reports = Rows.from_reports(done.rows, clients.round.start.shape[-1])  # type: ignore[union-attr]
-    accept(reports, None)
-    return reports.rows
-
-
 Values = npt.NDArray[np.float64]
 
 FEW = 4
-"""Coordinates of rows where their number does not matter to the release."""
+"""Coordinates of a row if the release does not depend on their number."""
 
 _TOO_LONG = 1e3
 _NUMBERS_AT_ONCE = 1 << 22
@@ -227,15 +259,21 @@ _NUMBERS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Sending:
-    """Local work that learns nothing: clients send the rows they were told to.
+    """Local work without learning: clients send given rows.
 
-    `short` tells the clip, where it asks, whether they were within it.
+    Attributes:
+        sent_rows: The rows, [K, P].
+        short: Whether clients report to an adaptive clip that they were within it.
     """
 
-    sent_rows: torch.Tensor
+    sent_rows: Tensor
     short: bool
 
     def updates(self, clients: ClientBatch) -> Clipped:
+        """Return the given rows, marked as within the clip if `short`, and otherwise as clipped.
+
+        Norms are 0 if `short`, and otherwise huge.
+        """
         rows = self.sent_rows.clone()
         clipped = torch.full((len(rows),), not self.short)
         norms = torch.full((len(rows),), 0.0 if self.short else 1e12, dtype=torch.float64)
@@ -243,11 +281,11 @@ class Sending:
 
 
 class Bench:
-    """Rounds of clients that have one record of no meaning each, and send given rows.
+    """Runs rounds of a plan with clients that send given rows, without a model or data.
 
     Args:
-        plan: Whose release is drawn from.
-        streams: Of the noise.
+        plan: The plan whose release is drawn from.
+        streams: Streams of the noise.
         size: Coordinates of a row.
     """
 
@@ -259,38 +297,43 @@ class Bench:
         self._gradients = gradients_of(task, Mode.VECTORISED, self._data)
 
     def make_round(self, number: int, ids: Ids, *, like: int | None = None) -> Round:
-        """Round `number` of clients `ids`, from a model of zeros, with the clip of round `like`."""
+        """Return round `number` of clients `ids`, from a model of zeros.
+
+        Its clip is that of round `like`, or of round `number` if `like` is None.
+        """
         start = torch.zeros(self._size)
         state = self._plan.first_state(start)
         clip = self._plan.clip(state, number if like is None else like)
         return Round(number, ids, start, clip, state, self._streams)
 
-    def sent(self, round: Round, rows: torch.Tensor, *, short: bool) -> ClientReports:
-        """What clients with these updates send."""
+    def send(self, round: Round, rows: Tensor, *, short: bool) -> ClientReports:
+        """Return the reports of a round's clients with updates `rows` [K, size].
+
+        `short` marks the updates as within the clip.
+        """
         work: Any = Sending(rows, short)
         cohort = CohortData(self._data, round.ids, np.zeros(len(round.ids), dtype=np.int64))
-        return client_report(
-            work, self._plan, ClientBatch.from_round(round, cohort, self._gradients)
-        )
+        clients = ClientBatch.from_round(round, cohort, self._gradients)
+        return client_report(work, self._plan, clients)
 
-    def summed(self, round: Round, sent: ClientReports) -> CohortSum:
-        """What the server has of it before noise."""
+    def cohort_sum(self, round: Round, rows: Tensor, *, short: bool) -> CohortSum:
+        """Return the server's sum of the reports of clients with updates `rows`, before its noise.
+
+        `rows` are [K, size]. `short` marks the updates as within the clip.
+        """
+        sent = self.send(round, rows, short=short)
         noisy = self._plan.release.adds_noise
         total = CohortSum.zero(self._size, self._plan.width, noisy=noisy)
         weights = torch.ones(len(round.ids), dtype=torch.float64)
         server_sum([(total, slice(None))], self._plan, round, sent, weights)
         return total
 
-    def published_statistic(self, round: Round, total: CohortSum) -> Values:
-        """The published statistic of an adaptive clip, empty if there is none in this round."""
-        noisy = self._plan.noisy_statistic(total.statistic, round)
-        return np.zeros(0) if noisy is None else noisy.numpy()
 
+def worst_direction(clip: Clip | None, size: int) -> Tensor:
+    """Return a direction [size] of length 1 in the clip's norm, in which noise hides least.
 
-def worst(clip: Clip | None, size: int) -> torch.Tensor:
-    """A direction in which noise hides least, [size], as long as the clip's norm allows.
-
-    In L2 it has two coordinates of opposite signs, so that noise which they share cancels.
+    In L2, or without a clip, it has two coordinates of opposite signs, so that noise which they
+    share cancels. Otherwise, or in one dimension, it is the first axis.
     """
     row = torch.zeros(size, dtype=torch.float64)
     row[0] = 1.0
@@ -299,24 +342,28 @@ def worst(clip: Clip | None, size: int) -> torch.Tensor:
     return row
 
 
-def reduced(plan: PrivacyPlan) -> tuple[PrivacyPlan, int]:
-    """The plan with reports of a few coordinates, where its claim does not depend on them."""
-    few = with_dimension(plan, FEW)
-    return few, few.parameters or FEW
-
-
 def client_views(
     plan: PrivacyPlan, streams: Streams, sign: float, turns: int, draws: int
 ) -> Iterator[tuple[Values, Values, Values]]:
-    """Reports of clients that protect themselves, a block of draws at a time.
+    """Yield reports of clients that protect themselves, a block of draws at a time.
 
-    Each draw is a client whose update points along the worst direction in odd turns and against
-    it in even ones, times `sign`. The attacker also knows what another client sends in the same
-    rounds, and this one in others: what it would if `sign` were 1. Yields reports along the
-    direction over the clip, [turns, draws]; those of the known ones, [2, turns, draws]; and what
-    the client told the clip, [turns, draws].
+    Each draw is a client whose update points along the worst direction in odd turns and against it
+    in even ones, times `sign`. The attacker also knows reports of another client in the same
+    rounds, and of this one in other rounds, both with `sign` 1.
+
+    Args:
+        plan: The plan. If its claim does not depend on coordinates, reports have only a few.
+        streams: Streams of the noise.
+        sign: 1 or -1.
+        turns: Reports of each client.
+        draws: Clients in all. The last axes of all blocks sum to this number.
+
+    Yields:
+        Reports along the direction over the clip, [turns, draws]; known reports, [2, turns, draws];
+        what clients reported to an adaptive clip, [turns, draws].
     """
-    plan, size = reduced(plan)
+    plan = with_dimension(plan, FEW)
+    size = plan.parameters or FEW
     bench = Bench(plan, streams, size)
     together = max(1, _NUMBERS_AT_ONCE // (2 * size))
     short = sign > 0
@@ -327,13 +374,13 @@ def client_views(
         for t in range(turns):
             round = bench.make_round(t + 1, ids)
             clip = 1.0 if round.clip is None else round.clip.value
-            along = worst(round.clip, size)
+            along = worst_direction(round.clip, size)
             length = (1 - 2e-6 if plan.statistic is not None and short else _TOO_LONG) * clip
             rows = ((-1) ** t * _TOO_LONG * clip * along).float().repeat(2 * count, 1)
             later = replace(round, number=round.number + turns)
-            again, _ = _along(bench, later, rows, along, short=False)
+            again, _ = _reports_along(bench, later, rows, along, short=False)
             rows[::2] = (sign * (-1) ** t * length * along).float()
-            seen, watched = _along(bench, round, rows, along, short=short)
+            seen, watched = _reports_along(bench, round, rows, along, short=short)
             mine.append(seen[::2])
             known.append([seen[1::2], again[::2]])
             flips = plan.statistic is not None and plan.statistic.flip > 0  # what the server sees
@@ -341,11 +388,15 @@ def client_views(
         yield np.array(mine), np.array(known).swapaxes(0, 1), np.array(told)
 
 
-def _along(
-    bench: Bench, round: Round, rows: torch.Tensor, along: torch.Tensor, *, short: bool
+def _reports_along(
+    bench: Bench, round: Round, rows: Tensor, along: Tensor, *, short: bool
 ) -> tuple[Values, Values]:
-    """What clients report along a direction, over the clip, and what they tell the clip."""
-    sent = bench.sent(round, rows, short=short)
+    """Return (products of clients' reports with `along` over the clip, clip statistics).
+
+    The products are [K], and the statistics [K, width]. `short` marks the updates as within the
+    clip.
+    """
+    sent = bench.send(round, rows, short=short)
     assert isinstance(sent.reports, Rows), "reports of clients that protect themselves are rows"
     clip = 1.0 if round.clip is None else round.clip.value
     return (sent.reports.rows.double() @ along).numpy() / clip, sent.statistic.numpy()
@@ -354,14 +405,21 @@ def _along(
 def server_views(
     plan: PrivacyPlan, streams: Streams, sign: float, turns: int, draws: int
 ) -> Values:
-    """Noisy sums that one client is in, over the clip, [turns, draws].
+    """Return noisy sums that one client is in, divided by the clip, [turns, draws].
 
-    `sign` 0 is the client that contributes nothing. What the server accepts of a row that is far
-    too long is in every coordinate, so that each round's noise gives as many draws.
+    The part of a too long row that the server accepts is in every coordinate, so that each round's
+    noise gives as many draws. The sign alternates between turns. AssertionError without a clip.
+
+    Args:
+        plan: The plan.
+        streams: Streams of the noise.
+        sign: 1 or -1, or 0 for a client that contributes nothing.
+        turns: Sums that the client is in.
+        draws: The number of draws.
     """
     bench = Bench(plan, streams, 1)
     wide = min(draws, 1 << 16)
-    found = []
+    blocks = []
     for first in range(0, draws, wide):
         rounds = []
         for t in range(turns):
@@ -369,34 +427,42 @@ def server_views(
             round = bench.make_round(number, nobody, like=1 + t)
             assert round.clip is not None, "noise on a sum needs a clip"
             row = torch.full((1, 1), sign * (-1) ** t * _TOO_LONG * round.clip.value)
-            total = bench.summed(round, bench.sent(round, row, short=False))
+            total = bench.cohort_sum(round, row, short=False)
             total.total = total.total.expand(wide).clone()
             rounds.append(noised_sum(plan, round, total).numpy() / round.clip.value)
-        found.append(np.array(rounds))
-    return np.concatenate(found, axis=1)[:, :draws]
+        blocks.append(np.array(rounds))
+    return np.concatenate(blocks, axis=1)[:, :draws]
 
 
 def statistic_views(
     plan: PrivacyPlan, streams: Streams, sign: float, draws: int
 ) -> tuple[Values, Values]:
-    """One round of one client and the statistic that a curator, or the server, publishes.
+    """Return (reports or noisy sums over the clip [draws], published clip statistics [draws]).
 
-    (the report or the noisy sum over the clip, the statistic along its worst direction), [draws]
-    each. One published sum is one draw. `sign` 0 is a client that is not there.
+    One round of one client is one draw. A statistic of several numbers is the first less the last.
+    AssertionError without an adaptive clip.
+
+    Args:
+        plan: The plan.
+        streams: Streams of the noise.
+        sign: 1 for a client within the clip, -1 for one far beyond it, 0 for an absent one.
+        draws: The number of draws.
     """
-    plan, _ = reduced(plan)
+    plan = with_dimension(plan, FEW)
     bench, every = Bench(plan, streams, 2), 1 if plan.statistic is None else plan.statistic.every
     seen, told = np.empty(draws), np.empty(draws)
     ids = np.zeros(1 if sign else 0, dtype=np.int64)
     for k in range(draws):
         round = bench.make_round(1 + k * every, ids, like=1)
         assert round.clip is not None, "an adaptive schedule has a clip"
-        along = worst(round.clip, 2)
+        along = worst_direction(round.clip, 2)
         length = (1 - 2e-6 if sign > 0 else _TOO_LONG) * round.clip.value
         rows = (sign * length * along).float().expand(len(ids), -1)
-        total = bench.summed(round, bench.sent(round, rows, short=sign > 0))
+        total = bench.cohort_sum(round, rows, short=sign > 0)
         seen[k] = float(noised_sum(plan, round, total) @ along) / round.clip.value
-        published = bench.published_statistic(round, total)
+        noisy = plan.noisy_statistic(total.statistic, round)
+        assert noisy is not None, "every round of these has a statistic"
+        published = noisy.numpy()
         told[k] = published[0] if len(published) == 1 else published[0] - published[-1]
     return seen, told
 
@@ -408,13 +474,15 @@ _DRAWS_AT_ONCE = 1 << 16
 def step_views(
     plan: PrivacyPlan, streams: Streams, sign: float, turns: int, draws: int
 ) -> Iterator[tuple[Values, Values, Values]]:
-    """Yield updates of clients whose only record is there (`sign` 1) or contributes nothing.
+    """Yield updates by DP-SGD of clients with one record, a block of draws at a time.
 
-    As `client_views` has it: [turns, draws] along the record's gradient, of the client, [1, turns,
-    draws] of another without such a record, and nothing that a clip was told.
+    The record is present if `sign` is positive, and contributes nothing otherwise. The blocks are
+    those of `client_views`: updates along the record's gradient, [turns, draws], those of another
+    client without the record, [1, turns, draws], and zeros for the clip. AssertionError without
+    noisy steps.
     """
     assert plan.steps is not None, "a plan without noisy steps"
-    along = worst(None, FEW)
+    along = worst_direction(None, FEW)
     x = torch.stack([torch.zeros(FEW), along.float()]).numpy()
     y = np.zeros(2, dtype=np.float32)
     data = FederatedData.from_clients(

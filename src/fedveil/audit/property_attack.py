@@ -14,7 +14,8 @@ a second head that separates records with the property from records without it. 
 clipped and randomised like all others, so they follow the protocol.
 """
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,19 +23,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedveil.attacks.adversary import Adversary, AttackContext
-from fedveil.audit.findings import Attack, Leak, Measure, auc, auc_interval
-from fedveil.audit.observations import (
-    Observer,
-    View,
-    audit_rerun,
-    check_unattacked,
-    claim_against,
-    replay,
-    views,
-)
+from fedveil.audit import observations
+from fedveil.audit.findings import Attack, Leak, Measure, OnStep, auc, auc_interval, ignore
+from fedveil.audit.observations import Observer
 from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated, named_values, seed_of
@@ -42,7 +36,7 @@ from fedveil.models.task import Named, Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.release import Ids, Round
+from fedveil.privacy.release import Ids
 from fedveil.training.reports import ClientReports
 from fedveil.training.session import Training
 
@@ -58,9 +52,9 @@ class PropertyClassifier:
     """A linear classifier of updates.
 
     Attributes:
-        direction: Weights of the features, [P] or [2 P].
-        middle: The threshold between the two kinds.
-        magnitudes: Whether absolute values are features too. They are where there is hardly any
+        direction: Weights of the features, [P] or, with magnitudes, [2 P].
+        middle: The threshold between the two kinds of clients.
+        magnitudes: Whether absolute values are features too. They help if there is hardly any
             noise: that a weight has a gradient at all shows what occurs in a client's records.
     """
 
@@ -69,13 +63,13 @@ class PropertyClassifier:
     magnitudes: bool
 
     @classmethod
-    def fitted(cls, made: Rows, seen: Rows, has: npt.NDArray[np.bool_]) -> "PropertyClassifier":
-        """Fit the classifier on the attacker's own updates.
+    def fit(cls, made: Rows, seen: Rows, has: npt.NDArray[np.bool_]) -> "PropertyClassifier":
+        """Return the classifier fitted on the attacker's own updates.
 
         Args:
             made: Updates without noise, [N, P].
             seen: The same updates as they would be seen, D times with fresh noise, [D x N, P].
-            has: Which of the N updates are of clients with the property.
+            has: Mask of the N updates of clients with the property.
         """
         from sklearn.covariance import ledoit_wolf
 
@@ -95,23 +89,22 @@ class PropertyClassifier:
         return cls(along, middle, magnitudes)
 
     def scores(self, rows: Rows) -> Values:
-        """Scores of updates [K, P], positive where the property is likelier."""
+        """Return scores [K] of updates [K, P], positive where the property is likelier."""
         features = _features(rows, self.magnitudes).astype(np.float64)
         return np.asarray(features @ self.direction - self.middle)
 
 
 def _features(rows: Rows, magnitudes: bool) -> Rows:
+    """Return updates, with their absolute values as further columns if `magnitudes`."""
     return np.concatenate([rows, np.abs(rows)], axis=1) if magnitudes else rows
 
 
 def _span(rows: Values) -> Values:
-    """An orthonormal basis [P, rank] of the rows' span, from their inner products."""
+    """Return an orthonormal basis [P, rank] of the rows' span, the first axis if all are zero."""
     lengths, vectors = np.linalg.eigh(rows @ rows.T)
     kept = lengths > max(float(lengths.max()), 0.0) * _RANK
     if not kept.any():
-        first: Values = np.zeros((rows.shape[1], 1))
-        first[0] = 1.0
-        return first
+        return np.eye(rows.shape[1], 1)
     return np.asarray(rows.T @ vectors[:, kept] / np.sqrt(lengths[kept]))
 
 
@@ -120,17 +113,17 @@ _STEEP = 4.0
 
 @dataclass(frozen=True, eq=False)
 class MultiTask(Adversary):
-    """Clients that train for the task and for a property.
+    """Clients of the active attack, which train for the task and for a property.
 
-    They take part in every round, drawn or not. The second head is drawn once and stays fixed, so
+    They take part in every round, sampled or not. The second head is drawn once and stays fixed, so
     that all rounds pull the model's last hidden layer in the same direction.
 
     Attributes:
         task: The joint model and its loss.
         ids: The clients.
-        x: Their records.
-        y: Targets.
-        has: Which records have the property.
+        x: The attacker's records, which all of them train on.
+        y: Targets of the records.
+        has: Mask of records with the property.
         weight: Weight of the second head's loss.
         steps: Local steps.
         lr: Learning rate.
@@ -139,9 +132,9 @@ class MultiTask(Adversary):
 
     task: Task
     ids: Ids
-    x: torch.Tensor
+    x: Tensor
     y: torch.Tensor
-    has: torch.Tensor
+    has: Tensor
     weight: float = 1.0
     steps: int = 10
     lr: float = 0.1
@@ -149,36 +142,39 @@ class MultiTask(Adversary):
 
     @property
     def identity(self) -> Stated:
+        """Return pairs (word, value) from which seeds follow."""
         return (
             ("adversary", "multi-task"),
             *named_values(self, "task", "ids", "x", "y", "has", "weight", "steps", "lr", "seed"),
         )
 
     def cohort(self, round: int, ids: Ids) -> Ids:
+        """Return the cohort `ids` with all attackers added, ascending."""
         return np.union1d(ids, self.ids)
 
     def malicious_mask(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Return the mask of attackers among `ids`, the same in every round."""
         return np.isin(ids, self.ids)
 
     def send(self, context: AttackContext) -> ClientReports:
+        """Return the reports of attackers: the same update for all, clipped and noised as asked."""
         round = context.clients.round
-        rows = self.trained(round.start).expand(len(round.ids), -1).clone()
+        rows = self.local_update(round.start).expand(len(round.ids), -1).clone()
         return context.sent(context.complying(rows))
 
-    def trained(self, start: torch.Tensor) -> torch.Tensor:
-        """The update [P] of local training for both objectives."""
+    def local_update(self, start: Tensor) -> Tensor:
+        """Return the update [P] of local training for both objectives from the model `start`."""
         params = start.clone()
         for _ in range(self.steps):
             with torch.enable_grad():
                 named = {k: v.clone().requires_grad_() for k, v in self.task.named(params).items()}
-                found = torch.autograd.grad(self._cost(named), list(named.values()))
-            step = torch.cat([part.reshape(-1) for part in found])
-            params = params - self.lr * step
+                gradient = torch.autograd.grad(self._loss(named), list(named.values()))
+            params = params - self.lr * torch.cat([part.reshape(-1) for part in gradient])
         return params - start
 
-    def _cost(self, named: Named) -> torch.Tensor:
-        """The mean loss of the task, plus that of the second head."""
-        seen: list[torch.Tensor] = []
+    def _loss(self, named: Named) -> Tensor:
+        """Return the mean loss of the task plus the weighted loss of the second head."""
+        seen: list[Tensor] = []
         layer = last_layer(self.task)
         hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
@@ -190,21 +186,27 @@ class MultiTask(Adversary):
         return self.task.each_loss(outputs, self.y).mean() + self.weight * second
 
     @cached_property
-    def _head(self) -> torch.Tensor:
+    def _head(self) -> Tensor:
+        """Return the second head: a random direction of length 4, [inputs of the last layer]."""
         width = last_layer(self.task).in_features
         drawn = torch.randn(width, generator=torch.Generator().manual_seed(self.seed))
-        head: torch.Tensor = drawn / drawn.norm() * _STEEP
+        head: Tensor = drawn / drawn.norm() * _STEEP
         return head
 
     def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+        """Return {"kind": "multi-task", "attackers": number of attackers} for result files."""
         return {"kind": "multi-task", "attackers": len(self.ids)}
 
     def assumption(self, plan: PrivacyPlan) -> str:
+        """Return an assumption of the claims, without a full stop: how many clients attack."""
         return f"{len(self.ids)} clients train for a property in this simulation"
 
 
 def last_layer(task: Task) -> nn.Linear:
-    """The last layer of the model, refused if no layer with parameters comes before it."""
+    """Return the model's last layer with parameters.
+
+    BadInput unless it is linear and another layer with parameters comes before it.
+    """
     layers = [
         layer for layer in task.named_layers.values() if list(layer.parameters(recurse=False))
     ]
@@ -221,12 +223,9 @@ _DRAWS = 3
 _LESSON = 512
 """Records that an active attacker trains on."""
 
-OnStep = Callable[[int, int], None]
-"""(rounds seen, of how many)."""
-
 
 class PropertyScores:
-    """Scores of clients, summed over the rounds in which they were seen.
+    """Sums of clients' scores over the rounds in which they were seen.
 
     Attributes:
         total: The sum of each client's scores.
@@ -238,11 +237,16 @@ class PropertyScores:
         self.times: Ids = np.zeros(clients, dtype=np.int64)
 
     def add_(self, ids: Ids, scores: Values) -> None:
+        """Add one round's scores [K] of the clients `ids` [K], in place. No id may occur twice."""
         self.total[ids] += scores
         self.times[ids] += 1
 
     def leak(self, has: Flags) -> tuple[int, Measure]:
-        """(the number of clients seen, the AUC of their mean scores)."""
+        """Return (the number of clients seen, the AUC of their mean scores with its interval).
+
+        `has` is the mask of clients with the property. BadInput if all clients seen have it, or
+        none has.
+        """
         seen = np.flatnonzero(self.times > 0)
         kinds = has[seen]
         if kinds.all() or not kinds.any():
@@ -259,23 +263,22 @@ class PropertyScores:
 class PropertyAudit:
     """The property inference audit.
 
-    A client has the property if its records have more of the feature, on average, than those of
-    half of the clients.
+    A client has the property if the mean feature of its records is above the median of all clients.
 
     Attributes:
         property: "planted" (the records of half of the clients are dimmed), a feature of images
             (thickness, slant, brightness), or `column` or `column=value` of a table.
         rounds: Rounds in which clients are watched.
-        auxiliary: Clients of each kind that the attacker makes up.
+        auxiliary: The number of made-up clients with the property, and of those without it.
         active: Whether to add the active attack, if the model has a hidden layer.
         attackers: Clients that train for the property in the active attack.
-        seed: Of the audit's own draws.
+        seed: The seed of the audit's own draws.
 
     | edge | behaviour |
     |---|---|
     | a property that nobody or everybody has, or an unknown one | BadInput |
     | texts, whole numbers, several inputs by name | BadInput |
-    | fewer than 1 round, fewer than 10 clients of one's own, no attackers | BadInput |
+    | fewer than 1 round, fewer than 10 made-up clients, no attackers | BadInput |
     """
 
     property: str = PLANTED
@@ -290,14 +293,21 @@ class PropertyAudit:
             if getattr(self, name) < least:
                 raise BadInput(f"--{name} is {getattr(self, name)}: at least {least} is needed")
 
-    def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
-        """One leak for each view of the passive attack, then for each view of the active one."""
-        check_unattacked(training, Attack.PROPERTY)
+    def leaks(self, training: Training, on_step: OnStep = ignore) -> Iterator[Leak]:
+        """Yield a leak for each view of the passive attack, then for each view of the active one.
+
+        The active attack is left out, without a word, if the model has no hidden layer. BadInput if
+        the run has dishonest clients, or all clients that were seen are of one kind. `on_step` is
+        called with (rounds seen, rounds in all).
+        """
+        observations.check_unattacked(training, Attack.PROPERTY)
         labels = property_labels(self.property, training.data, self.auxiliary, self.seed)
         rounds = min(self.rounds, training.plan.permitted)
-        kinds = ["passively", "actively"] if self.active and _hidden(training) else ["passively"]
+        kinds = ["passively"]
+        with contextlib.suppress(BadInput):  # a model without a hidden layer
+            kinds += ["actively"] if self.active and last_layer(training.task) else []
         for number, kind in enumerate(kinds):
-            attacked = audit_rerun(training, self.seed, data=labels.data)
+            attacked = observations.audit_rerun(training, self.seed, data=labels.data)
             apart: Ids = np.zeros(0, dtype=np.int64)
             if kind == "actively":
                 attacker = self._attacker(training, labels)
@@ -307,20 +317,32 @@ class PropertyAudit:
             seeds = [seed_of("property", self.seed, k) for k in range(_DRAWS)]
             noises = [Streams(seed, training.plan.secure) for seed in seeds]
             own = [Observer(attacked, labels.own, streams) for streams in noises]
-            by_view = {view: PropertyScores(len(labels.has)) for view in views(training.plan)}
-            for round in replay(attacked, rounds):
+            views = observations.views(training.plan)
+            by_view = {view: PropertyScores(len(labels.has)) for view in views}
+            every = np.arange(len(labels.own_has))
+            names = every % len(labels.has)
+            for round in observations.replay(attacked, rounds):
                 ids = round.ids[~np.isin(round.ids, apart)]
-                if len(ids):
-                    _score_round(clients, own, labels, round, ids, by_view)
+                made = own[0].noiseless_updates(round, names, every).numpy()
+                for view, scores in by_view.items() if len(ids) else ():
+                    noisy = [one.observed_updates(view, round, names, every).numpy() for one in own]
+                    seen = np.concatenate(noisy)
+                    classifier = PropertyClassifier.fit(made, seen, labels.own_has)
+                    rows = clients.observed_updates(view, round, ids, ids).numpy()
+                    scores.add_(ids, classifier.scores(rows))
                 on_step(number * rounds + round.number, len(kinds) * rounds)
             for view, scores in by_view.items():
                 count, measure = scores.leak(labels.has)
                 what = f"{self.property}, {kind}, of {count} clients in {rounds} rounds, "
                 what += view.description(training.plan)
-                yield Leak(Attack.PROPERTY, what, (measure,), claim_against(view, training.plan))
+                claim = observations.claim_against(view, training.plan)
+                yield Leak(Attack.PROPERTY, what, (measure,), claim)
 
     def _attacker(self, training: Training, labels: PropertyLabels) -> MultiTask:
-        """Random clients that train for the property on the attacker's records."""
+        """Return the active attack by random clients, which train on made-up clients' records.
+
+        BadInput if the attackers are half of all clients or more.
+        """
         if self.attackers >= training.data.clients // 2:
             raise BadInput(
                 f"--attackers is {self.attackers} of {training.data.clients} clients: fewer than "
@@ -340,30 +362,3 @@ class PropertyAudit:
             lr=float(getattr(training.work, "lr", 0.1)),
             seed=self.seed,
         )
-
-
-def _hidden(training: Training) -> bool:
-    try:
-        last_layer(training.task)
-    except BadInput:
-        return False
-    return True
-
-
-def _score_round(
-    clients: Observer,
-    own: list[Observer],
-    labels: PropertyLabels,
-    round: Round,
-    ids: Ids,
-    by_view: dict[View, PropertyScores],
-) -> None:
-    """Score one round's reports by a classifier fitted on the attacker's own updates."""
-    every = np.arange(len(labels.own_has))
-    names = every % len(labels.has)
-    made = own[0].noiseless_updates(round, names, every).numpy()
-    for view, scores in by_view.items():
-        noisy = [each.observed_updates(view, round, names, every).numpy() for each in own]
-        classifier = PropertyClassifier.fitted(made, np.concatenate(noisy), labels.own_has)
-        rows = clients.observed_updates(view, round, ids, ids).numpy()
-        scores.add_(ids, classifier.scores(rows))

@@ -21,20 +21,21 @@ from fedveil.data.user_arrays import Array
 
 Values = npt.NDArray[np.float64]
 RecordFeature = Callable[[Array], Values]
-"""Records [N, ...] -> one number each, [N]."""
+"""A feature of records: from records [N, ...] to one number each, [N]."""
 
 _TINY = 1e-12
 
 
 def brightness(x: Array) -> Values:
-    """The mean value of each image."""
+    """Return the mean value of each image, [N]."""
     return np.asarray(x.reshape(len(x), -1).mean(axis=1, dtype=np.float64))
 
 
 def thickness(x: Array) -> Values:
-    """The thickness of strokes in images [N, C, H, W], in pixels: twice the ink over its outline.
+    """Return the thickness of strokes in images [N, C, H, W], in pixels, [N].
 
-    A straight stroke of thickness d and length l has ink d l and an outline of 2 l.
+    It is twice the ink over its outline: a straight stroke of thickness d and length l has ink d l
+    and an outline of 2 l.
     """
     ink = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     down, across = np.diff(ink, axis=2)[..., :-1], np.diff(ink, axis=3)[..., :-1, :]
@@ -43,17 +44,17 @@ def thickness(x: Array) -> Values:
 
 
 def slant(x: Array) -> Values:
-    """How far strokes in images [N, C, H, W] lean to the right, per row upwards.
+    """Return how many columns strokes in images [N, C, H, W] lean to the right per row upwards.
 
-    From second moments of the ink: the covariance of column and row over the variance of rows.
+    The result is [N]. From second moments of the ink: the covariance of column and row over the
+    variance of rows.
     """
     ink = x.astype(np.float64).sum(axis=1)
     total = ink.sum(axis=(1, 2)) + _TINY
     rows, columns = np.arange(ink.shape[1]), np.arange(ink.shape[2])
     row = (ink.sum(axis=2) @ rows) / total
     column = (ink.sum(axis=1) @ columns) / total
-    off_row = rows[None, :] - row[:, None]
-    off_column = columns[None, :] - column[:, None]
+    off_row, off_column = rows[None, :] - row[:, None], columns[None, :] - column[:, None]
     both = np.einsum("nij,ni,nj->n", ink, off_row, off_column)
     own = np.einsum("nij,ni->n", ink, off_row**2)
     return np.asarray(-both / (own + _TINY))
@@ -63,22 +64,24 @@ IMAGE_FEATURES = {"brightness": brightness, "thickness": thickness, "slant": sla
 
 
 def check_real(data: FederatedData) -> Array:
-    """Return the records if they are real numbers in one array, and refuse others."""
+    """Return the clients' records. Raise BadInput unless they are real numbers in one array."""
     if isinstance(data.x, dict):
-        raise BadInput(
-            f"properties are of records of one array and these have inputs {', '.join(data.x)}: "
-            "leave the attack out"
-        )
-    if data.x.dtype.kind != "f":
-        raise BadInput(
-            "properties are of records of real numbers, and these are texts or whole numbers: "
-            "leave the attack out"
-        )
-    return data.x
+        kind = f"one array and these have inputs {', '.join(data.x)}"
+    elif data.x.dtype.kind != "f":
+        kind = "real numbers, and these are texts or whole numbers"
+    else:
+        return data.x
+    raise BadInput(f"properties are of records of {kind}: leave the attack out")
 
 
 def feature_of(name: str, data: FederatedData) -> RecordFeature:
-    """The feature called `name`: of images, or `column` or `column=value` of a table."""
+    """Return the feature called `name`, a function from records [N, ...] to one number each.
+
+    Args:
+        name: brightness, thickness or slant for images. For tables a column of numbers, `column`,
+            or a category, `column=value`. "planted" is not a feature.
+        data: The data, which decide whether the name fits. BadInput if it does not.
+    """
     x = check_real(data)
     if name in IMAGE_FEATURES:
         if x.ndim != 4:
@@ -89,11 +92,14 @@ def feature_of(name: str, data: FederatedData) -> RecordFeature:
         return IMAGE_FEATURES[name]
     if data.schema is None:
         raise BadInput(f"property {shown(name)}: use planted, {', '.join(IMAGE_FEATURES)}")
-    return _of_column(name, data.schema)
+    return _column_feature(name, data.schema)
 
 
-def _of_column(name: str, schema: TableSchema) -> RecordFeature:
-    """The value of a number column, or 1 where a category column has the value."""
+def _column_feature(name: str, schema: TableSchema) -> RecordFeature:
+    """Return the feature of a column: its number, or whether a record has a category (1 or 0).
+
+    `name` is `column` or, for a category, `column=value`. An unknown column or value is BadInput.
+    """
     column, _, value = name.partition("=")
     place = 0
     for feature in schema.feature_columns:
@@ -112,10 +118,20 @@ def _of_column(name: str, schema: TableSchema) -> RecordFeature:
     raise BadInput(f"property {shown(name)} is of no feature: use planted, or one of {names}")
 
 
-def relative(values: Values, y: Array, public: Values, public_y: Array, classes: int) -> Values:
-    """Subtract the median of public records with the same label, so that labels do not show.
+def subtract_label_medians(
+    values: Values, y: Array, public: Values, public_y: Array, classes: int
+) -> Values:
+    """Return each value less the public median of its record's label, so that labels do not show.
 
-    Where targets are numbers, the median of all public records is subtracted.
+    A label without public records has the median of all public records.
+
+    Args:
+        values: The feature of each record.
+        y: The targets of these records.
+        public: The feature of public records.
+        public_y: The targets of public records.
+        classes: The number of labels. 0 means numbers, and subtracts one median from all. So do
+            targets with several labels each.
     """
     if not classes or y.ndim != 1:
         return values - np.median(public)
@@ -134,13 +150,13 @@ _DIMMED = 0.6
 
 @dataclass(frozen=True, eq=False)
 class PropertyLabels:
-    """Clients and their property labels.
+    """Clients and made-up clients, with the property label of each.
 
     Attributes:
-        data: The clients' records.
-        has: Which clients have the property.
-        own: Clients that the attacker makes up.
-        own_has: Which of these have the property.
+        data: The clients' records. For "planted" a copy in which the property is planted.
+        has: Mask of clients with the property.
+        own: Clients that the attacker makes up from the test split.
+        own_has: Mask of made-up clients with the property.
     """
 
     data: FederatedData
@@ -152,10 +168,14 @@ class PropertyLabels:
 def property_labels(name: str, data: FederatedData, auxiliary: int, seed: int) -> PropertyLabels:
     """Label clients by the property `name`, and make up `auxiliary` clients of each kind.
 
+    A client has the property if its mean feature, less the medians of labels, is above the median
+    of all clients. "planted" is planted in a random half of the clients.
+
     | edge | behaviour |
     |---|---|
     | a property that is unknown, or that nobody or everybody has | BadInput |
     | texts, whole numbers, several inputs by name | BadInput |
+    | no test split, or test records without any difference in the feature | BadInput |
     """
     data.check_tested("an audit of properties")
     generator = np.random.default_rng([seed, 0x9120])
@@ -165,17 +185,18 @@ def property_labels(name: str, data: FederatedData, auxiliary: int, seed: int) -
         check_real(data)
         has = generator.permutation(data.clients) < data.clients // 2
         _check_both(name, has)
-        own = _owning(data, generator.integers(len(data.test_y), size=shape))
-        return PropertyLabels(_dimmed(data, has), has, _dimmed(own, own_has), own_has)
+        own = _clients_from_test(data, generator.integers(len(data.test_y), size=shape))
+        return PropertyLabels(_dim_records(data, has), has, _dim_records(own, own_has), own_has)
     feature = feature_of(name, data)
     public = feature(np.asarray(data.test_x))
-    values = relative(feature(np.asarray(data.x)), data.y, public, data.test_y, data.classes)
+    compared = public, data.test_y, data.classes
+    values = subtract_label_medians(feature(np.asarray(data.x)), data.y, *compared)
     means = np.add.reduceat(values, data.offsets[:-1]) / data.sizes
     has = means > np.median(means)
     _check_both(name, has)
     # Of a client with the property between half and all of the records are from the feature's
     # upper half, and as many from the lower half of a client without it.
-    above = relative(public, data.test_y, public, data.test_y, data.classes)
+    above = subtract_label_medians(public, data.test_y, *compared)
     upper = above > 0 if (above > 0).any() else above >= 0
     if upper.all():
         raise BadInput(f"property {name!r}: all test records are alike, nobody can learn it")
@@ -186,11 +207,11 @@ def property_labels(name: str, data: FederatedData, auxiliary: int, seed: int) -
         generator.choice(np.flatnonzero(upper), size=shape),
         generator.choice(np.flatnonzero(~upper), size=shape),
     )
-    return PropertyLabels(data, has, _owning(data, rows), own_has)
+    return PropertyLabels(data, has, _clients_from_test(data, rows), own_has)
 
 
-def _owning(data: FederatedData, rows: npt.NDArray[np.intp]) -> FederatedData:
-    """Clients that own these test records [clients, records]."""
+def _clients_from_test(data: FederatedData, rows: npt.NDArray[np.intp]) -> FederatedData:
+    """Return data whose client k has the test records rows[k]. `rows` is [clients, records]."""
     x: Any = data.test_x
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1]
     flat = rows.reshape(-1)
@@ -198,8 +219,8 @@ def _owning(data: FederatedData, rows: npt.NDArray[np.intp]) -> FederatedData:
     return replace(clients, test_owners=np.zeros(len(data.test_y), dtype=np.int64))
 
 
-def _dimmed(data: FederatedData, has: Flags) -> FederatedData:
-    """The clients with their records dimmed where they have the property."""
+def _dim_records(data: FederatedData, has: Flags) -> FederatedData:
+    """Return a copy of the data with the records of clients in the mask `has` times 0.6."""
     x: Any = data.x
     rows = np.repeat(has, data.sizes).reshape(-1, *(1 for _ in x.shape[1:]))
     dimmed = x * np.asarray(_DIMMED, dtype=x.dtype)
@@ -207,6 +228,7 @@ def _dimmed(data: FederatedData, has: Flags) -> FederatedData:
 
 
 def _check_both(name: str, has: Flags) -> None:
+    """Raise BadInput, with the property's name, if all clients have the property or none has."""
     if has.all() or not has.any():
         who = "everybody" if has.all() else "nobody"
         raise BadInput(

@@ -24,12 +24,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.special import bdtrc, gammaln
+from torch import Tensor
 
 from fedveil.attacks.adversary import ReportAttack
-from fedveil.audit.bounds import ComputedBound
-from fedveil.audit.canary_clients import OnTraining
-from fedveil.audit.findings import Attack, Finding
-from fedveil.audit.observations import check_unattacked, claim_of, rerun, serial_engine, strict_line
+from fedveil.audit import observations
+from fedveil.audit.bounds import ComputedBound, Mask, Scores
+from fedveil.audit.findings import Attack, Finding, OnStep, ignore
+from fedveil.audit.observations import line_claim, serial_engine, strict_line
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import known_as
 from fedveil.data.federated import FederatedData
@@ -37,7 +38,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.release import NoisySteps
+from fedveil.privacy.release import Ids, NoisySteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.modes import gradients_of
@@ -48,12 +49,15 @@ from fedveil.training.work import ClientDpSgd, OneGradient
 
 CANARIES = 500
 SHARES = (0.05, 0.2, 1.0)
-"""Shares of the canaries that are guessed: few with certainty, or all."""
+"""Shares of the canaries that are guessed: the surest few, or all."""
 
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """The one-run audit, with `canaries` records in one training drawn from `seed`."""
+    """The one-run audit: `canaries` random records in one training, drawn from `seed`.
+
+    Fewer than 50 canaries are BadInput.
+    """
 
     canaries: int = CANARIES
     seed: int = 0
@@ -62,53 +66,64 @@ class OneRunAudit:
         if self.canaries < 50:
             raise BadInput(f"--canaries is {self.canaries}: at least 50 are needed")
 
-    def findings(
-        self, training: Training, on_training: OnTraining = lambda done, of: None
-    ) -> Iterator[Finding]:
-        """One finding if clients run DP-SGD, and none otherwise."""
+    def findings(self, training: Training, on_step: OnStep = ignore) -> Iterator[Finding]:
+        """Yield one finding if clients run DP-SGD with a claim or sites send sums, else nothing.
+
+        Against sites it is about a server that sees every site's own sum.
+
+        BadInput if the run has dishonest clients, or records are not real numbers. `on_step` is
+        called with (1, 1) after the training.
+        """
         plan = training.plan
         line = strict_line(plan)
         if line is None or plan.steps is None:
             return
-        check_unattacked(training, Attack.ONE_RUN)
+        observations.check_unattacked(training, Attack.ONE_RUN)
         if isinstance(training.data.x, dict) or training.data.x.dtype.kind != "f":
             raise BadInput("canary records are for records of real numbers: leave out one-run")
         inside, scores = self.scores(training)
-        on_training(1, 1)
-        line = strict_line(_nominal(training)) or line
-        claim = claim_of(line, line.participations(plan.permitted))
-        evidence = OneRun(self.canaries, guessed(scores, inside, SHARES), claim.delta)
+        on_step(1, 1)
+        line = strict_line(_nominal_plan(training)) or line
+        claim = line_claim(line, line.participations(plan.permitted))
+        evidence = OneRun(self.canaries, count_right_guesses(scores, inside, SHARES), claim.delta)
         what = f"{self.canaries:,} records of all clients"
         yield Finding(Attack.ONE_RUN, what, claim, evidence)
 
-    def scores(self, training: Training) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
-        """(which canaries were in, the score of each)."""
+    def scores(self, training: Training) -> tuple[Mask, Scores]:
+        """Train once, and return (mask of canaries that were in, their scores), both [canaries].
+
+        AssertionError unless clients run DP-SGD.
+        """
         generator = np.random.default_rng([self.seed, 0x0E])
-        data, plan = training.data, _nominal(training)
-        canaries = _drawn(data, self.canaries, generator)
+        data, plan = training.data, _nominal_plan(training)
+        canaries = _draw_canaries(data, self.canaries, generator)
         owners = np.arange(self.canaries) % data.clients
         inside = generator.random(self.canaries) < 0.5
-        seen: dict[int, torch.Tensor] = {}
+        seen: dict[int, Tensor] = {}
 
         @known_as("look")
-        def look(round: int, ids: npt.NDArray[np.int64], reports: torch.Tensor) -> torch.Tensor:
+        def look(round: int, ids: Ids, reports: Tensor) -> Tensor:
+            """Note the reports by client in `seen`, and return them unchanged."""
             seen.update(zip(ids.tolist(), reports.clone(), strict=True))
             return reports
 
-        if plan.steps is None or not isinstance(training.work, ClientDpSgd):
-            raise AssertionError("canary records are for DP-SGD")
-        attacked = rerun(
+        work = training.work
+        if plan.steps is None:
+            raise AssertionError("canary records are for DP-SGD and for sums of sites")
+        if not isinstance(work, ClientDpSgd):  # a site's sum is one step, up to a public factor
+            work = ClientDpSgd(plan.steps, lr=1.0)
+        attacked = observations.rerun(
             training,
             int(generator.integers(2**31)),
-            data=_with(data, canaries, owners, inside),
+            data=_insert_canaries(data, canaries, owners, inside),
             plan=plan,
-            work=replace(training.work, noisy=plan.steps),
+            work=replace(work, noisy=plan.steps),
             weights=Weights.UNIFORM,
             participants=ReportAttack(look),
         )
         engine = serial_engine(attacked)
         gradients = gradients_of(attacked.task, engine.mode, canaries, full_batches=True)
-        found = np.zeros(self.canaries)
+        scores = np.zeros(self.canaries)
         state, ledger = attacked.start(), attacked.new_ledger()
         while (round := attacked.begin(state, ledger)) is not None:
             seen.clear()
@@ -120,12 +135,15 @@ class OneRunAudit:
                 clients = ClientBatch.from_round(round, CohortData(canaries, some), gradients)
                 rows = OneGradient().updates(clients).rows.double()
                 updates = torch.stack([seen[int(k)] for k in owners[some]]).double()
-                found[some] += (rows * updates).sum(dim=1).numpy()
-        return inside, found
+                scores[some] += (rows * updates).sum(dim=1).numpy()
+        return inside, scores
 
 
-def _nominal(training: Training) -> PrivacyPlan:
-    """The training's plan with a nominal number of records, so that sizes reveal nothing."""
+def _nominal_plan(training: Training) -> PrivacyPlan:
+    """Return the training's plan with a nominal number of records, so that sizes reveal nothing.
+
+    AssertionError unless clients run DP-SGD or send noisy sums.
+    """
     plan, steps = training.plan, training.plan.steps
     if steps is None or plan.schedule is None:
         raise AssertionError("a plan without noisy steps")
@@ -142,26 +160,34 @@ def _nominal(training: Training) -> PrivacyPlan:
     )
 
 
-def _drawn(data: FederatedData, count: int, generator: np.random.Generator) -> FederatedData:
-    """Canaries with random features and labels, each the only record of its own client."""
+def _draw_canaries(
+    data: FederatedData, count: int, generator: np.random.Generator
+) -> FederatedData:
+    """Return data of `count` clients with one canary each, of random features and labels.
+
+    Features are normal, with the deviation of some of the clients' records. Labels are those of
+    random records.
+    """
     x: Any = data.x
     few = generator.integers(len(x), size=(2, count))
     spread = float(np.asarray(x[few[0]], dtype=np.float64).std()) or 1.0
     records = (spread * generator.normal(size=(count, *x.shape[1:]))).astype(x.dtype)
-    targets = data.y[few[1]]
     offsets = np.arange(count + 1, dtype=np.int64)
-    return FederatedData(records, targets, offsets, data.test_x, data.test_y, data.classes)
+    return FederatedData(records, data.y[few[1]], offsets, data.test_x, data.test_y, data.classes)
 
 
-def _with(
-    data: FederatedData,
-    canaries: FederatedData,
-    owners: npt.NDArray[np.int64],
-    inside: npt.NDArray[np.bool_],
+def _insert_canaries(
+    data: FederatedData, canaries: FederatedData, owners: Ids, inside: Mask
 ) -> FederatedData:
-    """The clients' records, each followed by its canaries that are in."""
-    x: Any = data.x
-    more: Any = canaries.x
+    """Return data in which each client's records are followed by its canaries that are in.
+
+    Args:
+        data: The clients' data.
+        canaries: The canaries, one client each.
+        owners: The client of each canary.
+        inside: Mask of canaries that are in.
+    """
+    x, more = np.asarray(data.x), np.asarray(canaries.x)
     mine = [np.flatnonzero((owners == k) & inside) for k in range(data.clients)]
     spans = [slice(a, b) for a, b in zip(data.offsets, data.offsets[1:], strict=False)]
     both = list(zip(spans, mine, strict=True))
@@ -178,7 +204,7 @@ _STEPS = 60
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """An upper bound on the probability of so many right guesses under (epsilon, delta)-DP.
+    """Return an upper bound on the probability of `right` right guesses under (epsilon, delta)-DP.
 
     Guarantee: an upper bound on that probability, for any way of guessing from what was released,
     if each of the `canaries` was in with probability 1/2, independently (Steinke, Nasr and
@@ -225,7 +251,7 @@ class OneRun:
         canaries: The number of canaries.
         tried: Pairs (guesses made, guesses right), one for each way of guessing. The best counts,
             and each has an equal share of alpha.
-        delta: Of the claim.
+        delta: The delta of the claim.
 
     | edge | behaviour |
     |---|---|
@@ -241,31 +267,31 @@ class OneRun:
 
     @property
     def draws(self) -> int:
+        """Return the number of canaries."""
         return self.canaries
 
     def lower_bound(self, alpha: float) -> float:
-        return max(self._one(*pair, alpha / len(self.tried)) for pair in self.tried)
+        """Return a lower bound on epsilon, at most 100, wrong with probability `alpha` at most."""
+        share, best = alpha / len(self.tried), 0.0
+        for guesses, right in self.tried:
+            low, high = 0.0, _LARGEST
+            if p_value(self.canaries, guesses, right, low, self.delta) > share:
+                continue
+            for _ in range(_STEPS):
+                middle = (low + high) / 2
+                possible = p_value(self.canaries, guesses, right, middle, self.delta) > share
+                low, high = (low, middle) if possible else (middle, high)
+            best = max(best, low)
+        return best
 
-    def _one(self, guesses: int, right: int, alpha: float) -> float:
-        def possible(epsilon: float) -> bool:
-            return p_value(self.canaries, guesses, right, epsilon, self.delta) > alpha
 
-        low, high = 0.0, _LARGEST
-        if possible(low):
-            return 0.0
-        for _ in range(_STEPS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if possible(middle) else (middle, high)
-        return low
-
-
-def guessed(
-    scores: npt.NDArray[np.float64], inside: npt.NDArray[np.bool_], shares: tuple[float, ...]
+def count_right_guesses(
+    scores: Scores, inside: Mask, shares: tuple[float, ...]
 ) -> tuple[tuple[int, int], ...]:
-    """(guesses made, guesses right) for each share of the canaries.
+    """Return (guesses made, guesses right) for each of `shares`, the shares of canaries guessed.
 
-    Half of the share are the highest scores, guessed "in", and half the lowest, guessed "out".
-    Equal scores stay in the order given.
+    Half of a share are the highest scores, guessed "in", and half the lowest, guessed "out". At
+    least one canary of each half is guessed. Equal scores keep their order.
     """
     order = np.argsort(scores, kind="stable")
     tried = []
@@ -282,14 +308,18 @@ _ROUNDING = 1e-3
 
 
 def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]:
-    """One finding if clients run DP-SGD on records of real numbers, and none otherwise."""
+    """Yield one finding if clients run DP-SGD with a claim on real numbers, and nothing otherwise.
+
+    Its bound is 0 if no extreme record moves a step by more than the clip. Otherwise it is the
+    epsilon of the claimed noise at the sensitivity that was found.
+    """
     plan, data = training.plan, training.data
     line = strict_line(plan)
     if line is None or plan.steps is None or isinstance(data.x, dict) or data.x.dtype.kind != "f":
         return
-    reach = _reach(training, np.random.default_rng([seed, 0x5E]))
+    reach = _step_sensitivity(training, np.random.default_rng([seed, 0x5E]))
     turns = line.participations(plan.permitted)
-    claim = claim_of(line, turns)
+    claim = line_claim(line, turns)
     value = 0.0
     if reach > 1 + _ROUNDING:
         worse = Gaussian(plan.steps.multiplier / reach)
@@ -299,8 +329,11 @@ def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]
     yield Finding(Attack.SENSITIVITY, what, claim, ComputedBound(value, _CLIENTS * len(_WILD)))
 
 
-def _reach(training: Training, generator: np.random.Generator) -> float:
-    """The most that an extreme record moves the sum of a step, in clips."""
+def _step_sensitivity(training: Training, generator: np.random.Generator) -> float:
+    """Return the most that an extreme record moves the sum of a DP-SGD step, in units of the clip.
+
+    Four random clients are tried, with three records each.
+    """
     engine, data = serial_engine(replace(training, workers=1)), training.data
     mixes = engine.job.mixes
     gradients = gradients_of(training.task, engine.mode, data, mixes=mixes, private=True)
@@ -328,7 +361,6 @@ def _reach(training: Training, generator: np.random.Generator) -> float:
 
 
 Rows = npt.NDArray[np.floating[Any]]
-Column = npt.NDArray[np.float64]
 
 _BLOCK = 1 << 24
 _NEAR = 1e-2
@@ -338,7 +370,7 @@ _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 @dataclass(frozen=True)
 class NoNoiseBound:
-    """Evidence that a release has no noise, with p-value `p`.
+    """Evidence that a release has no noise, from a test on `draws` records with p-value `p`.
 
     Guarantee: no epsilon is large enough for statistics that are used as they are.
     """
@@ -349,33 +381,37 @@ class NoNoiseBound:
     bound_name: ClassVar[str] = "mean and deviation"
 
     def lower_bound(self, alpha: float) -> float:
+        """Return inf if `p` is at most `alpha`, and otherwise 0."""
         return math.inf if self.p <= alpha else 0.0
 
 
-def statistics_findings(training: Training) -> Iterator[Finding]:
-    """One finding for records of real numbers.
+def standardisation_findings(training: Training) -> Iterator[Finding]:
+    """Test whether features were standardised by the clients' own records, which no claim covers.
 
-    None if the claim states what was fitted on them.
+    Yields one finding, whatever the test says, if the plan has a claim and records are real
+    numbers. Yields nothing otherwise, or if the claim's assumptions state what was fitted on the
+    records.
     """
     plan, data = training.plan, training.data
     line = strict_line(plan)
     if line is None or isinstance(data.x, dict) or data.x.dtype.kind != "f":
         return
-    claim = claim_of(line, line.participations(plan.permitted))
+    claim = line_claim(line, line.participations(plan.permitted))
     if data.fitted and set(data.assumptions) <= set(claim.assumptions):
         return
     own = np.asarray(data.x).reshape(len(data.x), -1)
     test = np.asarray(data.test_x).reshape(len(data.test_x), own.shape[1])
-    tried = [chance(own), *([chance(own, test)] if len(test) else [])]
+    tried = [standard_p_value(own), *([standard_p_value(own, test)] if len(test) else [])]
     p, standard = min(tried)
     what = f"{standard} of {own.shape[1]:,} features are standardised by clients' records"
     yield Finding(Attack.STATISTICS, what, claim, NoNoiseBound(min(1.0, len(tried) * p), len(own)))
 
 
-def chance(*parts: Rows) -> tuple[float, int]:
-    """(p-value, number of standardised features) of records [records, features].
+def standard_p_value(*parts: Rows) -> tuple[float, int]:
+    """Return (p-value, number of standardised features) of records [records, features].
 
-    The p-value is for a feature, or all features together, to be this near to standard by chance.
+    The p-value is the probability that a feature, or all features together, have a mean this near
+    to 0 and a deviation this near to 1 by chance. The records of all `parts` are tested together.
 
     Guarantee: an upper bound by the local limit theorem, over all features by the union bound, if
     records are drawn independently and standardised by statistics that do not depend on them.
@@ -392,24 +428,31 @@ def chance(*parts: Rows) -> tuple[float, int]:
         return 1.0, 0
     mean, deviation = _moments(parts, records)
     near = (np.abs(mean) < _NEAR / math.sqrt(records)) & _is_one(deviation, records)
-    found = [_one(np.concatenate([part[:, k] for part in parts])) for k in np.flatnonzero(near)]
-    found = [(features + 1) * p for p in found]
-    standard, every = sum(p < _NEAR for p in found), records * features
+    columns = (np.concatenate([part[:, k] for part in parts]) for k in np.flatnonzero(near))
+    p_values = [(features + 1) * _standardised_p_value(column) for column in columns]
+    standard, every = sum(p < _NEAR for p in p_values), records * features
     together = float(mean.mean()), math.sqrt(float((deviation**2 + mean**2).mean()))
     if abs(together[0]) < _NEAR / math.sqrt(every) and _is_one(together[1], every):
-        found.append((features + 1) * _one(np.concatenate([part.ravel() for part in parts])))
-    return min([1.0, *found]), standard
+        numbers = np.concatenate([part.ravel() for part in parts])
+        p_values.append((features + 1) * _standardised_p_value(numbers))
+    return min([1.0, *p_values]), standard
 
 
 def _is_one(deviation: Any, count: int) -> Any:
-    """Whether a deviation is nearly 1, by either of the two ways to compute it."""
+    """Return whether deviations of `count` values are nearly 1, as a population's or a sample's.
+
+    A number gives a bool, and an array a mask.
+    """
     sample = deviation * math.sqrt(count / (count - 1))
     off = np.minimum(np.abs(deviation - 1), np.abs(sample - 1))
     return off < _NEAR / math.sqrt(count)
 
 
-def _moments(parts: Sequence[Rows], records: int) -> tuple[Column, Column]:
-    """Mean and deviation of every feature, in float64, a block of records at a time."""
+def _moments(parts: Sequence[Rows], records: int) -> tuple[Scores, Scores]:
+    """Return (mean, population deviation) of every feature [features], in float64.
+
+    `records` is the number of rows of all `parts` together.
+    """
     step = max(1, _BLOCK // parts[0].shape[1])
     blocks = [part[a : a + step] for part in parts for a in range(0, len(part), step)]
     mean = np.sum([b.sum(axis=0, dtype=np.float64) for b in blocks], axis=0) / records
@@ -417,8 +460,11 @@ def _moments(parts: Sequence[Rows], records: int) -> tuple[Column, Column]:
     return mean, np.sqrt(square / records)
 
 
-def _one(numbers: npt.NDArray[Any]) -> float:
-    """The probability that mean and deviation are both this near to 0 and 1 by chance."""
+def _standardised_p_value(numbers: npt.NDArray[Any]) -> float:
+    """Return the probability that a mean and a deviation are this near to 0 and 1 by chance.
+
+    `numbers` are the values of one feature. It is 1 if they have nearly two values only.
+    """
     values = numbers.astype(np.float64)
     root, mean = math.sqrt(len(values)), float(values.mean())
     deviation = float(values.std())

@@ -1,1 +1,1 @@
-"""What every other package builds on: errors, checks, identities, inputs, forks."""
+"""What every other package builds on: errors, checks, identities, inputs, forks, platforms."""

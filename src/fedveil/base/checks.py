@@ -8,7 +8,6 @@ this happens before anything heavy is.
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -39,18 +38,21 @@ Test = Callable[[float], bool]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a number may be.
+    """The conditions that a number must meet.
 
     Attributes:
-        tests: Conditions that it meets one after the other, each with what is needed.
-        whole: Whether it is a whole number.
+        tests: (condition, need) pairs, checked in order. `need` is a text such as "at least 1 is
+            needed", which ends the message if the condition fails.
+        whole: Whether only whole numbers pass.
     """
 
     tests: tuple[tuple[Test, str], ...] = ()
     whole: bool = False
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value that is no number, or not such a one.
+        """Raise BadArgument for a value that is not a number, or that fails a condition.
+
+        `name` is the argument that messages name. True and False are not numbers here.
 
         >>> RATE.check("rate", 0.5)
         """
@@ -64,7 +66,7 @@ class Limits:
 
     @property
     def text(self) -> str:
-        """What a value may be, in the words in which others are refused.
+        """The conditions in words, joined by commas, without the "is needed" of messages.
 
         >>> RATE.text
         'a probability in (0, 1], at least 1e-12'
@@ -77,12 +79,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Each:
-    """What each number of a list that is not empty may be."""
+    """The conditions that each number of a list must meet. The list may not be empty."""
 
     limits: Limits
 
     def check(self, name: str, values: list[float]) -> None:
-        """Refuse an empty list, and the first number that is not such a one."""
+        """Raise BadInput for an empty list, and BadArgument for the first number that fails.
+
+        `name` is the argument that messages name.
+        """
         if not values:
             raise BadInput(f"{name} is empty: give at least one number, or leave it out")
         for value in values:
@@ -90,32 +95,44 @@ class Each:
 
     @property
     def text(self) -> str:
-        """What each may be."""
+        """The conditions on each number, in words, as `Limits.text` has them."""
         return self.limits.text
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A function that refuses wrong values, and `text`, which says what a value may be."""
+    """A function `check(name, value)` that raises for wrong values, and its condition in words."""
 
     check: Callable[[str, Any], None]
     text: str = ""
 
 
 def shown(value: object) -> str:
-    """A value of any type as a short text, for messages."""
+    """A value of any type as a text of one line and at most 100 characters, for messages.
+
+    Numbers are as `str` has them, other values as `repr` has them. Longer texts end with "...".
+    """
     text = str(value) if isinstance(value, Real) else repr(value)
     text = " ".join(text.split())
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def check_option(name: str, value: object) -> None:
-    """Refuse a number that an option of the command line cannot be."""
+    """Raise BadArgument for a value that the command-line option `name` cannot have.
+
+    `name` is a key of `OPTIONS`, such as "per_round". Messages have "--per-round".
+    """
     OPTIONS[name].check(f"--{name.replace('_', '-')}", value)
 
 
 def check_ledger_epsilon(name: str, epsilon: object, ledger: object) -> None:
-    """Refuse a common budget that is none, or that no ledger would keep."""
+    """Raise BadInput for a common budget that is not a positive number, or that has no ledger.
+
+    Args:
+        name: The name of the budget in messages.
+        epsilon: The budget of all runs on a shared ledger. None always passes.
+        ledger: The shared ledger, None if none was given. Its value is not checked.
+    """
     if epsilon is None:
         return
     if ledger is None:
@@ -124,7 +141,10 @@ def check_ledger_epsilon(name: str, epsilon: object, ledger: object) -> None:
 
 
 def check_address(name: str, address: object) -> None:
-    """Refuse a text that is not the address of a cluster's head."""
+    """Raise BadInput unless `address` is None, "auto" or the "host:port" of a Ray cluster's head.
+
+    `name` is the setting that messages name. An address with a "/", such as ray://..., is refused.
+    """
     if address is None:
         return
     if not isinstance(address, str) or not address.strip():
@@ -138,9 +158,10 @@ def check_address(name: str, address: object) -> None:
 
 
 def one_of(name: str, value: object, kind: type[Enum]) -> None:
-    """Refuse a value that is not a member of the enumeration. An equal string is not enough.
+    """Raise BadArgument for a value that is not a member of the enumeration `kind`.
 
-    A member is compared by identity, so that its text would be accepted and have no effect.
+    `name` is the argument that messages name. A string that equals a member is refused as well:
+    members are compared by identity, so that the string would have no effect.
     """
     if not isinstance(value, kind):
         members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
@@ -148,46 +169,47 @@ def one_of(name: str, value: object, kind: type[Enum]) -> None:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def most_workers() -> int:
-    """The largest useful number of processes. More only wait for each other, for minutes."""
-    return max(_WORKERS_ANYWHERE, _WORKERS_PER_CORE * cores())
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def check_workers(name: str, value: object) -> None:
-    """Refuse a number of processes that no machine like this one can use."""
-    most = most_workers()
+    """Raise BadArgument unless `value` is a possible number of worker processes.
+
+    It is a whole number from 0 (one per core) to the larger of 64 and 4 per core of this machine.
+    More workers only wait for each other, for minutes. `name` is the argument that messages name.
+    """
+    most = max(_WORKERS_ANYWHERE, _WORKERS_PER_CORE * cores())
     need = f"a number from 1 to {most} is needed on this machine, or 0 for one per core"
     Limits(((lambda v: 0 <= v <= most, need),), whole=True).check(name, value)
 
 
 def whole(least: int, need: str = "", most: int | None = None) -> Limits:
-    """Whole numbers from `least` on."""
+    """`Limits` of whole numbers from `least` to `most`, without an upper limit if `most` is None.
+
+    `need` is the end of the message below `least`, by default "at least {least} is needed".
+    """
     tests: list[tuple[Test, str]] = [(lambda v: v >= least, need or f"at least {least} is needed")]
     if most is not None:
         tests.append((lambda v: v <= most, f"at most {most:,} are possible"))
     return Limits(tuple(tests), whole=True)
 
 
-def within(least: int, most: int, need: str) -> Limits:
-    """Whole numbers from `least` to `most`."""
-    return Limits(((lambda v: least <= v <= most, need),), whole=True)
+def number(passes: Test, need: str, most: float | None = None, *, whole: bool = False) -> Limits:
+    """`Limits` of numbers that pass a test and whose absolute value is at most `most`.
 
-
-def number(passes: Test, need: str, most: float | None = None) -> Limits:
-    """Numbers that pass a test, up to `most` without their signs."""
+    Args:
+        passes: The test.
+        need: The end of the message if the test fails, such as "a positive number is needed".
+        most: The largest absolute value. None: no limit.
+        whole: Whether only whole numbers pass.
+    """
     tests = [(passes, need)]
     if most is not None:
         tests.append((lambda v: abs(v) <= most, f"at most {most:g} is possible"))
-    return Limits(tuple(tests))
-
-
-def at_least(least: float) -> Limits:
-    """Finite numbers from `least` on."""
-    return number(lambda v: least <= v < math.inf, f"a number >= {least:g} is needed")
+    return Limits(tuple(tests), whole)
 
 
 ANY_COUNT = whole(0)
@@ -198,15 +220,16 @@ ROUNDS = whole(1, "at least one is needed", MOST_ROUNDS)
 STEPS = whole(1, most=MOST_ROUNDS)
 WARMUP = whole(0, most=MOST_ROUNDS)
 BATCH = whole(0, "a size, or 0 for all records, is needed")
-SEED = within(0, 2**63 - 1, "a number from 0 to 2^63 - 1 is needed")
-POWER = within(-60, 60, "a power of two from -60 to 60 is needed")
+SEED = number(lambda v: 0 <= v < 2**63, "a number from 0 to 2^63 - 1 is needed", whole=True)
+POWER = number(lambda v: -60 <= v <= 60, "a power of two from -60 to 60 is needed", whole=True)
 NOMINAL = whole(1, "at least 1 record is needed")
 CLIP_EVERY = whole(1, "at least 1 round is needed")
 TEXT_LENGTH = whole(1, "at least one word is needed", 10_000)
 VOCABULARY = whole(1, most=1_000_000)
 
 POSITIVE = number(lambda v: 0 < v < math.inf, "a positive number is needed")
-NOT_NEGATIVE = at_least(0)
+NOT_NEGATIVE = number(lambda v: 0 <= v < math.inf, "a number >= 0 is needed")
+GROWTH = number(lambda v: 1 <= v < math.inf, "a number >= 1 is needed")
 FINITE = number(math.isfinite, "a finite number is needed", 1e30)
 FRACTION = number(lambda v: 0 <= v < 1, "a number in [0, 1) is needed")
 QUANTILE = number(lambda v: 0 < v < 1, "a number in (0, 1) is needed")
@@ -221,10 +244,7 @@ RATE = Limits(
 
 BUDGET = number(lambda v: v > 0, "a positive number is needed")
 DELTA = Limits(
-    (
-        *QUANTILE.tests,
-        (lambda v: v >= _SMALLEST_DELTA, f"at least {_SMALLEST_DELTA:g} is possible"),
-    )
+    (*QUANTILE.tests, (lambda v: v >= _SMALLEST_DELTA, f"at least {_SMALLEST_DELTA:g} is possible"))
 )
 MULTIPLIER = number(lambda v: 0 <= v < math.inf, "a number >= 0 is needed", _MOST_NOISE)
 SOME_NOISE = number(lambda v: 0 < v < math.inf, "a positive number is needed", _MOST_NOISE)
@@ -244,10 +264,11 @@ CLIP_FLOOR = number(
     lambda v: SMALLEST_FLOOR <= v < math.inf,
     f"a number from {SMALLEST_FLOOR} to the first clip is needed",
 )
+CLASS_WEIGHT = number(lambda v: 1e-6 <= v <= 1e6, "a number from 1e-6 to 1e6 is needed")
 LOSS_CLIP = number(lambda v: 1e-6 <= v <= 1e6, "a number from 1e-6 to 1e6 is needed")
 
 OPTIONS = {
-    "repeat": within(1, 10_000, "a number from 1 to 10000 is needed"),
+    "repeat": number(lambda v: 1 <= v <= 10_000, "a number from 1 to 10000 is needed", whole=True),
     "clients": CLIENTS,
     "per_round": CLIENTS,
     "parameters": whole(1, most=10**15),
@@ -298,7 +319,7 @@ OWN = "own"
 INTERVAL = "/interval"
 """How the number ends that is half the 95 % interval of a metric with a price."""
 
-OF_LABELS = ("accuracy", "top-K", "f1", "f1-macro", "auroc", "perplexity")
+OF_LABELS = ("accuracy", "balanced-accuracy", "top-K", "f1", "f1-macro", "auroc", "perplexity")
 OF_NUMBERS = ("mae", "rmse", "r2")
 """Metrics, by the targets that they are of."""
 
@@ -310,14 +331,24 @@ _ALIKE = 0.7  # two letters of four exchanged are
 
 @dataclass(frozen=True)
 class OneOf:
-    """The names that a key of a recipe may have, and one that messages do not list."""
+    """The names that a key of a recipe may have.
+
+    Attributes:
+        choices: The names, which messages list.
+        unlisted: One more name that passes, which messages do not list.
+        text: Always "": the choices are listed elsewhere.
+    """
 
     choices: tuple[str, ...]
     unlisted: str | None = None
     text = ""
 
     def check(self, key: str, value: str) -> None:
-        """Refuse a name that is unknown.
+        """Raise BadInput for a name that is not one of the choices.
+
+        The message has the nearest ones.
+
+        `key` is the recipe key that the message names.
 
         >>> MODEL_NAMES.check("model.name", "mlp")
         """
@@ -333,7 +364,10 @@ MODEL_NAMES = OneOf((*MODELS, CODE), unlisted=OWN)
 
 
 def check_metric(key: str, name: str) -> None:
-    """Refuse an unknown metric.
+    """Raise BadInput unless `name` is the name of a metric. The message has the nearest ones.
+
+    Any top-K with a number from 1 to 9,999,999 passes, the literal "top-K" does not. `key` is the
+    recipe key that the message names.
 
     >>> check_metric("evaluate.metrics", "top-5")
     """
@@ -345,7 +379,10 @@ def check_metric(key: str, name: str) -> None:
 
 
 def check_metrics(key: str, names: Sequence[str]) -> None:
-    """Refuse unknown metrics, and one that is listed twice."""
+    """Raise BadInput for an unknown metric, or for one that is in the list twice.
+
+    `key` is the recipe key that the message names.
+    """
     for at, name in enumerate(names):
         check_metric(key, name)
         if name in names[:at]:
@@ -353,7 +390,9 @@ def check_metrics(key: str, names: Sequence[str]) -> None:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known ones, "" if none is near.
+    """The end of a message about an unknown name: a question with near names, or "".
+
+    It lists up to three known names that resemble `name`, and is "" if none does.
 
     >>> hint("minst", DATA_SETS)
     '; did you mean mnist?'
@@ -363,12 +402,12 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three known names that resemble the name, the nearest first."""
+    """Up to three known names that resemble `name`, the nearest first. [] if none does."""
     return get_close_matches(name, list(known), cutoff=_ALIKE)
 
 
 def meant(names: Sequence[str]) -> str:
-    """ "did you mean ...?" with these names.
+    """The question "did you mean ...?" with all of `names`, which may not be empty.
 
     >>> meant(["client.lr", "clip.lr", "server.lr"])
     'did you mean client.lr, clip.lr or server.lr?'

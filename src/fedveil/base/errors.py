@@ -12,21 +12,25 @@ class BadInput(FedveilError, ValueError):
 
 
 class BadArgument(BadInput):
-    """Arguments cannot be what they are.
+    """Values of arguments that a constructor or function refuses.
 
     >>> str(BadArgument("{size} is 0: at least 1 is needed", "size"))
     'size is 0: at least 1 is needed'
     """
 
     def __init__(self, message: str, *arguments: str) -> None:
-        """Refuse `arguments`, which are in braces wherever the message names them."""
+        """Store the message and the names of the `arguments`, which it has in braces."""
         super().__init__(message, *arguments)
 
     def __str__(self) -> str:
+        """The message, with each argument in braces replaced by its name in the signature."""
         return self.with_names(lambda argument: argument)
 
     def with_names(self, name: Callable[[str], str]) -> str:
-        """The message, with each argument called by another name."""
+        """The message, with each argument in braces replaced by `name(argument)`.
+
+        So a recipe's reader can be shown recipe keys instead of arguments.
+        """
         message, *arguments = self.args
         for argument in arguments:
             message = message.replace(f"{{{argument}}}", name(argument))
@@ -50,6 +54,9 @@ class CommonBudgetExhausted(BudgetExhausted):
 
 
 def one_line(error: Exception) -> str:
-    """Another library's error message, on one line of at most 203 characters."""
+    """The message of another library's error, on one line.
+
+    After 200 characters it is cut off and ends with "...".
+    """
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else f"{text[:200]}..."

@@ -9,14 +9,14 @@ import ctypes
 import errno
 import gc
 import mmap
+import multiprocessing
 import os
 import pickle
 import platform
 import re
-import resource
 import signal
 import struct
-import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,8 @@ import safetensors.torch
 import torch
 
 from fedveil.base.errors import BadInput, FedveilError
-from fedveil.base.interrupts import held
+from fedveil.base.interrupts import hold_signals
+from fedveil.base.platforms import c_function, can_fork
 
 T = TypeVar("T")
 Tensors = dict[str, torch.Tensor]
@@ -34,8 +35,7 @@ Tensors = dict[str, torch.Tensor]
 _TENSORS, _ERROR, _LONGEST = b"t", b"e", 1000
 
 _DIE_WITH_PARENT = 1
-_READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-_OWN_AT_THIS_PLACE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10
+_FIXED = 0x10
 _MOST_FILES = 1 << 16
 _MORE = (
     "the model's own code does more than compute, so that it could remember ({}): leave that out"
@@ -77,23 +77,20 @@ Step = tuple[int, int, int, int]
 
 
 class ForkLost(BadInput):
-    """A fork ended without an answer."""
-
-
-def can_fork() -> bool:
-    """Whether processes of this platform can be forked safely."""
-    return sys.platform == "linux"
+    """A fork ended without an answer, because it was killed or ended itself."""
 
 
 def in_fork() -> bool:
-    """Whether this process is a fork that `forked` made."""
+    """Whether this process is a fork that a function of this module made."""
     return _depth > 0
 
 
-def forked(function: Callable[[], T]) -> T:
-    """Run a function in a fork and return its result, or raise its exception.
+def run_in_fork(function: Callable[[], T]) -> T:
+    """Run a function in a fork, and return its result or raise its exception here.
 
-    The answer is copied by pickle, which can run code here: so no client's records are in the fork.
+    Both are copied by pickle, which can run code here: so no client's records may be in the fork. A
+    result or exception that cannot be pickled raises an exception. Raises ForkLost if the fork dies
+    without an answer, and AssertionError where there is no fork.
     """
     fine, content = pickle.loads(_ask(lambda: _pickled(function), sealed=False))
     if not fine:
@@ -102,10 +99,12 @@ def forked(function: Callable[[], T]) -> T:
     return result
 
 
-def sealed(function: Callable[[], Tensors]) -> Tensors:
-    """The tensors that a function computes in a fork from which nothing else comes back.
+def run_in_sealed_fork(function: Callable[[], Tensors]) -> Tensors:
+    """Run a function in a fork, and return the tensors by name that it returns.
 
-    The fork's answer is read as tensors by name, or as the text of an error, and runs no code here.
+    Nothing else comes back: the answer is read as tensors, or as the text of an error, and runs no
+    code here. An exception of the function becomes BadInput with its message. Raises ForkLost if
+    the fork dies without an answer.
 
     | what the code in it does | what happens |
     |---|---|
@@ -127,12 +126,15 @@ def sealed(function: Callable[[], Tensors]) -> Tensors:
 
 
 def _ask(function: Callable[[], bytes], *, sealed: bool) -> bytes:
-    """Run a function in a fork and return its bytes."""
+    """Run a function in a fork and return its bytes. With `sealed`, the fork is confined first.
+
+    Raises ForkLost if there are none, because the fork died. Signals are held back during the fork.
+    """
     if not can_fork():
         raise AssertionError("this platform has no fork")
     reading, writing = os.pipe()
     parent = os.getpid()
-    with held():
+    with hold_signals():
         child = os.fork()
         if child == 0:
             _answer(function, parent, reading, writing, sealed=sealed)
@@ -150,7 +152,15 @@ def _ask(function: Callable[[], bytes], *, sealed: bool) -> bytes:
 def _answer(
     function: Callable[[], bytes], parent: int, reading: int, writing: int, *, sealed: bool
 ) -> None:
-    """Run in the fork: seal it if asked for, compute, write the answer, exit."""
+    """In the fork: seal it if `sealed`, compute, write the answer to the pipe, exit. Never returns.
+
+    Args:
+        function: Computes the answer.
+        parent: The id of the process that forked.
+        reading: The parent's end of the pipe, which is closed here.
+        writing: The end of the pipe to write to.
+        sealed: Whether to confine this process. If that fails, the error is the answer.
+    """
     global _depth
     status = 1
     try:
@@ -168,6 +178,7 @@ def _answer(
 
 
 def _as_tensors(function: Callable[[], Tensors]) -> bytes:
+    """The function's answer as bytes: b"t" and safetensors, or b"e" and an error message."""
     try:
         values = {name: value.detach().contiguous() for name, value in function().items()}
         return _TENSORS + safetensors.torch.save(values)
@@ -178,10 +189,13 @@ def _as_tensors(function: Callable[[], Tensors]) -> bytes:
 
 
 def _seal(writing: int) -> bytes:
-    """Leave this process nothing to write to but its own memory and its answer.
+    """Leave this process nothing to write to but its own memory and the pipe `writing`.
 
-    Returns an error message if that fails, or nothing.
+    Closes all other files, and standard input, output and error lead nowhere. Returns b"" or, if it
+    fails, an error as bytes: b"e" and a message.
     """
+    import resource
+
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
@@ -197,22 +211,25 @@ def _seal(writing: int) -> bytes:
 
 
 def _copy_shared_memory() -> None:
-    """Put private memory with the same contents in the place of memory that processes share.
+    """Replace memory that processes share and can write to by private copies at the same addresses.
 
-    What is mapped from a file that was opened to be read stays: nothing can make it writable.
+    Memory mapped from a file that was opened for reading stays: nothing can make it writable.
+    Raises OSError if a copy fails.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    own_at_this_place = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED
     for start, size, readable in _shared_places():
         content = ctypes.string_at(start, size) if readable else b""
-        if libc.mmap(start, size, _READ_AND_WRITE, _OWN_AT_THIS_PLACE, -1, 0) != start:
+        if libc.mmap(start, size, access, own_at_this_place, -1, 0) != start:
             raise OSError(ctypes.get_errno(), "shared memory could not be copied")
         ctypes.memmove(start, content, len(content))
 
 
 def _shared_places() -> list[tuple[int, int, bool]]:
-    """(address, size, whether it can be read) of memory that is shared and may be written to."""
+    """(address, size in bytes, readable) of each shared mapping that may be made writable."""
     places, last = [], None
     with open("/proc/self/smaps") as maps:
         for line in maps:
@@ -227,6 +244,10 @@ def _shared_places() -> list[tuple[int, int, bool]]:
 
 
 def _pickled(function: Callable[[], Any]) -> bytes:
+    """The pickle of (True, result) or, if the function raises, of (False, exception).
+
+    An exception that cannot be pickled becomes a FedveilError with its message.
+    """
     try:
         return pickle.dumps((True, function()))
     except Exception as e:
@@ -238,32 +259,44 @@ def _pickled(function: Callable[[], Any]) -> bytes:
 
 
 def begin_worker(parent: int) -> None:
-    """Settle a process that was just forked: one thread, and signals of its own.
+    """Prepare a process that was just started: one thread, and signals of its own.
 
     Ctrl-C is for its parent. SIGTERM ends it, and so does the parent's end, however that happens;
-    at once if it has ended already.
+    at once if it has ended already. Linux kills it then. Elsewhere a thread waits for that.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
+    prctl = c_function("prctl")
+    if prctl is not None:
+        prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+    else:
+        threading.Thread(target=_end_with_parent, daemon=True, name="parent").start()
     torch.set_num_threads(1)
 
 
+def _end_with_parent() -> None:
+    """Wait for the end of the process that started this one with multiprocessing, then exit."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(0)
+
+
 def can_confine() -> bool:
-    """Whether processes of this platform can be confined."""
-    return sys.platform == "linux" and platform.machine() == "x86_64"
+    """Whether this platform can limit a process to certain system calls."""
+    return can_fork() and platform.machine() == "x86_64"
 
 
 def confine(writing: int) -> None:
-    """Leave this process its own memory, files to read, and one descriptor to write to.
+    """Leave this process its own memory, files to read, and the descriptor `writing` to write to.
 
-    After it the calls in `_CALLS` are left, for this process and whatever threads it starts.
-    Others, such as those that write to files, make connections, share memory, send signals or
-    start processes, fail with PermissionError, also from C. The filter cannot be taken off.
-    Reading files is allowed, since modules are imported when they are first used. Memory that
-    is shared already stays so: the caller sees to it that none is.
+    After it, the system calls in `_CALLS` are left, for this process and whatever threads it
+    starts. All others, such as those that write to files, make connections, share memory, send
+    signals or start processes, fail with PermissionError, also from C. The filter cannot be taken
+    off. Files can be read, since modules are imported when they are first used. Memory that is
+    shared already stays so: the caller sees to it that none is.
 
     | edge | behaviour |
     |---|---|
@@ -288,7 +321,10 @@ def confine(writing: int) -> None:
 
 
 def _filter(writing: int) -> list[Step]:
-    """The steps of the filter. A call that none of them allows fails."""
+    """The seccomp filter as a list of steps. A system call that no step allows fails with EPERM.
+
+    `writing` is the one descriptor, besides standard output and error, that may be written to.
+    """
     steps = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _X86_64),
@@ -297,10 +333,7 @@ def _filter(writing: int) -> list[Step]:
     ]
     for number in _CALLS.values():
         steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    for number, argument, refused in (
-        (_MMAP, 3, _MAP_SHARED),
-        (_OPENAT, 2, _OPEN_CHANGES),
-    ):
+    for number, argument, refused in ((_MMAP, 3, _MAP_SHARED), (_OPENAT, 2, _OPEN_CHANGES)):
         steps += [
             (_EQUAL, 0, 4, number),
             (_LOAD, 0, 0, _ARGUMENTS + 8 * argument),
@@ -324,9 +357,9 @@ def _filter(writing: int) -> list[Step]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread inside, and with as many as before afterwards.
+    """Context manager: torch computes with one thread inside, and with as many as before after it.
 
-    A process that was forked from one with several would wait for them for ever.
+    A process that is forked from one with several threads would wait for them for ever.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

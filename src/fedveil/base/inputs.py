@@ -26,7 +26,7 @@ PADDING = -100
 
 @dataclass(frozen=True)
 class Target:
-    """Labels, several labels at once, or numbers.
+    """What a model predicts for a record: labels, several labels at once, or numbers.
 
     | `classes` | targets | what they are |
     |---|---|---|
@@ -43,18 +43,17 @@ class Target:
     several: bool = False
 
     @property
-    def plain(self) -> bool:
-        """Whether there is one label or one number per record."""
-        return not self.shape
-
-    @property
     def output_shape(self) -> tuple[int, ...]:
-        """The shape of a model's outputs for one record."""
+        """The shape of a model's outputs for one record, without the batch axis.
+
+        (*shape, classes) for labels, otherwise `shape`, and (1,) for one number.
+        """
         if self.classes and not self.several:
             return (*self.shape, self.classes)
         return self.shape or (1,)
 
     def __str__(self) -> str:
+        """The target in a few words, for messages."""
         if self.several:
             return f"{self.classes} labels, several of them at once"
         if not self.classes:
@@ -63,7 +62,7 @@ class Target:
 
 
 def mapped(function: Callable[[A], B], inputs: Inputs[A]) -> Inputs[B]:
-    """Apply a function to the array, or to each named one.
+    """The result of a function on the array or, for named inputs, a dict of its results by name.
 
     >>> mapped(len, [1, 2]), mapped(len, {"ids": [1, 2], "mask": [1]})
     (2, {'ids': 2, 'mask': 1})
@@ -74,40 +73,45 @@ def mapped(function: Callable[[A], B], inputs: Inputs[A]) -> Inputs[B]:
 
 
 def single(inputs: Inputs[A]) -> A:
-    """The array of records that have one input without a name. Fails for named inputs."""
+    """The one array of the inputs, as it is. Raises AssertionError for named inputs."""
     if isinstance(inputs, dict):
         raise AssertionError("records of one input are needed")
     return inputs
 
 
 def values_of(inputs: Inputs[A]) -> list[A]:
-    """The arrays, in the order of their names."""
+    """A list of the arrays: the one, or all named ones in the order of the dict. No copies."""
     return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
 
 
-def labelled(what: str, inputs: Inputs[A]) -> dict[str, A]:
-    """The arrays by their names in messages: "x", or "x.ids" and "x.mask"."""
+def arrays_by_name(what: str, inputs: Inputs[A]) -> dict[str, A]:
+    """A dict of the arrays: {what: array} or, for named inputs, {"what.name": array, ...}."""
     if isinstance(inputs, dict):
         return {f"{what}.{name}": value for name, value in inputs.items()}
     return {what: inputs}
 
 
 def taken(inputs: Inputs[A], rows: Any) -> Inputs[A]:
-    """Select rows by a slice, or by anything else that indexes the arrays."""
+    """The inputs with some rows of each array, in the form of `inputs`.
+
+    `rows` is anything that indexes an array: a slice, numbers, a mask. None adds an axis in front,
+    which makes one record a batch.
+    """
     if isinstance(inputs, dict):
         return {name: values[rows] for name, values in inputs.items()}  # type: ignore[index]
     return inputs[rows]  # type: ignore[index,no-any-return]
 
 
 def count(inputs: Inputs[Any]) -> int:
-    """The number of records."""
+    """The number of records: the length of the first array. Lengths are not compared."""
     return len(values_of(inputs)[0])
 
 
 def join_inputs(parts: list[Inputs[A]], function: Callable[[list[A]], B]) -> Inputs[B]:
-    """Apply a function to the list of all parts' arrays, for each input name.
+    """The inputs of several parts, joined by a function of the list of their arrays.
 
-    All parts have the names of the first.
+    Named inputs are joined name by name. `parts` may not be empty, and all parts have the names of
+    the first: a missing name raises KeyError.
 
     >>> join_inputs([{"a": 1}, {"a": 2}], sum), join_inputs([1, 2], sum)
     ({'a': 3}, 3)
@@ -120,15 +124,15 @@ def join_inputs(parts: list[Inputs[A]], function: Callable[[list[A]], B]) -> Inp
 
 
 def shape_of(inputs: Inputs[Any]) -> Inputs[tuple[int, ...]]:
-    """The shape of one record."""
+    """The shape of one record, without the first axis, or a dict of such shapes by input name."""
     return mapped(lambda values: tuple(values.shape[1:]), inputs)
 
 
 def tensor_of(returned: object) -> torch.Tensor:
-    """The tensor in what a module returns: the `logits`, or the only tensor.
+    """The tensor in the value that a module returns: its `logits`, or the only tensor in it.
 
-    So tuples, dicts and the `ModelOutput` of Hugging Face are taken. Which of several tensors is
-    meant is not guessed.
+    So tuples, lists, dicts and the `ModelOutput` of Hugging Face are taken. Raises BadInput if
+    there are no tensors, or several of which none is called "logits".
 
     >>> tensor_of({"logits": torch.ones(2), "hidden": torch.zeros(2)})
     tensor([1., 1.])

@@ -11,30 +11,35 @@ _ENDING: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_at_once() -> None:
-    """Until `listen()`, Ctrl-C prints "interrupted" and exits.
+    """Let Ctrl-C print "interrupted" and end the process with status 1, until `listen()`.
 
-    Handlers set by others are left alone. For the time in which everything is imported: nothing has
-    been written, and an import may swallow a KeyboardInterrupt, or make another error of it.
+    Sets the handler of SIGINT, unless somebody else has set one. For the time in which everything
+    is imported: nothing has been written, and an import may swallow a KeyboardInterrupt, or make
+    another error of it.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 def listen() -> None:
-    """Restore Python's KeyboardInterrupt for Ctrl-C."""
+    """Let Ctrl-C raise KeyboardInterrupt again, after `end_at_once`.
+
+    Does nothing if the handler of SIGINT is not that of `end_at_once`.
+    """
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM until the block ends.
+def hold_signals() -> Iterator[None]:
+    """Context manager: hold back Ctrl-C and SIGTERM until the block ends.
 
-    A fork calls functions that libraries have registered, `logging` among them, and what a handler
-    raises while one of these runs is printed and dropped: the process would go on. And whoever is
-    interrupted between starting something and writing down that it runs would leave it behind.
-    Signals that no function of Python's handles are left alone, and so are other threads than the
-    main one, in which nothing is handled.
+    The first signal that arrived is then raised, later ones are dropped. Signals without a Python
+    handler are left alone. Outside of the main thread nothing is held back.
+
+    Without it, what a handler raises during a fork is printed and dropped, because a fork calls
+    functions that libraries have registered. An interrupt between the start of a process and the
+    note that it runs would leave the process behind.
     """
     arrived: list[int] = []
     before: dict[int, Callable[[int, FrameType | None], object]] = {}
@@ -54,5 +59,6 @@ def held() -> Iterator[None]:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
+    """Signal handler: print "interrupted" to standard error and exit with 1, without clean-up."""
     os.write(2, b"interrupted\n")
     os._exit(1)

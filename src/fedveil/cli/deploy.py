@@ -16,6 +16,10 @@ if TYPE_CHECKING:  # it needs torch
     from fedveil.flower.deployment import Deployment
 
 _MOST = 20
+_FEW_SITES = 10
+"""Up to so many sites a note warns of the noise that hides a site. At epsilon 8 and delta 1e-5
+their updates, all as long as the clip and in one direction, are at most twice as long as the noise
+over all rounds for any model of 70 parameters or more."""
 
 site = typer.Typer(
     name="site", help="For the owner of a site in a federation.", no_args_is_help=True
@@ -50,12 +54,17 @@ def deploy(
     data: options.Data = None,
 ) -> None:
     """Write a recipe as a Flower app: its server, its sites, their keys, how to start them."""
-    names = _names(sites, demo)
+    names = _site_names(sites, demo)
+    if demo is not None:
+        from fedveil.base.platforms import can_fork
+
+        if not can_fork():
+            raise BadInput("--demo runs sites on this machine, and sites run on Linux only")
     options.check_path("DIR", folder)
     with options.loading(quiet=False):
-        from fedveil.flower.deployment import Address, Deployment, deployed_recipe
+        from fedveil.flower.deployment import Address, Deployment, load_for_sites
 
-        chosen = deployed_recipe(recipe, set_ or (), len(names))
+        chosen = load_for_sites(recipe, set_ or (), len(names))
         superlink = Address() if address is None else Address.parse(address)
         if demo is not None and address is None:
             from fedveil.flower.local_federation import free_ports
@@ -72,11 +81,21 @@ def deploy(
     print(f"written: {folder}/README.md says how to start server and sites")
     if deployment.takes_whole_deadline:
         print(f"note: a round takes all of its {deadline:g} s, so that nobody learns who was asked")
+    if chosen.noise.claim and chosen.noise.where != "training" and len(names) <= _FEW_SITES:
+        whose = "the one site" if len(names) == 1 else f"each of the {len(names)} sites"
+        print(
+            f"note: {chosen.name} hides {whose} as a whole, which takes more noise than so few can "
+            "outweigh; if protecting each record is enough, deploy dp-sgd"
+        )
     if demo is not None:
         _demonstrate(deployment, folder)
 
 
-def _names(sites: str | None, demo: int | None) -> tuple[str, ...]:
+def _site_names(sites: str | None, demo: int | None) -> tuple[str, ...]:
+    """Return the sites' names, from --sites or as site-1 and on for a --demo of so many.
+
+    Raises BadInput unless exactly one of both is given.
+    """
     if (sites is None) == (demo is None):
         raise BadInput("name the sites (--sites north,south,east), or ask for a --demo of 3")
     if sites is not None:
@@ -87,6 +106,7 @@ def _names(sites: str | None, demo: int | None) -> tuple[str, ...]:
 
 
 def _demonstrate(deployment: "Deployment", folder: Path) -> None:
+    """Run a deployment on this machine, and print its events and its result."""
     from fedveil.base.interrupts import listen
     from fedveil.console import print_result
     from fedveil.flower.local_federation import LocalFederation, demonstrate
@@ -99,7 +119,7 @@ def _demonstrate(deployment: "Deployment", folder: Path) -> None:
             print(event, flush=True)
     result = LocalFederation(folder).read_result()
     assert result is not None
-    print_result(options.screen(), result)
+    print_result(options.plain_console(), result)
 
 
 def mixer(
@@ -158,5 +178,5 @@ def accept(path: File) -> None:
     from fedveil.flower.federation_files import read_site_file
     from fedveil.flower.site_ledger import SiteLedger
 
-    head = SiteLedger.named_in(read_site_file(path)).accept()
+    head = SiteLedger.from_site_file(read_site_file(path)).accept()
     print(f"accepted: {head.length} entries, head {head.hash}:{head.length}")

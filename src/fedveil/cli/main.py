@@ -3,64 +3,60 @@
 import inspect
 import os
 import sys
-from typing import Annotated
 
 import click
 import typer
-from typer import Option
 from typer.main import get_command
 from typer.utils import get_params_from_function
 
 import fedveil
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput, FedveilError
-from fedveil.cli import deploy, results, train
+from fedveil.cli import deploy, own_data, results, train
 
 app = typer.Typer(
     name="fedveil",
-    help="Differentially private federated learning: train, plan, and know the epsilon.",
+    help="Differentially private federated learning with an epsilon that can be checked.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (
-    *(train.run, train.plan, train.sweep, train.reproduce, results.audit, results.evaluate),
-    *(results.predict, results.compare, results.report, train.watch, results.recipes),
-    *(results.explain, results.account, results.ledger, deploy.mixer, deploy.deploy),
-):
-    app.command()(command)
-app.add_typer(deploy.site)
+GROUPS = {
+    "Train": (train.run, train.plan, train.sweep),
+    "Use": (results.predict, results.evaluate),
+    "Look": (results.compare, results.report, train.watch),
+    "Check": (results.ledger, results.audit, results.account),
+    "Federate": (deploy.deploy, deploy.mixer),
+    "Learn": (results.recipes, results.explain, train.reproduce),
+}
+"""The commands of each group in `fedveil --help`."""
+for group, commands in GROUPS.items():
+    for command in commands:
+        app.command(rich_help_panel=group)(command)
+app.add_typer(own_data.app, rich_help_panel="Train")
+app.add_typer(deploy.site, rich_help_panel="Federate")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"fedveil {fedveil.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _before_any_command(
-    version: Annotated[
-        bool, Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Options before the command."""
-
-
+_VERSION = click.version_option(
+    fedveil.__version__, message="fedveil %(version)s", help="Print the version."
+)
 _CTRL_C = 130
 """What typer returns when a command ends in KeyboardInterrupt."""
 
 
 def main() -> None:
-    """Run a command: exit 0 when done, 2 with one line on bad input, 1 on anything else."""
+    """Run the command in sys.argv and exit: 0 when done, 2 on bad input, 1 on anything else.
+
+    Bad input prints one line on standard error.
+    """
     try:
-        code = as_written(get_command(app))(standalone_mode=False)
+        code = _VERSION(without_markup(get_command(app)))(standalone_mode=False)
     except BadInput as e:
         _fail(str(e))
     except FedveilError as e:
         _fail(str(e), code=1)
-    except BrokenPipeError:
-        _stop_printing()
+    except BrokenPipeError:  # whoever read the output has gone: the rest goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except OSError as e:
         _fail(f"{shown(e.filename)}: {e.strerror}" if e.filename else str(e))
@@ -78,17 +74,17 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def as_written(command: click.Command) -> click.Command:
-    """The command with help texts that are printed as they are written.
+def without_markup(command: click.Command) -> click.Command:
+    """Change the help texts of a command and its commands so that rich reads no markup in them.
 
-    Typer lets rich read help texts as markup, in which [shuffle] is a style and not shown. Click
-    from version 8.5 on forgets the help of typer's arguments.
+    Returns the same command. Typer lets rich read help texts as markup, in which [shuffle] is a
+    style and not shown. Click from version 8.5 on forgets the help of typer's arguments.
     """
     from rich.markup import escape
 
     for each in (command, *getattr(command, "commands", {}).values()):
         if each is not command and hasattr(each, "commands"):
-            as_written(each)
+            without_markup(each)
             continue
         each.help = each.help and escape(each.help)
         each.short_help = each.short_help and escape(each.short_help)
@@ -101,10 +97,6 @@ def as_written(command: click.Command) -> click.Command:
 
 
 def _fail(message: str, code: int = 2) -> None:
+    """Print "error: ..." on one line of standard error, and exit with `code`."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
-
-
-def _stop_printing() -> None:
-    """Send the rest of the output to /dev/null after the reader of the pipe has gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,36 +36,40 @@ Set = Annotated[
     Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
 ]
 
-_LOADING = "loading ..."
+COLUMNS = 100
+"""The width of what is printed to a file or a pipe."""
 
 
-def check_given(**options: float | None) -> None:
-    """Refuse numbers out of their range."""
+def check_numbers(**options: float | None) -> None:
+    """Raise BadInput for an option's number that is out of its range. None is not checked."""
     for name, value in options.items():
         if value is not None:
             check_option(name, value)
 
 
-def check_engine(engine: str | None, address: str | None) -> None:
-    """Refuse an engine that is unknown, and an address that no engine would use."""
+def engine_settings(engine: str | None, address: str | None) -> list[str]:
+    """Return the --engine and --address options as overrides of a recipe.
+
+    Raises BadInput for an unknown engine, and for an address without --engine ray.
+    """
     if engine not in (None, "processes", "ray"):
         raise BadInput(f"--engine is {engine!r}: use processes or ray")
-    if address is not None and engine != "ray":
-        raise BadInput(f"--address is {address!r} and is for --engine ray: add that")
-    check_address("--address", address)
-
-
-def engine_settings(engine: str | None, address: str | None) -> list[str]:
-    """The --engine and --address options as recipe overrides."""
-    check_engine(engine, address)
     settings = [] if engine is None else [f"engine.kind={engine}"]
-    return settings if address is None else [*settings, f"engine.address={address}"]
+    if address is not None:
+        if engine != "ray":
+            raise BadInput(f"--address is {address!r} and is for --engine ray: add that")
+        check_address("--address", address)
+        settings.append(f"engine.address={address}")
+    return settings
 
 
 def cluster_of(engine: str | None, address: str | None, workers: int = 0) -> "RayCluster | None":
-    """The Ray cluster that the options name, or None for processes of this machine."""
+    """Return the Ray cluster that the options name, or None for processes of this machine.
+
+    Raises BadInput for options that are out of range or have no effect.
+    """
     check_workers("--workers", workers)
-    check_engine(engine, address)
+    engine_settings(engine, address)
     if engine != "ray":
         return None
     from fedveil.training.engines.ray_cluster import RayCluster
@@ -73,8 +77,12 @@ def cluster_of(engine: str | None, address: str | None, workers: int = 0) -> "Ra
     return RayCluster(address)
 
 
-def check_path(option: str, path: Path | None) -> None:
-    """Refuse a path that cannot be read: too long, or inside a folder without permission."""
+def check_path(option: str, path: Path | None, *, writable: bool = False) -> None:
+    """Raise BadInput for a path that cannot be read: too long, or in a folder without permission.
+
+    With `writable`, also if nothing can be written in the nearest folder that exists. None is not
+    checked. The message names the `option`.
+    """
     if path is None:
         return
     try:
@@ -83,20 +91,15 @@ def check_path(option: str, path: Path | None) -> None:
     except (OSError, ValueError) as e:
         reason = e.strerror if isinstance(e, OSError) else str(e)
         raise BadInput(f"{option} {shown(str(path))}: {reason}; choose another") from e
-
-
-def check_out(path: Path | None) -> None:
-    """Refuse a path that cannot be written."""
-    check_path("--out", path)
-    if path is None:
+    if not writable:
         return
     there = next(place for place in (path, *path.absolute().parents) if place.exists())
     if there.is_dir() and not os.access(there, os.W_OK | os.X_OK):
-        raise BadInput(f"--out {path}: nothing can be written in {there}; choose another")
+        raise BadInput(f"{option} {path}: nothing can be written in {there}; choose another")
 
 
 def check_data(data: Path | None, names: Iterable[str]) -> None:
-    """Refuse a data folder that none of the data sets is read from."""
+    """Raise BadInput if --data cannot be read, or none of the data sets `names` is read from it."""
     check_path("--data", data)
     if data is None:
         return
@@ -111,26 +114,36 @@ def check_data(data: Path | None, names: Iterable[str]) -> None:
 
 
 @contextmanager
-def loading(*, quiet: bool) -> Iterator[None]:
-    """Show "loading ..." on a terminal while libraries and data are loaded, which takes seconds.
+def loading(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Context manager: show on a terminal what is being done before the first result.
 
-    The cursor waits at the beginning of the line, so that the next output overwrites the word.
+    Yields a function that shows another step, such as "reading data". The first one is "loading
+    libraries". The cursor waits at the beginning of the line, so that the next output overwrites
+    it.
     """
+    shown_last = ""
+
+    def show(step: str) -> None:
+        nonlocal shown_last
+        text = f"{step} ..." if step else ""
+        print(text.ljust(len(shown_last)), end="\r", file=sys.stderr, flush=True)
+        shown_last = text
+
     if quiet or not sys.stderr.isatty():
-        yield
+        yield lambda step: None
         return
-    print(_LOADING, end="\r", file=sys.stderr, flush=True)
+    show("loading libraries")
     try:
-        yield
+        yield show
     finally:
-        print(" " * len(_LOADING), end="\r", file=sys.stderr, flush=True)
+        show("")
 
 
 @contextmanager
-def resumable(folder: Path | None) -> Iterator[None]:
-    """Context manager: exit with 1 and one line after Ctrl-C, or after a worker was lost.
+def exit_on_interrupt(folder: Path | None) -> Iterator[None]:
+    """Context manager: after Ctrl-C or a lost worker, print one line and exit with 1.
 
-    `folder` is where the same command resumes, if there is one.
+    The line says that the same command resumes in `folder`, unless that is None.
     """
     from fedveil.training.engines.processes import WorkerLost
 
@@ -146,15 +159,23 @@ def resumable(folder: Path | None) -> Iterator[None]:
     raise typer.Exit(1)
 
 
-def screen(*, highlight: bool = True) -> "Console":
-    """The console for results, on standard output."""
+def plain_console(
+    *, stderr: bool = False, quiet: bool = False, highlight: bool = True
+) -> "Console":
+    """Return a rich console that prints texts as they are: [x] is no markup, :x: is no emoji.
+
+    Results go to standard output, progress to standard error (`stderr`). A `quiet` one prints
+    nothing. Lines are as wide as the terminal, or 100 columns in a file or a pipe, unless the
+    environment variable COLUMNS asks for more.
+    """
     from rich.console import Console
 
-    return Console(markup=False, emoji=False, highlight=highlight)
-
-
-def progress_console(quiet: bool) -> "Console":
-    """The console for progress, on standard error."""
-    from rich.console import Console
-
-    return Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    stream, asked = sys.stderr if stderr else sys.stdout, os.environ.get("COLUMNS", "")
+    return Console(
+        stderr=stderr,
+        quiet=quiet,
+        markup=False,
+        emoji=False,
+        highlight=highlight,
+        width=None if stream.isatty() else max(COLUMNS, int(asked) if asked.isdecimal() else 0),
+    )

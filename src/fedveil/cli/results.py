@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -35,9 +35,8 @@ def evaluate(
     metrics = measure_run(OpenedRun.at(run, allow_code=allow_code), data)
     if json_:
         print(json_text(metrics, indent=2), end="")
-        return
-    for name, value in metrics.items():
-        print(f"{name} {value:.6g}")
+    else:
+        print("\n".join(f"{name} {value:.6g}" for name, value in metrics.items()))
 
 
 def predict(
@@ -45,16 +44,19 @@ def predict(
     rows: Annotated[
         Path, Argument(metavar="INPUT", help="A .csv or .parquet table, or .npy records.")
     ],
+    id_: Annotated[
+        str | None, Option("--id", help="A column of the table that is kept, such as an id.")
+    ] = None,
     out: Annotated[Path | None, Option(help="A CSV file; default: the screen.")] = None,
     allow_code: options.AllowCode = False,
 ) -> None:
     """Predict rows with a run's model: one line of CSV for each, labels as the table has them."""
-    options.check_out(out)
+    options.check_path("--out", out, writable=True)
     options.check_path("INPUT", rows)
     from fedveil.runs.opened_run import OpenedRun, predictions_csv
     from fedveil.runs.run_directory import write_new
 
-    text = predictions_csv(OpenedRun.at(run, allow_code=allow_code), rows)
+    text = predictions_csv(OpenedRun.at(run, allow_code=allow_code), rows, id_)
     if out is None:
         print(text, end="")
     else:
@@ -65,29 +67,34 @@ def compare(
     folders: Annotated[list[Path], Argument(metavar="RUN RUN ...", help="Run directories.")],
     json_: options.Json = False,
 ) -> None:
-    """Put runs side by side: metrics, claims, and where their recipes differ."""
-    from fedveil.runs.compare import across_clients, differing_keys, not_comparable, opened, rows_of
+    """Put runs side by side: metrics, claims, recipes, and which promise is stronger."""
+    from fedveil.runs.compare import (
+        across_clients,
+        comparison_rows,
+        differing_keys,
+        open_runs,
+        verdict,
+    )
     from fedveil.runs.run_directory import json_text
 
-    runs = opened(folders)
-    rows, keys, remark = rows_of(runs), differing_keys(runs), not_comparable(runs)
-    across = across_clients(runs)
+    runs = open_runs(folders)
+    rows, keys, across = comparison_rows(runs), differing_keys(runs), across_clients(runs)
+    sentence = verdict(runs)
     if json_:
-        comparison = {"runs": rows, "across_clients": across, "differences": keys, "remark": remark}
-        print(json_text(comparison, indent=2), end="")
+        found = {"runs": rows, "across_clients": across, "differences": keys, "verdict": sentence}
+        print(json_text(found, indent=2), end="")
         return
 
     from fedveil.console import print_rows, print_terms
 
-    console = options.screen()
+    console = options.plain_console()
     print_rows(console, "runs", rows)
     if across:
         print_rows(console, "across clients, on their own records", across)
     if keys:
         print_rows(console, "where their recipes differ", keys)
-    if remark is not None:
-        console.print(remark, highlight=False, soft_wrap=True)
     print_terms(console, [row["claim"] for row in rows])
+    console.print(sentence, highlight=False)
 
 
 def report(
@@ -106,7 +113,7 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html again, with what an audit found, or compare runs on one page."""
-    options.check_out(out)
+    options.check_path("--out", out, writable=True)
     for path in folders:
         options.check_path("RUN", path)
     if audit and len(folders) > 1:
@@ -115,13 +122,18 @@ def report(
 
 
 def _write_report(folders: list[Path], out: Path | None, audits: list[Path]) -> Path:
+    """Write the page of one run, one sweep or several runs, and return its path.
+
+    Raises BadInput if the file exists (`out`) or cannot be written, or an audit does not belong.
+    """
+    from fedveil.runs.evidence import REPORT, record_report
     from fedveil.runs.run_directory import write_atomic, write_new
 
     if len(folders) > 1:
-        from fedveil.runs.compare import comparison_html, opened
+        from fedveil.runs.compare import comparison_html, open_runs
 
         path = out or Path("report.html")
-        write_new(path, comparison_html(opened(folders)))
+        write_new(path, comparison_html(open_runs(folders)))
         return path
     (folder,) = folders
     if (folder / "sweep.json").is_file():
@@ -132,14 +144,16 @@ def _write_report(folders: list[Path], out: Path | None, audits: list[Path]) -> 
         content = sweep_page(folder)
     else:
         from fedveil.audit.audit_folder import audit_section
-        from fedveil.runs.report import report_of
+        from fedveil.runs.report import report_html
 
-        content = report_of(folder, [audit_section(path, folder) for path in audits])
+        content = report_html(folder, [audit_section(path, folder) for path in audits])
     if out is not None:
         write_new(out, content)
         return out
-    path = folder / "report.html"
+    path = folder / REPORT
     try:
+        if not (folder / "sweep.json").is_file():
+            record_report(folder, content)
         write_atomic(path, content)
     except OSError as e:
         raise BadInput(f"{path} cannot be written: {e.strerror}; use --out") from e
@@ -192,7 +206,7 @@ def audit(
     if seed < 0:
         raise BadInput(f"--seed is {seed}: a number from 0 on is needed")
     cluster = options.cluster_of(engine, address, workers)
-    options.check_out(out)
+    options.check_path("--out", out, writable=True)
     options.check_path("--data", data)
     options.check_path("RUN", run)
     with options.loading(quiet=quiet):
@@ -211,7 +225,10 @@ def audit(
             workers=workers,
             cluster=cluster,
         )
-    with options.resumable(out), Counter(options.progress_console(quiet), "steps") as counter:
+    with (
+        options.exit_on_interrupt(out),
+        Counter(options.plain_console(stderr=True, quiet=quiet), "steps") as counter,
+    ):
         if run is None:
             findings = tuple(self_test_findings(settings.randomiser, counter.show))
             content = {"findings": [finding.to_dict() for finding in findings]}
@@ -222,7 +239,7 @@ def audit(
                 data,
                 out=out,
                 allow_code=allow_code,
-                on_step=lambda attack, done, of: counter.show_of(attack, done, of, ""),
+                on_step=lambda attack, done, of: counter.show(done, of, "", attack),
             )
             findings, content = audited.findings, audited.to_dict()
     violated = any(finding.violated for finding in findings)
@@ -230,14 +247,14 @@ def audit(
         print(json.dumps({**content, "violated": violated}, indent=2))
         return 1 if violated else 0
     title = "self-test of every release" if run is None else str(run)
-    console = options.screen()
+    console = options.plain_console()
     if findings:
         print_findings(console, title, findings)
     if run is not None:
         print_leaks(console, title, audited.leaks)
         print_rows(console, f"{title}: in one row", [audited.summary_row])
         for reason in audited.left_out:
-            console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
+            console.print(f"left out: {reason}", highlight=False)
     print_terms(console, [finding.claim.short for finding in findings])
     return 1 if violated else 0
 
@@ -253,37 +270,43 @@ def recipes(json_: options.Json = False) -> None:
 
     from fedveil.console import print_rows
 
-    print_rows(options.screen(), "recipes", rows)
+    print_rows(options.plain_console(), "recipes", rows)
 
 
 def explain(
     name: Annotated[
         list[str] | None,
-        Argument(metavar="[SECTION[.KEY] | TERM]", help="None: all sections and terms."),
+        Argument(metavar="[RECIPE | SECTION[.KEY] | TERM]", help="None: all sections and terms."),
     ] = None,
     json_: options.Json = False,
 ) -> None:
-    """Explain the keys of a recipe, or the terms of a claim.
+    """Explain a recipe, a key of recipes, or a term of claims.
 
-    A key comes with its type, its range and the shipped recipes that set it. A term, such as
-    zero-out, comes with its entry in the glossary.
+    A recipe comes with the meaning of every key that it sets. A key comes with its type, its range
+    and the shipped recipes that set it. A term, such as zero-out, comes with its entry in the
+    glossary.
     """
-    from fedveil.runs.explain import overview
-    from fedveil.runs.glossary import looked_up
+    from fedveil.runs.explain import find_recipe, overview
+    from fedveil.runs.glossary import find_term, look_up
 
-    term, part = (None, None) if name is None else looked_up(" ".join(name))
+    recipe = None if name is None else find_recipe(" ".join(name))
+    term, part = None, None
+    if name is not None:
+        word = " ".join(name)
+        term, part = look_up(word) if recipe is None else (find_term(word), None)
     if json_:
-        meaning = {
-            **({} if part is None else part.to_dict()),
-            **({"term": term.to_dict()} if term else {}),
-        }
+        meaning = {} if recipe is None else recipe.to_dict()
+        meaning |= {} if part is None else asdict(part)
+        meaning |= {"term": asdict(term)} if term else {}
         print(json.dumps(overview() if name is None else meaning, indent=2))
         return
-    from fedveil.console import print_overview, print_part, print_term
+    from fedveil.console import print_overview, print_part, print_recipe, print_term
 
-    console = options.screen(highlight=False)
+    console = options.plain_console(highlight=False)
     if name is None:
         print_overview(console, overview())
+    if recipe is not None:
+        print_recipe(console, recipe)
     if term is not None:
         print_term(console, term)
     if part is not None:
@@ -302,7 +325,7 @@ def account(
     json_: options.Json = False,
 ) -> None:
     """Solve for the one of noise, rate, rounds and epsilon that is left out (central DP)."""
-    options.check_given(delta=delta, noise=noise, rate=rate, rounds=rounds, epsilon=epsilon)
+    options.check_numbers(delta=delta, noise=noise, rate=rate, rounds=rounds, epsilon=epsilon)
     from fedveil.privacy.accounting.calibration import solve
     from fedveil.runs.glossary import terms_line
 
@@ -311,10 +334,10 @@ def account(
     if json_:
         print(json.dumps(answer.to_dict(), indent=2))
         return
-    print(f"noise {answer.noise:.6g}, rate {answer.rate:.6g}, rounds {answer.rounds}")
-    for claim in answer.claims:
-        print(claim)
-    print(terms_line(answer.claims))
+    numbers = f"noise {answer.noise:.6g}, rate {answer.rate:.6g}, rounds {answer.rounds}"
+    console = options.plain_console(highlight=False)
+    for line in (numbers, *map(str, answer.claims), terms_line(answer.claims)):
+        console.print(line)
 
 
 def ledger(
@@ -348,15 +371,6 @@ def ledger(
     if json_:
         print(json.dumps(statements.to_dict(), indent=2))
         return
-    from fedveil.console import print_charges, print_promise, print_terms, print_totals
+    from fedveil.console import print_statements
 
-    console = options.screen(highlight=False)
-    for run in statements.runs:
-        print_promise(console, run)
-    for run in statements.runs:
-        print_totals(console, run)
-    if statements.shared_spending is not None:
-        console.print(statements.shared_spending, soft_wrap=True)
-    for run in statements.runs:
-        print_charges(console, run)
-    print_terms(console, [claim for run in statements.runs for claim in run.claims])
+    print_statements(options.plain_console(highlight=False), statements)

@@ -55,62 +55,71 @@ def run(
         )
     where = options.engine_settings(engine, address)
     check_ledger_epsilon("--ledger-epsilon", ledger_epsilon, ledger)
-    options.check_out(out)
+    options.check_path("--out", out, writable=True)
     options.check_path("--ledger", ledger)
     options.check_path("--resume", resume)
     if watch:
         check_installed()
-    with options.loading(quiet=quiet):
+    with options.loading(quiet=quiet) as show_step:
         from fedveil.base.checks import TABLE
         from fedveil.runs.logs import check_logs
         from fedveil.runs.recipe import DEFAULT, load_recipe
 
-        check_logs(log or ())
+        if log:
+            check_logs(log)
         chosen = own = None
         if resume is None:
             chosen = load_recipe(DEFAULT if recipe is None else recipe, [*(set_ or ()), *where])
             chosen.model.check_allowed(allow_code)
             options.check_data(data, [chosen.data.name])
             if chosen.data.name == TABLE:  # before torch is imported, which takes seconds
+                show_step("reading data")
                 own = chosen.load_data()
 
-        from fedveil.console import Progress, print_result
+        from fedveil.console import header_lines, print_result, progress_line
+        from fedveil.pages.run_report import ended_text
         from fedveil.runs.ending import RESUMABLE
-        from fedveil.runs.ledgers import Shared
+        from fedveil.runs.ledgers import SharedLedger
         from fedveil.runs.run import Run
 
         listen()
-        shared = None if ledger is None else Shared(ledger, ledger_epsilon)
+        shared = None if ledger is None else SharedLedger(ledger, ledger_epsilon)
         if chosen:
-            prepared = Run.start(chosen, out, data, shared, data=own, allow_code=allow_code)
+            prepared = Run.start(
+                chosen, out, data, shared, data=own, allow_code=allow_code, on_step=show_step
+            )
         else:
-            prepared = Run.resume(resume or Path(), data, allow_code=allow_code, where=where)
+            prepared = Run.resume(
+                resume or Path(), data, allow_code=allow_code, where=where, on_step=show_step
+            )
             options.check_data(data, [prepared.recipe.data.name])
     prepared.logs = tuple(log or ())
-    console = options.progress_console(quiet)
     with ExitStack() as stack:
         if watch:
             stack.enter_context(live_page(prepared.folder, _print_below_progress))
-        progress = stack.enter_context(Progress(console, prepared))
-        result = prepared.execute(
-            progress.show,
-            lambda: console.print(prepared.describe(), highlight=False, soft_wrap=True),
-        )
+        if quiet:
+            result = prepared.execute()
+        else:
+            console = options.plain_console(stderr=True)
+            show = stack.enter_context(progress_line(console, prepared))
+            result = prepared.execute(
+                show, lambda: console.print("\n".join(header_lines(prepared)), highlight=False)
+            )
+    if prepared.already_complete:
+        print(f"{prepared.folder} is already complete: nothing was changed", file=sys.stderr)
     if not json_:
-        print_result(options.screen(), result)
+        print_result(options.plain_console(), result)
     else:
         print((prepared.folder / "result.json").read_text(), end="")
     if result["stopped"] in RESUMABLE:
-        how = "interrupted" if result["stopped"] == "interrupted" else "ended on request"
-        print(
-            f"{how} after round {result['rounds']}: resume with {prepared.how_to_resume}",
-            file=sys.stderr,
-        )
+        ending = f"{ended_text(result['stopped'])} after round {result['rounds']}"
+        print(f"{ending}: resume with {prepared.how_to_resume}", file=sys.stderr)
         return 1
     return 0
 
 
 def _print_below_progress(text: str) -> None:
+    """Print a line on standard error, so that a progress line on a terminal stays below it."""
     print(text, file=sys.stderr)  # looked up at each call: the progress line replaces sys.stderr
 
 
@@ -131,9 +140,9 @@ def watch(
     if folder != _RUNS and not folder.is_dir():
         raise BadInput(f"{folder} is no directory: name one that runs are in, or will be")
     with options.loading(quiet=False):
-        from fedveil.watch.watch_server import Served, serve
+        from fedveil.watch.watch_server import WatchOptions, serve
 
-        served = Served(folder, host, port, outside)
+        served = WatchOptions(folder, host, port, outside)
     listen()
 
     def print_address(url: str) -> None:
@@ -144,7 +153,7 @@ def watch(
 
 
 def check_installed() -> None:
-    """Refuse if the packages of the live page are not installed."""
+    """Raise BadInput if the packages of the live page are not installed."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise BadInput(f"the live page needs {' and '.join(missing)}: pip install 'fedveil[watch]'")
@@ -188,6 +197,10 @@ def live_page(folder: Path, show: Callable[[str], None]) -> Iterator[None]:
 def _show_address(
     process: "subprocess.Popen[str]", show: Callable[[str], None], ended: threading.Event
 ) -> None:
+    """Wait for the server's first line, and call `show` with its address.
+
+    If the server prints none, `show` gets a sentence saying so, unless the block has `ended`.
+    """
     url = process.stdout.readline().strip() if process.stdout is not None else ""
     if url:
         show(f"live page: {url}")
@@ -203,30 +216,34 @@ def plan(
     recipe: Annotated[
         str | None, Argument(help="A recipe to plan on its data; none: formulas only.")
     ] = None,
-    set_: options.Set = None,
+    set_: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a key of the recipe; without a recipe: clients, per_round, parameters, "
+            "epsilon, delta, noise, trust; repeatable.",
+        ),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        Option(
+            "--grid",
+            metavar="KEY=V,V,...",
+            help="Values to try of steps (E: local steps per round), iterations (T: local steps in "
+            "all), clips or rates; repeatable.",
+        ),
+    ] = None,
     simulate: Annotated[
         bool, Option("--simulate", help="Rank by training, not by the theory's bound.")
     ] = False,
     against: Annotated[
         list[str] | None, Option(help="Another recipe to compare with; repeatable.")
     ] = None,
-    steps: Annotated[str, Option(help="E to look at: local steps per round.")] = "1,2,3,4,6,12",
-    iterations: Annotated[
-        str, Option(help="T to look at: local steps in all.")
-    ] = "12,24,36,60,120",
-    clips: Annotated[str, Option(help="Clip norms to look at; none: the recipe's.")] = "",
-    rates: Annotated[str, Option(help="Learning rates to look at; none: as given.")] = "",
     repeat: Annotated[
         int | None,
         Option(help="Repetitions of a full comparison; a tenth of its cost is spent; default: 20."),
     ] = None,
-    clients: Annotated[int | None, Option(help="Clients (formulas only).")] = None,
-    per_round: Annotated[int | None, Option(help="Clients per round.")] = None,
-    parameters: Annotated[int | None, Option(help="Parameters of the model.")] = None,
-    epsilon: Annotated[float | None, Option(help="The epsilon to be claimed.")] = None,
-    delta: Annotated[float | None, Option(help="The delta to be claimed; default: 1e-5.")] = None,
-    noise: Annotated[str | None, Option(help="laplace or gaussian; default: gaussian.")] = None,
-    trust: Annotated[str | None, Option(help="local or central; default: local.")] = None,
     out: Annotated[
         Path | None, Option(help="The recipe to write; its page goes beside it.")
     ] = None,
@@ -241,44 +258,29 @@ def plan(
 
     By formulas alone, by theory on a recipe's data, or by training (--simulate).
     """
-    numbers = {
-        "clients": clients,
-        "per_round": per_round,
-        "parameters": parameters,
-        "epsilon": epsilon,
-        "delta": delta,
-    }
-    options.check_given(repeat=repeat, **numbers)
+    options.check_numbers(repeat=repeat)
     if repeat is not None and not simulate:
         raise BadInput(f"--repeat is {repeat} and nothing is repeated: add --simulate")
     cluster = options.cluster_of(engine, address, workers)
-    options.check_out(out)
-    if recipe is None and (simulate or against or set_ or out is not None or data is not None):
-        raise BadInput("--simulate, --against, --set, --out and --data need a recipe: name one")
+    options.check_path("--out", out, writable=True)
+    if recipe is None and (simulate or against or out is not None or data is not None):
+        raise BadInput("--simulate, --against, --out and --data need a recipe: name one")
     if recipe is not None:
         from fedveil.runs.recipe import load_recipe
 
         options.check_data(data, [load_recipe(recipe, set_ or ()).data.name])
-    from fedveil.tuning.plan_command import (
-        by_formula,
-        by_recipe,
-        check_unused,
-        space_of,
-        write_and_print,
-    )
+    from fedveil.tuning.plan_command import by_formula, by_recipe, space_of, write_and_print
 
-    sizes = {**numbers, "noise": noise, "trust": trust}
-    space = space_of(steps, iterations, clips, rates)
+    space, screen = space_of(grid or ()), None if json_ else options.plain_console()
     if recipe is None:
-        by_formula(sizes, space, as_json=json_)
+        by_formula(set_ or (), space, screen)
         return
-    check_unused(sizes)
 
     from fedveil.console import Counter
     from fedveil.tuning.trials import Laboratory
 
     listen()
-    console = options.progress_console(quiet)
+    console = options.plain_console(stderr=True, quiet=quiet)
     with Counter(console, "trials") as counter:
         report = by_recipe(
             recipe,
@@ -291,7 +293,7 @@ def plan(
             out=out,
             on_trial=counter.show,
         )
-    write_and_print(report, recipe, out, as_json=json_)
+    write_and_print(report, recipe, out, screen)
 
 
 def sweep(
@@ -313,9 +315,9 @@ def sweep(
     json_: options.Json = False,
 ) -> None:
     """Train every recipe of a grid, repeatedly, over all cores. The same command resumes it."""
-    options.check_given(repeat=repeat)
+    options.check_numbers(repeat=repeat)
     cluster = options.cluster_of(engine, address, workers)
-    options.check_out(out)
+    options.check_path("--out", out, writable=True)
     from fedveil.tuning.recipe_grid import axis, cells
 
     axes = [axis(text) for text in grid]
@@ -327,16 +329,21 @@ def sweep(
 
     listen()
     laboratory = Laboratory(data, curves=curves, workers=workers, cluster=cluster)
-    opened = Sweep.in_folder(out, recipe, set_ or (), axes, repeat, laboratory)
-    with options.resumable(out), Counter(options.progress_console(quiet), "trials") as counter:
+    with options.loading(quiet=quiet) as show_step:
+        show_step("reading data and solving for the noise of every cell")
+        opened = Sweep.in_folder(out, recipe, set_ or (), axes, repeat, laboratory)
+    with (
+        options.exit_on_interrupt(out),
+        Counter(options.plain_console(stderr=True, quiet=quiet), "trials") as counter,
+    ):
         opened.run(counter.show)
     if json_:
         print(json.dumps(opened.to_dict(), indent=2))
     else:
-        screen = options.screen()
+        screen = options.plain_console()
         print_rows(screen, f"{recipe}: {out}", opened.table())
         for line in opened.total_cost.sentences:
-            screen.print(line, highlight=False, soft_wrap=True)
+            screen.print(line, highlight=False)
         print_terms(screen, [claim for total in opened.total_cost.totals for claim in total])
 
 
@@ -359,9 +366,9 @@ def reproduce(
     """Run a paper's experiments: the published number, ours with its interval, what was open."""
     if scale not in ("quick", "paper"):
         raise BadInput(f"--scale is {scale!r}: use quick or paper")
-    options.check_given(repeat=repeat)
+    options.check_numbers(repeat=repeat)
     cluster = options.cluster_of(engine, address, workers)
-    options.check_out(out)
+    options.check_path("--out", out, writable=True)
     options.check_path("--data", data)
     from fedveil.papers.reproduction import items_of
     from fedveil.papers.reproduction import reproduce as run_items
@@ -375,14 +382,17 @@ def reproduce(
     folder = out or Path("runs") / f"reproduce-{paper}-{scale}"
     parts = ["fedveil reproduce", paper, *(f"--item {name}" for name in item or ())]
     parts += [f"--scale {scale}"] + ([] if repeat is None else [f"--repeat {repeat}"])
-    with options.resumable(folder), Counter(options.progress_console(quiet), "trials") as counter:
+    with (
+        options.exit_on_interrupt(folder),
+        Counter(options.plain_console(stderr=True, quiet=quiet), "trials") as counter,
+    ):
         experiment = Experiment(
             folder,
             scale=ExperimentScale(scale),
             repeat=repeat,
             root=data,
             workers=workers,
-            on_trial=counter.show_of,
+            on_trial=lambda of, done, total, name: counter.show(done, total, name, of),
             cluster=cluster,
         )
         path = run_items(

@@ -4,8 +4,4 @@ from fedveil.data.schema import TableSchema
 from fedveil.data.user_arrays import pad
 from fedveil.data.vocabulary import Vocabulary
 
-__all__ = [
-    "TableSchema",
-    "Vocabulary",
-    "pad",
-]
+__all__ = ["TableSchema", "Vocabulary", "pad"]

@@ -31,14 +31,17 @@ _NPZ_LIMIT = 1 << 32  # bytes an npz may unpack to
 
 @contextmanager
 def warnings_as_errors() -> Iterator[None]:
-    """Inside, every warning is raised as an exception."""
+    """Context manager: raise every warning inside as an exception."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
 
 
 def data_root(explicit: Path | None = None) -> Path:
-    """The folder with one subfolder per data set: `explicit`, else FEDVEIL_DATA."""
+    """The folder with one subfolder per data set: `explicit`, or the variable FEDVEIL_DATA.
+
+    Raises BadInput if neither is set, or if there is no such folder.
+    """
     named = explicit or os.environ.get("FEDVEIL_DATA")
     if not named:
         raise BadInput("no data folder: give --data FOLDER or set the variable FEDVEIL_DATA")
@@ -49,9 +52,10 @@ def data_root(explicit: Path | None = None) -> Path:
 
 
 def find_file(root: Path, candidates: Sequence[str], *, expected: str) -> Path:
-    """The first of `candidates` under `root`, paths that may hold `*`.
+    """The first file under `root` that matches one of `candidates`, paths that may hold `*`.
 
-    `expected` tells a user without them which files are meant and where to get them.
+    Earlier candidates win. Raises BadInput if there is none, and its message ends with `expected`:
+    which files are meant and where to get them.
     """
     for candidate in candidates:
         for path in sorted(root.glob(candidate)):
@@ -60,13 +64,22 @@ def find_file(root: Path, candidates: Sequence[str], *, expected: str) -> Path:
 
 
 def malformed(path: Path, expected: str, found: object) -> BadInput:
-    """The error for a file with unexpected content."""
+    """A BadInput about a file with unexpected content, to be raised by the caller.
+
+    Args:
+        path: The file.
+        expected: The content that was expected, in words.
+        found: What was found, or an exception. Line breaks become spaces.
+    """
     return BadInput(f"{path}: expected {expected}, found {' '.join(str(found).split())}")
 
 
 @contextmanager
 def reading(path: Path, expected: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn exceptions of a broken file, and `errors`, into `malformed`."""
+    """Context manager: turn exceptions of a broken file into the BadInput of `malformed`.
+
+    `errors` are further exceptions to turn. A BadInput stays as it is.
+    """
     broken: tuple[type[Exception], ...] = (*_UNREADABLE, *errors)
     try:
         yield
@@ -77,12 +90,15 @@ def reading(path: Path, expected: str, *errors: type[Exception]) -> Iterator[Non
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file for reading, unpacking it on the way when its name ends in .gz."""
+    """Open a file to read its bytes. A file whose name ends in .gz is unpacked on the way."""
     return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
 def read_exactly(path: Path, stream: BinaryIO, size: int) -> bytes:
-    """The `size` bytes left in `stream`, refusing fewer or more without reading further."""
+    """The `size` bytes that are left in `stream`. Raises BadInput if there are fewer or more.
+
+    `path` is for the message.
+    """
     content = stream.read(size + 1)
     if len(content) != size:
         length = "more" if len(content) > size else len(content)
@@ -91,7 +107,10 @@ def read_exactly(path: Path, stream: BinaryIO, size: int) -> bytes:
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, Array]:
-    """The named arrays of an npz file, never unpickled."""
+    """The arrays `keys` of an npz file, by name.
+
+    Raises BadInput for pickled or missing arrays, and for more than 4 GiB unpacked.
+    """
     with reading(path, f"an npz file with {', '.join(keys)}"), warnings_as_errors():
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
@@ -108,7 +127,10 @@ def read_npz(path: Path, keys: Sequence[str]) -> dict[str, Array]:
 def check_codes(
     path: Path, codes: Array, *, records: int, count: int, what: str = "labels", first: int = 0
 ) -> None:
-    """Refuse codes that are not one whole number per record, `count` of them from `first` on."""
+    """Raise BadInput unless codes [records] are whole numbers from `first` to first + count - 1.
+
+    `path` and `what` are for the message.
+    """
     if codes.dtype.kind not in "iu" or codes.shape != (records,):
         raise malformed(
             path, f"whole-number {what} of {records} records", f"{codes.dtype} {codes.shape}"
@@ -120,7 +142,14 @@ def check_codes(
 
 
 def optional_module(module: str, *, package: str, needed_by: str, extra: str = "data") -> Any:
-    """Import a module of an extra, or say how to install it."""
+    """Import and return a module. Raises BadInput with the command that installs it.
+
+    Args:
+        module: The module.
+        package: The package of the module, for the message.
+        needed_by: The feature that needs the module, for the message.
+        extra: The extra of fedveil that installs it.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
@@ -128,7 +157,10 @@ def optional_module(module: str, *, package: str, needed_by: str, extra: str = "
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, Array | None], meta: Mapping[str, Any]) -> None:
-    """Write one .npy per array, without those that are None, and meta.json into a new folder."""
+    """Write one .npy per array, without those that are None, and meta.json into a new folder.
+
+    Raises BadInput if the folder exists or cannot be made.
+    """
     try:
         folder.mkdir(parents=True)
     except FileExistsError as e:
@@ -142,7 +174,11 @@ def save_arrays(folder: Path, arrays: Mapping[str, Array | None], meta: Mapping[
 
 
 def read_meta(folder: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Read meta.json: the number of classes, and keys with defaults, in the defaults' types."""
+    """The values of meta.json: "classes", and every key of `defaults`. Other keys are dropped.
+
+    Raises BadInput without the file or "classes", and for a value that is not of the default's
+    type.
+    """
     path = folder / "meta.json"
     try:
         meta = json.loads(path.read_text())
@@ -157,7 +193,7 @@ def read_meta(folder: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mapped_array(path: Path) -> Array:
-    """An .npy file mapped into memory."""
+    """An .npy file as a read-only memory map. Raises BadInput for any other or broken file."""
     try:
         with warnings_as_errors(), path.open("rb") as stream:
             np.lib.format.read_magic(stream)  # np.load would take other files as well

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
-from fedveil.base.inputs import Inputs, Target, join_inputs, labelled, mapped, shape_of, taken
+from fedveil.base.inputs import Inputs, Target, arrays_by_name, join_inputs, mapped, shape_of, taken
 from fedveil.data import data_files, provenance, user_arrays
 from fedveil.data.provenance import PUBLIC
 from fedveil.data.schema import TableSchema
@@ -70,6 +70,8 @@ class FederatedData:
         elsewhere: Records per client as far as that is public, 0 where it is not, if they are at
             their sites.
         known_as: Distinguishes records at sites from those of other trainings.
+        derived: A cache of values that were computed from these records, by name. Records are
+            replaced, never changed in place, so that none is computed again.
 
     >>> data = FederatedData.from_clients(
     ...     [("ada", [[0.0], [1.0]], [0, 1]), ("bob", [[2.0]], [1])],
@@ -93,12 +95,15 @@ class FederatedData:
     schema: TableSchema | None = None
     elsewhere: tuple[int, ...] = ()
     known_as: str = ""
+    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def identity(self) -> Stated:
+        """The pair ("data", fingerprint), from which seeds follow."""
         return (("data", self.fingerprint),)
 
     def __post_init__(self) -> None:
+        """Raise BadInput for arrays that do not belong together."""
         user_arrays.check_structure(self)
         if self.declared_public and not self.fitted:
             raise BadInput("declared_public is given and fitted is empty: name what is public")
@@ -120,21 +125,27 @@ class FederatedData:
         test: object = None,
         statistics: str | None = None,
         min_records: int | None = None,
+        missing: str | None = None,
+        person: str | None = None,
         clients: int | None = None,
         partition: str | None = None,
         alpha: float | None = None,
         shards_per_client: int = 1,
         seed: int = 0,
     ) -> "FederatedData":
-        """The rows of a CSV or Parquet file, a data frame, an Arrow table or a dict of columns.
+        """The rows of CSV or Parquet files, a data frame, an Arrow table or a dict of columns.
 
-        `client` names the column with the client of a row. Without one, rows are dealt to a number
-        of `clients`. `columns` declare in public how entries become numbers: `low` and `high`, or
+        `client` names the column with the client of a row. Without one, each of several files (a
+        list, or a folder) is a client, and the rows of a single table are dealt to a number of
+        `clients`. `columns` declare in public how entries become numbers: `low` and `high`, or
         `mean` and `std`, or `values`; `fill` and `other`. What is not declared is fitted, and
         `statistics` says on what: "held-out" (default) on the test split, "clients" on clients'
         records, "public" on these as well, declared public. `test` is "by-client", which holds
         out a fifth of the clients, a share of the rows, or a table of test rows. By default there
-        is no test split, and every row is a client's. docs/data.md says what claims make of each.
+        is no test split, and every row is a client's. `person` names the column with the person of
+        a row, who has rows on one side of the split alone. With `missing` "fill", a missing feature
+        becomes zeros and a row without a target is left out. docs/data.md says what claims make of
+        each.
 
         >>> ages, wells = [20, 40, 60, 80] * 9, ["no", "yes"] * 18
         >>> data = FederatedData.from_table(
@@ -149,11 +160,28 @@ class FederatedData:
         2 owners are held out of 12 for testing, measured in the clear, and not protected by \
 this claim
         """
-        from fedveil.data.own_table import TableOptions, table_partition, table_records, table_test
+        from fedveil.data.own_table import (
+            TableOptions,
+            each_file_a_client,
+            table_partition,
+            table_records,
+            table_test,
+        )
         from fedveil.data.partition import partition as divide
 
-        options = TableOptions(target, client, features, columns, test, statistics, min_records)
-        kind = table_partition(client, partition, clients)
+        options = TableOptions(
+            target,
+            client,
+            features,
+            columns,
+            test,
+            statistics,
+            min_records,
+            missing,
+            person,
+            each_file_a_client(table, client, partition),
+        )
+        kind = table_partition(options.client_column, partition, clients)
         data = divide(
             table_records(table, options),
             kind=kind,
@@ -176,10 +204,11 @@ this claim
         test: object = None,
         **options: Any,
     ) -> "FederatedData":
-        """A `Dataset` or `DatasetDict` of Hugging Face, or the folder that one was saved to.
+        """The records of a `Dataset` or `DatasetDict` of Hugging Face, or of its saved folder.
 
-        As `from_table`, whose options it takes. The split "test", if there is one and `test` is
-        left out, is the test table. Label names that the data set declares are declared values.
+        Arguments are those of `from_table`. The split "test", if there is one and `test` is left
+        out, is the test table. Label names that the data set declares are declared values. Raises
+        BadInput for a `DatasetDict` without a split "train".
         """
         from fedveil.data.tables import tables_of
 
@@ -199,9 +228,13 @@ this claim
     def from_torch(
         cls, datasets: object, *, test: object = None, classes: int, **options: Any
     ) -> "FederatedData":
-        """One PyTorch data set per client, or any sequence of (x, y): a dict by name, or a list.
+        """The records of one PyTorch data set per client, or of any sequences of (x, y).
 
-        `test` is another one; `options` are further arguments of `from_clients`.
+        Args:
+            datasets: A dict by client name, or a list, whose clients are called "0", "1", ...
+            test: The data set of test records. None: there are none.
+            classes: The number of labels, 0 for numbers to be predicted.
+            options: Further arguments of `from_clients`.
         """
         from fedveil.data.tables import arrays_of, clients_from_datasets
 
@@ -222,14 +255,21 @@ this claim
     ) -> "FederatedData":
         """Build from (name, features, targets) triples, one per client.
 
-        `test` is a pair of features and targets, `test_owners` the name of each test record's
-        owner: a client's, or another for somebody held out. Without names, test records are a
-        client's own if they lie in the same memory, and otherwise public, which claims say. Copies
-        of clients' records are refused.
-
         Features stay whole numbers (int64) if all of them are, and become float32 otherwise. A
         matrix of floats or truth values with a column for each of the `classes` says of each label
-        whether it holds; whole numbers are labels.
+        whether it holds. Whole numbers are labels. Raises BadInput for arrays that do not fit
+        together. Values, and copies of clients' records in the test split, are refused by `check`.
+
+        Args:
+            clients: The triples.
+            test: A pair (features, targets). None: there are no test records.
+            test_owners: The name of each test record's owner: a client's, or another for somebody
+                held out. Without names, test records are a client's own if they lie in the same
+                memory, and otherwise public, which claims say.
+            classes: The number of labels, 0 for numbers to be predicted.
+            fitted: What of the features was fitted on clients' records, in words, "" if nothing
+                was.
+            declared_public: Whether `fitted` is known from elsewhere.
         """
         user_arrays.check_classes(classes)
         triples = user_arrays.client_triples(clients)
@@ -259,7 +299,7 @@ this claim
         if test_owners is not None:
             named = provenance.owners_by_name(test_owners, names.tolist(), len(test_y))
             owners = np.where(owners >= 0, owners, named)
-        x, test_x = user_arrays.joined_features(parts, test_x)
+        x, test_x = user_arrays.join_features(parts, test_x)
         return cls(
             x=x,
             y=user_arrays.targets_of(y, classes),
@@ -276,9 +316,10 @@ this claim
     def concatenated(self, *others: "FederatedData") -> "FederatedData":
         """One data set of these clients followed by those of each of the `others`, as a copy.
 
-        The test split is that of the first. The assumptions of one hold for all, and what the
-        others fitted on their test records counts as fitted on clients': these may be anybody's
-        here.
+        Clients lose their names. The test split is that of the first. The assumptions of one hold
+        for all, and what the others fitted on their test records counts as fitted on clients':
+        these may be anybody's here. Raises BadInput for records at sites, and for different
+        schemas.
         """
         parts = [self, *others]
         if any(part.elsewhere for part in parts):
@@ -309,9 +350,10 @@ this claim
     def with_clients(
         self, x: Inputs[Array], y: Array, offsets: npt.NDArray[np.int64]
     ) -> "FederatedData":
-        """The same data with other clients.
+        """The same data with other clients, without names: these records, cut at these offsets.
 
-        Test records that were a client's may be anybody's of the new ones: the first one's.
+        Test records that were a client's become the first client's, as they may be anybody's of the
+        new clients.
         """
         owners = np.minimum(self.owners_of_test, 0)
         return replace(self, x=x, y=y, offsets=offsets, names=None, test_owners=owners)
@@ -319,10 +361,13 @@ this claim
     def at_sites(
         self, names: Sequence[str], records: Sequence[int] = (), known_as: str = ""
     ) -> "FederatedData":
-        """The test split alone, for clients of these names whose records stay where they are.
+        """The test split alone, for clients of these names whose records stay at their sites.
 
-        `records` are how many each has, where that is public; `known_as` distinguishes them from
-        those of other trainings.
+        Args:
+            names: The clients' names.
+            records: Records of each client where that is public, 0 where it is not. () is 0 for
+                all.
+            known_as: Distinguishes these records from those of other trainings.
         """
         return replace(
             self,
@@ -336,31 +381,27 @@ this claim
         )
 
     def __repr__(self) -> str:
-        records = user_arrays.described(self.x, self.test_x, self.y, self.classes)
+        records = user_arrays.records_text(self.x, self.test_x, self.y, self.classes)
         return f"FederatedData({self.clients:,} clients, {records})"
-
-    @cached_property
-    def derived(self) -> dict[str, Any]:
-        """Values that were computed from these records, cached by name.
-
-        Like the fingerprint it is never computed again: records are replaced, not changed in place.
-        """
-        return {}
 
     @property
     def clients(self) -> int:
+        """The number of clients."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> Ids:
-        """Records per client. For clients elsewhere, the public numbers."""
+        """The number of records of each client.
+
+        For clients at sites the public number, 0 if unknown.
+        """
         if self.elsewhere:
             return np.array(self.elsewhere, dtype=np.int64)
         return np.diff(self.offsets)
 
     @property
     def records(self) -> int:
-        """All clients' records together."""
+        """The number of records of all clients. Unknown numbers of clients at sites count as 0."""
         return int(self.sizes.sum())
 
     @property
@@ -370,15 +411,16 @@ this claim
 
     @property
     def target(self) -> Target:
-        """What is to be predicted."""
+        """The form of what is to be predicted: labels or numbers, and their shape."""
         return user_arrays.target_of(self.y, self.classes)
 
     def client_name(self, client: int) -> str:
+        """The name of client number `client`, or the number as text if clients have no names."""
         return str(client) if self.names is None else str(self.names[client])
 
     @property
     def owners_of_test(self) -> npt.NDArray[np.int64]:
-        """The owner of each test record (`test_owners`)."""
+        """`test_owners`, or PUBLIC for every test record where that is None."""
         if self.test_owners is None:
             return np.full(len(self.test_y), PUBLIC, dtype=np.int64)
         return self.test_owners
@@ -390,12 +432,12 @@ this claim
 
     @property
     def held_out_owners(self) -> int:
-        """The number of owners who are no clients, and whose records are tested on."""
+        """The number of owners who are no clients and have test records."""
         return len(np.unique(self.owners_of_test[self.owners_of_test < PUBLIC]))
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """The assumptions of every claim about these clients."""
+        """The assumptions of every claim about these clients, as texts. () if there are none."""
         assumptions = []
         if self.fitted and self.declared_public:
             assumptions.append(f"declared public: {self.fitted}")
@@ -411,13 +453,33 @@ this claim
 
     @property
     def test_assumptions(self) -> tuple[str, ...]:
-        """The assumptions of a claim where the test split is measured in the clear."""
-        return provenance.assumptions_about_test(self.owners_of_test, self.clients)
+        """The assumptions of a claim where the test split is measured in the clear, as texts.
+
+        () without test records.
+        """
+        owners, assumptions = self.owners_of_test, []
+        if (owners >= 0).any():
+            assumptions.append(
+                "test records of the clients themselves are measured in the clear: outside this "
+                "claim"
+            )
+        if (owners < PUBLIC).any():
+            number = self.held_out_owners
+            clear = "for testing, measured in the clear, and"
+            if provenance.by_record(owners):
+                who, protected = "record", f"{clear} nobody whose they are is protected"
+            else:
+                who, protected = "owner", f"of {number + self.clients:,} {clear} not protected"
+            noun = f"{who} is" if number == 1 else f"{who}s are"
+            assumptions.append(f"{number:,} {noun} held out {protected} by this claim")
+        if (owners == PUBLIC).any():
+            assumptions.append("the test records are taken as public")
+        return tuple(assumptions)
 
     def check_secure(self, *, priced: bool = False) -> None:
-        """Refuse, for secure noise, what was or will be computed of clients' records without any.
+        """Raise BadInput for data that secure noise refuses: clients' numbers in the clear.
 
-        `priced`: what is measured on test records has noise and a charge of its own.
+        `priced` is whether metrics on test records have noise and a charge of their own.
 
         | edge | behaviour |
         |---|---|
@@ -440,7 +502,7 @@ this claim
             )
 
     def check(self) -> None:
-        """Refuse values no model can learn from, and test records copied from clients'.
+        """Raise BadInput for values no model can learn from, and test records copied from clients'.
 
         Reads the arrays once, piece by piece.
         """
@@ -451,15 +513,16 @@ this claim
             self.derived["copies"] = None
 
     def check_tested(self, what: str) -> None:
-        """Refuse what needs test records where there are none."""
+        """Raise BadInput if there are no test records. `what` is the subject of the message."""
         if not len(self.test_y):
             raise BadInput(f"{what} needs test records and the data have none: set data.test")
 
     def examples(self, count: int) -> tuple[Inputs[Array], Array]:
-        """Records that a module may be tried on: public ones, or made up where there are none.
+        """(features, targets) of records that a module may be tried on.
 
-        Made-up records have the shapes and types of the records, and nothing else of them: normal
-        numbers, and zeros and ones where numbers are whole.
+        They are public test records, at most `count`. Without any they are `count` made-up ones
+        with the shapes and types of the records, and nothing else of them: normal numbers, and
+        zeros and ones where numbers are whole.
         """
         rows = np.flatnonzero(self.owners_of_test == PUBLIC)[:count]
         if len(rows):
@@ -477,18 +540,24 @@ this claim
         return mapped(made_up, self.x), y
 
     def _named_arrays(self) -> dict[str, Array | None]:
-        """All arrays by name, those of named inputs as x.NAME and test_x.NAME, in their order."""
+        """All arrays by name in a fixed order, None for optional ones that are missing.
+
+        Named inputs are x.NAME and test_x.NAME.
+        """
         arrays: dict[str, Array | None] = {}
         for name in _ARRAYS:
             value = getattr(self, name)
             if isinstance(value, dict):
                 value = dict(sorted(value.items()))
-            arrays |= labelled(name, value)
+            arrays |= arrays_by_name(name, value)
         return arrays
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over everything: two data sets with one fingerprint are the same data."""
+        """A SHA-256 digest, in hexadecimal, of all arrays, labels, fitted features and the schema.
+
+        Two data sets with one fingerprint are the same data. It reads all records once.
+        """
         digest = hashlib.sha256(f"fedveil-data-2 classes={self.classes}".encode())
         digest.update(json.dumps(self.fitted).encode())
         if self.schema is not None:
@@ -507,7 +576,10 @@ this claim
         return digest.hexdigest()
 
     def save(self, folder: Path | str) -> None:
-        """Write one .npy per array into a new folder, the layout that `open` maps into memory."""
+        """Write one .npy per array and meta.json into a new folder, for `open`.
+
+        Raises BadInput if the folder exists or cannot be made.
+        """
         meta = {key: getattr(self, key) for key in ("classes", *_META)}
         meta["inputs"] = sorted(self.x) if isinstance(self.x, dict) else []
         if self.schema is not None:
@@ -516,7 +588,10 @@ this claim
 
     @classmethod
     def open(cls, folder: Path | str) -> "FederatedData":
-        """Map a saved data set into memory: a million clients open without being read."""
+        """A saved data set, mapped into memory: a million clients open without being read.
+
+        Raises BadInput for a folder that `save` did not write.
+        """
         meta = data_files.read_meta(
             Path(folder),
             # Older data have no owners of test records and say whether they are clients'.

@@ -27,30 +27,25 @@ from fedveil.data.partition import Records, few_records_assumption
 from fedveil.data.user_arrays import Array
 
 
-def load_digits() -> Records:
-    """The 1,797 handwritten 8x8 digits that come with scikit-learn, with a fixed 80/20 split."""
-    images, labels = _digits()
-    x = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
-    return Records.with_holdout("digits", x, labels.astype(np.int64), classes=10)
-
-
 @cache
-def _digits() -> tuple[Array, Array]:
-    """64 pixels and a label per row.
+def load_digits() -> Records:
+    """The 1,797 handwritten 8x8 digits that come with scikit-learn, with a fixed 80/20 split.
 
     They are read from scikit-learn's file, whose import would take a second. scikit-learn is
     imported where the file is not in its place.
     """
     library = importlib.util.find_spec("sklearn")
-    if library and library.origin:
-        path = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz"
-        if path.is_file():
-            rows = np.loadtxt(path, delimiter=",")
-            return rows[:, :-1], rows[:, -1]
-    from sklearn import datasets
+    path = Path(library.origin if library and library.origin else "").parent
+    path = path / "datasets" / "data" / "digits.csv.gz"
+    if path.is_file():
+        rows = np.loadtxt(path, delimiter=",")
+        images, labels = rows[:, :-1], rows[:, -1]
+    else:
+        from sklearn import datasets
 
-    images, labels = datasets.load_digits(return_X_y=True)
-    return images, labels
+        images, labels = datasets.load_digits(return_X_y=True)
+    x = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    return Records.with_holdout("digits", x, labels.astype(np.int64), classes=10)
 
 
 _MNIST_RECORDS = 60_000
@@ -58,9 +53,10 @@ _UNSIGNED_BYTES = 0x08
 
 
 def load_mnist(root: Path, name: str = "mnist") -> Records:
-    """Images of 28x28 pixels from four idx files, gzip-ed or not.
+    """The 28x28 images of MNIST or Fashion-MNIST from four idx files, gzip-ed or not.
 
-    They are in the subfolder `name`: mnist or fashion-mnist.
+    They are in the subfolder `name` of `root`: mnist or fashion-mnist. Raises BadInput if one is
+    missing or malformed.
     """
     arrays: list[Array] = []
     for part in ("train", "t10k"):
@@ -75,7 +71,11 @@ def load_mnist(root: Path, name: str = "mnist") -> Records:
 def _read_idx(
     root: Path, name: str, file: str, record_shape: tuple[int, ...]
 ) -> tuple[Array, Path]:
-    """The unsigned bytes of an idx file whose records have the given shape, and its path."""
+    """(the bytes of an idx file as uint8 [records, *record_shape], its path).
+
+    Raises BadInput if there is no such file in the subfolder `name`, or its records have another
+    shape.
+    """
     path = find_file(
         root,
         [f"{name}/{file}.gz", f"{name}/{file}"],
@@ -104,7 +104,8 @@ _CIFAR_FOLDERS = ("cifar10", "cifar10/cifar-10-batches-bin")
 def load_cifar10(root: Path) -> Records:
     """Images of 3x32x32 from the published binary batches, or else from lossless webp mosaics.
 
-    The published *python* batches are pickles, which can run code, so they are not read.
+    The published *python* batches are pickles, which can run code, so they are not read. Raises
+    BadInput if files are missing or malformed.
     """
     first = find_file(
         root,
@@ -121,6 +122,10 @@ def load_cifar10(root: Path) -> Records:
 
 
 def _read_batches(paths: Sequence[Path]) -> tuple[Array, Array]:
+    """(images [N, 3, 32, 32] from 0 to 1, labels) of CIFAR-10's binary batches.
+
+    Raises BadInput for a file of another length, or labels above 9.
+    """
     size = _BATCH * (1 + _PIXELS)
     x = np.empty((len(paths) * _BATCH, 3, 32, 32), np.float32)
     labels = []
@@ -137,7 +142,10 @@ def _read_batches(paths: Sequence[Path]) -> tuple[Array, Array]:
 
 
 def _read_mosaics(folder: Path, part: str) -> tuple[Array, Array]:
-    """`<part>_00.webp`, ... of 1,000 images each, and `<part>_labels.npy` in the same order."""
+    """(images, labels) of `<part>_00.webp`, ... of 1,000 images each, and `<part>_labels.npy`.
+
+    Images are [N, 3, 32, 32] from 0 to 1. Raises BadInput unless labels and images are as many.
+    """
     tile = _ROWS * _COLUMNS
     path = folder / f"{part}_labels.npy"
     with reading(path, "an npy file of labels"), warnings_as_errors(), open_bytes(path) as stream:
@@ -183,9 +191,10 @@ def load_femnist(root: Path, *, min_records: int = 20, digits: bool = False) -> 
     """Characters as [N, 1, 28, 28], owned by their writers, from LEAF's json files or an npz.
 
     Pixels are ink: 1 where the writer wrote, 0 for the paper. LEAF stores the opposite, and its
-    files win over the npz. With `digits`, only those are kept, labels 0 to 9. Writers with
-    fewer than `min_records` training records are left out with their test records: LEAF's sampler
-    cuts a few writers down to a handful. The split is the source's own.
+    files win over the npz. With `digits`, only those are kept, labels 0 to 9. Writers with fewer
+    than `min_records` training records are left out with their test records: LEAF's sampler cuts a
+    few writers down to a handful. The split is the source's own. Raises BadInput if no writer has
+    so many, or files are missing or malformed.
     """
     if min_records < 1:
         raise BadInput(f"min_records is {min_records}: use 1 or more")
@@ -224,7 +233,10 @@ def load_femnist(root: Path, *, min_records: int = 20, digits: bool = False) -> 
 
 
 def _read_femnist_npz(path: Path) -> tuple[Array, ...]:
-    """Ink, labels, writers and whether a record is for training, and the writers' names."""
+    """(ink [N, 1, 28, 28] from 0 to 1, labels, writers, mask of training records, writers' names).
+
+    A writer is a place in the names. Raises BadInput for arrays of other forms.
+    """
     arrays = read_npz(path, _FEMNIST_ARRAYS)
     x, writer, names = arrays["x"], arrays["writer"], arrays["writer_id"]
     if x.dtype != np.uint8 or x.shape[1:] != (28, 28) or len(x) == 0:
@@ -239,7 +251,7 @@ def _read_femnist_npz(path: Path) -> tuple[Array, ...]:
 
 
 def _read_leaf(folder: Path) -> tuple[Array, ...]:
-    """As `_read_femnist_npz`, from the json files of two folders."""
+    """The arrays of `_read_femnist_npz`, from the json files in `train` and `test` of a folder."""
     names: dict[str, int] = {}
     parts = []
     for part in ("train", "test"):
@@ -261,7 +273,7 @@ def _read_leaf(folder: Path) -> tuple[Array, ...]:
 
 
 def _leaf_users(path: Path) -> Iterator[tuple[str, Array, Array]]:
-    """(writer, pixels [n, 784], labels) for every writer in a json file."""
+    """Yield (writer, pixels [n, 784], labels) for every writer in a json file of LEAF's."""
     with reading(path, "LEAF json with users, num_samples, user_data", TypeError, RecursionError):
         content = json.loads(path.read_bytes())
         users, counts, data = content["users"], content["num_samples"], content["user_data"]

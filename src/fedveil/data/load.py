@@ -31,9 +31,10 @@ TEXTS = ("sentiment140", "reddit")
 
 
 def load_records(name: str, root: Path | None = None, **options: Any) -> Records:
-    """Load a data set from its subfolder of `root` (or FEDVEIL_DATA).
+    """The records of a data set, from its subfolder of `root` (or FEDVEIL_DATA).
 
-    `digits` and `diabetes` come with scikit-learn and need neither.
+    `digits` and `diabetes` come with scikit-learn and need no folder. Raises BadInput for an
+    unknown name or option, and for files that are missing or malformed.
 
     Options: `min_records` and `digits` of femnist, `grades` of lending-club, and `held_out` of
     those that fit their features: on the test split instead of the clients' records. Those of
@@ -95,11 +96,22 @@ def _load_texts(
     test: object = None,
     **options: Any,
 ) -> Records:
-    """A table of texts by owner, about a fifth of whom is held out.
+    """The records of a table of texts by owner, about a fifth of whom is held out.
 
-    Options are those of `FederatedData.from_table`. `usual` completes the declaration of the column
-    "text"; of its words, only where `columns` says nothing of words. Most owners wrote one text:
-    merge them (partition "grouped"), or keep those with `min_records`.
+    Most owners wrote one text: merge them (partition "grouped"), or keep those with `min_records`.
+    Raises BadInput if `columns` declares another column than "text".
+
+    Args:
+        name: The data set.
+        path: The file.
+        target: The column to predict.
+        client: The column with the owner.
+        features: Feature columns. None takes the words of the target.
+        other_columns: Declarations of columns other than "text".
+        usual: The usual declaration of "text". Its words count only where `columns` has none.
+        columns: The user's declaration of "text".
+        test: The test split, "by-client" by default.
+        options: Further fields of `TableOptions`.
     """
     for column in columns or {}:
         if column != "text":

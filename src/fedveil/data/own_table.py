@@ -4,8 +4,9 @@ What is public about the encoding is declared, or it is fitted on the rows that 
 No other row decides anything beyond its own record: not a type, a scale, a category or an order.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 
@@ -14,13 +15,28 @@ import numpy as np
 from fedveil.base.checks import COUNT, shown
 from fedveil.base.errors import BadInput
 from fedveil.data.columns import Column, declaration_key
+from fedveil.data.entries import Bits, are_arrays, as_numbers, as_texts
 from fedveil.data.partition import OWNED, Records, few_records_assumption
 from fedveil.data.provenance import choose_held_out, holdout, share_of_each
-from fedveil.data.schema import fit_schema, undeclared
-from fedveil.data.tables import SUFFIXES, Table, as_texts, listed, read_table
+from fedveil.data.schema import fit_feature, fit_schema, fit_target, undeclared_columns
+from fedveil.data.tables import (
+    FILE_COLUMN,
+    SUFFIXES,
+    Table,
+    files_name,
+    is_several,
+    quoted_names,
+    raise_together,
+    read_files,
+    read_table,
+)
 from fedveil.data.user_arrays import Array, Rows
 
 STATISTICS = ("held-out", "clients", "public")
+MISSING = ("refuse", "fill")
+
+_NO_TARGET = ("na", "n/a", "nan", "null")
+"""Words for a target that is missing, unless they are declared labels."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +50,22 @@ class TableOptions:
     test: object = None
     statistics: str | None = None
     min_records: int | None = None
+    missing: str | None = None
+    person: str | None = None
+    by_file: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("target", "client"):
+        """Raise BadInput for options of a wrong type, or without effect."""
+        for name in ("target", "client", "person"):
             value = getattr(self, name)
-            if not isinstance(value, str) and not (name == "client" and value is None):
+            if not isinstance(value, str) and not (name != "target" and value is None):
                 raise BadInput(f"{name} is {shown(value)}: name a column")
         if self.features is not None and (
             isinstance(self.features, str | bytes) or not isinstance(self.features, Iterable)
         ):
             raise BadInput(f"features is {shown(self.features)}: a list of columns is needed")
+        if self.features is not None:
+            object.__setattr__(self, "features", tuple(self.features))
         columns = self.declared_columns
         if columns is not None and not isinstance(columns, Mapping):
             raise BadInput(f"columns is {shown(columns)}: a dict by column is needed")
@@ -51,17 +73,47 @@ class TableOptions:
             raise BadInput(
                 f"statistics is {shown(self.statistics)}: use one of {', '.join(STATISTICS)}"
             )
+        if self.missing not in (None, *MISSING):
+            raise BadInput(f"missing is {shown(self.missing)}: use one of {', '.join(MISSING)}")
         if self.min_records is not None:
             COUNT.check("data.min_records", self.min_records)
-            if self.client is None:
+            if self.client_column is None:
                 raise BadInput(
                     f"min_records {self.min_records} has no effect without a client column: leave "
                     "it out"
                 )
 
+    @property
+    def client_column(self) -> str | None:
+        """The column with the client of a row, the one with its file if each file is a client."""
+        return FILE_COLUMN if self.by_file else self.client
+
+    @property
+    def kind_of_test(self) -> "str | float | Table | None":
+        """What is tested on: "by-client", a share of the rows, a table, or nothing."""
+        return _kind_of_test(self.test)
+
+    @property
+    def fills_missing(self) -> bool:
+        """Whether missing entries become zeros, and rows without a target are left out."""
+        return self.missing == "fill"
+
+
+def each_file_a_client(table: object, client: str | None, partition: str | None) -> bool:
+    """Whether each file of a table is a client: several files, and no column names the clients."""
+    return client is None and partition in (None, *OWNED) and is_several(table)
+
 
 def table_partition(client: str | None, kind: str | None, clients: int | None) -> str:
-    """How rows are divided: by the client column if there is one, possibly grouped."""
+    """The kind of partition of a table: `kind`, or "natural" with a client column, else "iid".
+
+    Raises BadInput for a `kind` that contradicts `client`, or if nothing says who the clients are.
+
+    Args:
+        client: The client column, if there is one.
+        kind: The kind that the user asks for, if any.
+        clients: The number of clients that rows are dealt to, if given.
+    """
     if client is not None:
         if kind not in (None, *OWNED):
             raise BadInput(
@@ -80,12 +132,15 @@ def table_partition(client: str | None, kind: str | None, clients: int | None) -
 
 
 def table_test(kind: str) -> str | None:
-    """The `test` argument of `partition` for a table, whose records come with their test split."""
+    """The argument `test` of `partition` for a table: "records" if owners stay whole, else None.
+
+    A table's records come with their test split.
+    """
     return "records" if kind in OWNED else None
 
 
 def table_records(table: object, options: TableOptions) -> Records:
-    """Read, divide and encode a table.
+    """The records of a user's table: read, divided into training and test, and encoded.
 
     | edge | behaviour |
     |---|---|
@@ -97,28 +152,38 @@ def table_records(table: object, options: TableOptions) -> Records:
     | a category is not in a fitted list | zeros |
     | clients are left out for `min_records` | claims say so, and not how many |
     """
+    try:
+        return _table_records(table, options)
+    except BadInput as e:
+        problems = table_problems(table, options)
+        if str(e) not in problems:
+            raise
+        raise_together(problems, table_name(table))
+        raise
+
+
+def table_name(table: object) -> str:
+    """The name of a user's table in messages."""
+    if is_several(table):
+        return files_name(table)
+    return str(table) if isinstance(table, str | Path) else read_table(table).name
+
+
+def _table_records(table: object, options: TableOptions) -> Records:
+    """As `table_records`, with the first problem as an error."""
     source = read_table(table)
+    if options.by_file:
+        source = source.with_file_names()
     features, target = _declared_columns(source, options)
-    split = split_table(source, options.client, options.test, options.min_records)
-    on_test = options.statistics in (None, "held-out")
-    rows, whose = split.train_rows, "clients' records"
-    if on_test:
-        rows, whose = split.test_rows, "test records"
+    split = split_table(source, options)
+    if options.fills_missing:
+        split = split.without_missing(target)
+    on_test, rows, whose = _fitted_rows(split, options)
     if len(rows) == 0:
-        missing = undeclared(features, target, split.train_rows)
-        if missing:
-            raise BadInput(
-                f"{source.name}: nothing is declared of {listed(missing)}, and there is no test "
-                "split to fit it on: declare it (columns), hold owners out (test = 'by-client'), "
-                "name a public table (test), or declare public what clients' records say "
-                "(statistics = 'public')"
-            )
+        _check_declared(source, features, target, split)
         rows = split.train_rows  # of which nothing is fitted
     schema, fitted = fit_schema(features, target, rows, whose)
-    if options.statistics is not None and not fitted:
-        raise BadInput(
-            f"statistics is {options.statistics!r} and every column is declared: leave it out"
-        )
+    _check_statistics(options, fitted)
     # What was fitted on test rows that are clients' own counts as fitted on clients' records.
     of_others = on_test and not split.of_clients
     remarks = [
@@ -128,6 +193,17 @@ def table_records(table: object, options: TableOptions) -> Records:
     ]
     if options.min_records is not None:
         remarks.append(few_records_assumption(options.min_records))
+    if options.fills_missing:
+        remarks.append("rows without a target are left out: which rows have one is taken as public")
+    if options.person is not None and isinstance(options.kind_of_test, str | float):
+        remarks.append(
+            f"people ({options.person!r}) with test records are not trained on: which clients keep "
+            "training records is taken as public"
+        )
+    if options.person is not None:
+        remarks.append(
+            f"a person ({options.person!r}) may have several records: this claim is not per person"
+        )
     return Records(
         source.name,
         schema.encode(split.train_rows),
@@ -138,7 +214,7 @@ def table_records(table: object, options: TableOptions) -> Records:
         record_owners=split.record_owners,
         owner_names=split.owner_names,
         test_owners=split.test_owners,
-        row_numbers=split.train_rows.row_numbers,
+        row_numbers=split.train_rows.numbers_in(split.train_rows),
         test_row_numbers=split.test_row_numbers,
         fitted="" if of_others else fitted,
         fitted_on_test=fitted if of_others else "",
@@ -147,14 +223,123 @@ def table_records(table: object, options: TableOptions) -> Records:
     )
 
 
+def _fitted_rows(split: "TableSplit", options: TableOptions) -> tuple[bool, Table, str]:
+    """(whether statistics are of the test rows, the rows they are fitted on, whose these are)."""
+    if options.statistics in (None, "held-out"):
+        return True, split.test_rows, "test records"
+    return False, split.train_rows, "clients' records"
+
+
+def _check_statistics(options: TableOptions, fitted: str) -> None:
+    """Raise BadInput if `statistics` is given and nothing was fitted."""
+    if options.statistics is not None and not fitted:
+        raise BadInput(
+            f"statistics is {options.statistics!r} and every column is declared: leave it out"
+        )
+
+
+def _check_declared(
+    source: Table, features: list[Column], target: Column, split: "TableSplit"
+) -> None:
+    """Raise BadInput if a column is not declared. There is nothing to fit it on."""
+    missing = undeclared_columns(features, target, split.train_rows)
+    if missing:
+        raise BadInput(
+            f"{source.name}: nothing is declared of {quoted_names(missing)}, and there is no "
+            "test split to fit it on: declare it (columns), hold owners out (test = "
+            "'by-client'), name a public table (test), or declare public what clients' "
+            "records say (statistics = 'public')"
+        )
+
+
+def table_problems(table: object, options: TableOptions) -> list[str]:
+    """Everything for which `table_records` would refuse a table, one line each.
+
+    Every file, name and column is looked at by itself, so that one problem does not hide others.
+    Of one column, the first row with a problem is named.
+    """
+    lines: list[str] = []
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        try:
+            yield
+        except BadInput as e:
+            lines.append(str(e))
+
+    source = None
+    with noted():
+        if is_several(table):
+            lines += read_files(table)[1]
+        source = None if lines else read_table(table)
+        if source is not None and options.by_file:
+            source = source.with_file_names()
+    if source is None or lines:
+        return lines
+    named = (options.target, options.client, options.person, *(options.features or ()))
+    for name in dict.fromkeys([*named, *(options.declared_columns or {})]):
+        with noted():
+            _ = None if name is None else source[name]
+    with noted():
+        features, target = _declared_columns(source, options)
+    if lines:
+        return list(dict.fromkeys(lines))
+    if options.person is not None:
+        with noted():
+            _entries_of(source, options.person)
+    split = None
+    with noted():
+        split = split_table(source, options)
+        split = split.without_missing(target) if options.fills_missing else split
+    if split is not None:
+        _, rows, whose = _fitted_rows(split, options)
+        if len(rows) == 0:
+            rows = split.train_rows
+            with noted():
+                _check_declared(source, features, target, split)
+        found = ""
+        for column in (*features, target):
+            fit = fit_target if column is target else fit_feature
+            with noted():
+                settled, what = fit(column, rows, whose)
+                found += what
+                for part in (split.train_rows, split.test_rows):
+                    _encode_column(settled, part, is_target=column is target)
+        if not lines:
+            with noted():
+                _check_statistics(options, found)
+    return list(dict.fromkeys(lines))
+
+
+def _encode_column(column: Column, rows: Table, *, is_target: bool) -> None:
+    """Raise BadInput for an entry of the column that cannot be encoded."""
+    if not is_target:
+        column.encode_entries(rows)
+    elif column.text is not None:
+        column.texts(rows)
+    elif column.shape:
+        column.encode_entries(rows)
+    elif column.as_target.classes:
+        column.codes(rows, target=True)
+    else:
+        column.scaled_numbers(rows, target=True)
+
+
 def _declared_columns(source: Table, options: TableOptions) -> tuple[list[Column], Column]:
-    """The features and the target as declared, by the table's header alone."""
-    target_name, client, columns = options.target, options.client, options.declared_columns or {}
+    """(feature columns, target column) as declared, by the table's header alone.
+
+    Raises BadInput for names that the table lacks, or that are used twice.
+    """
+    target_name, client, person = options.target, options.client_column, options.person
+    columns = options.declared_columns or {}
     no_features = {target_name: "the target"}
-    if client is not None:
-        no_features[client] = "the client column"
-        if client == target_name:
-            raise BadInput(f"column {client!r} is client and target: name two columns")
+    for name, role in ((client, "client"), (person, "person")):
+        if name is None:
+            continue
+        if name in no_features:
+            other = no_features[name].split()[1]
+            raise BadInput(f"column {name!r} is {role} and {other}: name two columns")
+        no_features[name] = f"the {role} column"
     target = Column.declared(target_name, columns.get(target_name, {}))
     names = [name for name in source.columns if name not in no_features]
     if target.text is not None:
@@ -171,14 +356,14 @@ def _declared_columns(source: Table, options: TableOptions) -> tuple[list[Column
             f"{source.name} has a column without a name, as pandas writes with index=True: name "
             "it, or list the features"
         )
-    for name in (target_name, client, *names, *columns):
+    for name in (target_name, client, person, *names, *columns):
         if name is not None:
             source[name]  # refuses a name that the table does not have
     for name in names:
         if name in no_features:
             raise BadInput(f"feature {name!r} is {no_features[name]}: leave it out of features")
     if len(set(names)) < len(names):
-        raise BadInput(f"features {listed(names)} has a name twice: list each once")
+        raise BadInput(f"features {quoted_names(names)} has a name twice: list each once")
     if not names and target.text is None:
         raise BadInput(f"{source.name}: no column is left to be a feature: name at least one")
     for name in columns:
@@ -187,12 +372,18 @@ def _declared_columns(source: Table, options: TableOptions) -> tuple[list[Column
                 f"{declaration_key(name)} is declared and {name!r} is neither a feature nor the "
                 "target: leave it out"
             )
-    return [Column.declared(name, columns.get(name, {})) for name in names], target
+    features = [Column.declared(name, columns.get(name, {})) for name in names]
+    if options.fills_missing:
+        features = [replace(column, zero_missing=True) for column in features]
+    return features, target
 
 
 @dataclass(frozen=True, eq=False)
 class TableSplit:
-    """Training and test rows, and the owners of both as places in `owner_names`, if known."""
+    """Training and test rows, and the owners of both as places in `owner_names`, if known.
+
+    Owners are None if they are not known.
+    """
 
     train_rows: Table
     test_rows: Table
@@ -203,62 +394,122 @@ class TableSplit:
     @property
     def test_row_numbers(self) -> Rows:
         """The test rows' numbers in the table of the training rows, -1 for rows from elsewhere."""
-        if self.test_rows.source == self.train_rows.source:
-            return self.test_rows.row_numbers
-        return np.full(len(self.test_rows), -1, dtype=np.intp)
+        return self.test_rows.numbers_in(self.train_rows)
 
     @property
     def of_clients(self) -> bool:
-        """Whether test rows are rows of clients, or of the same owners."""
-        if np.isin(self.test_row_numbers, self.train_rows.row_numbers).any():
+        """Whether some test rows are rows of clients, or of owners who are clients."""
+        trained = self.train_rows.numbers_in(self.train_rows)
+        if np.isin(self.test_row_numbers, trained).any():
             return True
         if self.record_owners is None or self.test_owners is None:
             return False
         return bool(np.isin(self.test_owners, self.record_owners).any())
 
+    def without_missing(self, target: Column) -> "TableSplit":
+        """The split without rows that have no target. No row decides about another."""
+        train, test = (_with_target(rows, target) for rows in (self.train_rows, self.test_rows))
+        if not train.any():
+            raise BadInput(
+                f"{self.train_rows.name}: column {target.name!r} is empty in all rows to train on: "
+                "name another target"
+            )
+        owners, test_owners = self.record_owners, self.test_owners
+        return replace(
+            self,
+            train_rows=self.train_rows.take(np.flatnonzero(train)),
+            test_rows=self.test_rows.take(np.flatnonzero(test)),
+            record_owners=None if owners is None else owners[train],
+            test_owners=None if test_owners is None else test_owners[test],
+        )
 
-def split_table(source: Table, client: str | None, test: object, least: int | None) -> TableSplit:
-    """Divide rows between training and test.
 
-    `test` is "by-client", a share, or a table of test rows; None, no row is tested on. What is held
-    out follows from names and numbers of rows. Clients with fewer than `least` rows are left out.
+def _with_target(rows: Table, target: Column) -> Bits:
+    """Which rows have a target, by what is declared of it and the row's own entry."""
+    entries = rows[target.name]
+    if are_arrays(entries):
+        return np.array([entry is not None for entry in entries], dtype=bool)
+    if target.scaled or target.classes or not isinstance((target.values or ("",))[0], str):
+        numbers, odd = as_numbers(entries)
+        return odd | ~np.isnan(numbers)
+    labels = target.values or ()
+    return np.array(
+        [
+            text is not None and (text.lower() not in _NO_TARGET or text in labels)
+            for text in as_texts(entries)
+        ],
+        dtype=bool,
+    )
+
+
+def split_table(source: Table, options: TableOptions) -> TableSplit:
+    """The rows of a table, divided between training and test.
+
+    `options.test` is "by-client", a share, or a table of test rows; None, no row is tested on. What
+    is held out follows from names and numbers of rows. Clients with fewer than `min_records` rows
+    are left out. With `person`, nobody has rows on both sides, unless `test` is a table.
     """
-    kind = _kind_of_test(test)
+    kind, client = options.kind_of_test, options.client_column
+    if isinstance(kind, Table) and options.by_file and FILE_COLUMN not in kind.columns:
+        kind = kind.with_file_names()
     if client is not None:
-        return _split_clients(source, client, kind, least)
+        return _split_clients(source, client, kind, options)
     if isinstance(kind, Table):
         return TableSplit(source, kind)
     if isinstance(kind, str):
         raise BadInput(f"test is {kind!r} and client is left out: name the column, or a share")
     if kind is None:
         return TableSplit(source, source.take(np.arange(0)))
+    if options.person is not None:
+        tested = _held_out_people(source, options.person, kind)
+        return TableSplit(source.take(np.flatnonzero(~tested)), source.take(np.flatnonzero(tested)))
     train, held_out = holdout(len(source), kind)
     return TableSplit(source.take(train), source.take(held_out))
 
 
+def _held_out_people(source: Table, person: str, share: float) -> Bits:
+    """Which rows are of people who are held out: about this share of them, by name alone."""
+    names, people = np.unique(np.array(_entries_of(source, person)), return_inverse=True)
+    held_out = choose_held_out(np.arange(len(names)), names, share)
+    if len(held_out) == len(names):
+        raise BadInput(
+            f"{source.name}: everyone in {person!r} would be held out for testing: lower the share "
+            "(test), or name another column"
+        )
+    return np.isin(people, held_out)
+
+
 def _kind_of_test(test: object) -> str | float | Table | None:
-    """The option `test` as "by-client", a share, a table, or None."""
+    """The option `test` as "by-client", a share, a table that was read, or None for "none".
+
+    Raises BadInput for others.
+    """
     if test is None or (isinstance(test, str) and test == "none"):
         return None
     if isinstance(test, Real):
         if isinstance(test, bool) or not 0 < float(test) < 1:
             raise BadInput(f"test is {test}: a share above 0 and below 1 is needed")
         return float(test)
-    if isinstance(test, str) and Path(test).suffix.lower() not in SUFFIXES:
-        if test == "by-client":
-            return test
+    if isinstance(test, str) and test == "by-client":
+        return test
+    if isinstance(test, str) and not (Path(test).suffix.lower() in SUFFIXES or Path(test).is_dir()):
         own = "a table has no split of its own, " if test == "records" else ""
         raise BadInput(
             f"test is {shown(test)}: {own}use a share such as 0.2, 'by-client', 'none', or the "
-            "path of a .csv or .parquet file"
+            "path of a .csv or .parquet file or a folder of them"
         )
     return read_table(test, "the test table")
 
 
 def _split_clients(
-    source: Table, client: str, kind: str | float | Table | None, least: int | None
+    source: Table, client: str, kind: str | float | Table | None, options: TableOptions
 ) -> TableSplit:
-    entries = _client_names(source, client)
+    """The split of a table with a client column.
+
+    Whole clients, a share of each client's rows, or another table are the test rows. A person with
+    rows of held-out clients is not trained on, and of a share the people are chosen, not the rows.
+    """
+    entries, least, person = _entries_of(source, client), options.min_records, options.person
     names, owners = np.unique(np.array(entries), return_inverse=True)
     if len(names) == len(entries) > 1:
         raise BadInput(
@@ -283,7 +534,7 @@ def _split_clients(
     if isinstance(kind, Table):
         if client not in kind.columns:
             return TableSplit(source.take(train), kind, owners[train], None, names)
-        test_names = _client_names(kind, client)
+        test_names = _entries_of(kind, client)
         new_names = sorted(set(test_names) - set(names.tolist()))
         names = np.array([*names.tolist(), *new_names])
         places = {name: k for k, name in enumerate(names.tolist())}
@@ -291,14 +542,26 @@ def _split_clients(
         return TableSplit(source.take(train), kind, owners[train], test_owners, names)
     test = np.flatnonzero(np.isin(owners, held_out))
     if isinstance(kind, float):
-        test = train[share_of_each(owners[train], names, kind)]
+        if person is None:
+            test = train[share_of_each(owners[train], names, kind)]
+        else:
+            test = train[_held_out_people(source.take(train), person, kind)]
         train = np.setdiff1d(train, test)
+    elif person is not None:
+        people = np.array(_entries_of(source, person))
+        train = train[~np.isin(people[train], people[test])]
+        if len(train) == 0:
+            raise BadInput(
+                f"{source.name}: everyone in {person!r} has rows of a held-out client: give test a "
+                "share, or leave person out"
+            )
     return TableSplit(source.take(train), source.take(test), owners[train], owners[test], names)
 
 
-def _client_names(table: Table, client: str) -> list[str]:
-    names = as_texts(table[client])
+def _entries_of(table: Table, column: str) -> list[str]:
+    """The entries of the client or person column as texts. Raises BadInput for an empty one."""
+    names = as_texts(table[column])
     if None in names:
         problem = "is empty: say whose row it is, or remove it"
-        raise table.entry_error(client, names.index(None), problem)
+        raise table.entry_error(column, names.index(None), problem)
     return [name for name in names if name is not None]

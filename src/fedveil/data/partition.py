@@ -11,9 +11,9 @@ import numpy.typing as npt
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, join_inputs, taken, values_of
 from fedveil.data.federated import FederatedData
-from fedveil.data.provenance import PUBLIC, Owners, choose_held_out, held_out_number, holdout
+from fedveil.data.provenance import PUBLIC, choose_held_out, held_out_number, holdout
 from fedveil.data.schema import TableSchema
-from fedveil.data.user_arrays import Array, Rows, described
+from fedveil.data.user_arrays import Array, Rows, records_text
 
 KINDS = ("iid", "shards", "dirichlet", "natural", "grouped")
 OWNED = ("natural", "grouped")
@@ -68,7 +68,7 @@ class Records:
 
     @classmethod
     def with_holdout(cls, name: str, x: Array, y: Array, **options: Any) -> "Records":
-        """Records without a split of their own: a fixed fifth of them is the test split.
+        """The records x [N, ...] and y [N], with a fixed fifth of them as the test split.
 
         Features become float32. `options` are further fields.
         """
@@ -77,13 +77,14 @@ class Records:
         return cls(name, train_x, y[train], test_x, y[test], **options)
 
     def __repr__(self) -> str:
-        return f"Records({self.name}, {described(self.x, self.test_x, self.y, self.classes)})"
+        """Name, numbers of records, their shape and the target."""
+        return f"Records({self.name}, {records_text(self.x, self.test_x, self.y, self.classes)})"
 
 
 def few_records_assumption(least: int) -> str:
-    """The assumption about clients that were left out because they have few records.
+    """The assumption about clients that were left out because they have fewer than `least` records.
 
-    How many there were is not said: it is computed from their records.
+    How many there were is not stated: it is computed from their records.
     """
     return f"which clients have at least {least} records is public: the others were left out"
 
@@ -116,7 +117,9 @@ def partition(
     name: all their records are the test split, and nobody else's. With "records" it is the source's
     own, in which clients may have records. The result has the owner of each (`test_owners`).
 
-    Equal parts differ by at most one record. The result depends on the arguments alone.
+    Equal parts differ by at most one record. The result depends on the arguments alone. Raises
+    BadInput for an option without effect on the kind, and for more clients than the records or
+    owners allow.
     """
     if kind not in KINDS:
         raise BadInput(f"partition {kind!r} is unknown: use one of {', '.join(KINDS)}")
@@ -152,11 +155,12 @@ def partition(
     return _federate(records, order, sizes)
 
 
-def resampled(records: Records, count: int, seed: int) -> Records:
-    """`count` training records drawn with replacement.
+def resample(records: Records, count: int, seed: int) -> Records:
+    """The records with `count` training records, drawn with replacement.
 
     The test records stay as they are. The same record may then be several clients' own: a claim
-    about a client is about one of them.
+    about a client is about one of them. Raises BadInput below 1, and for more than 1 GiB of
+    records.
     """
     if count < 1:
         raise BadInput(f"resample is {count}: at least one record is needed")
@@ -169,8 +173,11 @@ def resampled(records: Records, count: int, seed: int) -> Records:
     return replace(records, x=taken(records.x, rows), **drawn)
 
 
-def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
-    """The same clients, each with at most `most` of its records, chosen at random."""
+def shorten_clients(data: FederatedData, most: int, seed: int) -> FederatedData:
+    """The same clients, each with at most `most` of its records, chosen at random.
+
+    A client's records keep their order. Raises BadInput if `most` is below 1.
+    """
     if most < 1:
         raise BadInput(f"most_records is {most}: at least one record is needed")
     random = _generator(seed, _SHORTENING)
@@ -184,13 +191,17 @@ def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
 
 
 def _generator(seed: int, *purpose: int) -> np.random.Generator:
+    """A random generator that follows from the seed and a purpose. Raises BadInput below seed 0."""
     if seed < 0:
         raise BadInput(f"seed {seed} is negative: use 0 or more")
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _STREAM, *purpose))))
 
 
 def _equal_sizes(records: int, clients: int | None) -> Rows:
-    """How many records each client gets, differing by at most one."""
+    """The number of records of each client, [clients]. Sizes differ by at most one.
+
+    Raises BadInput unless 1 <= clients <= records.
+    """
     if clients is None or clients < 1:
         raise BadInput(f"clients is {clients}: give a number from 1 to {records}")
     if clients > records:
@@ -203,6 +214,10 @@ def _equal_sizes(records: int, clients: int | None) -> Rows:
 def _shards(
     records: Records, clients: int, shards_per_client: int, random: np.random.Generator
 ) -> tuple[Rows, Rows]:
+    """(row numbers in the order of clients, records per client) of shards sorted by target.
+
+    Raises BadInput for more shards than records.
+    """
     if shards_per_client < 1:
         raise BadInput(f"shards_per_client is {shards_per_client}: use 1 or more")
     count = clients * shards_per_client
@@ -224,6 +239,10 @@ def _shards(
 def _dirichlet(
     records: Records, sizes: Rows, alpha: float | None, random: np.random.Generator
 ) -> Rows:
+    """Row numbers in the order of clients, whose label mixes are drawn from Dirichlet(alpha, ...).
+
+    `sizes` are the records of each client. Raises BadInput without labels or a positive alpha.
+    """
     if not records.classes:
         raise BadInput(
             f"{records.name} has no labels, so no dirichlet partition: use shards, which sorts by "
@@ -247,7 +266,14 @@ def _dirichlet(
 
 
 def _take(size: int, mix: npt.NDArray[np.float64], left: Rows, random: np.random.Generator) -> Rows:
-    """How many records of each label make up `size`, following `mix` as far as `left` allows."""
+    """How many records of each label a client gets, [labels].
+
+    Args:
+        size: Records of the client in all.
+        mix: The share of each label in the client's mix.
+        left: Records of each label that are left. A label that has run out is replaced by others.
+        random: Draws the numbers.
+    """
     taken = np.zeros_like(left)
     while (missing := size - int(taken.sum())) > 0:
         weights = np.where(left > taken, mix, 0.0)
@@ -266,7 +292,11 @@ def _by_owner(
     *,
     hold_out: bool,
 ) -> FederatedData:
-    """One client per owner ("natural") or per group of owners, without those who are held out."""
+    """The data with one client per owner ("natural") or per group of owners ("grouped").
+
+    With `hold_out`, some owners are no clients, and their records are the test split. Raises
+    BadInput without owners, or if no client is left. The other arguments are those of `partition`.
+    """
     owners, names = records.record_owners, records.owner_names
     if owners is None or names is None:
         raise BadInput(
@@ -317,13 +347,20 @@ def _by_owner(
     order = order[clients_of_rows[order] >= 0]
     sizes = np.bincount(clients_of_rows[order])
     data = _federate(replace(records, remarks=remarks), order, sizes, client_names, client_of)
-    return _tested_on(data, records, owners, held_out) if hold_out else data
+    return _with_held_out_test(data, records, owners, held_out) if hold_out else data
 
 
-def _tested_on(
+def _with_held_out_test(
     data: FederatedData, records: Records, owners: Rows, held_out: Rows
 ) -> FederatedData:
-    """The same clients with the records of held-out owners as the test split."""
+    """The same clients, with all records of held-out owners as the test split.
+
+    Args:
+        data: The clients.
+        records: The records that they come from.
+        owners: The owner of each training record.
+        held_out: The owners that are held out.
+    """
     parts = [(records.x, records.y, owners)]
     if records.test_owners is not None:
         parts.append((records.test_x, records.test_y, records.test_owners))
@@ -345,19 +382,9 @@ def _federate(
     names: npt.NDArray[np.str_] | None = None,
     client_of: Rows | None = None,
 ) -> FederatedData:
-    """The records in `order`, cut into clients. `client_of` has the client of each owner."""
-    return FederatedData(
-        x=taken(records.x, order),
-        y=records.y[order],
-        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        names=names,
-        test_owners=_test_owners(records, order, sizes, client_of),
-        **{name: getattr(records, name) for name in _SHARED},
-    )
+    """The records in `order`, cut into clients of these sizes, and the owner of every test record.
 
-
-def _test_owners(records: Records, order: Rows, sizes: Rows, client_of: Rows | None) -> Owners:
-    """The owner of every test record, by row and then by name.
+    Owners are found by row and then by name. `client_of` has the client of each owner, -1 for none.
 
     | test record | its owner |
     |---|---|
@@ -377,12 +404,19 @@ def _test_owners(records: Records, order: Rows, sizes: Rows, client_of: Rows | N
         others = PUBLIC if records.public_test else held_out_number(records.test_owners)
         owners = np.where(clients_of_test >= 0, clients_of_test, others).astype(np.int64)
     test_numbers = records.test_row_numbers
-    if records.row_numbers is None or test_numbers is None:
-        return owners
-    numbers, clients = records.row_numbers[order], np.repeat(np.arange(len(sizes)), sizes)
-    ranked = np.argsort(numbers)
-    place = np.minimum(np.searchsorted(numbers[ranked], test_numbers), len(numbers) - 1)
-    trained = numbers[ranked][place] == test_numbers
-    unknown = (owners == PUBLIC) & (test_numbers >= 0) & (not records.public_test)
-    owners = np.where(unknown, held_out_number(test_numbers), owners)
-    return np.where(trained, clients[ranked][place], owners).astype(np.int64)
+    if records.row_numbers is not None and test_numbers is not None:
+        numbers, clients = records.row_numbers[order], np.repeat(np.arange(len(sizes)), sizes)
+        ranked = np.argsort(numbers)
+        place = np.minimum(np.searchsorted(numbers[ranked], test_numbers), len(numbers) - 1)
+        trained = numbers[ranked][place] == test_numbers
+        unknown = (owners == PUBLIC) & (test_numbers >= 0) & (not records.public_test)
+        owners = np.where(unknown, held_out_number(test_numbers), owners)
+        owners = np.where(trained, clients[ranked][place], owners).astype(np.int64)
+    return FederatedData(
+        x=taken(records.x, order),
+        y=records.y[order],
+        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        names=names,
+        test_owners=owners,
+        **{name: getattr(records, name) for name in _SHARED},
+    )

@@ -19,7 +19,7 @@ from scipy.special import bdtrc
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import words_at
-from fedveil.base.inputs import Inputs, count, labelled
+from fedveil.base.inputs import Inputs, arrays_by_name, count
 from fedveil.data.user_arrays import Array, Rows, pieces
 
 Owners = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ _ROUNDING = 1e-9
 
 
 def held_out_number(owner: npt.ArrayLike) -> Owners:
-    """The numbers of owners 0, 1, ... who are no clients.
+    """The numbers that stand for owners 0, 1, ... who are no clients: -2, -3, ...
 
     >>> held_out_number([0, 1]).tolist()
     [-2, -3]
@@ -48,29 +48,8 @@ def held_out_number(owner: npt.ArrayLike) -> Owners:
     return -2 - np.asarray(owner, dtype=np.int64)
 
 
-def assumptions_about_test(owners: Owners, clients: int) -> tuple[str, ...]:
-    """The assumptions of a claim about test records that are measured in the clear."""
-    assumptions = []
-    if (owners >= 0).any():
-        assumptions.append(
-            "test records of the clients themselves are measured in the clear: outside this claim"
-        )
-    number = len(np.unique(owners[owners < PUBLIC]))
-    if number:
-        clear = "for testing, measured in the clear, and"
-        if by_record(owners):
-            who, protected = "record", f"{clear} nobody whose they are is protected"
-        else:
-            who, protected = "owner", f"of {number + clients:,} {clear} not protected"
-        noun = f"{who} is" if number == 1 else f"{who}s are"
-        assumptions.append(f"{number:,} {noun} held out {protected} by this claim")
-    if (owners == PUBLIC).any():
-        assumptions.append("the test records are taken as public")
-    return tuple(assumptions)
-
-
 def by_record(owners: Owners) -> bool:
-    """Whether every test record that was held out is an owner by itself.
+    """Whether every held-out test record is an owner by itself. False without held-out records.
 
     Nobody can tell then which of them are one person's: what is said of an owner is said of a
     record.
@@ -80,14 +59,18 @@ def by_record(owners: Owners) -> bool:
 
 
 def owners_in_memory(parts: Sequence[Inputs[Array]], test: Inputs[Array]) -> Owners:
-    """The client whose row each test row is, by its address in memory, PUBLIC if nobody's.
+    """The owner of each test row: a client, found by the row's address in memory, or PUBLIC.
 
-    `parts` are the clients' features as they were given, before any copy. Of several inputs
-    by name, a row that several clients have, such as one mask for all, traces nobody.
+    Of several inputs by name, a row that several clients have, such as one mask for all, traces
+    nobody.
+
+    Args:
+        parts: Each client's features as they were given, before any copy.
+        test: The test features as they were given.
     """
     owners = np.full(count(test), PUBLIC, dtype=np.int64)
-    for name, array in labelled("x", test).items():
-        of_clients = [_addresses(labelled("x", part)[name]) for part in parts]
+    for name, array in arrays_by_name("x", test).items():
+        of_clients = [_addresses(arrays_by_name("x", part)[name]) for part in parts]
         unique = np.concatenate([np.unique(addresses) for addresses in of_clients])
         every, times = np.unique(unique, return_counts=True)
         common = every[times > 1] if isinstance(test, dict) else every[:0]
@@ -98,13 +81,21 @@ def owners_in_memory(parts: Sequence[Inputs[Array]], test: Inputs[Array]) -> Own
 
 
 def _addresses(array: Array) -> npt.NDArray[np.int64]:
-    """The address at which each row begins."""
+    """The address in memory at which each row begins, [rows]."""
     start = int(array.__array_interface__["data"][0])
     return start + array.strides[0] * np.arange(len(array), dtype=np.int64)
 
 
 def owners_by_name(owners: Sequence[str], clients: Sequence[object], records: int) -> Owners:
-    """The number of each test record's owner, a client's or one below -1."""
+    """The number of each test record's owner: k for clients[k], a number below -1 for others.
+
+    Raises BadInput unless there is one name for each of `records` test records.
+
+    Args:
+        owners: The name of each test record's owner.
+        clients: Names of clients.
+        records: The number of test records.
+    """
     if isinstance(owners, str) or len(owners) != records:
         raise BadInput(
             f"test_owners is {shown(owners)}: one name for each of {records} test records is needed"
@@ -116,14 +107,15 @@ def owners_by_name(owners: Sequence[str], clients: Sequence[object], records: in
 
 
 def digests(x: Inputs[Array], y: Array, like: tuple[Inputs[Array], Array] | None = None) -> Array:
-    """64 bits of every record's features and target: the same for equal records.
+    """A 64-bit digest of each record's features and target, [records].
 
-    Compared with records `like` these, numbers are taken in the coarser type of both.
+    Equal records have equal ones. To compare with the records `like` (x, y), call it on both sides:
+    numbers are taken in the coarser type of both.
     """
     sums = np.zeros(len(y), dtype=np.uint64)
     other_x, other_y = like or (x, y)
-    others = {**labelled("x", other_x), "y": other_y}
-    for place, (name, array) in enumerate(sorted({**labelled("x", x), "y": y}.items())):
+    others = {**arrays_by_name("x", other_x), "y": other_y}
+    for place, (name, array) in enumerate(sorted({**arrays_by_name("x", x), "y": y}.items())):
         real = [each.dtype for each in (array, others[name]) if each.dtype.kind == "f"]
         dtype = min(real, key=lambda kind: kind.itemsize) if real else np.dtype(np.int64)
         key = words_at(_KEY, np.array([place]))
@@ -140,7 +132,7 @@ def digests(x: Inputs[Array], y: Array, like: tuple[Inputs[Array], Array] | None
 
 
 def check_copies(x: Inputs[Array], y: Array, test_x: Inputs[Array], test_y: Array) -> None:
-    """Refuse test records that are copies of clients' records.
+    """Raise BadInput if test records are copies of clients' records.
 
     Records may be equal by chance: two of the clients', or a client's and a test record. Of the
     clients' records a share p occurs more than once. More test records than Binomial(n, 2 p)
@@ -172,14 +164,23 @@ def check_copies(x: Inputs[Array], y: Array, test_x: Inputs[Array], test_y: Arra
 
 
 def _too_many(equal: npt.NDArray[np.bool_], shared: npt.NDArray[np.bool_]) -> bool:
-    """Whether more records equal clients' records than the rate among `shared` ones explains."""
+    """Whether more records equal clients' records than chance explains.
+
+    Args:
+        equal: Mask of test records that equal a client's.
+        shared: Mask of clients' records that occur more than once. Their share gives the chance.
+    """
     chance = min(1.0, 2 * (int(shared.sum()) + 1) / (len(shared) + 2))
     count = int(equal.sum())
     return count > 0 and bool(bdtrc(count - 1, len(equal), chance) < FALSE_ALARM)
 
 
 def holdout(records: int, share: float = SHARE) -> tuple[Rows, Rows]:
-    """Training and test rows of records without a split of their own: always the same ones."""
+    """(training rows, test rows) of `records` records: a fixed random split, the same always.
+
+    `share` is that of the test rows, of which there is at least one. Raises BadInput below two
+    records.
+    """
     if records < 2:
         raise BadInput(f"{records} records cannot be split: training and test need one each")
     seed = np.random.SeedSequence((0, _STREAM))
@@ -188,25 +189,31 @@ def holdout(records: int, share: float = SHARE) -> tuple[Rows, Rows]:
     return rows[:cut], rows[cut:]
 
 
-def choose_held_out(owners: Rows, names: npt.NDArray[np.str_]) -> Rows:
-    """A fifth of the owners, at least one. `names[k]` is the name of owner k.
+def choose_held_out(owners: Rows, names: npt.NDArray[np.str_], share: float = 1 / HELD_OUT) -> Rows:
+    """The owners among `owners` who are held out: about this share, at least one.
 
-    It follows from an owner's name alone, whatever the seed and whoever else is there: whoever is
-    held out of one run is held out of all, and a test split is never another run's clients.
+    `names[k]` is owner k's name. It follows from an owner's name alone, whatever the seed and
+    whoever else is there: whoever is held out of one run is held out of all, and a test split is
+    never another run's clients. If no name falls into the fifth, the nearest one is held out.
     """
     places = {}
     for owner in owners.tolist():
         digest = hashlib.sha256(str(names[owner]).encode()).digest()
         places[owner] = int.from_bytes(digest[:6], "big") / 2**48  # in [0, 1)
-    chosen = [owner for owner, place in places.items() if place < 1 / HELD_OUT]
+    chosen = [owner for owner, place in places.items() if place < share]
     return np.array(chosen or [min(places, key=places.__getitem__)], dtype=np.intp)
 
 
 def share_of_each(owners: Rows, names: npt.NDArray[np.str_], share: float) -> Rows:
-    """Test rows: of every owner's records the same share, one at least and never all.
+    """Test rows, ascending: the same share of every owner's records, at least one and never all.
 
     Which of them follows from the owner's name and number of records, so that nobody's records
-    decide which of somebody else's are trained on.
+    decide which of somebody else's are trained on. Raises BadInput for an owner with one record.
+
+    Args:
+        owners: The owner of each row.
+        names: `names[k]` is owner k's name.
+        share: The share of test rows, between 0 and 1.
     """
     everyone, first = np.unique(np.sort(owners), return_index=True)
     of_each = np.split(np.argsort(owners, kind="stable"), first[1:])

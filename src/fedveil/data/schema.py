@@ -15,16 +15,16 @@ from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, single
 from fedveil.data.columns import MOST_VALUES, Column, declaration_key
-from fedveil.data.tables import (
-    Table,
+from fedveil.data.entries import (
     are_arrays,
     are_bits,
+    are_dates,
     are_floats,
     as_numbers,
     as_texts,
-    listed,
-    read_table,
+    day_of,
 )
+from fedveil.data.tables import Table, quoted_names, read_table
 from fedveil.data.user_arrays import Array, check_input_name
 from fedveil.data.vocabulary import Text, known_words
 
@@ -53,6 +53,7 @@ class TableSchema:
     named: bool = False
 
     def __post_init__(self) -> None:
+        """Raise BadInput for columns that cannot be features or target together."""
         target = self.target_column
         if not self.feature_columns:
             raise BadInput("no features: name at least one column")
@@ -69,6 +70,10 @@ class TableSchema:
                 f"target {target.name!r} holds arrays of whole numbers: say how many labels "
                 f"there are ({declaration_key(target.name)}.classes)"
             )
+        if target.dates:
+            raise BadInput(
+                f"target {target.name!r} is a date: predict a number, such as the days in between"
+            )
         if target.text is None and (target.fill is not None or target.other):
             where = declaration_key(target.name)
             raise BadInput(
@@ -82,14 +87,14 @@ class TableSchema:
 
     @property
     def label_names(self) -> tuple[Any, ...]:
-        """The labels, in the order of the model's outputs."""
+        """The labels in the order of the model's outputs, () if a number is predicted."""
         if self.target_column.text is not None:
             return self.target_column.text.known.all_words
         return self.target_column.values or tuple(range(self.target_column.classes))
 
     @property
     def by_name(self) -> bool:
-        """Whether each feature is an input of its own: one of several features holds arrays."""
+        """Whether each feature is an input of its own: `named`, or one of several holds arrays."""
         arrays = len(self.feature_columns) > 1 and any(
             column.shape for column in self.feature_columns
         )
@@ -97,7 +102,7 @@ class TableSchema:
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of words of a text column, with padding and unknown, or 0."""
+        """The number of words of a text column, with padding and unknown, 0 without texts."""
         text = self.feature_columns[0].text
         return 0 if text is None else text.known.size
 
@@ -111,7 +116,12 @@ class TableSchema:
         )
 
     def encode(self, table: object) -> Inputs[Array]:
-        """Records [rows, ...] of a table with the features: float32, or int64 for whole arrays."""
+        """Records [rows, ...] of a table with the features, or a dict of such arrays by input name.
+
+        They are float32, or int64 for whole arrays and texts. `table` is anything that
+        `FederatedData.from_table` takes. Raises BadInput for a missing column or an entry that does
+        not fit.
+        """
         rows = read_table(table)
         encoded = [column.encode_entries(rows) for column in self.feature_columns]
         if self.by_name:
@@ -120,7 +130,10 @@ class TableSchema:
         return encoded[0] if len(encoded) == 1 else np.concatenate(encoded, axis=1)
 
     def targets(self, table: object) -> Array:
-        """What is to be predicted [rows, ...]: labels as int64, or scaled numbers as float32."""
+        """The targets of a table [rows, ...]: labels as int64, or scaled numbers as float32.
+
+        Raises BadInput for a missing column or an entry that does not fit.
+        """
         rows, target = read_table(table), self.target_column
         if target.text is not None:
             return target.text.next_words(target.texts(rows))
@@ -131,12 +144,13 @@ class TableSchema:
         return target.codes(rows, target=True)
 
     def decode(self, outputs: Array, records: Inputs[Array] | None = None) -> dict[str, Array]:
-        """Predictions of a model's outputs [rows, labels], or [rows, 1] of a number.
+        """Predictions, by column name, of a model's outputs [rows, labels] or [rows, 1].
 
-        "prediction" is the likeliest label, and "p(LABEL)" the probability of each; or it is the
+        "prediction" is the likeliest label, and "p(LABEL)" the probability of each. Or it is the
         number in the target's own unit. A target of several places or numbers has as many
-        predictions; where several labels hold at once, they are those more likely than not. Of
-        next words, it is the one after the end of each text, if these `records` are given.
+        predictions and no probabilities. Where several labels hold at once, the prediction is a
+        mask of those more likely than not. Of next words, it is the word after the end of each
+        text, if these `records` are given. Raises BadInput for outputs of another shape.
         """
         logits, target = np.asarray(outputs, dtype=np.float64), self.target_column.as_target
         if logits.shape[1:] != target.output_shape:
@@ -162,7 +176,7 @@ class TableSchema:
         return {"prediction": prediction, **by_label}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """JSON values: features (a list of `Column.to_dict`), target, and "named": True if so."""
         return {
             "features": [column.to_dict() for column in self.feature_columns],
             "target": self.target_column.to_dict(),
@@ -171,7 +185,7 @@ class TableSchema:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`."""
+        """The schema of a dict from `to_dict`. Raises BadInput for anything else."""
         try:
             columns = []
             for column in (*plain["features"], plain["target"]):
@@ -194,10 +208,16 @@ FEW = 20
 def fit_schema(
     features: Sequence[Column], target: Column, rows: Table, whose: str
 ) -> tuple[TableSchema, str]:
-    """The schema of a table, and a text that lists what was fitted on `rows`, "" if nothing was.
+    """(the schema of a table, a text that lists what was fitted on `rows`, "" if nothing was).
 
-    A target of texts has no features but its own words.
-    `whose` says in messages which rows these are.
+    A target of texts has no features but its own words. Raises BadInput where the rows do not
+    settle a column.
+
+    Args:
+        features: Feature columns as declared.
+        target: The target as declared.
+        rows: The rows to fit on.
+        whose: Whose rows these are, for messages.
     """
     if target.text is not None:
         settled, what = _fit_text(target, rows)
@@ -205,17 +225,17 @@ def fit_schema(
     names: dict[str, list[str]] = {}
     fitted = []
     for column in (*features, target):
-        fit = _fit_target if column is target else _fit_feature
+        fit = fit_target if column is target else fit_feature
         settled, what = fit(column, rows, whose)
         fitted.append(settled)
         if what:
             names.setdefault(what, []).append(column.name)
-    lists = [f"{what} of {listed(columns)}" for what, columns in names.items()]
+    lists = [f"{what} of {quoted_names(columns)}" for what, columns in names.items()]
     return TableSchema(tuple(fitted[:-1]), fitted[-1]), ", ".join(lists)
 
 
-def undeclared(features: Sequence[Column], target: Column, rows: Table) -> list[str]:
-    """The columns that `fit_schema` would fit on rows. Arrays of numbers are not fitted."""
+def undeclared_columns(features: Sequence[Column], target: Column, rows: Table) -> list[str]:
+    """The names of the columns that `fit_schema` would fit. Arrays of numbers are not fitted."""
     missing = []
     for column in [target] if target.text is not None else [*features, target]:
         if column.text is not None:
@@ -228,11 +248,12 @@ def undeclared(features: Sequence[Column], target: Column, rows: Table) -> list[
 
 
 def _is_declared(column: Column) -> bool:
+    """Whether a column has a scale, values or a number of classes."""
     return bool(column.scaled or column.values is not None or column.classes)
 
 
-def _fit_feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
-    """A feature as declared or as fitted on the rows, and what was fitted."""
+def fit_feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
+    """(the feature as declared or as fitted on the rows, what was fitted or "")."""
     entries = rows[column.name]
     if column.text is not None:
         return _fit_text(column, rows)
@@ -244,20 +265,34 @@ def _fit_feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     if _is_declared(column):
         return column, ""
     if as_numbers(entries)[1].any():
-        return replace(column, values=_categories(column, rows, whose), other=True), "categories"
+        if not are_dates(entries):
+            values = _categories(column, rows, whose)
+            return replace(column, values=values, other=True), "categories"
+        fill = day_of(column.fill) if isinstance(column.fill, str) else None
+        column = replace(column, dates=True, fill=column.fill if fill is None else fill)
+    return _fit_scale(column, rows, whose), "means and standard deviations"
+
+
+def _fit_scale(column: Column, rows: Table, whose: str) -> Column:
+    """A column of numbers or dates with the mean and standard deviation of these rows.
+
+    Missing entries count as `fill`; without one they count for nothing, if zeros stand for them.
+    """
+    way_out = f"leave it out of features, or declare {declaration_key(column.name)}.low and high"
     column = replace(column, mean=0.0, std=1.0)
     numbers = column.scaled_numbers(rows)
+    if column.fill is None:
+        numbers = numbers[~np.isnan(column.numbers(rows)[0])]
+    if len(numbers) == 0:
+        raise BadInput(f"{rows.name}: column {column.name!r} is empty in all {whose}: {way_out}")
     if np.ptp(numbers) == 0:
-        raise BadInput(
-            f"{rows.name}: column {column.name!r} is {numbers[0]:g} in all {whose}: leave it out "
-            f"of features, or declare {declaration_key(column.name)}.low and high"
-        )
-    column = replace(column, mean=float(numbers.mean()), std=float(numbers.std()))
-    return column, "means and standard deviations"
+        value = shown(rows[column.name][0]) if column.dates else f"{numbers[0]:g}"
+        raise BadInput(f"{rows.name}: column {column.name!r} is {value} in all {whose}: {way_out}")
+    return replace(column, mean=float(numbers.mean()), std=float(numbers.std()))
 
 
 def _fit_text(column: Column, rows: Table) -> tuple[Column, str]:
-    """A column of texts, with the words of these rows if no others were declared."""
+    """(a column of texts with a vocabulary, "words" if that was counted in these rows or "")."""
     if column.text is None or column.text.vocabulary is not None:
         return column, ""
     texts = column.texts(rows)
@@ -268,7 +303,10 @@ def _fit_text(column: Column, rows: Table) -> tuple[Column, str]:
 
 
 def _fit_array(column: Column, rows: Table) -> Column:
-    """A column of arrays: their shape, and whether they stay whole numbers."""
+    """A column of arrays with their shape, and whether they stay whole numbers.
+
+    Raises BadInput for entries that are not arrays of numbers.
+    """
     entries = rows[column.name]
     first = next(entry for entry in entries if entry is not None)
     try:
@@ -284,8 +322,11 @@ def _fit_array(column: Column, rows: Table) -> Column:
     return replace(column, shape=shape, whole=kind.kind in "iu" and not column.scaled)
 
 
-def _fit_target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
-    """The target column as declared, or guessed from the rows: labels or a number."""
+def fit_target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
+    """(the target as declared or as guessed from the rows, what was fitted or "").
+
+    Raises BadInput where it is not clear whether whole numbers are labels.
+    """
     entries, where = rows[column.name], declaration_key(column.name)
     if are_arrays(entries):
         return _fit_array(column, rows), ""
@@ -314,7 +355,11 @@ def _fit_target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
 
 
 def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
-    """The different texts, in order. Refuses so many that each may be somebody's own."""
+    """The different texts of a column, sorted.
+
+    Raises BadInput if there is one only, or so many that each may be somebody's own. `whose` is a
+    noun for the rows in messages.
+    """
     distinct = sorted({text for text in as_texts(rows[column.name]) if text is not None})
     if len(distinct) == 1:
         raise _one_value(column, rows, whose, repr(distinct[0]))
@@ -329,6 +374,7 @@ def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
 
 
 def _one_value(column: Column, rows: Table, whose: str, value: str) -> BadInput:
+    """A BadInput about a column that has one value in all rows, to be raised by the caller."""
     return BadInput(
         f"{rows.name}: column {column.name!r} is {value} in all {whose}: declare "
         f"{declaration_key(column.name)}.values, or leave it out"

@@ -10,7 +10,6 @@ Neither library is imported, except to read a folder of `datasets`.
 
 import csv
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput, one_line
@@ -28,8 +26,27 @@ from fedveil.data.user_arrays import Array, Rows, array_of
 
 SUFFIXES = (".csv", ".parquet")
 
+FILE_COLUMN = "file"
+"""The column with the client of a row where each of several files is a client."""
+
 _LONGEST_LIST, _SHOWN = 12, 10
 _START = 4096  # bytes in which a file shows that it is no text
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """A file or object that rows of a table were read from.
+
+    Attributes:
+        name: Its name in messages.
+        source: The same for a file and its copies, or for one object: rows of the same source and
+            number are the same row.
+        rows: The number of its rows.
+    """
+
+    name: str
+    source: str
+    rows: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,51 +56,97 @@ class Table:
     Attributes:
         name: The table's name in messages.
         columns: The columns by name.
-        row_numbers: The number of each row, from 1 on.
-        source: The same for tables that were read from one file or object, and for copies of a
-            file: rows of the same source and number are the same row.
+        row_numbers: The number of each row in its part, from 1 on.
+        parts: The files or objects that the rows come from.
+        part_places: The place in `parts` of each row.
     """
 
     name: str
     columns: dict[str, Array]
     row_numbers: Rows
-    source: str
+    parts: tuple[TablePart, ...]
+    part_places: Rows
 
     def __len__(self) -> int:
+        """The number of rows."""
         return len(self.row_numbers)
 
     def __getitem__(self, name: str) -> Array:
+        """The column of this name. Raises BadInput if there is none."""
         if name not in self.columns:
             raise BadInput(
                 f"{self.name} has no column {shown(name)}: its columns are "
-                f"{listed(list(self.columns))}"
+                f"{quoted_names(list(self.columns))}"
             )
         return self.columns[name]
 
     def take(self, rows: Rows) -> "Table":
-        """Some of the rows, which keep their numbers."""
+        """A table of the rows with the indices `rows`, counted from 0.
+
+        They keep their row numbers.
+        """
         columns = {name: column[rows] for name, column in self.columns.items()}
-        return replace(self, columns=columns, row_numbers=self.row_numbers[rows])
+        numbers, places = self.row_numbers[rows], self.part_places[rows]
+        return replace(self, columns=columns, row_numbers=numbers, part_places=places)
+
+    def numbers_in(self, other: "Table") -> Rows:
+        """The place of each row in the parts of `other`, counted from 1 over all of them.
+
+        Rows are known by source and number, whatever they contain. -1 for rows from elsewhere.
+        """
+        starts, start = {}, 0
+        for part in other.parts:
+            starts[part.source] = start
+            start += part.rows
+        of_parts = np.array([starts.get(part.source, -1) for part in self.parts], dtype=np.intp)
+        first = of_parts[self.part_places]
+        return np.where(first < 0, -1, first + self.row_numbers)
+
+    def with_file_names(self) -> "Table":
+        """The table with the column "file": the name of each row's file, without its ending.
+
+        Raises BadInput if there is such a column, or if two files have one name.
+        """
+        if FILE_COLUMN in self.columns:
+            raise BadInput(
+                f"{self.name}: there is a column {FILE_COLUMN!r}, and without a client column each "
+                f"file is a client: name the column (client = {FILE_COLUMN!r}), or rename it"
+            )
+        stems = [Path(part.name).stem for part in self.parts]
+        often, times = Counter(stems).most_common(1)[0]
+        if times > 1:
+            raise BadInput(
+                f"{times} files are called {often!r}, and each file is a client of that name: "
+                "rename all but one, or name the client column (client)"
+            )
+        named = _objects([stems[place] for place in self.part_places.tolist()])
+        return replace(self, columns={FILE_COLUMN: named, **self.columns})
 
     def entry_error(self, column: str, row: int, problem: str) -> BadInput:
-        """The error about one entry. Rows are counted from 1, without a header."""
-        return BadInput(f"{self.name}: row {self.row_numbers[row]} of column {column!r} {problem}")
+        """The error about one entry. Rows are counted from 1 in each file, without a header."""
+        part, number = self.parts[self.part_places[row]], self.row_numbers[row]
+        return BadInput(f"{part.name}: row {number} of column {column!r} {problem}")
 
 
-def listed(names: Sequence[object]) -> str:
-    """Names in a sentence, the first few of many."""
+def quoted_names(names: Sequence[object]) -> str:
+    """Names in quotes, separated by commas. Of more than twelve, ten and the number of the rest."""
     if len(names) <= _LONGEST_LIST:
         return ", ".join(map(repr, names))
     return f"{', '.join(map(repr, names[:_SHOWN]))} and {len(names) - _SHOWN} more"
 
 
 def read_table(source: object, name: str = "the table") -> Table:
-    """Columns of a CSV or Parquet file, a pandas, polars or Arrow table, or a dict of columns.
+    """The table in a CSV or Parquet file, a pandas, polars or Arrow table, or a dict of columns.
 
-    None of these libraries is imported: a table is known by what it can do.
+    A list of files, or a folder, is one table of all their rows. None of these libraries is
+    imported: a table is known by what it can do.
     """
     if isinstance(source, Table):
         return source
+    if is_several(source):
+        tables, problems = read_files(source)
+        raise_together(problems, files_name(source))
+        return join_tables(tables, files_name(source))
     if isinstance(source, str | Path):
         return _read_file(Path(source))
     if isinstance(source, Mapping):
@@ -97,14 +160,14 @@ def read_table(source: object, name: str = "the table") -> Table:
         named = [(key, from_arrow(column)) for key, column in columns]
     else:
         raise BadInput(
-            f"{name} is {shown(source)}: give the path of a .csv or .parquet file, a pandas or "
-            "polars data frame, an Arrow table, or a dict of columns"
+            f"{name} is {shown(source)}: give the path of a .csv or .parquet file, a list of such "
+            "paths, a pandas or polars data frame, an Arrow table, or a dict of columns"
         )
     return _table(name, [(str(key), column) for key, column in named], f"object {id(source)}")
 
 
 def _table(name: str, named: Sequence[tuple[str, Array]], source: str) -> Table:
-    """Columns of one length with distinct names, or one line."""
+    """A table of these columns. Raises BadInput for different lengths, equal names or no rows."""
     _check_column_names(name, [key for key, _ in named])
     first, rows = named[0][0], len(named[0][1])
     for key, column in named:
@@ -115,10 +178,128 @@ def _table(name: str, named: Sequence[tuple[str, Array]], source: str) -> Table:
             )
     if rows == 0:
         raise BadInput(f"{name} has columns and no rows: there is nothing to learn from")
-    return Table(name, dict(named), np.arange(1, rows + 1), source)
+    part = TablePart(name, source, rows)
+    return Table(name, dict(named), np.arange(1, rows + 1), (part,), np.zeros(rows, dtype=np.intp))
+
+
+MOST_SHOWN = 5
+"""Problems of a table that one message lists."""
+
+
+def raise_together(problems: Sequence[str], name: str) -> None:
+    """Raise one BadInput about all the problems of a table, if there are any.
+
+    >>> raise_together(["t.csv: no rows", "t.csv: no header"], "t.csv")
+    Traceback (most recent call last):
+    ...
+    fedveil.base.errors.BadInput: t.csv: 2 problems: (1) no rows; (2) no header
+    """
+    lines = [problem.removeprefix(f"{name}: ") for problem in dict.fromkeys(problems)]
+    if len(lines) == 1:
+        raise BadInput(next(iter(problems)))
+    if lines:
+        listed = [f"({number}) {line}" for number, line in enumerate(lines[:MOST_SHOWN], 1)]
+        if len(lines) > MOST_SHOWN:
+            rest = len(lines) - MOST_SHOWN
+            listed.append(f"and {rest} more (fedveil data check lists all)")
+        raise BadInput(f"{name}: {len(lines)} problems: {'; '.join(listed)}")
+
+
+def is_several(source: object) -> bool:
+    """Whether a table is given as several files: a list of paths, or a folder."""
+    if isinstance(source, list | tuple):
+        return True
+    return isinstance(source, str | Path) and Path(source).is_dir()
+
+
+def files_name(source: object) -> str:
+    """The name of several files in messages: the folder, or the first file and how many more."""
+    if not isinstance(source, list | tuple):
+        return str(source)
+    if len(source) < 2:
+        return str(source[0]) if source else "the list of files"
+    return f"{source[0]} and {len(source) - 1} more"
+
+
+def table_files(source: object) -> list[Path]:
+    """The paths in a list, or the .csv and .parquet files of a folder in order of their names.
+
+    Raises BadInput if there are none, and for entries of a list that are not files.
+    """
+    if isinstance(source, list | tuple):
+        if not source:
+            raise BadInput("the list of files is empty: name at least one .csv or .parquet file")
+        for path in source:
+            if not isinstance(path, str | Path):
+                raise BadInput(f"the list of files has {shown(path)}: name .csv or .parquet files")
+        return [Path(path) for path in source]
+    folder = Path(str(source))
+    files = [p for p in folder.glob("[!.]*") if p.suffix.lower() in SUFFIXES and p.is_file()]
+    if not files:
+        raise BadInput(
+            f"{folder} is a folder without .csv or .parquet files: name another (for what "
+            "FederatedData.save wrote, data.name = 'saved')"
+        )
+    return sorted(files)
+
+
+def read_files(source: object) -> tuple[list[Table], list[str]]:
+    """(the tables in several files, a line for every file that cannot be read or joined)."""
+    tables: list[Table] = []
+    problems: list[str] = []
+    for path in table_files(source):
+        try:
+            tables.append(_read_file(path))
+        except BadInput as e:
+            problems.append(str(e))
+    by_source: dict[str, str] = {}
+    for table in tables:
+        (part,) = table.parts
+        first = by_source.setdefault(part.source, part.name)
+        if first is not part.name:
+            problems.append(f"{part.name} and {first} are the same file: leave one out")
+    return tables, problems + _differing_columns(tables)
+
+
+def _differing_columns(tables: Sequence[Table]) -> list[str]:
+    """A line for each column that some tables have and some do not."""
+    lines = []
+    for name in dict.fromkeys(name for table in tables for name in table.columns):
+        lacking = [table.name for table in tables if name not in table.columns]
+        having = [table.name for table in tables if name in table.columns]
+        if not lacking:
+            continue
+        if len(lacking) <= len(having):
+            with_it = having[0] if len(having) == 1 else f"the {len(having)} other files"
+            lines += [f"{one} has no column {name!r}, unlike {with_it}: add it" for one in lacking]
+        else:
+            without = f"the {len(lacking)} other files"
+            lines += [f"{one} has a column {name!r}, unlike {without}: remove it" for one in having]
+    return lines
+
+
+def join_tables(tables: Sequence[Table], name: str) -> Table:
+    """One table of all rows of tables, with the columns that all of them have."""
+    columns = {}
+    for key in tables[0].columns:
+        if not all(key in table.columns for table in tables):
+            continue
+        pieces = [table[key] for table in tables]
+        if all((p.dtype, p.shape[1:]) == (pieces[0].dtype, pieces[0].shape[1:]) for p in pieces):
+            columns[key] = np.concatenate(pieces)
+        else:  # one file's types change nothing in another's
+            columns[key] = _objects([entry for piece in pieces for entry in piece])
+    return Table(
+        name,
+        columns,
+        np.concatenate([table.row_numbers for table in tables]),
+        tuple(part for table in tables for part in table.parts),
+        np.repeat(np.arange(len(tables)), [len(table) for table in tables]),
+    )
 
 
 def _check_column_names(name: str, names: Sequence[str]) -> None:
+    """Raise BadInput if there are no names, or if one is there twice."""
     if not names:
         raise BadInput(f"{name} is empty: a header and rows are needed")
     often, times = Counter(names).most_common(1)[0]
@@ -127,12 +308,9 @@ def _check_column_names(name: str, names: Sequence[str]) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no file that can be read as a table, before it is opened."""
+    """Raise BadInput for a path that is no existing .csv or .parquet file."""
     if path.is_dir():
-        raise BadInput(
-            f"{path} is a folder: name a .csv or .parquet file (for what FederatedData.save wrote, "
-            "data.name = 'saved')"
-        )
+        raise BadInput(f"{path} is a folder: name .csv or .parquet files, or one folder of them")
     if path.suffix.lower() not in SUFFIXES:
         raise BadInput(f"{path} is no table that can be read: use a .csv or .parquet file")
     if not path.exists():
@@ -142,27 +320,37 @@ def check_file(path: Path) -> None:
 
 
 def _read_file(path: Path) -> Table:
+    """The table in a .csv or .parquet file. The source of its part is a digest of the file."""
     check_file(path)
     if path.suffix.lower() == ".csv":
         with reading(path, "a CSV file"):
-            return replace(_read_csv(path), source=_content_digest(path))
+            return _with_source(_read_csv(path), _content_digest(path))
     parquet, arrow = (
         optional_module(module, package="pyarrow", needed_by="a parquet file")
         for module in ("pyarrow.parquet", "pyarrow")
     )
     with reading(path, "a parquet file", arrow.ArrowException):
         table = read_table(parquet.ParquetFile(path).read(), str(path))
-        return replace(table, source=_content_digest(path))
+        return _with_source(table, _content_digest(path))
+
+
+def _with_source(table: Table, source: str) -> Table:
+    """A table of one part, whose source is this one."""
+    (part,) = table.parts
+    return replace(table, parts=(replace(part, source=source),))
 
 
 def _content_digest(path: Path) -> str:
-    """A digest of a file's content, wherever the file lies."""
+    """The SHA-256 digest of a file's content, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _read_csv(path: Path) -> Table:
-    """All entries as texts, without blank lines."""
+    """The table in a CSV file, all entries as texts, without blank lines.
+
+    Raises BadInput for files that are not UTF-8 or have rows of different lengths.
+    """
     with path.open("rb") as binary:
         if b"\0" in binary.read(_START):
             raise BadInput(f"{path} is no text: a CSV file in UTF-8 is needed")
@@ -201,7 +389,7 @@ def _read_csv(path: Path) -> Table:
 
 
 def _plain(name: object, column: object) -> Array:
-    """A column of a dict: an array, or a list, whose entries are kept apart if they are arrays.
+    """A column of a dict as an array. A list of arrays becomes one object per entry.
 
     One row's fractions would make real numbers of everybody's otherwise.
     """
@@ -219,6 +407,7 @@ def _plain(name: object, column: object) -> Array:
 
 
 def _from_pandas(series: Any) -> Array:
+    """A column of a pandas data frame: numbers, or objects with None where one is missing."""
     if getattr(series.dtype, "kind", "O") in "biuf" and isinstance(series.dtype, np.dtype):
         return np.asarray(series.to_numpy())
     column = np.array(series.to_numpy(dtype=object), dtype=object)
@@ -227,13 +416,14 @@ def _from_pandas(series: Any) -> Array:
 
 
 def _from_polars(series: Any) -> Array:
+    """A column of a polars data frame: numbers, or objects with None where one is missing."""
     if series.dtype.is_numeric() and series.null_count() == 0:
         return np.asarray(series.to_numpy())
     return _objects(series.to_list())
 
 
 def from_arrow(column: Any) -> Array:
-    """A column of an Arrow table."""
+    """A column of an Arrow table: numbers, or objects with None where one is missing."""
     kind = str(column.type)
     if column.null_count == 0 and kind.startswith(("int", "uint", "float", "double", "halffloat")):
         return np.asarray(column.to_numpy())
@@ -241,99 +431,18 @@ def from_arrow(column: Any) -> Array:
 
 
 def _objects(entries: list[Any]) -> Array:
-    """One object per entry, whatever it is."""
+    """An array of objects, one per entry, whatever it is."""
     column = np.empty(len(entries), dtype=object)
     for row, entry in enumerate(entries):
         column[row] = entry
     return column
 
 
-Floats = npt.NDArray[np.float64]
-Bits = npt.NDArray[np.bool_]
-
-_MISSING = ("", "na", "n/a", "nan", "null", "none")
-"""Words for a number that is not there; of a text, only the empty one is."""
-
-_BITS = {"true": 1.0, "false": 0.0}
-_WHOLE = 2.0**53
-
-
-def as_numbers(column: Array) -> tuple[Floats, Bits]:
-    """Entries as numbers, NaN where missing, and a mask of those that are not numbers."""
-    if column.ndim > 1:
-        return np.full(len(column), math.nan), np.ones(len(column), dtype=bool)
-    try:
-        return column.astype(np.float64), np.zeros(len(column), dtype=bool)
-    except (TypeError, ValueError, OverflowError):
-        numbers = [_number(entry) for entry in column]
-    odd = np.array([number is None for number in numbers], dtype=bool)
-    return np.array([math.nan if n is None else n for n in numbers], dtype=np.float64), odd
-
-
-def as_texts(column: Array) -> list[str | None]:
-    """Entries as texts, None where missing. 1 and 1.0 are the same text."""
-    return [_text(entry) for entry in column.tolist()]
-
-
-def are_bits(column: Array) -> bool:
-    """Whether all entries are true or false, as such or as these words."""
-    if column.dtype.kind != "O":
-        return column.dtype.kind == "b"
-    return all(
-        isinstance(entry, bool | np.bool_)
-        or (isinstance(entry, str) and entry.strip().lower() in _BITS)
-        for entry in column
-    )
-
-
-def are_floats(column: Array) -> bool:
-    """Whether an entry is written or stored as a real number, though it may be a whole one."""
-    if column.dtype.kind != "O":
-        return column.dtype.kind == "f"
-    return any(
-        isinstance(entry, float | np.floating)
-        or (isinstance(entry, str) and not entry.strip().lstrip("+-").isdigit())
-        for entry in column
-    )
-
-
-def are_arrays(column: Array) -> bool:
-    """Whether entries are arrays, judged by the first that is not missing."""
-    if column.dtype.kind != "O":
-        return column.ndim > 1
-    first = next((entry for entry in column if entry is not None), None)
-    return isinstance(first, list | tuple | np.ndarray)
-
-
-def _number(entry: Any) -> float | None:
-    """A number, NaN if missing, None if it is not a number."""
-    if entry is None:
-        return math.nan
-    if isinstance(entry, str):
-        word = entry.strip().lower()
-        if word in _MISSING:
-            return math.nan
-        if word in _BITS:
-            return _BITS[word]
-    try:
-        return float(entry)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _text(entry: Any) -> str | None:
-    if entry is None:
-        return None
-    if isinstance(entry, float):
-        if math.isnan(entry):
-            return None
-        whole = entry.is_integer() and abs(entry) < _WHOLE
-        return str(int(entry)) if whole else repr(entry)
-    return str(entry).strip() or None
-
-
 def clients_from_datasets(datasets: object) -> list[tuple[str, Inputs[Array], Array]]:
-    """(name, features, targets) of a dict of data sets by name, or of a list of them."""
+    """(name, features, targets) of each data set, in a dict by name, or in a list.
+
+    In a list the names are "0", "1", ... Raises BadInput for anything else.
+    """
     if isinstance(datasets, list | tuple):
         datasets = dict(enumerate(datasets))
     if not isinstance(datasets, Mapping):
@@ -345,9 +454,10 @@ def clients_from_datasets(datasets: object) -> list[tuple[str, Inputs[Array], Ar
 
 
 def arrays_of(dataset: Any, whose: str) -> tuple[Inputs[Array], Array]:
-    """Features and targets of a sequence of (x, y).
+    """(features, targets) of a sequence of (x, y), in which x may be a dict.
 
-    Each pair is read once, and x may be a dict.
+    Each pair is read once. Raises BadInput for anything else. `whose`, such as "client 'ada'", is
+    for the message.
     """
     if isinstance(dataset, str | Mapping) or not (
         hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -369,16 +479,20 @@ def arrays_of(dataset: Any, whose: str) -> tuple[Inputs[Array], Array]:
                     f"{', '.join(first)}: give all the same inputs"
                 )
         x = {
-            name: _stacked([x[name] for x, _ in pairs], f"input {name!r}", whose, repr(name))
+            name: _stack([x[name] for x, _ in pairs], f"input {name!r}", whose, repr(name))
             for name in first
         }
     else:
-        x = _stacked([x for x, _ in pairs], "features", whose, "a record")
-    return x, _stacked([y for _, y in pairs], "targets", whose, "a target")
+        x = _stack([x for x, _ in pairs], "features", whose, "a record")
+    return x, _stack([y for _, y in pairs], "targets", whose, "a target")
 
 
-def _stacked(values: list[Any], what: str, whose: str, singular: str) -> Array:
-    """One array of a value per record."""
+def _stack(values: list[Any], what: str, whose: str, singular: str) -> Array:
+    """One array [records, ...] of a value per record.
+
+    Raises BadInput for values of different shapes. `what`, `whose` and `singular` are nouns for the
+    message: of all values, of their owner, and of one value.
+    """
     rows = [array_of(f"{what} of {whose}", [value]) for value in values]
     for number, row in enumerate(rows):
         if row.shape != rows[0].shape:
@@ -395,18 +509,30 @@ _NESTED = ("list", "large_list", "fixed_size_list", "struct", "extension")
 def tables_of(
     source: object, target: str, client: str | None, features: list[str] | None
 ) -> tuple[Table, Table | None, dict[str, object]]:
-    """The training and test tables of a data set or its folder, and the label names it declares."""
+    """(training table, test table or None, declared labels) of a Hugging Face data set.
+
+    Labels are {column: {"values": names}}, {} if the data set declares none.
+
+    Args:
+        source: A `Dataset`, a `DatasetDict`, or the folder that one was saved to.
+        target: The target column.
+        client: The client column, or None.
+        features: Feature columns. None keeps all columns.
+    """
     train, test = _splits_of(source)
     named = [name for name in (client, target) if name is not None]
     wanted = None if features is None else [*features, *named]
     table = _split_table(train, wanted, "the training split")
     test_table = None if test is None else _split_table(test, wanted, "the test split")
-    labels = {key: _labels(train, key) for key in table.columns if key != client}
+    labels = {key: _label_names(train, key) for key in table.columns if key != client}
     return table, test_table, {key: {"values": value} for key, value in labels.items() if value}
 
 
 def _splits_of(source: object) -> tuple[Any, Any | None]:
-    """The training split, and the test split if there is one, of a data set or its folder."""
+    """(training split, test split or None) of a Hugging Face data set, or of its folder.
+
+    Raises BadInput without a split "train", and for anything else.
+    """
     if isinstance(source, str | Path):
         library = optional_module(
             "datasets", package="datasets", needed_by="a data set on disk", extra="datasets"
@@ -418,7 +544,8 @@ def _splits_of(source: object) -> tuple[Any, Any | None]:
     splits: tuple[Any, Any | None] = (source, None)
     if isinstance(source, Mapping):
         if "train" not in source:
-            raise BadInput(f"the data set has splits {listed(list(source))} and no 'train': add it")
+            splits_text = quoted_names(list(source))
+            raise BadInput(f"the data set has splits {splits_text} and no 'train': add it")
         splits = source["train"], source.get("test")
     for split in splits:
         usable = all(hasattr(split, name) for name in ("features", "with_format", "__len__"))
@@ -431,15 +558,15 @@ def _splits_of(source: object) -> tuple[Any, Any | None]:
 
 
 def _split_table(split: Any, wanted: list[str] | None, name: str) -> Table:
-    """The wanted columns of a split (None: all), with labels by their names."""
+    """The table of the wanted columns of a split (None: all), with labels by their names."""
     keys = [key for key in split.features if wanted is None or key in wanted]
     if not keys:
-        raise BadInput(f"{name} has no column of {listed(wanted or [])}: see its features")
+        raise BadInput(f"{name} has no column of {quoted_names(wanted or [])}: see its features")
     arrow = split.with_format("arrow", columns=keys)[:]
     columns: dict[str, Array] = {}
     for key in keys:
         column = arrow.column(key)
-        if names := _labels(split, key):
+        if names := _label_names(split, key):
             # A record without a label has None or -1.
             codes = column.to_pylist()
             labels = [None if code is None or code < 0 else names[code] for code in codes]
@@ -451,5 +578,6 @@ def _split_table(split: Any, wanted: list[str] | None, name: str) -> Table:
     return read_table(columns, name)
 
 
-def _labels(split: Any, key: str) -> list[str] | None:
+def _label_names(split: Any, key: str) -> list[str] | None:
+    """The label names that a column of a Hugging Face data set declares, None without any."""
     return getattr(split.features[key], "names", None)

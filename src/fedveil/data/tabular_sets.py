@@ -47,7 +47,7 @@ _PLACES, _PLACE_BYTES = 446, 56  # features of Location30, and the bytes that th
 def load_purchase100(root: Path) -> Records:
     """197,324 shoppers as 600 bits, what they bought, in 100 clusters.
 
-    The text file wins over the archive.
+    The text file wins over the archive. Raises BadInput if both are missing, or one is malformed.
     """
     file = "dataset_purchase"
     path = find_file(
@@ -55,14 +55,14 @@ def load_purchase100(root: Path) -> Records:
         [f"purchase100/{file}", f"purchase100/{file}.tgz"],
         expected=f"{file}.tgz, or the file in it, as published for membership inference",
     )
-    bits, y = _labelled_bits(path, file, features=600, classes=100)
+    bits, y = _read_labelled_bits(path, file, features=600, classes=100)
     return Records.with_holdout("purchase100", bits, y, classes=100)
 
 
 def load_texas100(root: Path) -> Records:
     """67,330 hospital stays as 6,169 bits, in 100 procedures. They take 1.7 GB as numbers.
 
-    Unpacked files win over the archive.
+    Unpacked files win over the archive. Raises BadInput if both are missing, or one is malformed.
     """
     path = find_file(
         root,
@@ -74,9 +74,9 @@ def load_texas100(root: Path) -> Records:
     if not labels_path.is_file():
         raise malformed(path, "a file labels beside it", "none")
     wanted = "lines of 6169 bits, separated by commas"
-    bits = _table_of(path, "texas/100/feats", 6169, wanted)
+    bits = _read_whole_numbers(path, "texas/100/feats", 6169, wanted)
     _check_bits(path, bits, wanted)
-    labels = _table_of(labels_path, "texas/100/labels", 1, "lines of one label")[:, 0]
+    labels = _read_whole_numbers(labels_path, "texas/100/labels", 1, "lines of one label")[:, 0]
     check_codes(labels_path, labels, records=len(bits), count=100, first=1)
     return Records.with_holdout("texas100", bits, labels.astype(np.int64) - 1, classes=100)
 
@@ -84,7 +84,7 @@ def load_texas100(root: Path) -> Records:
 def load_location30(root: Path) -> Records:
     """5,010 users as 446 bits, the places they visited, in 30 clusters.
 
-    The text file wins over the npz.
+    The text file wins over the npz. Raises BadInput if both are missing, or one is malformed.
     """
     path = find_file(
         root,
@@ -94,11 +94,12 @@ def load_location30(root: Path) -> Records:
     if path.suffix == ".npz":
         bits, y = _read_location_npz(path)
     else:
-        bits, y = _labelled_bits(path, "bangkok", features=_PLACES, classes=30)
+        bits, y = _read_labelled_bits(path, "bangkok", features=_PLACES, classes=30)
     return Records.with_holdout("location30", bits, y, classes=30)
 
 
 def _read_location_npz(path: Path) -> tuple[Array, Array]:
+    """(bits as uint8 [N, 446], labels from 0 on) of Location30's npz file."""
     arrays = read_npz(path, ("x_packed", "n_features", "y"))
     packed, features, labels = arrays["x_packed"], arrays["n_features"].tolist(), arrays["y"]
     if packed.dtype != np.uint8 or packed.shape[1:] != (_PLACE_BYTES,) or features != _PLACES:
@@ -111,10 +112,21 @@ def _read_location_npz(path: Path) -> tuple[Array, Array]:
     return np.unpackbits(packed, axis=1, count=_PLACES), labels.astype(np.int64)
 
 
-def _labelled_bits(path: Path, file: str, *, features: int, classes: int) -> tuple[Array, Array]:
-    """Bits, and labels from 0 on, of lines that begin with a label counted from 1."""
+def _read_labelled_bits(
+    path: Path, member: str, *, features: int, classes: int
+) -> tuple[Array, Array]:
+    """(bits as uint8 [N, features], labels from 0 on) of lines that begin with a label from 1 on.
+
+    Raises BadInput for lines of another form.
+
+    Args:
+        path: A text file, or an archive that ends in .tgz.
+        member: The file in the archive. A text file ignores it.
+        features: Bits of a line.
+        classes: The number of labels.
+    """
     wanted = f"lines of a label and {features} bits, separated by commas"
-    table = _table_of(path, file, 1 + features, wanted)
+    table = _read_whole_numbers(path, member, 1 + features, wanted)
     labels, bits = table[:, 0], table[:, 1:]
     _check_bits(path, bits, wanted)
     check_codes(path, labels, records=len(table), count=classes, first=1)
@@ -122,8 +134,12 @@ def _labelled_bits(path: Path, file: str, *, features: int, classes: int) -> tup
 
 
 @contextmanager
-def _opened(path: Path, member: str, wanted: str) -> Iterator[TextIO]:
-    """A text file, or the `member` of that name of an archive, which is not unpacked."""
+def _open_member(path: Path, member: str, wanted: str) -> Iterator[TextIO]:
+    """Context manager: open a text file, or the file `member` in a .tgz archive, to be read.
+
+    Raises BadInput if the archive has no such file. `wanted` is the expected content, for the
+    message.
+    """
     if path.suffix != ".tgz":
         with path.open() as stream:
             yield stream
@@ -139,12 +155,16 @@ def _opened(path: Path, member: str, wanted: str) -> Iterator[TextIO]:
             yield stream
 
 
-def _table_of(path: Path, member: str, width: int, wanted: str) -> Array:
-    """Lines of `width` whole numbers from 0 to 255, separated by commas, as uint8 [N, width]."""
+def _read_whole_numbers(path: Path, member: str, width: int, wanted: str) -> Array:
+    """Lines of `width` whole numbers from 0 to 255, separated by commas, as uint8 [N, width].
+
+    `path` and `member` are those of `_open_member`. Raises BadInput for lines of another form, with
+    `wanted` as the expected content.
+    """
     with reading(path, wanted, OverflowError, tarfile.TarError):
         if path.stat().st_size == 0:
             raise malformed(path, wanted, "an empty file")
-        with _opened(path, member, wanted) as stream:
+        with _open_member(path, member, wanted) as stream:
             table: Array = np.loadtxt(
                 stream, dtype=np.uint8, delimiter=",", quotechar='"', ndmin=2, comments=None
             )
@@ -154,7 +174,7 @@ def _table_of(path: Path, member: str, width: int, wanted: str) -> Array:
 
 
 def _check_bits(path: Path, bits: Array, wanted: str) -> None:
-    """Refuse values other than 0 and 1."""
+    """Raise BadInput for values other than 0 and 1. `path` and `wanted` are for the message."""
     if bits.max(initial=0) > 1:
         raise malformed(path, wanted, f"values from {bits.min()} to {bits.max()}")
 
@@ -197,7 +217,7 @@ def load_lending_club(root: Path, *, grades: bool = True, held_out: bool = False
     """
     expected = "the public file of accepted Lending Club loans, as on Kaggle"
     path = find_file(root, _TABLES, expected=expected)
-    table = _read(path, () if grades else _PRICING)
+    table = _read_loans(path, () if grades else _PRICING)
     rate = _numbers(table[TARGET])
     loans = np.flatnonzero(np.isfinite(rate))
     if len(loans) < 2:
@@ -207,15 +227,20 @@ def load_lending_club(root: Path, *, grades: bool = True, held_out: bool = False
     fitted_rows = test if held_out else train
     columns = [_numbers(table[c], fitted_rows) for c in table.column_names if c != TARGET]
     x = _components(path, columns, fitted_rows)
-    return Records.with_holdout("lending-club", x, y, classes=0, **_fits(FITTED, held_out))
+    return Records.with_holdout("lending-club", x, y, classes=0, **_fitted_field(FITTED, held_out))
 
 
-def _fits(what: str, held_out: bool) -> dict[str, str]:
+def _fitted_field(what: str, held_out: bool) -> dict[str, str]:
+    """{"fitted": what}, or {"fitted_on_test": what} if `held_out`, for `Records`."""
     return {"fitted_on_test" if held_out else "fitted": what}
 
 
-def _read(path: Path, left_out: tuple[str, ...]) -> Any:
-    """The target and the feature columns as an Arrow table of numbers and strings."""
+def _read_loans(path: Path, left_out: tuple[str, ...]) -> Any:
+    """The target and the feature columns of Lending Club as an Arrow table of texts and float64.
+
+    `left_out` are names of columns that are dropped. Raises BadInput without pyarrow, and for a
+    file that is no table of loans.
+    """
     arrow, parquet, arrow_csv = (
         optional_module(module, package="pyarrow", needed_by="lending-club")
         for module in ("pyarrow", "pyarrow.parquet", "pyarrow.csv")
@@ -247,7 +272,8 @@ def _read(path: Path, left_out: tuple[str, ...]) -> Any:
 def _numbers(column: Any, fitted_rows: Rows | None = None) -> Floats:
     """A column as numbers, NaN where missing or absurdly large.
 
-    If some text in `fitted_rows` is not a quantity, text becomes its rank among theirs.
+    Texts such as "36 months" and dates are numbers. If some text in `fitted_rows` is not, all texts
+    become their rank among those of `fitted_rows`, NaN for others.
     """
     if _is_text(column):
         encoded = column.combine_chunks().dictionary_encode()
@@ -268,11 +294,15 @@ def _numbers(column: Any, fitted_rows: Rows | None = None) -> Floats:
 
 
 def _is_text(column: Any) -> bool:
+    """Whether an Arrow column holds strings."""
     return "string" in str(column.type)
 
 
 def _quantity(word: str) -> float:
-    """The number in a text, a date as a number of months, NaN for anything else."""
+    """The number in a text such as "36 months", or the months of a date. NaN for anything else.
+
+    "< 1 year" is 0.
+    """
     if date := _NUMERIC_DATE.fullmatch(word):
         return int(date[1]) * 12 + int(date[2]) - 1
     if date := _NAMED_DATE.fullmatch(word):
@@ -283,7 +313,11 @@ def _quantity(word: str) -> float:
 
 
 def _components(path: Path, columns: list[Floats], fitted_rows: Rows) -> npt.NDArray[np.float32]:
-    """Fill, standardise and project the columns, as fitted on `fitted_rows`."""
+    """The principal components of the columns, float32 [rows, 10], fitted on `fitted_rows`.
+
+    Missing values are filled in, and columns standardised. Raises BadInput, about `path`, for fewer
+    than ten usable columns.
+    """
     usable = [c for c in columns if _is_usable(c[fitted_rows])]
     if len(usable) < COMPONENTS:
         raise malformed(path, f"at least {COMPONENTS} usable feature columns", len(usable))
@@ -300,7 +334,7 @@ def _components(path: Path, columns: list[Floats], fitted_rows: Rows) -> npt.NDA
 
 
 def _is_usable(column: Floats) -> bool:
-    """Whether a column is full enough and tells records apart."""
+    """Whether a column has at most 70 % empty entries and more than one value."""
     missing = np.isnan(column)
     return bool(missing.mean() <= MOST_EMPTY and np.ptp(column[~missing]) > 0)
 
@@ -312,8 +346,9 @@ def load_diabetes(*, held_out: bool = False) -> Records:
     """Disease progression after a year, in hundreds, from ten standardised measurements.
 
     The embedded regression task: a linear model has 11 parameters, as on Lending Club. Features
-    come standardised over all patients, which no claim covers; with `held_out` over the test split
-    alone, whose patients are no clients. The target is divided by 100, a public constant.
+    come standardised over all patients, which no claim covers. With `held_out` they are
+    standardised over the test split alone, whose patients are no clients. The target is divided by
+    100, a public constant.
     """
     from sklearn import datasets
 
@@ -321,5 +356,5 @@ def load_diabetes(*, held_out: bool = False) -> Records:
     test = holdout(len(x))[1]
     x = (x - x[test].mean(axis=0)) / x[test].std(axis=0) if held_out else x * np.sqrt(len(x))
     x, y = x.astype(np.float32), (y / 100).astype(np.float32)
-    fits = _fits(DIABETES_FITTED, held_out)
+    fits = _fitted_field(DIABETES_FITTED, held_out)
     return Records.with_holdout("diabetes", x, y, classes=0, **fits)

@@ -8,7 +8,15 @@ import numpy.typing as npt
 
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
-from fedveil.base.inputs import PADDING, Inputs, Target, count, join_inputs, labelled, shape_of
+from fedveil.base.inputs import (
+    PADDING,
+    Inputs,
+    Target,
+    arrays_by_name,
+    count,
+    join_inputs,
+    shape_of,
+)
 
 if TYPE_CHECKING:
     from fedveil.data.federated import FederatedData
@@ -20,7 +28,11 @@ _SCAN = 1 << 24  # elements read in one go, so that a memory map is never loaded
 
 
 def features_of(what: str, value: object) -> Inputs[Array]:
-    """Numbers with one row per record. A dict gives one array per input name."""
+    """Features as an array of numbers with one row per record, or a dict of arrays by name.
+
+    Raises BadInput for anything else, and for named inputs of different lengths. `what` is the
+    subject of its message, such as "test features".
+    """
     if not isinstance(value, Mapping):
         return _numbers(what, value)
     for name in value:
@@ -33,6 +45,10 @@ def features_of(what: str, value: object) -> Inputs[Array]:
 
 
 def _numbers(what: str, value: object) -> Array:
+    """An array of numbers or truth values with one row per record. Raises BadInput for other types.
+
+    `what` is the subject of the message.
+    """
     array = array_of(what, value)
     if array.dtype.kind not in "biuf":
         raise BadInput(f"{what} are of type {array.dtype}: numbers are needed")
@@ -40,7 +56,10 @@ def _numbers(what: str, value: object) -> Array:
 
 
 def check_input_name(what: str, name: object) -> None:
-    """Refuse a name that a module's forward cannot have."""
+    """Raise BadInput for a name that no argument of a module's forward can have.
+
+    `what` is the subject of the message.
+    """
     if not isinstance(name, str) or not name.isidentifier():
         raise BadInput(
             f"{what} have an input called {shown(name)}: inputs are keyword arguments of the "
@@ -49,7 +68,7 @@ def check_input_name(what: str, name: object) -> None:
 
 
 def _check_lengths(what: str, inputs: dict[str, Array]) -> None:
-    """Refuse named inputs that are not as many records each."""
+    """Raise BadInput for named inputs with different numbers of rows. `what` names them."""
     first, length = next((name, len(array)) for name, array in inputs.items())
     for name, array in inputs.items():
         if len(array) != length:
@@ -58,7 +77,11 @@ def _check_lengths(what: str, inputs: dict[str, Array]) -> None:
 
 
 def array_of(what: str, value: object) -> Array:
-    """An array with one row per record, of any type."""
+    """A value as an array of any type with one row per record.
+
+    Raises BadInput for a single number, and for lists of different lengths. `what` is the subject
+    of its message.
+    """
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as e:
@@ -76,13 +99,18 @@ def array_of(what: str, value: object) -> Array:
     return array
 
 
-def joined_features(
+def join_features(
     parts: list[Inputs[Array]], test: Inputs[Array]
 ) -> tuple[Inputs[Array], Inputs[Array]]:
-    """Concatenated features of clients, and those of the test split, in common types.
+    """(features of all clients in one array, those of the test split), in common types.
 
-    Whole numbers, such as words of a vocabulary, become int64; anything else becomes float32, but
-    truth values stay what they are in an input that has a name, such as a mask.
+    Whole numbers, such as words of a vocabulary, become int64. Anything else becomes float32, but
+    truth values stay what they are in an input that has a name, such as a mask. Inputs by name are
+    joined name by name.
+
+    Args:
+        parts: The features of each client.
+        test: The features of the test split.
     """
 
     def common_type(arrays: list[Array]) -> type[np.generic]:
@@ -101,9 +129,11 @@ def joined_features(
 
 
 def targets_of(y: Array, classes: int) -> Array:
-    """Labels as int64, other targets as float32. Labels must be whole numbers.
+    """Targets as int64 labels, or as float32 if `classes` is 0 or several labels hold at once.
 
     Several labels at once are a matrix of floats or truth values with a column for each label.
+    Raises BadInput for labels that are not whole, or a matrix of another width. The range of labels
+    is not checked.
     """
     if not classes or (y.ndim > 1 and y.dtype.kind in "bf"):
         if y.dtype.kind not in "biuf":
@@ -124,13 +154,17 @@ def targets_of(y: Array, classes: int) -> Array:
 
 
 def check_classes(classes: object) -> None:
-    """Refuse a number of labels that is not a whole number from 0 on."""
+    """Raise BadInput for a number of labels that is not a whole number from 0 on."""
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 0:
         raise BadInput(f"classes is {shown(classes)}: give the number of labels, 0 for regression")
 
 
 def client_triples(clients: object) -> list[tuple[Any, Inputs[Array], Array]]:
-    """(name, features, targets) of every client, as many features as targets, of one shape."""
+    """A list of (name, features, targets), one per client, as arrays, from any iterable of them.
+
+    Raises BadInput for clients whose shapes or numbers of records do not match, or if there are
+    none.
+    """
     if not isinstance(clients, Iterable) or isinstance(clients, dict | str | bytes):
         raise BadInput(f"clients is {shown(clients)}: a list of (name, x, y) is needed")
     triples: list[tuple[Any, Inputs[Array], Array]] = []
@@ -161,18 +195,18 @@ def client_triples(clients: object) -> list[tuple[Any, Inputs[Array], Array]]:
 
 
 def target_of(y: Array, classes: int) -> Target:
-    """The `Target` that targets [records, ...] are of."""
+    """The `Target` of targets [records, ...]. Floats with `classes` are several labels at once."""
     return Target(classes, tuple(y.shape[1:]), bool(classes) and y.dtype.kind == "f")
 
 
-def described(x: Inputs[Array], test_x: Inputs[Array], y: Array, classes: int) -> str:
-    """One line: number of records, their shape, and what is to be predicted."""
+def records_text(x: Inputs[Array], test_x: Inputs[Array], y: Array, classes: int) -> str:
+    """A clause for a `repr`: numbers of records, their shape, and what is to be predicted."""
     records = f"{count(x):,} records of shape {shape_of(x)}, {count(test_x):,} for testing"
     return f"{records}, {target_of(y, classes)}"
 
 
 def check_structure(data: "FederatedData") -> None:
-    """Refuse arrays whose shapes or types do not belong together.
+    """Raise BadInput for arrays whose shapes or types do not belong together.
 
     Reads offsets, names and test owners, and no records.
     """
@@ -185,7 +219,7 @@ def check_structure(data: "FederatedData") -> None:
                 check_input_name(what, name)
             if not inputs:
                 raise BadInput(f"{what} is an empty dict: name at least one input")
-    features = {**labelled("x", x), **labelled("test_x", test_x)}
+    features = {**arrays_by_name("x", x), **arrays_by_name("test_x", test_x)}
     for name, array in {"offsets": offsets, **features, "y": y, "test_y": test_y}.items():
         if not isinstance(array, np.ndarray):
             raise BadInput(f"{name} is {shown(array)}: an array is needed (or use from_clients)")
@@ -226,7 +260,7 @@ def check_structure(data: "FederatedData") -> None:
 
 
 def _check_clients(data: "FederatedData") -> None:
-    """Refuse clients without records, names that are not theirs, and unknown test owners."""
+    """Raise BadInput for clients without records, wrong names, and unknown test owners."""
     elsewhere, clients, records = data.elsewhere, data.clients, len(data.test_y)
     empty = np.flatnonzero(np.diff(data.offsets) == 0)
     if not elsewhere and len(empty):
@@ -262,8 +296,11 @@ def _check_clients(data: "FederatedData") -> None:
 
 
 def check_values(data: "FederatedData") -> None:
-    """Refuse values no model can learn from. Reads the arrays once, piece by piece."""
-    features = {**labelled("x", data.x), **labelled("test_x", data.test_x)}
+    """Raise BadInput for values no model can learn from: not finite, or labels out of range.
+
+    Reads the arrays once, in pieces.
+    """
+    features = {**arrays_by_name("x", data.x), **arrays_by_name("test_x", data.test_x)}
     for name, array in {**features, "y": data.y, "test_y": data.test_y}.items():
         for start, piece in pieces(array):
             problem = _first_problem(piece, 0 if name in features else data.classes)
@@ -276,7 +313,11 @@ def check_values(data: "FederatedData") -> None:
 
 
 def _first_problem(piece: Array, labels: int) -> tuple[int, str] | None:
-    """The first row that no model can learn from, and why."""
+    """(first row that no model can learn from, what is wrong with it), None if all are fine.
+
+    The problem is a predicate without a subject, such as "is not finite: ...". `labels` is the
+    number of labels if the piece holds targets, and otherwise 0.
+    """
     if piece.dtype.kind == "f" and not np.isfinite(piece).all():
         row = int(np.argwhere(~np.isfinite(piece))[0][0])
         return row, "is not finite: remove the record or fill the value in"
@@ -293,7 +334,10 @@ def _first_problem(piece: Array, labels: int) -> tuple[int, str] | None:
 
 
 def pieces(array: Array, elements: int | None = None) -> Iterator[tuple[int, Array]]:
-    """(first row, rows) over the leading axis, about `elements` numbers at a time."""
+    """Yield (first row, rows) over the leading axis, about `elements` numbers at a time.
+
+    None for `elements` takes 2^24. There is at least one row in a piece.
+    """
     rows = max(1, (elements or _SCAN) // max(1, int(np.prod(array.shape[1:]))))
     for start in range(0, len(array), rows):
         yield start, array[start : start + rows]

@@ -48,10 +48,10 @@ _LIMITS = {
 
 
 def tokens(text: str) -> list[str]:
-    """The words and punctuation marks of a text, in lower case.
+    """The words and punctuation marks of a text, in lower case, [] for a blank text.
 
-    A word is a run of letters and digits, with apostrophes inside; any other mark that is no space
-    is a token by itself. Addresses of the web become `URL`, @names `USER`.
+    A word is a run of letters and digits, with apostrophes inside. Any other mark except spaces is
+    a token by itself. Addresses of the web become `URL`, @names `USER`.
 
     >>> tokens("@ada: It's 5 o'clock, see https://example.org/x?y=1 :)")
     ['<user>', ':', "it's", '5', "o'clock", ',', 'see', '<url>', ':', ')']
@@ -78,6 +78,7 @@ class Vocabulary:
     buckets: int = 0
 
     def __post_init__(self) -> None:
+        """Raise BadInput unless there are words or buckets, and not too many."""
         if bool(self.words) == bool(self.buckets):
             raise BadInput("a vocabulary has words, or a number of buckets: give one of the two")
         for count in (len(self.words), self.buckets):
@@ -86,9 +87,13 @@ class Vocabulary:
 
     @classmethod
     def given(cls, words: object, where: str = "words") -> "Vocabulary":
-        """The words of a list, or of a file with one word per line. Duplicates count once.
+        """The vocabulary of a list of words, or of a file with one word per line.
 
-        `where` is what messages call them.
+        Duplicates count once. Raises BadInput for entries that are not one word, and for no words.
+
+        Args:
+            words: The list, or the path of the file.
+            where: A name for the list in messages.
         """
         if isinstance(words, str | Path):
             where, words = str(words), lines_of(words)
@@ -98,9 +103,15 @@ class Vocabulary:
 
     @classmethod
     def counted(cls, texts: Iterable[str], *, most: int, least: int) -> "Vocabulary":
-        """The `most` words that the most texts have, of those that at least `least` texts have.
+        """The vocabulary of the words that the most texts have.
 
-        They are a statistic of these texts: whoever hands over texts of clients releases it.
+        They are a statistic of these texts: whoever hands over texts of clients releases it. Raises
+        BadInput if no word is in enough texts.
+
+        Args:
+            texts: The texts.
+            most: The most words of the vocabulary.
+            least: The fewest texts that a word must be in.
         """
         counts: Counter[str] = Counter()
         for text in texts:
@@ -119,7 +130,10 @@ class Vocabulary:
         return len(_SPECIAL) + (len(self.words) or self.buckets)
 
     def encode(self, texts: Sequence[str], length: int) -> npt.NDArray[np.int64]:
-        """The first `length` words of each text by number [texts, length], filled up with 0."""
+        """The first `length` words of each text by number, [texts, length], filled up with 0.
+
+        A word that is not in the list is 1.
+        """
         rows = np.full((len(texts), length), PADDING, dtype=np.int64)
         numbers: dict[str, int] = {}
         for row, text in zip(rows, texts, strict=True):
@@ -132,9 +146,11 @@ class Vocabulary:
 
     @cached_property
     def _places(self) -> dict[str, int]:
+        """The number of each word of the list, from 2 on, {} for buckets."""
         return {word: place for place, word in enumerate(self.words, len(_SPECIAL))}
 
     def _number(self, word: str) -> int:
+        """The number of a word: its place in the list plus 2, `UNKNOWN`, or its bucket plus 2."""
         if self.words:
             return self._places.get(word, UNKNOWN)
         digest = hashlib.sha256(word.encode(errors="surrogatepass")).digest()
@@ -143,7 +159,8 @@ class Vocabulary:
     def decode(self, rows: Any) -> list[str]:
         """Numbers [texts, length] as texts without padding, a space between words.
 
-        Words are in lower case as they were counted; a bucket k, which may be many words', is <k>.
+        Words are in lower case as they were counted. Bucket k, which may be many words', is <k>.
+        Raises BadInput for a number outside the vocabulary.
         """
         return [
             " ".join(self.word(int(number)) for number in row if number != PADDING)
@@ -152,11 +169,11 @@ class Vocabulary:
 
     @property
     def all_words(self) -> tuple[str, ...]:
-        """The word of every number, in order."""
+        """The word of every number, in order, "<padding>" and "<unknown>" first."""
         return tuple(self.word(number) for number in range(self.size))
 
     def word(self, number: int) -> str:
-        """The word of a number."""
+        """The word of a number. "<k>" for bucket k. Raises BadInput outside 0..size - 1."""
         if not 0 <= number < self.size:
             raise BadInput(f"{number} is no word: numbers are 0 to {self.size - 1}")
         if number < len(_SPECIAL):
@@ -165,7 +182,7 @@ class Vocabulary:
         return self.words[place] if self.words else f"<{place}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """{"words": list of words}, or {"buckets": their number}, for JSON."""
         return {"words": list(self.words)} if self.words else {"buckets": self.buckets}
 
     def __repr__(self) -> str:
@@ -174,7 +191,10 @@ class Vocabulary:
 
 
 def lines_of(path: str | Path) -> list[str]:
-    """The lines of a text file that are not blank."""
+    """The lines of a UTF-8 text file that are not blank, without outer spaces.
+
+    Raises BadInput if there are none, or the file is unreadable or larger than 256 MiB.
+    """
     path = Path(path)
     try:
         if path.stat().st_size > _LARGEST_FILE:
@@ -192,6 +212,10 @@ def lines_of(path: str | Path) -> list[str]:
 
 
 def _word(word: object, where: str) -> str:
+    """A word as `tokens` writes it. Raises BadInput for a text that is not one word.
+
+    `where` is the name of the list in the message.
+    """
     if word in (URL, USER):
         return str(word)
     words = tokens(word) if isinstance(word, str) else []
@@ -203,7 +227,7 @@ def _word(word: object, where: str) -> str:
 
 @dataclass(frozen=True)
 class Text:
-    """How texts become rows of `length` words.
+    """How texts become rows of `length` words by number.
 
     Attributes:
         length: Words of a text.
@@ -222,7 +246,16 @@ class Text:
 
     @classmethod
     def declared(cls, where: str, options: Mapping[str, Any]) -> "Text":
-        """A text column from a user's declaration, which messages call `where`."""
+        """A `Text` from a user's declaration, a dict with some of `KEYS`.
+
+        Counts the words of public texts if it names some. Without words, buckets or public texts,
+        the vocabulary is None until `counted`. Raises BadInput for keys that contradict each other,
+        and without `length`.
+
+        Args:
+            where: The name of the declaration in messages, "columns.NAME".
+            options: The declaration.
+        """
         if "length" not in options:
             key = next(iter(options))
             raise BadInput(f"{where}.{key} is of texts and {where}.length is missing: give it")
@@ -263,38 +296,45 @@ class Text:
         return replace(text.counted(texts), public=True)
 
     def counted(self, texts: Iterable[str]) -> "Text":
-        """The same with the vocabulary of these texts."""
+        """A copy with the vocabulary counted in these texts, and the words of `also`."""
         words = Vocabulary.counted(texts, most=self.most_words, least=self.min_texts).words
         return replace(self, vocabulary=Vocabulary(tuple(dict.fromkeys((*words, *self.also)))))
 
     @property
     def known(self) -> Vocabulary:
-        """The vocabulary. Fails if there is none yet."""
+        """The vocabulary. Raises BadInput if it has not been counted yet."""
         if self.vocabulary is None:
             raise BadInput("the vocabulary of a text has not been found yet: fit the schema")
         return self.vocabulary
 
     def word_numbers(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Words by number [texts, length]."""
+        """The words of each text by number, [texts, length], filled up with 0."""
         return self.known.encode(texts, self.length)
 
     def next_words(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
-        """The word that follows each of `word_numbers` [texts, length].
+        """The number of the word that follows each of `word_numbers`, [texts, length], as labels.
 
-        Where none follows, or one that is not in the vocabulary, there is no label (-100): an
+        The label is -100, none, where no word follows, or one that is not in the vocabulary: an
         unknown word is neither learnt nor measured.
         """
         after = self.known.encode(texts, self.length + 1)[:, 1:]
         return np.where((after == PADDING) | (after == UNKNOWN), NO_LABEL, after)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """JSON values: length, words (a list) or buckets (a number), and "public": True if so.
+
+        How words are counted is left out. Raises BadInput if the vocabulary has not been counted
+        yet.
+        """
         declared: dict[str, Any] = {"length": self.length, **self.known.to_dict()}
         return {**declared, "public": True} if self.public else declared
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`."""
+        """The `Text` of a dict from `to_dict`.
+
+        KeyError without length, BadInput without a vocabulary.
+        """
         words = Vocabulary(tuple(map(str, plain.get("words", ()))), int(plain.get("buckets", 0)))
         return cls(int(plain["length"]), words, bool(plain.get("public", False)))
 
@@ -302,9 +342,10 @@ class Text:
 def known_words(
     outputs: npt.NDArray[np.float64], records: npt.NDArray[Any] | None
 ) -> npt.NDArray[np.float64]:
-    """Outputs [texts, length, words] without padding and unknown, which no word is.
+    """Outputs [texts, length, words] with -inf for padding and unknown, which are no words.
 
-    With the texts' `records`, those after the last word of each [texts, words].
+    With the texts' `records` [texts, length], only the outputs after each text's last word, [texts,
+    words].
     """
     if records is not None:
         last = np.maximum(0, (records != PADDING).sum(axis=1) - 1)

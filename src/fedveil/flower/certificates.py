@@ -1,7 +1,7 @@
-"""Keys and certificates of a federation: authorities, the SuperLink, sites' keys, and the mixer.
+"""Keys and certificates of a federation: authorities, SuperLink, sites' keys, and the mixer.
 
-TLS shows sites that the SuperLink is the one they mean. A node key shows the SuperLink which site
-speaks. Private keys are readable by their owner alone, and no file is written over.
+TLS proves to sites that they reach the right SuperLink. A node key proves to SuperLink which site
+it hears. Private keys are readable by their owner alone, and no file is overwritten.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ from fedveil.mixing.protocol import COLLECTOR
 from fedveil.runs.recipe import to_toml
 
 DAYS = 365
-"""How long certificates hold."""
+"""The number of days for which certificates are valid."""
 
 _CURVE = ec.SECP384R1()
 _OWN_MACHINE = ("localhost", "127.0.0.1")
@@ -43,7 +43,10 @@ class Authority:
 
     @classmethod
     def new(cls, name: str) -> "Authority":
-        """Make an authority that signs certificates of servers and clients, not of authorities."""
+        """Return a new authority with this common name, valid for `DAYS`. Nothing is written.
+
+        It signs certificates of servers and clients, not of other authorities.
+        """
         key = ec.generate_private_key(_CURVE)
         usage = x509.KeyUsage(**{**_NO_USE, "key_cert_sign": True, "crl_sign": True})
         builder = _builder(_common_name(name), _common_name(name), key.public_key())
@@ -53,20 +56,33 @@ class Authority:
     def write_server(self, host: str, folder: Path, name: str) -> None:
         """Write NAME.crt and NAME.key into a folder, for a server that is reached as `host`.
 
-        `host` is a name or an address. The server's own machine may call it localhost as well:
-        SuperLink's programs reach it there.
+        The certificate is also for localhost, where SuperLink's own programs reach the server.
+        Raises BadInput if `host` is neither a name nor an address, or a file exists.
         """
         hosts = [_general_name(name) for name in dict.fromkeys((host, *_OWN_MACHINE))]
         serves = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         self._sign(host, folder, name, [serves, x509.SubjectAlternativeName(hosts)])
 
     def write_client(self, folder: Path, file: str, name: str) -> None:
-        """Write FILE.crt and FILE.key into a folder, for the client whom a server calls `name`."""
+        """Write FILE.crt and FILE.key into a folder, for the client whom a server calls `name`.
+
+        `name` becomes the common name in the certificate. Raises BadInput if a file exists.
+        """
         self._sign(name, folder, file, [x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])])
 
     def _sign(
         self, subject: str, folder: Path, name: str, extensions: list[x509.ExtensionType]
     ) -> None:
+        """Make a key, sign a certificate for it, and write NAME.crt and NAME.key into a folder.
+
+        Raises BadInput if a file exists.
+
+        Args:
+            subject: The common name in the certificate.
+            folder: The folder to write into.
+            name: The name of both files without their ending.
+            extensions: The purpose of the certificate and whatever belongs to it.
+        """
         key = ec.generate_private_key(_CURVE)
         usage = x509.KeyUsage(**{**_NO_USE, "digital_signature": True})
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.signing_key.public_key())
@@ -78,14 +94,15 @@ class Authority:
         _write_pair(folder, name, builder.sign(self.signing_key, hashes.SHA384()), key)
 
     def save(self, folder: Path) -> None:
-        """Write ca.crt and ca.key."""
+        """Write ca.crt and ca.key into a folder. Raises BadInput if one of them exists."""
         _write_pair(folder, "ca", self.certificate, self.signing_key)
 
 
-def node_key(folder: Path, site: str) -> str:
-    """Write a site's key into a folder, as ssh-keygen would: node and node.pub. Return the latter.
+def write_node_key(folder: Path, site: str) -> str:
+    """Write a new key pair of a site into a folder, and return the public key as one line of text.
 
-    Flower takes keys on NIST curves in this form; the public one may be known to anybody.
+    The files are node and node.pub, as ssh-keygen writes them, with the site's name as the comment.
+    Flower takes keys on NIST curves in this form. Raises BadInput if a file exists.
     """
     key = ec.generate_private_key(_CURVE)
     ssh = serialization.PrivateFormat.OpenSSH
@@ -102,6 +119,7 @@ def node_key(folder: Path, site: str) -> str:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
+    """Return the builder of a certificate for a public key, valid from now on for `DAYS`."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -116,10 +134,15 @@ def _builder(
 
 
 def _common_name(name: str) -> x509.Name:
+    """Return an X.509 name that consists of a common name, cut to its 64 characters."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
 def _general_name(host: str) -> x509.GeneralName:
+    """Return a host name or IP address in the form in which certificates list it.
+
+    Raises BadInput for any other text.
+    """
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -132,30 +155,39 @@ def _general_name(host: str) -> x509.GeneralName:
 def _write_pair(
     folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    """Write a certificate and its private key."""
+    """Write a certificate as NAME.crt and its private key as NAME.key into a folder.
+
+    Raises BadInput if one of them exists.
+    """
     pkcs8, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     _write(folder / f"{name}.crt", certificate.public_bytes(_PEM))
     _write(folder / f"{name}.key", key.private_bytes(_PEM, pkcs8, plain), private=True)
 
 
 def _write(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a new file, readable by its owner alone if `private`. Raise BadInput if it exists."""
+    mode = 0o600 if private else 0o644
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        descriptor = os.open(path, flags, 0o600 if private else 0o644)
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content)
     except FileExistsError as e:
         raise BadInput(f"{path} exists: keys and certificates are not written over") from e
-    with open(descriptor, "wb") as file:
-        file.write(content)
 
 
 @dataclass(frozen=True)
 class MixerFiles:
-    """The folder of a mixer at `host`:`port`, and what sites and the server need to reach it.
+    """The files of a mixer, and the authority that admits sites and the server to it.
 
     A mixer has an authority of its own: whoever could sign a certificate for the mixer could take
-    its place, and the server is the one who must not. Every site has a certificate of its own, by
-    which the mixer counts it once per round. The server's lets it collect and not report: with
-    reports of its own making beside those of one site, it would know that site's.
+    its place, and the server is the one who must not. Every site has its own certificate, by which
+    the mixer counts it once per round. The server's certificate permits to collect and not to
+    report: with reports of its own beside those of one site, the server would know that site's.
+
+    Attributes:
+        folder: The folder with the mixer's files.
+        host: The host at which the mixer is reached.
+        port: The port of the mixer.
+        authority: Signs the certificates of the mixer, of the sites and of the server.
     """
 
     folder: Path
@@ -165,11 +197,14 @@ class MixerFiles:
 
     @classmethod
     def write(cls, folder: Path, host: str, port: int, members: tuple[str, ...]) -> "MixerFiles":
-        """Make its authority, its certificate and the list of its members.
+        """Make the folder, and write ca.crt, ca.key, mixer.crt, mixer.key and members.txt into it.
+
+        `members` are the names of the sites.
 
         | edge | behaviour |
         |---|---|
         | a site is named as the collector is | BadInput |
+        | the folder exists | FileExistsError |
         """
         if COLLECTOR in members:
             raise BadInput(
@@ -183,7 +218,18 @@ class MixerFiles:
         return cls(folder, host, port, authority)
 
     def admit(self, name: str, folder: Path) -> str:
-        """Write the certificate of a site, or of `COLLECTOR`, and return its `[mixer]` section."""
+        """Write the certificate of a site, or of the server, into its folder.
+
+        The files are member.crt and member.key, or for the server collector.crt and collector.key,
+        and mixer-ca.crt.
+
+        Args:
+            name: The name of the site, or `COLLECTOR` for the server.
+            folder: The folder of the site or of the server, which exists.
+
+        Returns:
+            The `[mixer]` section for a site.toml or federation.toml in that folder, as TOML.
+        """
         file = COLLECTOR if name == COLLECTOR else "member"
         self.authority.write_client(folder, file, name)
         shutil.copy(self.folder / "ca.crt", folder / "mixer-ca.crt")

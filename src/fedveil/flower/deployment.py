@@ -1,11 +1,11 @@
 """`Deployment`: a recipe as the files of a Flower app, of its server and of its sites.
 
-    app/            what `flwr run` takes
-    server/         recipe, sites, certificates, how to start SuperLink; the run directory
-    mixer/          for a recipe with [shuffle]: a party of its own
-    sites/NAME/     what the owner of a site gets: its copy of the recipe, policy, key, how to start
+    app/            the Flower app for `flwr run`
+    server/         recipe, sites, certificates, scripts for SuperLink, and the run directory
+    mixer/          the mixer, which nobody else runs, for a recipe with [shuffle]
+    sites/NAME/     for the owner of a site: copy of the recipe, policy, key, script for SuperNode
 
-Every path in them is relative to its own folder, so that folders may be moved to where they belong.
+Paths in these files are relative to their folder, so that folders may be moved to other machines.
 """
 
 import shutil
@@ -19,7 +19,7 @@ from fedveil.base.checks import TABLE, shown
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.flower.certificates import Authority, MixerFiles, node_key
+from fedveil.flower.certificates import Authority, MixerFiles, write_node_key
 from fedveil.flower.federation_files import Federation, RegisteredSite, takes_whole_deadline
 from fedveil.flower.flwr_private import write_programs
 from fedveil.flower.messages import check_site_name
@@ -35,33 +35,46 @@ _SERVER_KEYS = ("client", "clients", "partition", "alpha", "shards_per_client", 
 
 @dataclass(frozen=True)
 class Address:
-    """The host and port of a server, and the ports of the sites' own programs."""
+    """The host and port of a server, and the ports of the sites' own programs.
+
+    Attributes:
+        host: A host name or IP address.
+        port: The port of the server.
+        site_ports: The port of each site on its own machine. Empty: those after the server's.
+    """
 
     host: str = "127.0.0.1"
     port: int = 9092
     site_ports: tuple[int, ...] = ()
 
     def __str__(self) -> str:
+        """Return HOST:PORT, with brackets around an IPv6 address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     @property
     def listen(self) -> str:
-        """The address to listen on: loopback only, if the host is loopback."""
+        """Return the host to listen on: all interfaces, or only loopback if `host` is loopback."""
         return self.host if self.host in _LOOPBACK else "0.0.0.0"
 
     @property
     def local(self) -> str:
-        """The address from the server's own machine, where operators must be."""
+        """Return HOST:PORT as reached from the server's own machine, where operators must be."""
         return str(self) if self.host in _LOOPBACK else f"127.0.0.1:{self.port}"
 
     def site_port(self, number: int) -> int:
-        """A site's port on its own machine. Sites have different ports, to share a machine."""
+        """Return the port of site `number` (from 0) on its own machine. No two sites have the same.
+
+        IndexError beyond `site_ports`, if these are given.
+        """
         return self.site_ports[number] if self.site_ports else self.port + 2 + number
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """An address given as HOST:PORT."""
+        """Return the address in a text HOST:PORT, [HOST]:PORT for IPv6.
+
+        Raises BadInput for others.
+        """
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise BadInput(f"address is {shown(text)}: HOST:PORT is needed")
@@ -72,12 +85,15 @@ class Address:
 class Deployment:
     """A recipe, the sites that will train it, and the address of their server.
 
+    Raises BadInput for bad or equal site names, data with another number of clients, an attack, and
+    a model that is a file.
+
     Attributes:
         recipe: What to train.
         site_names: The names of the sites, in the order of client numbers.
         superlink: Where SuperLink is reached.
         trial_data: The recipe's data with one client per site, to divide among the sites for a
-            trial. Without, owners name their records in site.toml.
+            trial. If None, owners name their records in site.toml.
         deadline: Seconds that a round waits for answers.
         mixer_address: Where the mixer is reached, for a recipe with [shuffle].
     """
@@ -112,12 +128,16 @@ class Deployment:
 
     @property
     def takes_whole_deadline(self) -> bool:
-        """Whether every round takes its whole deadline. False if the data are not known."""
+        """Return whether every round takes its whole deadline. False without `trial_data`."""
         training = self._training
         return training is not None and takes_whole_deadline(training.plan)
 
     def write(self, folder: Path) -> None:
-        """Write all files, or none, into a folder that is new or empty."""
+        """Write all files into a folder that is new or empty.
+
+        If one cannot be written, none is left. Raises BadInput if the folder is not empty, or the
+        recipe needs a mixer without an address.
+        """
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadInput(f"{folder} exists and is not empty: name a new folder")
         making = folder.absolute().with_name(f".{folder.name}.new")
@@ -132,6 +152,7 @@ class Deployment:
             shutil.rmtree(making, ignore_errors=True)
 
     def _write(self, folder: Path) -> None:
+        """Write app, server, mixer and sites into a folder that exists and is empty."""
         (folder / "app").mkdir()
         self._fill("pyproject.toml", folder / "app", app=_app_name(self.recipe.name))
         server = folder / "server"
@@ -140,15 +161,23 @@ class Deployment:
         authority = Authority.new("fedveil authority")
         authority.save(server / "certificates")
         authority.write_server(self.superlink.host, server / "certificates", "superlink")
-        mixer = self._mixer(folder / "mixer")
-        keys = [self._site(folder, number, mixer) for number in range(len(self.site_names))]
+        mixer = self._write_mixer(folder / "mixer")
+        keys = [self._write_site(folder, number, mixer) for number in range(len(self.site_names))]
         for name, key in zip(self.site_names, keys, strict=True):
             (server / "nodes" / f"{name}.pub").write_text(f"{key}\n")
-        self._server(server, keys, mixer)
+        self._write_server(server, keys, mixer)
         self._fill("README.md", folder, first=self.site_names[0])
 
-    def _server(self, folder: Path, keys: list[str], mixer: MixerFiles | None) -> None:
-        (folder / "recipe.toml").write_text(self._recipe_text)
+    def _write_server(self, folder: Path, keys: list[str], mixer: MixerFiles | None) -> None:
+        """Write the server's recipe, federation.toml, test split and scripts into its folder.
+
+        Args:
+            folder: The folder, which exists.
+            keys: The public keys of the sites, in the order of client numbers.
+            mixer: The mixer's files, None for a recipe without [shuffle]. The server's certificate
+                for the mixer is then written too.
+        """
+        _write_text(folder / "recipe.toml", self._recipe_text)
         # the server knows how many records a site has only where it has to
         weighted = self.recipe.server.weights == "examples" or self.recipe.client.kind == "dp-sgd"
         sizes = [0] * len(self.site_names)
@@ -161,7 +190,7 @@ class Deployment:
         minimum = min(len(sites) // 2 + 1, getattr(self.recipe.sample, "size", len(sites)))
         Federation(sites=sites, minimum=minimum, deadline=self.deadline).check()
         self._fill("federation.toml", folder, deadline=self.deadline, minimum=minimum)
-        with (folder / "federation.toml").open("a") as file:
+        with (folder / "federation.toml").open("a", encoding="utf-8", newline="\n") as file:
             if self.trial_data is not None:  # its test split alone: no site's records come here
                 self.trial_data.at_sites(self.site_names, sizes).save(folder / "test")
                 file.write("\n" + to_toml({"data": {"name": "saved", "path": "test"}}).lstrip())
@@ -174,8 +203,12 @@ class Deployment:
         for script in ("flower.sh", "superlink.sh", "register.sh", "run.sh"):
             self._fill(script, folder, local=link.local, listen=link.listen, port=link.port)
 
-    def _mixer(self, folder: Path) -> MixerFiles | None:
-        """Write the mixer's folder, for a recipe with [shuffle]."""
+    def _write_mixer(self, folder: Path) -> MixerFiles | None:
+        """Make the mixer's folder, and write its keys, certificates, members and script.
+
+        Returns the files, or None with nothing written for a recipe without [shuffle]. Raises
+        BadInput if there is [shuffle] and the mixer's address or `trial_data` is None.
+        """
         training, address = self._training, self.mixer_address
         if self.recipe.shuffle is None:
             return None
@@ -191,7 +224,7 @@ class Deployment:
             positions=training.task.size,
             minimum=training.plan.release.channel.minimum,
             clients=len(self.site_names),
-            rounds=self.recipe.total_rounds,
+            rounds=self.recipe.rounds,
             attempts=_MIXER_ATTEMPTS,
             deadline=self.deadline,
             listen=address.listen,
@@ -199,15 +232,18 @@ class Deployment:
         )
         return files
 
-    def _site(self, folder: Path, number: int, mixer: MixerFiles | None) -> str:
-        """Write a site's folder, and return its public key."""
+    def _write_site(self, folder: Path, number: int, mixer: MixerFiles | None) -> str:
+        """Write the folder sites/NAME of site `number` below `folder`, and return its public key.
+
+        With a mixer, the site's certificate for it is written too.
+        """
         name = self.site_names[number]
         place = folder / "sites" / name
         place.mkdir(parents=True, mode=0o700)
         (place / "flower").mkdir()
-        (place / "recipe.toml").write_text(self._recipe_text)
+        _write_text(place / "recipe.toml", self._recipe_text)
         shutil.copy(folder / "server" / "certificates" / "ca.crt", place / "ca.crt")
-        key = node_key(place, name)
+        key = write_node_key(place, name)
         write_programs(place / "bin")
         plan = None if self._training is None else self._training.plan
         self._fill(
@@ -220,15 +256,19 @@ class Deployment:
             policy=policy_text(self.recipe, plan, number),
         )
         if mixer is not None:
-            with (place / "site.toml").open("a") as file:
+            with (place / "site.toml").open("a", encoding="utf-8", newline="\n") as file:
                 file.write("\n" + mixer.admit(name, place))
         self._fill("supernode.sh", place, port=self.superlink.site_port(number))
         return key
 
     def _data_text(self, folder: Path, number: int) -> str:
-        """The keys of a site's [data]: its share, or the recipe's table with its own file."""
+        """Return the lines of [data] in the site.toml of site `number`, as TOML without heading.
+
+        For a trial, the site's share of the records is written into `folder` and named. Otherwise
+        the keys name a file that the owner has to provide.
+        """
         if self.trial_data is not None:
-            share(self.trial_data, number).save(folder / "records")
+            client_share(self.trial_data, number).save(folder / "records")
             return 'name = "saved"\npath = "records"  # a share of the recipe\'s data, to try it'
         section = self.recipe.data
         if section.name != TABLE:
@@ -242,7 +282,10 @@ class Deployment:
 
     @cached_property
     def _training(self) -> Training | None:
-        """The recipe over sites with these clients' records, built for its plan only."""
+        """Return the recipe's training over the sites, for its plan only.
+
+        None without `trial_data`.
+        """
         if self.trial_data is None:
             return None
         names = [str(number) for number in range(self.trial_data.clients)]
@@ -251,23 +294,35 @@ class Deployment:
 
     @property
     def _recipe_text(self) -> str:
+        """Return the recipe as TOML."""
         return to_toml(self.recipe.model_dump(mode="json", exclude_none=True))
 
     def _fill(self, template: str, folder: Path, **values: object) -> None:
-        """Write a filled-in template. Scripts are executable."""
+        """Write a template into a folder under its own name, with `values` filled in.
+
+        `name` (of the recipe) and `address` are filled in as well. Scripts (.sh) are made
+        executable.
+        """
         values |= {"name": self.recipe.name, "address": self.superlink}
         text = (files("fedveil.flower") / "templates" / template).read_text()
         path = folder / template
-        path.write_text(Template(text).substitute(values))
+        _write_text(path, Template(text).substitute(values))
         if template.endswith(".sh"):
             path.chmod(0o755)
 
 
-def deployed_recipe(source: str, overrides: Overrides, sites: int) -> Recipe:
-    """A recipe for so many sites, with secure noise unless it sets the source itself.
+def _write_text(path: Path, text: str) -> None:
+    """Write a file that other platforms read too: UTF-8, and lines that end as on Linux."""
+    path.write_text(text, encoding="utf-8", newline="\n")
 
-    A simulation's noise is seeded, and anybody who knows the seed can remove it. DP-SGD and
-    PrivUnitG have seeded noise only, which a site's policy has to allow.
+
+def load_for_sites(source: str, overrides: Overrides, sites: int) -> Recipe:
+    """Load a recipe for `sites` sites, with secure noise unless it names a noise source.
+
+    `source` and `overrides` are as for `load_recipe`. Where the recipe divides data among clients
+    (data.clients), it gets one client per site. PrivUnitG keeps its seeded noise: it has no other,
+    and a site's policy has to allow it. Raises BadInput as `load_recipe` does, and for sums of
+    sites.
     """
     recipe = load_recipe(source, overrides)
     more: dict[str, object] = {}
@@ -275,19 +330,24 @@ def deployed_recipe(source: str, overrides: Overrides, sites: int) -> Recipe:
         more["data.clients"] = sites
     noise = recipe.noise
     fixed = "source" in noise.model_fields_set or "source" not in type(noise).model_fields
-    if not fixed and recipe.client.kind != "dp-sgd" and noise.kind != "priv-unit":
+    if noise.where == "site":
+        raise BadInput(
+            "noise.where is 'site': fedveil run simulates sums of sites, and fedveil deploy has no "
+            "secure sum between them; deploy dp-sgd, which protects records too"
+        )
+    if not fixed and noise.kind != "priv-unit":
         more["noise.source"] = "secure"
     return load_recipe(recipe.model_dump(mode="json", exclude_none=True), more)
 
 
-def share(data: FederatedData, client: int) -> FederatedData:
-    """The data with one client's records only, and the same test split."""
+def client_share(data: FederatedData, client: int) -> FederatedData:
+    """Return `data` with the records of client number `client` only, and the same test split."""
     rows = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     offsets = data.offsets[client : client + 2] - data.offsets[client]
     return data.with_clients(taken(data.x, rows), data.y[rows], offsets)
 
 
 def _app_name(recipe: str) -> str:
-    """A name that a Flower app may have."""
+    """Return a name that Flower accepts for an app, "fedveil-" and the recipe's name, cut to 60."""
     letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in recipe.lower())
     return f"fedveil-{letters.strip('-') or 'app'}"[:60].rstrip("-")

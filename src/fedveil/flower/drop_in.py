@@ -38,9 +38,8 @@ from flwr.serverapp.strategy import Strategy
 from pydantic import ValidationError
 
 from fedveil.base.errors import BadInput, one_line
-from fedveil.flower.federation_files import PolicySection
 from fedveil.flower.policy import Policy, Terms, terms_of
-from fedveil.flower.site_ledger import Declined, SiteLedger, today
+from fedveil.flower.site_ledger import Declined, SiteLedger
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.clip import row_norms
@@ -56,8 +55,11 @@ from fedveil.training.round import begin, end
 from fedveil.training.server import ServerState, SgdServer
 
 
-def flat(record: ArrayRecord) -> torch.Tensor:
-    """All arrays concatenated, float32 [P]. Raises `BadInput` if one has no real numbers."""
+def flatten(record: ArrayRecord) -> torch.Tensor:
+    """Return all arrays of a model, in their order, as one vector, float32 [P].
+
+    Raises BadInput if an array does not hold floating-point numbers.
+    """
     parts = []
     for name, array in record.items():
         values = array.numpy()
@@ -70,8 +72,8 @@ def flat(record: ArrayRecord) -> torch.Tensor:
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
-def shaped(vector: torch.Tensor, like: ArrayRecord) -> ArrayRecord:
-    """The vector as arrays with the names, shapes and types of `like`."""
+def unflatten(vector: torch.Tensor, like: ArrayRecord) -> ArrayRecord:
+    """Return a vector [P] as arrays with the names, shapes and types of `like`."""
     arrays, begin = dict[str, Array](), 0
     for name, array in like.items():
         size = math.prod(array.shape)
@@ -81,16 +83,17 @@ def shaped(vector: torch.Tensor, like: ArrayRecord) -> ArrayRecord:
     return ArrayRecord(arrays)
 
 
-def moved(record: ArrayRecord, start: ArrayRecord) -> torch.Tensor:
-    """The difference of a model from where it started, float32 [P], or empty for another model.
+def model_update(record: ArrayRecord, start: ArrayRecord) -> torch.Tensor:
+    """Return the difference of a model from the model `start`, float32 [P].
 
-    Acceptance refuses a vector of another length by the client's name.
+    The vector is empty if names or shapes differ or an array cannot be read. `accept` refuses it
+    then, for its length.
     """
     forms = [[(name, array.shape) for name, array in each.items()] for each in (record, start)]
     if forms[0] != forms[1]:
         return torch.zeros(0)
     try:
-        return flat(record) - flat(start)
+        return flatten(record) - flatten(start)
     except Exception:  # whatever a reader of files that somebody else wrote may raise
         return torch.zeros(0)
 
@@ -103,12 +106,19 @@ _NODE_POLL = 1.0  # seconds from one check of the nodes to the next
 
 
 class PrivateStrategy(Strategy):
-    """A strategy whose models are as private as `plan` claims.
+    """A strategy that wraps another one and makes its models as private as `plan` claims.
 
     Guarantee: that of the plan (docs/proofs/central.md, docs/proofs/local.md), for the models that
-    `start` makes; the strategy inside sees the private mean and nothing else. With noise at the
-    clients, these run `PrivateMod` with the same plan. Two runs share no noise; `seed` is for
-    simulations that are to be repeated, on the same records.
+    `start` makes. The wrapped strategy sees the private mean and nothing else. With noise at the
+    clients, these run `PrivateMod` with the same plan. Two runs share no noise, unless both have
+    the same `seed`, which is for simulations that are repeated on the same records.
+
+    Args:
+        strategy: The app's own strategy.
+        plan: The privacy plan.
+        ledger: The file of a new ledger.
+        seed: The seed of a simulation. None draws one.
+        wait: Seconds to wait for the plan's number of nodes.
 
     | edge | behaviour |
     |---|---|
@@ -151,7 +161,7 @@ class PrivateStrategy(Strategy):
 
     @property
     def claim(self) -> PrivacyClaim:
-        """The claim that counts if the run ends now, whoever ends it and why."""
+        """Return the claim that holds if the run ends now, for whatever reason."""
         ledger = self.ledger
         claim = counting(self.plan.claims(ledger.charged(), ledger.counts(), ledger.extra_attempts))
         if claim is None:
@@ -161,7 +171,13 @@ class PrivateStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw who takes part and charge for it. The messages are those of the strategy inside."""
+        """Draw the round's clients, charge the ledger, and return the wrapped strategy's messages.
+
+        Only messages to these clients are returned, [] if the budget is used up. In the first round
+        it waits for the plan's number of nodes. Raises BadInput for a round that was charged
+        already, a strategy that samples by itself, or a model or number of nodes that is not the
+        plan's.
+        """
         if self.ledger.refusal is not None:
             return []
         if server_round <= self.ledger.charged():
@@ -169,7 +185,7 @@ class PrivateStrategy(Strategy):
                 f"round {server_round} was charged already: a strategy and its ledger are for one "
                 "run; make new ones"
             )
-        self._begin(arrays, grid)
+        self._set_model_and_nodes(arrays, grid)
         offered = {
             message.metadata.dst_node_id: message
             for message in self.strategy.configure_train(server_round, arrays, config, grid)
@@ -191,21 +207,26 @@ class PrivateStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The private mean, as the one reply that the strategy inside gets."""
+        """Return (the model that the wrapped strategy makes of the private mean, None).
+
+        Adds the server's noise, if the plan has it there. The private mean is the only reply that
+        the wrapped strategy gets. (None, None) if the round was not configured, or was aggregated
+        already.
+        """
         round, plan = self._round, self.plan
         if round is None or round.number != server_round:
             return None, None
         self._round = None  # a second sum of one round would be a release that nobody charged
         total = CohortSum.zero(len(round.start), plan.width, noisy=False)
-        rows = self._rows(replies)
+        rows = self._updates(replies)
         for client in sorted(rows):
             asked = replace(round, ids=np.array([client], dtype=np.int64))
-            sent = self._sent(rows[client], asked)
+            sent = self._client_report(rows[client], asked)
             server_sum([(total, slice(None))], plan, asked, sent, torch.ones(1).double())
         result = end(plan, SgdServer(), self.ledger, self._state, round, total)
         self._state = result.state
         weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
-        mean, metrics = shaped(result.state.params, self._start), MetricRecord({weight: 1.0})
+        mean, metrics = unflatten(result.state.params, self._start), MetricRecord({weight: 1.0})
         content = RecordDict({"arrays": mean, "metrics": metrics})
         found, _ = self.strategy.aggregate_train(server_round, [Message(content, 0, "train")])
         spent = result.spent()
@@ -215,23 +236,27 @@ class PrivateStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask no client to evaluate: client metrics are releases outside the plan."""
+        """Return []: client metrics would be releases outside the plan."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return no metrics, since no client was asked."""
+        """Return None, since no client was asked."""
         return None
 
     def summary(self) -> None:
-        """Log the plan, and the strategy inside."""
+        """Log the plan and the summary of the wrapped strategy."""
         LOG.info("\t├──> %s", self.plan)
         self.strategy.summary()
 
-    def _begin(self, arrays: ArrayRecord, grid: Grid) -> None:
-        """Note the round's model and, once, which nodes are the plan's clients."""
-        start, plan = flat(arrays), self.plan
+    def _set_model_and_nodes(self, arrays: ArrayRecord, grid: Grid) -> None:
+        """Set the round's model and, in the first round, the nodes that are the plan's clients.
+
+        Raises BadInput if the model has another size than the plan accounts for, or the number of
+        nodes is not the plan's after `wait` seconds.
+        """
+        start, plan = flatten(arrays), self.plan
         if plan.parameters is not None and plan.parameters != len(start):
             raise BadInput(
                 f"the plan accounts for {plan.parameters:,} parameters and the model has "
@@ -254,19 +279,27 @@ class PrivateStrategy(Strategy):
             else:
                 time.sleep(_NODE_POLL)
 
-    def _rows(self, replies: Iterable[Message]) -> dict[int, torch.Tensor]:
-        """What each client that was asked has sent first, as a vector."""
+    def _updates(self, replies: Iterable[Message]) -> dict[int, torch.Tensor]:
+        """Return the update in the first reply of each client that was asked, by client number.
+
+        Replies with an error, and those of nodes that were not asked, are left out. One without
+        exactly one model has an empty update.
+        """
         rows: dict[int, torch.Tensor] = {}
         for reply in replies:
             client = self._asked.get(reply.metadata.src_node_id)
             if client is None or client in rows or reply.has_error():
                 continue
             records = list(reply.content.array_records.values())
-            rows[client] = moved(records[0], self._start) if len(records) == 1 else torch.zeros(0)
+            one = len(records) == 1
+            rows[client] = model_update(records[0], self._start) if one else torch.zeros(0)
         return rows
 
-    def _sent(self, row: torch.Tensor, asked: Round) -> ClientReports:
-        """A row as a block of one client. The server computes what an adaptive clip needs."""
+    def _client_report(self, row: torch.Tensor, asked: Round) -> ClientReports:
+        """Return an update as the report of one client, with the statistic of an adaptive clip.
+
+        A row of another length than the model becomes NaN, which `server_sum` refuses.
+        """
         rows, no = Rows.from_reports([row], len(asked.start)), torch.zeros(1, dtype=torch.bool)
         clipped = no
         if asked.clip is not None and self.plan.statistic is not None:
@@ -279,7 +312,10 @@ class PrivateStrategy(Strategy):
 
 
 def check_plan(plan: PrivacyPlan) -> None:
-    """Refuse a plan that cannot be kept by looking at replies alone."""
+    """Raise BadInput for a plan that apps of plain Flower cannot keep.
+
+    It must claim something, price no metrics, and ask of clients no more than additive noise.
+    """
     plan.check_lines()
     release = plan.release
     if not plan.private:
@@ -294,11 +330,17 @@ def check_plan(plan: PrivacyPlan) -> None:
 
 
 class PrivateMod:
-    """A mod that makes replies private by themselves, as `plan` says.
+    """A Flower mod that clips and randomises a client's replies, as a local `plan` says.
 
     Guarantee: docs/proofs/local.md. A reply is a clipped update with the plan's noise, drawn for it
-    alone, and its turn was charged durably before the app's training began. Whoever is asked twice
-    for a round declines the second time.
+    alone, and its turn was charged durably before the app's training began. A client that is asked
+    twice for a round declines the second time.
+
+    Args:
+        plan: The privacy plan, with noise at the clients.
+        ledger: The folder of the client's ledger. Its witness is written beside it.
+        policy: The keys of the client's policy.
+        weighted_by: The metric by which the server's strategy weights replies.
 
     | edge | behaviour |
     |---|---|
@@ -323,23 +365,21 @@ class PrivateMod:
         if not plan.release.local:
             raise BadInput("the plan's noise is the server's: use PrivateStrategy, and no mod")
         self.plan, self.terms, self._weight = plan, terms_of(plan, None, 0), weighted_by
-        self.policy = _policy(policy, plan, self.terms)
+        self.policy = _checked_policy(policy, plan, self.terms)
         folder = Path(ledger)
         self.ledger = SiteLedger(folder, folder.with_name(f"{folder.name}.head.json"))
 
     def __call__(self, msg: Message, ctxt: Context, call_next: ClientAppCallable) -> Message:
-        """Charge, let the app train, clip and randomise. What was declined is an error reply."""
+        """Charge a turn, let the app train, and return a reply with start + clipped noisy update.
+
+        An ask that is declined gets an error reply, and nothing is trained. If the training fails,
+        the update is a randomised zero. Never raises for what the server sent.
+        """
         try:
-            asked = self._asked(msg)
-            self.ledger.charge(
-                f"{msg.metadata.run_id:032x}",
-                asked.number,
-                0,
-                about={"noise": "secure" if self.plan.secure else "seeded"},
-                terms=self.terms,
-                policy=self.policy,
-                today=today(),
-            )
+            asked = self._read_ask(msg)
+            run, round = f"{msg.metadata.run_id:032x}", asked.number
+            about = {"noise": "secure" if self.plan.secure else "seeded"}
+            self.ledger.charge(run, round, 0, about=about, terms=self.terms, policy=self.policy)
         except Declined as e:
             return Message(Error(_UNKNOWN_ERROR, f"declined: {e}"), reply_to=msg)
         except Exception as e:  # Flower would tell the server what it says
@@ -350,18 +390,23 @@ class PrivateMod:
         try:
             reply = call_next(msg, ctxt)
             records = [] if reply.has_error() else list(reply.content.array_records.values())
-            row = moved(records[0], start) if len(records) == 1 else row
+            row = model_update(records[0], start) if len(records) == 1 else row
         except Exception as e:  # that it failed may be a matter of the records: nobody else is told
             LOG.error("the training failed, and a randomised zero is sent: %s", one_line(e))
         rows = Rows.from_reports([row], len(asked.start))
         accept(rows, asked.clip)
         self.plan.release.randomise_(rows.rows, asked)
         sent, metrics = asked.start + rows.rows[0], MetricRecord({self._weight: 1.0})
-        content = RecordDict({key: shaped(sent, start), "metrics": metrics})
+        content = RecordDict({key: unflatten(sent, start), "metrics": metrics})
         return Message(content, reply_to=msg)
 
-    def _asked(self, msg: Message) -> Round:
-        """What the server asks for, as far as it may be trusted: which round, and which model."""
+    def _read_ask(self, msg: Message) -> Round:
+        """Return the round that a message asks for, with its model and fresh randomness.
+
+        Clip and noise come from the plan, whatever the message contains. Raises Declined if the
+        message does not ask for training, or its round or model is not the plan's, and BadInput for
+        arrays that are not floating-point.
+        """
         if msg.metadata.message_type.split(".")[0] != "train":
             raise Declined("only training is private: what else leaves a client, nothing accounts")
         arrays, configs = msg.content.array_records, msg.content.config_records
@@ -370,7 +415,7 @@ class PrivateMod:
         round = next(iter(configs.values())).get("server-round")
         if type(round) is not int or not 1 <= round <= self.plan.rounds:
             raise Declined(f"the round is none of the plan's {self.plan.rounds}")
-        start = flat(next(iter(arrays.values())))
+        start = flatten(next(iter(arrays.values())))
         if self.plan.parameters not in (None, len(start)) or not bool(torch.isfinite(start).all()):
             raise Declined("the model is not the plan's, or not finite")
         moving = self.plan.first_state(start)
@@ -379,17 +424,16 @@ class PrivateMod:
         return Round(round, alone, start, self.plan.clip(moving, round), moving, streams)
 
 
-def _policy(keys: Mapping[str, Any], plan: PrivacyPlan, terms: Terms) -> Policy:
-    """The client's policy. Raises `BadInput` if the plan is not within it."""
+def _checked_policy(keys: Mapping[str, Any], plan: PrivacyPlan, terms: Terms) -> Policy:
+    """Return the policy with these keys. Raise BadInput if a key is wrong or the plan forbidden."""
     try:
-        section = PolicySection.model_validate(dict(keys))
+        policy = Policy.model_validate(dict(keys))
     except ValidationError as e:
         raise BadInput(f"policy: {one_line(e)}") from e
-    section.check_values("policy")  # a limit that is no number would limit nothing
+    policy.check_values("policy")  # a limit that is no number would limit nothing
     for key in ("recipes", "steps", "repeats"):
-        if key in section.model_fields_set:
+        if key in policy.model_fields_set:
             raise BadInput(f"policy.{key} is for sites that have a recipe: leave it out")
-    policy = Policy(section)
     for objection in policy.objections_to_plan(plan, terms):
         raise BadInput(f"policy and plan contradict each other: {objection}")
     return policy

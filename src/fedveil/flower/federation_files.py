@@ -1,7 +1,7 @@
-"""`federation.toml` of a server and `site.toml` of a site, read strictly.
+"""The files `federation.toml` of a server and `site.toml` of a site, read strictly.
 
-`site.toml` is the owner's description of a site and its policy. `Federation` has the sites that a
-server asks, their keys, and how long it waits for them. It is read from federation.toml:
+`site.toml` (`SiteFile`) is the owner's description of a site and its policy. `federation.toml`
+(`Federation`) has the sites that a server asks, their keys, and how long the server waits:
 
 ```toml
 deadline = 600            # seconds from the asks of a round to its end
@@ -25,26 +25,18 @@ import tomllib
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from fedveil.base.checks import (
-    BUDGET,
-    CLIENTS,
-    DELTA,
-    MULTIPLIER,
-    REPORT_EPSILON,
-    STEPS,
-    shown,
-    within,
-)
+from fedveil.base.checks import CLIENTS, number, shown
 from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.messages import check_site_name
+from fedveil.flower.policy import Policy
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.shuffle import Flags, Multisets
-from fedveil.runs.recipe import explain_error
+from fedveil.runs.recipe import explain_error, name_paths
 from fedveil.runs.sections.data_section import DataSection
 from fedveil.runs.sections.section import Section, forms_of, setting
 
@@ -55,14 +47,22 @@ S = TypeVar("S", bound=Section)
 
 
 def with_absolute_paths(section: S, folder: Path, *keys: str) -> S:
-    """The section with the files that these keys name, relative to `folder`, as absolute paths."""
-    files = {key: getattr(section, key) for key in keys}
-    paths = {key: str(folder / file) for key, file in files.items() if isinstance(file, str)}
+    """Return a copy of the section with absolute paths under `keys`, resolved against `folder`.
+
+    Keys whose value is neither a text nor a list of paths stay as they are.
+    """
+    paths: dict[str, Any] = {}
+    for key in keys:
+        match getattr(section, key):
+            case str() as file:
+                paths[key] = str(folder / file)
+            case list() as files if key == "path":
+                paths[key] = [str(folder / file) for file in files]
     return section.model_copy(update=paths)
 
 
 class MixerSection(Section):
-    """`[mixer]`: where reports go for a recipe with `[shuffle]`.
+    """`[mixer]`: the mixer that takes the reports of a recipe with `[shuffle]`.
 
     Guarantee: without `insecure`, nothing is sent unless the peer has a certificate of the host
     that the authority has signed.
@@ -70,7 +70,7 @@ class MixerSection(Section):
 
     host: str
     """Its host, as its certificate names it."""
-    port: int
+    port: int = setting(number(lambda v: 1 <= v <= 2**16 - 1, "1 to 65535 is needed", whole=True))
     """Its port."""
     ca: str | None = None
     """File with the certificate of the authority that signed the mixer's. Left out: those that this
@@ -80,17 +80,19 @@ class MixerSection(Section):
     mixer takes in simulations only."""
     key: str | None = None
     """The private key of that certificate. Default: none."""
-    spread: float = 0.0
+    spread: float = setting(
+        number(lambda v: 0 <= v <= 3600, "seconds, up to an hour, are needed"), 0.0
+    )
     """Seconds over which a site spreads the messages of a report."""
     insecure: bool = False
     """Whether to do without TLS: for tests on one machine."""
 
-    def check(self) -> None:
-        """Refuse what no mixer can be reached by."""
-        if not 1 <= self.port < 2**16:
-            raise BadInput(f"mixer.port is {self.port}: 1 to 65535 is needed")
-        if not 0 <= self.spread <= 3600:
-            raise BadInput(f"mixer.spread is {self.spread}: seconds, up to an hour, are needed")
+    def check_values(self, where: str = "mixer") -> None:
+        """Raise BadInput for a port or spread out of range, or `insecure` where it is not safe.
+
+        `insecure` is only for loopback hosts, without certificates.
+        """
+        super().check_values(where)
         if self.insecure and (self.ca or self.certificate or self.key):
             raise BadInput("mixer.insecure is true beside certificates: leave one out")
         if self.insecure and self.host not in ("127.0.0.1", "::1", "localhost"):
@@ -99,21 +101,19 @@ class MixerSection(Section):
                 "is for tests on one machine"
             )
 
-    def with_absolute_paths(self, folder: Path) -> "MixerSection":
-        """The same with paths that are relative to `folder` made absolute."""
-        return with_absolute_paths(self, folder, "ca", "certificate", "key")
-
     def send_report(self, number: int, high: Flags, minimum: int) -> None:
-        """Send the bits `high` [P] of one report. Raises `Refused` if the mixer does not count it.
+        """Send one report to the mixer. Raises Refused if the mixer does not count it.
 
-        A mixer that hands on fewer than `minimum` reports gets none. A report is never sent
-        again: a mixer that broke off may have counted it.
+        A report is never sent again, since a mixer that broke off may have counted it.
+
+        Args:
+            number: The number of the round and attempt (`round_number`).
+            high: The bits [P] of the report.
+            minimum: The fewest reports that the mixer may hand on. Another mixer gets nothing.
         """
-        spread, tls = self.spread, self._tls_context()
+        options: dict[str, Any] = {"spread": self.spread, "tls": self._tls_context()}
         _run_in_thread(
-            lambda: send_report(
-                self.host, self.port, number, high, minimum=minimum, spread=spread, tls=tls
-            )
+            lambda: send_report(self.host, self.port, number, high, minimum=minimum, **options)
         )
 
     def collect(
@@ -125,14 +125,24 @@ class MixerSection(Section):
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> Multisets | None:
-        """Collect a round's multisets. None if it was discarded, or is still open at `until`."""
-        tls = self._tls_context()
+        """Ask the mixer for a round's multisets until it has them, and return them.
+
+        None if the mixer discarded or refused the round, or has nothing at `until`. Raises BadInput
+        for counts that cannot be.
+
+        Args:
+            number: The number of the round and attempt (`round_number`).
+            positions: Weights per report.
+            minimum: The fewest reports that the mixer may hand on.
+            until: When to give up, by `clock`.
+            clock: Returns the time in seconds.
+            sleep: Waits for a number of seconds.
+        """
+        options: dict[str, Any] = {"minimum": minimum, "tls": self._tls_context()}
         while True:
             try:
                 return _run_in_thread(
-                    lambda: collect(
-                        self.host, self.port, number, positions, minimum=minimum, tls=tls
-                    )
+                    lambda: collect(self.host, self.port, number, positions, **options)
                 )
             except Refused as e:
                 if e.status not in (Status.OPEN, Status.LOST) or clock() >= until:
@@ -140,11 +150,18 @@ class MixerSection(Section):
             sleep(_MIXER_POLL)
 
     def _tls_context(self) -> ssl.SSLContext | None:
+        """Return the TLS settings of a connection to the mixer, None if `insecure` is set.
+
+        Raises BadInput for files that cannot be used.
+        """
         return None if self.insecure else client_tls(self.ca, self.certificate, self.key)
 
 
 def _run_in_thread(conversation: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in a thread of its own: the caller may be inside an event loop already."""
+    """Run the coroutine that `conversation` makes in a new thread, and return its result.
+
+    The caller may itself be in an event loop. Exceptions of the coroutine are raised here.
+    """
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(lambda: asyncio.run(conversation())).result()
 
@@ -154,16 +171,17 @@ _LONGEST_WAIT = 7 * 24 * 3600.0
 
 
 class RegisteredSite(Section):
-    """A site that may be asked. `key` is its public key's fingerprint, or the key itself."""
+    """A site that may be asked.
+
+    Attributes:
+        name: The name of the site.
+        key: The site's public key, or the fingerprint of the key.
+        records: The number of records, 0 where the server need not know it.
+    """
 
     name: str
     key: str
     records: int = 0
-
-    @property
-    def fingerprint(self) -> str:
-        """Of its public key, as OpenSSH writes it."""
-        return fingerprint(self.key)
 
 
 class Federation(Section):
@@ -187,16 +205,17 @@ class Federation(Section):
 
     @property
     def site_names(self) -> list[str]:
-        """The names of the sites in the order of client numbers."""
+        """Return the names of the sites in the order of client numbers."""
         return [site.name for site in self.sites]
 
     def check(self) -> None:
-        """Refuse sites that cannot be distinguished, and waiting times without an end.
+        """Raise BadInput for a federation that cannot be run.
 
         | edge | behaviour |
         |---|---|
-        | no site, a name or a key twice, a name that is none | BadInput |
+        | no site, a name or a key twice, a name that no site can have | BadInput |
         | a key that is neither an OpenSSH public key nor its fingerprint | BadInput |
+        | a negative number of records, a [mixer] out of range | BadInput |
         | minimum below 1 or above the number of sites | BadInput |
         | deadline or wait that is not positive, or longer than a week | BadInput |
         """
@@ -204,7 +223,7 @@ class Federation(Section):
             raise BadInput("federation: no sites: list each under [[sites]]")
         for what, values in (
             ("name", self.site_names),
-            ("key", [site.fingerprint for site in self.sites]),
+            ("key", [fingerprint(site.key) for site in self.sites]),
         ):
             for value in values:
                 if values.count(value) > 1:
@@ -214,7 +233,7 @@ class Federation(Section):
             if site.records < 0:
                 raise BadInput(f"federation: site {site.name!r} has {site.records} records")
         if self.mixer is not None:
-            self.mixer.check()
+            self.mixer.check_values()
         if not 1 <= self.minimum <= len(self.sites):
             raise BadInput(
                 f"federation: minimum is {self.minimum}: 1 to {len(self.sites)}, the number of "
@@ -228,9 +247,13 @@ class Federation(Section):
 
 
 def read_federation(path: Path) -> Federation:
-    """Read and check a `federation.toml`."""
+    """Return the federation in a `federation.toml`, its mixer's paths made absolute.
+
+    Raises BadInput if the file cannot be read, has an unknown key or a wrong type, or is refused by
+    `Federation.check`.
+    """
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise BadInput(f"federation {path} cannot be read: {one_line(e)}") from e
     for key in ("deadline", "wait"):  # whole numbers of seconds are welcome
@@ -246,17 +269,22 @@ def read_federation(path: Path) -> Federation:
     federation.check()
     if federation.mixer is None:
         return federation
-    mixer = federation.mixer.with_absolute_paths(path.resolve().parent)
+    mixer = with_absolute_paths(federation.mixer, path.resolve().parent, *_MIXER_PATHS)
     return federation.model_copy(update={"mixer": mixer})
 
 
 def takes_whole_deadline(plan: PrivacyPlan) -> bool:
-    """Whether rounds take their whole deadline, so that nobody learns from time who was asked."""
+    """Return whether rounds take their whole deadline: with secure noise and a secret cohort.
+
+    Otherwise the time that a round takes would reveal who was asked.
+    """
     return plan.secure and plan.secret_cohort
 
 
 def fingerprint(key: str) -> str:
-    """The SHA-256 fingerprint of a public key as OpenSSH prints it, or of a fingerprint itself.
+    """Return the SHA-256 fingerprint of a public key as OpenSSH prints it.
+
+    A fingerprint is returned as it is. Raises BadInput if `key` is neither.
 
     >>> fingerprint("ssh-ed25519 AAAA me@here")
     'SHA256:cJ6AyISHokEeHuTfufIqhhSS0gxHZRUMDHlKvXD4FHw'
@@ -276,57 +304,12 @@ def fingerprint(key: str) -> str:
 
 
 _LARGEST = 1 << 18
+_MIXER_PATHS = ("ca", "certificate", "key")
 TABLES = (".csv", ".parquet")
 
 
-class EpsilonSection(Section):
-    """`[policy.epsilon]`: what all runs of a period may cost together, by what they protect."""
-
-    client: float | None = setting(BUDGET, None)
-    """The most that all runs may cost the whole site. Left out: no run is taken that protects
-    clients."""
-    record: float | None = setting(BUDGET, None)
-    """The most that all runs may cost one record. Left out: no run is taken that protects
-    records."""
-
-
-class PolicySection(Section):
-    """`[policy]`: what the owner agrees to, whatever a server asks."""
-
-    epsilon: EpsilonSection = EpsilonSection()
-    """What all runs may cost together."""
-    delta: float = setting(DELTA, 1e-4)
-    """The most that the deltas of all runs may add up to."""
-    days: int | None = setting(within(1, 1_000_000, "1 to 1,000,000 is needed"), None)
-    """The period that epsilon and delta are for: runs that were last charged longer ago do not
-    count. Left out: all runs count for ever."""
-    trust: list[Literal["local", "shuffled", "central"]] = ["local"]
-    """Whom the owner is ready to trust: 'local' nobody; 'shuffled' a mixer; 'central' the server,
-    which then sees updates without noise."""
-    recipes: list[str] | None = None
-    """Which recipes may be taken part in, by name or by digest (fedveil site check tells it). Left
-    out: whichever `recipe` is."""
-    noise: float | None = setting(MULTIPLIER, None)
-    """The least noise multiplier; Gaussian and Laplace noise have one. Left out: epsilon alone
-    decides."""
-    report_epsilon: float | None = setting(REPORT_EPSILON, None)
-    """The largest epsilon of one report, for noise without a multiplier (two-point, priv-unit).
-    Left out: no such noise where `noise` is given; else epsilon alone decides."""
-    steps: int | None = setting(STEPS, None)
-    """The most local steps in one round. Left out: as many as the recipe has."""
-    seeded: bool = False
-    """Whether noise may come from a seeded stream. Where this site adds it, the seed is then the
-    operating system's and never leaves; where the server does, it knows the seed."""
-    unprotected: bool = False
-    """Whether recipes that claim nothing may be taken part in: what is sent then has no
-    protection."""
-    repeats: int = setting(within(0, 1_000_000, "0 to 1,000,000 is needed"), 0)
-    """How many more turns than planned a run may have, for rounds that the server has to do again;
-    each is charged, and is within the run's budget."""
-
-
 class SiteFile(Section):
-    """What a site is. Paths are relative to the folder of `site.toml`."""
+    """The owner's description of a site. Paths are relative to the folder of `site.toml`."""
 
     name: str
     """The site's name, as the federation lists it."""
@@ -346,7 +329,7 @@ class SiteFile(Section):
     """Whether the code that the recipe names may be run (model.path)."""
     data: DataSection
     """The site's own records: the keys of a recipe's [data]."""
-    policy: PolicySection = PolicySection()
+    policy: Policy = Policy()
     """What the owner agrees to."""
     mixer: MixerSection | None = None
     """The mixer, for a recipe with [shuffle], and for no other. Left out: reports go to the
@@ -357,12 +340,17 @@ FORMS = forms_of(SiteFile)
 
 
 def read_site_file(path: Path) -> SiteFile:
-    """Read and check a `site.toml`, and make its paths absolute.
+    """Return the content of a `site.toml`, checked, with its paths made absolute.
+
+    `witness` is never None in the result. No other file is read.
 
     | edge | behaviour |
     |---|---|
+    | the file is missing, no TOML, or longer than 256 KiB | BadInput |
     | an unknown key, a wrong type, a missing key | BadInput that names it |
+    | a name that no site can have | BadInput |
     | a number out of range, also in [data] | BadInput |
+    | `number` is not 0 to `clients` - 1 | BadInput |
     | a witness inside the ledger's folder | BadInput: both would be lost together |
     """
     try:
@@ -373,6 +361,7 @@ def read_site_file(path: Path) -> SiteFile:
         raise BadInput(f"{path} cannot be read: {e}") from e
     if len(content) > _LARGEST:
         raise BadInput(f"{path} is longer than {_LARGEST} bytes: no site.toml is")
+    name_paths(raw)
     try:
         site = SiteFile.model_validate(raw)
     except ValidationError as e:
@@ -381,9 +370,7 @@ def read_site_file(path: Path) -> SiteFile:
     site.check_values()
     if site.number is not None and not 0 <= site.number < site.clients:
         raise BadInput(f"{path}: number is {site.number}: 0 to {site.clients - 1} is needed")
-    if site.mixer is not None:
-        site.mixer.check()
-    folder = path.resolve().parent
+    folder, mixer = path.resolve().parent, site.mixer
     ledger = folder / site.ledger
     witness = folder / (site.witness or f"{site.name}.head.json")
     if witness.resolve().is_relative_to(ledger.resolve()):
@@ -391,20 +378,21 @@ def read_site_file(path: Path) -> SiteFile:
             f"{path}: witness {witness} is inside the ledger's folder, and would be lost with it: "
             "put it elsewhere"
         )
-    return site.model_copy(
-        update={
-            "recipe": str(folder / site.recipe),
-            "ledger": str(ledger),
-            "witness": str(witness),
-            "data": _data_with_absolute_paths(site.data, folder),
-            "mixer": None if site.mixer is None else site.mixer.with_absolute_paths(folder),
-        }
-    )
+    if mixer is not None:
+        mixer = with_absolute_paths(mixer, folder, *_MIXER_PATHS)
+    data = _data_with_absolute_paths(site.data, folder)
+    site = site.model_copy(update={"witness": str(witness), "data": data, "mixer": mixer})
+    return with_absolute_paths(site, folder, "recipe", "ledger")
 
 
 def _data_with_absolute_paths(section: DataSection, folder: Path) -> DataSection:
+    """Return a copy of [data] with the paths of its files, relative to `folder`, made absolute.
+
+    They are `path`, `test` if it is a table, and the word lists of `columns`.
+    """
     keys = ["path"]
-    if isinstance(section.test, str) and section.test.endswith(TABLES):
+    test = section.test
+    if isinstance(test, str) and (test.endswith(TABLES) or (folder / test).is_dir()):
         keys.append("test")
     section = with_absolute_paths(section, folder, *keys)
     if section.columns is None:

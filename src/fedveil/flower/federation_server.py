@@ -41,6 +41,7 @@ from fedveil.training.exchange import server_sum
 from fedveil.training.reports import ClientReports, CohortSum, Rows
 from fedveil.training.server import Weights
 
+# assumptions of every claim of a federation
 CARRIED = (
     "whatever carries messages between sites and server counts as the server: it sees who is asked "
     "and what they send"
@@ -52,7 +53,7 @@ _ONLINE_POLL = 1.0  # seconds from one check of who is online to the next
 
 
 class TooFewSites(FedveilError):
-    """Not enough sites are online. Nothing was charged for the next round."""
+    """Raised when not enough sites are online. Nothing was charged for the next round."""
 
 
 @dataclass
@@ -60,13 +61,13 @@ class Outcome:
     """The answers of the sites that were asked in one round.
 
     Attributes:
-        round: The round.
-        attempt: The attempt at it, from 0.
+        round: The round, from 1.
+        attempt: The attempt at the round, from 0.
         invited: The names of the sites that were asked.
-        answered: Those whose reports were accepted.
-        rejected: Those whose reports were refused, with the reason.
-        declined: Those that declined, with the reason.
-        enough: False if too few answered. The model then stays as it was.
+        answered: The names of the sites whose answers counted, also if their report was refused.
+        rejected: By site, the reason why its answer or report was refused.
+        declined: By site, its reason to take no part.
+        enough: False if too few sites answered. The model then stays as it was.
     """
 
     round: int
@@ -79,11 +80,21 @@ class Outcome:
 
     @property
     def absent(self) -> list[str]:
-        """The sites that sent nothing in time."""
+        """Return the names of the invited sites that sent nothing in time."""
         known = {*self.answered, *self.declined, *self.rejected}
         return [name for name in self.invited if name not in known]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome as a line of `sites.jsonl`.
+
+        Keys: "round", "attempt", "answered", "declined", "refused" (`rejected`), "absent" and
+        "enough". `invited` is left out.
+        """
+        line = {key: getattr(self, key) for key in ("round", "attempt", "answered", "declined")}
+        return line | {"refused": self.rejected, "absent": self.absent, "enough": self.enough}
+
     def __str__(self) -> str:
+        """Return the outcome as one line: numbers, the reason of each site, and who is absent."""
         parts = [f"{len(self.answered)} of {len(self.invited)} sites answered"]
         parts += [f"{name} declined: {reason}" for name, reason in self.declined.items()]
         parts += [f"{name} was refused: {reason}" for name, reason in self.rejected.items()]
@@ -99,31 +110,25 @@ class RoundLog:
     """`sites.jsonl` of a run directory: the sites that were asked in each round, and their answers.
 
     The file is private, as the server's ledger is: under central DP nobody else may know who was
-    asked. A claim depends on it in one respect: an ask is written durably before it is sent, so
+    asked. Claims depend on the file in one respect: an ask is written durably before it is sent, so
     that no two asks of a run have the same number.
     """
 
     folder: Path
 
     def attempts(self, round: int) -> int:
-        """How many times `round` was asked for."""
+        """Return how many asks for `round` the file has, 0 without a file."""
         path, attempts = self.folder / "sites.jsonl", 0
         for line in path.read_text().splitlines() if path.exists() else ():
             with suppress(ValueError):  # a line that a crash cut off was never followed by an ask
                 attempts += json.loads(line).get("asking") == round
         return attempts
 
-    def write_ask(self, outcome: Outcome) -> None:
-        """Write that sites are asked, before they are."""
-        self._write({"asking": outcome.round, "attempt": outcome.attempt, "sites": outcome.invited})
+    def append(self, line: dict[str, Any]) -> None:
+        """Append a line, as JSON, to the file, readable by its owner alone.
 
-    def write_outcome(self, outcome: Outcome) -> None:
-        """Write how they answered."""
-        line = {key: getattr(outcome, key) for key in ("round", "attempt", "answered", "declined")}
-        others = {"refused": outcome.rejected, "absent": outcome.absent, "enough": outcome.enough}
-        self._write(line | others)
-
-    def _write(self, line: dict[str, Any]) -> None:
+        It is on disk on return.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         descriptor = os.open(self.folder / "sites.jsonl", flags, 0o600)
         try:
@@ -135,9 +140,13 @@ class RoundLog:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The run's id in its federation, and the digest of its plan.
+    """The id of a run in its federation, and the digest of its plan.
 
     The id also separates the run's noise from that of every other run.
+
+    Attributes:
+        run_id: 32 hexadecimal digits.
+        plan_digest: The digest of recipe and number of sites (`plan_digest` in messages.py).
     """
 
     run_id: str
@@ -145,7 +154,11 @@ class RunIdentity:
 
     @classmethod
     def read_or_make(cls, folder: Path, plan_digest: str) -> "RunIdentity":
-        """Read it from the run directory, or make it for a new run. Refuses another plan."""
+        """Return the identity in a run directory, or a new one if the directory has no run.
+
+        Raises BadInput if the directory holds a run of another plan, or a run without a readable
+        identity. Nothing is written.
+        """
         path = folder / _IDENTITY
         if not path.exists():
             if (folder / "recipe.toml").exists():
@@ -164,14 +177,14 @@ class RunIdentity:
         return identity
 
     def write(self, folder: Path) -> None:
-        """Write it into a run directory."""
+        """Write the identity into a run directory as federation.json, in place of an older one."""
         text = json.dumps({"run": self.run_id, "plan": self.plan_digest}, indent=2)
         write_atomic(folder / _IDENTITY, (text + "\n").encode())
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteEngine:
-    """Asks the sites of a cohort, and adds up what they send.
+    """An engine that asks the sites of a cohort for their reports, and adds these up.
 
     Guarantee: docs/proofs/flower.md. Whatever arrives, a site's answer counts at most once in a
     round, only if it was asked for by this run, round and attempt, only from the site itself, and
@@ -201,7 +214,10 @@ class RemoteEngine:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be kept when sites are reached through a server that knows them."""
+        """Raise BadInput unless a mixer and `minimum` fit the plan.
+
+        A shuffled release needs a mixer, since whatever carries these messages knows who sent them.
+        """
         plan = self.job.plan
         if plan.release.channel.minimum and self.federation.mixer is None:
             raise BadInput(
@@ -219,13 +235,19 @@ class RemoteEngine:
             )
 
     def run(self, round: Round) -> CohortSum:
-        """The sum over the answers of a round's clients, in their order."""
+        """Ask a round's clients, and return the sum of their answers in the order of clients.
+
+        The ask is logged durably before it is sent, and the outcome after the deadline.
+        `on_outcome` is called with the outcome. `enough` of the sum is False if too few sites
+        answered.
+        """
         began, site_names = self.clock(), self.federation.site_names
         attempt = max(round.attempt, self.round_log.attempts(round.number))
         run_id, plan = self.identity.run_id, self.identity.plan_digest
         ask = RoundAsk(run_id, round.number, attempt, plan, round.start, round.adaptive_state)
-        outcome = Outcome(round.number, attempt, [site_names[k] for k in round.ids])
-        self.round_log.write_ask(outcome)
+        invited = [site_names[k] for k in round.ids]
+        outcome = Outcome(round.number, attempt, invited)
+        self.round_log.append({"asking": round.number, "attempt": attempt, "sites": invited})
         answers = self._answers(ask, outcome, began)
         if takes_whole_deadline(self.job.plan):
             self.sleep(max(0.0, began + self.federation.deadline - self.clock()))
@@ -235,20 +257,24 @@ class RemoteEngine:
         if self.federation.mixer is None:
             total = self._sum(round, answers, outcome)
         else:
-            total = self._mixed(self.federation.mixer, round, ask, outcome, began)
-        self.round_log.write_outcome(outcome)
+            total = self._collect(self.federation.mixer, round, ask, outcome, began)
+        self.round_log.append(outcome.to_dict())
         self.on_outcome(outcome)
-        return total
+        return replace(total, clipping_known=False, enough=outcome.enough)
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
-        """Loss and metrics over the test split."""
+        """Return loss and metrics of the model `params` over the server's test split, by name."""
         return evaluate(self.job.task, params, self.job.data)
 
     def close(self) -> None:
-        """Do nothing: whoever made the transport closes it."""
+        """Do nothing, since the maker of the transport closes it."""
 
     def _answers(self, ask: RoundAsk, outcome: Outcome, began: float) -> dict[str, Answer]:
-        """The first answer of each site that is one to this ask, and in time."""
+        """Ask the invited sites, and return the first valid answer of each, by name.
+
+        Refusals are added to `outcome.declined`, and anything that does not count to
+        `outcome.rejected`. `began` is when the deadline began.
+        """
         answers: dict[str, Answer] = {}
         if not outcome.invited:
             return answers
@@ -266,48 +292,55 @@ class RemoteEngine:
         return answers
 
     def _sum(self, round: Round, answers: dict[str, Answer], outcome: Outcome) -> CohortSum:
-        """Accept each answer and add it, whoever came first."""
+        """Return the sum of the answers' reports, each accepted and added in the order of clients.
+
+        `answers` are by site name. A site whose report is not accepted counts as zero, and is added
+        to `outcome.rejected`.
+        """
         job, plan = self.job, self.job.plan
         total = CohortSum.zero(job.task.size, plan.width, noisy=False, keep=job.keeps_updates)
         for client in round.ids:
             answer = answers.get(self.federation.site_names[client])
             if answer is None:
                 continue
-            alone = np.array([client], dtype=np.int64)
+            alone = replace(round, ids=np.array([client], dtype=np.int64))
+            records = job.data.sizes[client] if job.weights is Weights.EXAMPLES else 1
+            weight = torch.full((1,), float(records), dtype=torch.float64)
             before = len(total.refused)
-            part = [(total, slice(None))]
-            server_sum(
-                part, plan, replace(round, ids=alone), self._sent(answer), self._weight(client)
-            )
+            server_sum([(total, slice(None))], plan, alone, self._client_report(answer), weight)
             if len(total.refused) > before:
                 outcome.rejected[answer.site] = "its report is not finite, or not of this model"
-        return replace(total, clipping_known=False, enough=outcome.enough)
+        return total
 
-    def _mixed(
+    def _collect(
         self, mixer: MixerSection, round: Round, ask: RoundAsk, outcome: Outcome, began: float
     ) -> CohortSum:
-        """What the mixer hands on of the reports that sites have sent it, in place of their sum.
+        """Return the sum of the shuffled reports that the mixer has collected from the sites.
 
-        An answer then says that the mixer has counted a report, and has none itself.
+        A site's answer has no report then. It only shows that the mixer has counted one. If nobody
+        answered, or the mixer has nothing at the deadline, the sum is zero and `outcome.enough`
+        becomes False.
         """
-        job, plan = self.job, self.job.plan
-        number = round_number(ask.round, ask.attempt, plan.rounds)
-        until = began + self.federation.deadline
-        found = None
+        size, plan = self.job.task.size, self.job.plan
+        total, channel = CohortSum.zero(size, plan.width, noisy=False), plan.release.channel
+        multisets = None
         if outcome.answered:
-            size, minimum = job.task.size, plan.release.channel.minimum
-            found = mixer.collect(number, size, minimum, until, self.clock, self.sleep)
-        total = CohortSum.zero(job.task.size, plan.width, noisy=False)
-        channel = plan.release.channel
-        if found is None or not isinstance(channel, Shuffler):
+            number = round_number(ask.round, ask.attempt, plan.rounds)
+            until = began + self.federation.deadline
+            multisets = mixer.collect(number, size, channel.minimum, until, self.clock, self.sleep)
+        if multisets is None or not isinstance(channel, Shuffler):
             outcome.enough = False
-            return replace(total, clipping_known=False, enough=False)
-        channel.add_multisets_(total.total, found, round)
-        total.weight, total.clients = float(found.report_counts[0]), len(round.ids)
-        return replace(total, clipping_known=False, enough=outcome.enough)
+        else:
+            channel.add_multisets_(total.total, multisets, round)
+            total.weight, total.clients = float(multisets.report_counts[0]), len(round.ids)
+        return total
 
-    def _sent(self, answer: Answer) -> ClientReports:
-        """An answer as a block of one client. A report of the wrong type gets no length."""
+    def _client_report(self, answer: Answer) -> ClientReports:
+        """Return an answer as the reports of one client.
+
+        If a tensor has the wrong type or the statistic the wrong shape, the report becomes empty,
+        which `server_sum` refuses.
+        """
         nobody, width = torch.zeros(1, dtype=torch.bool), self.job.plan.width
         report, watched = answer.report, answer.watched
         form = (report.dtype, watched.dtype, watched.shape)
@@ -316,19 +349,17 @@ class RemoteEngine:
         rows = Rows.from_reports([report], self.job.task.size)
         return ClientReports(rows, watched.reshape(1, width), nobody, nobody)
 
-    def _weight(self, client: int) -> torch.Tensor:
-        records = self.job.data.sizes[client] if self.job.weights is Weights.EXAMPLES else 1
-        return torch.full((1,), float(records), dtype=torch.float64)
-
 
 def _fault(
     arrival: Arrival, ask: RoundAsk, invited: list[str], known: set[str], *, late: bool
 ) -> str:
-    """Why what arrived does not count, or an empty string if it does.
+    """Return why a message does not count, as a clause such as "it answered twice".
+
+    "" if it counts.
 
     Args:
         arrival: The message and its sender.
-        ask: What the sites were asked.
+        ask: The ask that was sent to the sites.
         invited: The sites that were asked.
         known: The sites that have answered or declined.
         late: Whether the deadline is over.
@@ -349,7 +380,15 @@ def _fault(
 
 @dataclass
 class Server:
-    """One run over a federation. Make it with `start_or_resume`, then call `serve`."""
+    """One run over a federation. Make it with `start_or_resume`, then call `serve`.
+
+    Attributes:
+        run: The run and its directory.
+        federation: The sites, and how long to wait for them.
+        transport: Reaches the sites.
+        clock: Returns the time in seconds.
+        sleep: Waits for a number of seconds.
+    """
 
     run: Run
     federation: Federation
@@ -371,10 +410,22 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> "Server":
-        """Start a run in `folder`, or resume the one that is there.
+        """Start a run in the directory `folder`, or resume the one that is there.
 
-        `on_outcome` is called with each round's outcome. It names sites, which only the server may
-        see.
+        The run directory is written, and nothing is charged yet. Raises BadInput for a federation,
+        recipe or directory that is refused.
+
+        Args:
+            recipe: What to train. Attacks, and checkpoints that skip rounds, are refused.
+            federation: The sites.
+            transport: Reaches the sites.
+            folder: The run directory.
+            data_root: The folder with published data sets.
+            on_outcome: Called with each round's outcome. It names sites, which only the server may
+                see.
+            allow_code: Whether code that the recipe names may be run.
+            clock: Returns the time in seconds.
+            sleep: Waits for a number of seconds.
         """
         federation.check()
         if recipe.attack is not None:
@@ -402,14 +453,16 @@ class Server:
         return cls(run, federation, transport, clock, sleep)
 
     def serve(self, on_round: OnRound = lambda line: None) -> dict[str, Any]:
-        """Train like `Run.execute`, and return the result.
+        """Train to the end of the plan or the budget, and return the result as `Run.execute` does.
 
-        A round is charged only when `minimum` sites are online. If they do not come, the run ends
-        as after Ctrl-C, and `TooFewSites` is raised.
+        `on_round` is called with each round's line of metrics. A round is charged only when
+        `minimum` sites are online. If they do not come, the run ends as after Ctrl-C, and
+        TooFewSites is raised.
         """
         last = self.run.training.plan.permitted
 
         def next_round(line: dict[str, Any]) -> None:
+            """Pass a round's line on, and wait for sites if there is another round."""
             on_round(line)
             if line["round"] < last:
                 self._wait_for_sites()
@@ -418,7 +471,10 @@ class Server:
         return self.run.execute(next_round)
 
     def _wait_for_sites(self) -> None:
-        """Wait until enough of all sites are online, whoever will be asked."""
+        """Wait until at least `federation.minimum` sites are online.
+
+        Raises TooFewSites after `federation.wait` seconds.
+        """
         until = self.clock() + self.federation.wait
         names = set(self.federation.site_names)
         while len(online := names & self.transport.online()) < self.federation.minimum:
@@ -435,11 +491,11 @@ class Server:
 def data_without_records(
     recipe: Recipe, federation: Federation, data_root: Path | None, run_id: str
 ) -> FederatedData:
-    """The test split, with the federation's sites as clients and without any records.
+    """Return the recipe's test split, with the federation's sites as clients without records.
 
-    The data's fingerprint has the run's id in it. The server cannot know whether sites have the
-    same records as in another run, and noise that two runs share would cancel in the difference of
-    their models.
+    The test split is that of `federation.data`, if given. The data's fingerprint has the run's id
+    in it: the server cannot know whether sites have the same records as in another run, and noise
+    that two runs share would cancel in the difference of their models.
     """
     if federation.data is not None:
         recipe = recipe.model_copy(update={"data": federation.data})

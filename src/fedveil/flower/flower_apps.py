@@ -25,7 +25,7 @@ from fedveil.flower.federation_files import (
     takes_whole_deadline,
 )
 from fedveil.flower.federation_server import Outcome, Server
-from fedveil.flower.flwr_private import end_with_parent, separate_draws
+from fedveil.flower.flwr_private import end_with_parent, separate_flower_random
 from fedveil.flower.messages import (
     LONGEST_REASON,
     Answer,
@@ -37,6 +37,8 @@ from fedveil.flower.messages import (
     to_parts,
 )
 from fedveil.flower.site import Site
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.recipe import load_recipe
 
 ASKING = "train"
@@ -53,14 +55,17 @@ _UNKNOWN_ERROR = 0  # Flower's code for errors that have no other
 
 
 def to_records(message: SiteMessage) -> RecordDict:
-    """A message as Flower carries it."""
+    """Return a message as Flower's records: its values in one, its arrays in the other.
+
+    The first is a ConfigRecord with the key "fedveil", the second an ArrayRecord with "arrays".
+    """
     values, arrays = to_parts(message)
     record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
     return RecordDict({_VALUES: ConfigRecord(dict(values)), _ARRAYS: record})
 
 
 def from_records(content: RecordDict) -> SiteMessage:
-    """Read a message from Flower's records. Raises `BadInput` if it is none.
+    """Return the message in Flower's records.
 
     | edge | behaviour |
     |---|---|
@@ -82,21 +87,23 @@ def from_records(content: RecordDict) -> SiteMessage:
 class GridTransport:
     """A transport through Flower's grid. A site is the node that authenticated with its key.
 
-    SuperLink has checked that a node holds its key, and names the key. Nodes with other keys are
-    ignored, and so is what a node says about itself.
+    SuperLink checks that a node holds its private key, and reports the public key. Nodes with other
+    keys are ignored, and so is what a node says about itself.
     """
 
     grid: Grid
     federation: Federation
 
     def online(self) -> frozenset[str]:
-        """The sites whose nodes are online."""
+        """Return the names of the sites whose nodes are online."""
         return frozenset(self._nodes())
 
     def ask(self, sites: Sequence[str], ask: RoundAsk, seconds: float) -> Iterator[Arrival]:
-        """Ask the nodes that are online, and pull what they answer until the time is over.
+        """Ask the sites that are online, and yield their answers as they arrive.
 
-        Answers that come later are never pulled: Flower drops them, as their time to live is over.
+        It ends when all of them have answered or `seconds` are over. Later answers are never
+        pulled: Flower drops them when their time to live is over. An unreadable answer comes as a
+        text.
         """
         until, nodes = time.monotonic() + seconds, self._nodes()
         asked = [site for site in sites if site in nodes]
@@ -110,23 +117,19 @@ class GridTransport:
             for reply in self.grid.pull_messages(list(waiting)):
                 site = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if site is not None:
-                    yield Arrival(site, _read(reply, nodes[site]))
+                    yield Arrival(site, _read_reply(reply, nodes[site]))
             if waiting:
                 time.sleep(_POLL_SECONDS)
 
     def _nodes(self) -> dict[str, int]:
-        """The node of each site that is online."""
-        known = {site.fingerprint: site.name for site in self.federation.sites}
-        online: dict[str, int] = {}
-        for node in self.grid.get_nodes():
-            name = known.get(key_of(node.public_key))
-            if name is not None:
-                online[name] = node.node_id
-        return online
+        """Return the node id of each site that is online, by name."""
+        known = {fingerprint(site.key): site.name for site in self.federation.sites}
+        nodes = [(known.get(key_of(node.public_key)), node) for node in self.grid.get_nodes()]
+        return {name: node.node_id for name, node in nodes if name is not None}
 
 
 def key_of(public_key: bytes) -> str:
-    """The fingerprint of a node's public key, or "" if it cannot be read."""
+    """Return the fingerprint of a node's public key in PEM form. "" if it cannot be read."""
     try:
         line = serialization.load_pem_public_key(public_key).public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -136,8 +139,8 @@ def key_of(public_key: bytes) -> str:
     return fingerprint(line.decode())
 
 
-def _read(reply: Message, node: int) -> Answer | Refusal | str:
-    """What a node sent, or why it cannot be read, in one line."""
+def _read_reply(reply: Message, node: int) -> Answer | Refusal | str:
+    """Return the answer or refusal in a reply of `node`, or one line on why there is none."""
     if reply.has_error():
         return f"its app failed: {one_line(ValueError(reply.error.reason))}"[:LONGEST_REASON]
     if reply.metadata.src_node_id != node:
@@ -152,9 +155,9 @@ def _read(reply: Message, node: int) -> Answer | Refusal | str:
 client_app = ClientApp()
 """The ClientApp: a site that answers as its owner has set it up.
 
-The environment names the owner's file: FEDVEIL_SITE=/path/of/site.toml.
-What the site does follows from its own copy of the recipe, its policy and its ledger, and from
-nothing in the app that the server sent.
+The environment variable FEDVEIL_SITE has the path of the owner's site.toml. The answer follows from
+the site's own copy of the recipe, its policy and its ledger, and from nothing in the app that the
+server sent.
 """
 
 server_app = ServerApp()
@@ -169,20 +172,27 @@ recipe names may be run. A run directory that holds a run is resumed.
 @client_app.lifespan()
 @server_app.lifespan()
 def prepare_process(context: Context) -> Iterator[None]:
-    """Prepare the process that runs an app, which is not always the one that imported this."""
-    separate_draws()
+    """Give Flower its own random generator, and let this process end with its parent.
+
+    A generator that yields once, for Flower's lifespan. It runs in the process of an app, which is
+    not always the one that imported this module.
+    """
+    separate_flower_random()
     end_with_parent()
     yield
 
 
 @client_app.train()
 def answer(message: Message, context: Context) -> Message:
-    """Answer an ask with the site's report or its refusal. Nothing else leaves the site.
+    """Return the reply to an ask: the site's report or its refusal, or an error.
 
-    An error at the site is logged there. The server learns that there was one, and not which.
+    The environment variable FEDVEIL_SITE names the site's file. The node's configuration does not,
+    because it comes with messages: a forged one could name another file. Errors of the site are
+    logged there, and the server learns only that there was one. Never raises.
     """
 
     def failed(reason: str) -> Message:
+        """Return an error reply with this reason."""
         return Message(Error(_UNKNOWN_ERROR, reason), reply_to=message)
 
     try:
@@ -192,7 +202,12 @@ def answer(message: Message, context: Context) -> Message:
     if not isinstance(ask, RoundAsk):
         return failed("the site answers asks and nothing else")
     try:
-        reply = open_own_site().answer(ask)
+        path = os.environ.get(SITE)
+        if not path:
+            raise BadInput(
+                f"the node has no site: start it by its supernode.sh, or set {SITE}=PATH"
+            )
+        reply = Site.open(path).answer(ask)
     except Exception as e:  # whatever it says of records or files, Flower would tell the server
         LOG.error("the site cannot answer: %s: %s", type(e).__name__, e)
         return failed("the site is not ready: its owner was told")
@@ -201,23 +216,15 @@ def answer(message: Message, context: Context) -> Message:
     return Message(to_records(reply), reply_to=message)
 
 
-def open_own_site() -> Site:
-    """Open the site that the node's owner has set up.
-
-    Its file is named by the environment and not by the node's configuration, which comes with
-    messages: a forged one could name another file.
-    """
-    path = os.environ.get(SITE)
-    if not path:
-        raise BadInput(f"the node has no site: start it by its supernode.sh, or set {SITE}=PATH")
-    return Site.open(path)
-
-
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Train over the federation's sites, to the end of the plan or of the budget."""
+    """Train over the federation's sites, to the end of the plan or of the budget.
+
+    The app's configuration names the files (`server_app`). The run directory is written, and
+    resumed if it holds a run. Raises BadInput for files that are refused, and TooFewSites.
+    """
     config = context.run_config
-    federation = read_federation(Path(_path(config, "federation")))
+    federation = read_federation(Path(_config_path(config, "federation")))
 
     def log_outcome(outcome: Outcome) -> None:
         """Log who answered, unless the cohort is secret: logs go to whoever called `flwr run`."""
@@ -225,20 +232,25 @@ def serve(grid: Grid, context: Context) -> None:
             LOG.info("%s", outcome)
 
     server = Server.start_or_resume(
-        load_recipe(_path(config, "recipe")),
+        load_recipe(_config_path(config, "recipe")),
         federation,
         GridTransport(grid, federation),
-        Path(_path(config, "run-directory")),
-        Path(_path(config, "data")) if config.get("data") else None,
+        Path(_config_path(config, "run-directory")),
+        Path(_config_path(config, "data")) if config.get("data") else None,
         allow_code=bool(config.get("allow-code", False)),
         on_outcome=log_outcome,
     )
     LOG.info("%s", server.run.describe())
     result = server.serve(lambda line: LOG.info("%s", _round_text(server, line)))
-    LOG.info("%s; %s", result["why"], result["run_dir"])
+    claim = counting([PrivacyClaim.from_dict(raw) for raw in result["claims"]])
+    LOG.info("%s. %s Files: %s", claim or "Nothing is claimed", result["why"], result["run_dir"])
 
 
-def _path(config: Any, key: str) -> str:
+def _config_path(config: Any, key: str) -> str:
+    """Return the text under a key of the app's configuration.
+
+    Raise BadInput if it is missing or empty.
+    """
     path = config.get(key)
     if not isinstance(path, str) or not path:
         raise BadInput(f"the app's configuration has no {key!r}: name it in [tool.flwr.app.config]")
@@ -246,7 +258,10 @@ def _path(config: Any, key: str) -> str:
 
 
 def _round_text(server: Server, line: dict[str, Any]) -> str:
-    """A round in one line: the metrics on the test split, and what is claimed so far."""
+    """Return a round in words, such as "round 3: loss 0.41, accuracy 0.86, (claim) spent".
+
+    `line` is the round's line of the metrics file. "no claim" stands where nothing is claimed.
+    """
     training = server.run.training
     names = ("loss", *training.task.measures)
     parts = [f"{name} {line[name]:.4g}" for name in names if name in line]

@@ -1,4 +1,4 @@
-"""Flower's programs as a federation runs them: all that depends on Flower's private names.
+"""Flower's programs as a federation runs them. Only this module uses Flower's private names.
 
     python -m fedveil.flower.flwr_private PROGRAM [ARGUMENTS]
 
@@ -6,16 +6,15 @@
 |---|---|
 | flower-superlink | runs SuperLink behind `SuperLinkGate` |
 | flower-superexec | runs SuperExec of a site, which forks for each message (`ForkedPrograms`) |
-| fork-server | is what it forks from (`serve_forks`) |
+| fork-server | imports everything once, and forks for each message (`serve_forks`) |
 | flwr-clientapp | answers one message with the installed ClientApp (`answer_message`) |
 | any other | is refused: a site answers rounds, and nothing else |
 
-A version of Flower that has moved one of the names which are replaced here ends the program, rather
-than run without the protection. This module imports nothing heavy: Flower starts another program
+If a version of Flower lacks one of the names that are replaced here, the program exits rather than
+run without the protection. This module imports nothing heavy: Flower starts another program
 for a message if one has not reported within half a minute, which is short on a busy machine.
 """
 
-import ctypes
 import gc
 import importlib
 import io
@@ -34,6 +33,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Never
 
+from fedveil.base.platforms import c_function, can_fork
+
 SUPERLINK = "flower-superlink"
 
 SUPEREXEC = "flower-superexec"
@@ -42,7 +43,7 @@ SUPEREXEC = "flower-superexec"
 GUARDED = "flwr-clientapp"
 """The command for a message to a ClientApp."""
 
-REFUSED = (*("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation"),)
+REFUSED = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
 """The other commands that SuperExec could be made to start."""
 
 FORK_SERVER = (sys.executable, "-m", "fedveil.flower.flwr_private", "fork-server")
@@ -52,7 +53,7 @@ IMPORTED = (
     "flwr.supernode.runtime.run_clientapp",
     "fedveil.flower.flower_apps",
 )
-"""What a message needs, and what takes longer than most messages."""
+"""The modules that answer a message. Importing them takes longer than most messages."""
 
 FOR_SITES = "/v1/fleet/"
 FOR_ANYBODY = ("/health",)
@@ -67,26 +68,27 @@ Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
 def main() -> None:
-    """Run the program that the command line names, or refuse it."""
+    """Run the program that the command line names first, or exit with an error if it is refused."""
     _, program, *arguments = sys.argv
-    if program == SUPERLINK:
-        run_superlink(arguments)
-    elif program == SUPEREXEC:
-        run_superexec(arguments)
+    programs = {SUPERLINK: run_superlink, SUPEREXEC: run_superexec, GUARDED: answer_message}
+    if program in programs:
+        programs[program](arguments)
     elif program == "fork-server":
         serve_forks()
-    elif program == GUARDED:
-        answer_message(arguments)
     else:
         sys.exit(f"error: this site runs no {program}: it answers rounds, and nothing else")
 
 
 def write_programs(folder: Path) -> None:
-    """Write the commands of a guarded site into a folder that comes first in its PATH."""
+    """Make a folder, and write the commands of a guarded site into it as scripts.
+
+    The folder comes first in the site's PATH, so that these scripts run in place of Flower's.
+    FileExistsError if the folder exists.
+    """
     folder.mkdir()
     for program in (SUPEREXEC, GUARDED, *REFUSED):
         path = folder / program
-        path.write_text(_SCRIPT.format(program=program))
+        path.write_text(_SCRIPT.format(program=program), newline="\n")
         path.chmod(0o755)
 
 
@@ -94,7 +96,7 @@ def write_programs(folder: Path) -> None:
 
 
 class SuperLinkGate:
-    """Middleware that passes this machine's requests, and others' to the paths for sites.
+    """Middleware that passes on requests of this machine, and others' requests for sites' paths.
 
     SuperLink serves sites, operators and its own programs at one port, and does not authenticate
     operators: anybody who reaches the port could register keys, or start a run with code of their
@@ -113,6 +115,7 @@ class SuperLinkGate:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Pass a request on, or answer it with 403 (a websocket: close it)."""
         path, host = scope.get("path", ""), (scope.get("client") or ("",))[0]
         public = path in FOR_ANYBODY or (path.startswith(FOR_SITES) and ".." not in path)
         if scope["type"] == "lifespan" or public or _is_loopback(host):
@@ -126,6 +129,7 @@ class SuperLinkGate:
 
 
 def _is_loopback(host: str) -> bool:
+    """Return whether `host` is an IP address of this machine's loopback interface."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -133,7 +137,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def install_gate() -> None:
-    """Put the gate in front of SuperLink, or exit if Flower takes its middleware from elsewhere."""
+    """Put the gate in front of a SuperLink that this process starts later.
+
+    Exits if Flower has no `_get_middleware` to replace.
+    """
     from flwr.superlink import main as superlink
     from starlette.middleware import Middleware
 
@@ -144,7 +151,7 @@ def install_gate() -> None:
 
 
 def run_superlink(arguments: Sequence[str]) -> None:
-    """Run `flower-superlink` behind the gate."""
+    """Run `flower-superlink` with these arguments in this process, behind the gate."""
     sys.argv = [SUPERLINK, *arguments]
     install_gate()
     from flwr.superlink.cli import flower_superlink
@@ -179,10 +186,10 @@ def guard() -> None:
     from flwr.supernode.runtime import run_clientapp as runtime
 
     def unpack_nothing(*_: object, **__: object) -> None:
-        """Replaces the unpacking of an app."""
+        """Do nothing, in place of unpacking the app that was sent."""
 
     def load_installed(*_: object, **__: object) -> Callable[..., Any]:
-        """Replaces the import of an unpacked app, and imports the installed one when called."""
+        """Return a function that imports the installed ClientApp, in place of the one sent."""
         return lambda *_: importlib.import_module("fedveil.flower.flower_apps").client_app
 
     replaced = {"install_from_fab": unpack_nothing, "get_load_client_app_fn": load_installed}
@@ -196,10 +203,13 @@ def guard() -> None:
 
 
 class ForkedPrograms:
-    """Replaces the module `subprocess` in Flower, so that a message's process is forked.
+    """A replacement for the module `subprocess` in Flower, which forks a process for a message.
 
     Flower starts `flwr-clientapp` for every message, which imports PyTorch and Flower each time:
     some seconds of one core. The fork server does that once.
+
+    Args:
+        server: The command of the fork server.
     """
 
     DEVNULL = subprocess.DEVNULL
@@ -209,7 +219,9 @@ class ForkedPrograms:
         self._running = self._start()
 
     def Popen(self, command: Sequence[str], **options: Any) -> object:  # noqa: N802
-        """Start a program. The one that answers messages is forked instead.
+        """Start a program, or let the fork server fork the one that answers messages.
+
+        Returns the started process, or the fork server's, whatever happens to the fork.
 
         | edge | behaviour |
         |---|---|
@@ -231,11 +243,15 @@ class ForkedPrograms:
         return self._running
 
     def close(self) -> None:
-        """End the fork server, and not what it forked."""
+        """Kill the fork server, and not the processes that it forked."""
         with self._running as server:
             server.kill()
 
     def _ask(self, arguments: Sequence[str]) -> None:
+        """Send the arguments of one message to the fork server.
+
+        Raises BrokenPipeError if the server has ended or does not read.
+        """
         pipe = self._running.stdin
         if pipe is None:
             raise AssertionError("the fork server reads from a pipe")
@@ -244,6 +260,7 @@ class ForkedPrograms:
             raise BrokenPipeError("nobody reads it")
 
     def _start(self) -> subprocess.Popen[bytes]:
+        """Start a fork server, with a pipe that never blocks as its standard input."""
         started = subprocess.Popen(self._server, stdin=subprocess.PIPE, bufsize=0)
         if started.stdin is not None:
             os.set_blocking(started.stdin.fileno(), False)
@@ -251,9 +268,9 @@ class ForkedPrograms:
 
 
 def install_forks(server: Sequence[str]) -> None:
-    """Make Flower fork through a fork server, whose command is `server`.
+    """Make Flower's SuperExec start programs through a fork server, whose command is `server`.
 
-    Exits if this version of Flower starts programs in another way, as `guard` does.
+    Exits if this version of Flower starts programs in another way.
     """
     from flwr.supercore.superexec.executor import subprocess_executor as flower
 
@@ -263,7 +280,12 @@ def install_forks(server: Sequence[str]) -> None:
 
 
 def run_superexec(arguments: Sequence[str], server: Sequence[str] = FORK_SERVER) -> None:
-    """Run `flower-superexec`, which forks."""
+    """Run `flower-superexec`, which forks through a fork server with the command `server`.
+
+    Exits where forking is unsafe or impossible.
+    """
+    if not can_fork():
+        sys.exit("error: a site forks a process for each message, so it runs on Linux only")
     sys.argv = [SUPEREXEC, *arguments]
     install_forks(server)
     from flwr.supercore.cli import flower_superexec
@@ -272,7 +294,7 @@ def run_superexec(arguments: Sequence[str], server: Sequence[str] = FORK_SERVER)
 
 
 def serve_forks() -> None:
-    """Be the fork server: import what answers messages, then fork for each line of standard input.
+    """Run the fork server: import `IMPORTED`, then fork for each line of standard input.
 
     A line is a JSON list, the arguments of `flwr-clientapp`. The process ends with its standard
     input, so that only its parent can use it. It has imported modules and nothing else: no key, no
@@ -298,7 +320,10 @@ def serve_forks() -> None:
 
 
 def _answer_in_fork(arguments: list[str]) -> Never:
-    """Answer a message as a process of its own, and end."""
+    """Answer a message in a fork, and exit with the code that the program would have.
+
+    `arguments` are those of `flwr-clientapp`.
+    """
     code = 1
     try:
         _reset_fork()
@@ -317,7 +342,7 @@ def _answer_in_fork(arguments: list[str]) -> Never:
 
 
 def _reset_fork() -> None:
-    """Reset what the fork inherited: standard input, signal handlers and random generators.
+    """Reset what a fork inherits: standard input, signal handlers and random generators.
 
     Python reseeds its own generator in a fork. A site's noise comes from none of these generators:
     it is secure, or has a seed from the operating system. But two forks must not draw alike.
@@ -337,11 +362,11 @@ def _reset_fork() -> None:
 # The process of an app
 
 
-def separate_draws() -> None:
-    """Give Flower's modules a random generator of their own in place of Python's global one.
+def separate_flower_random() -> None:
+    """Give the Flower modules imported so far a random generator in place of Python's global one.
 
-    Flower's threads (heartbeats, retries) draw at any time, while fedveil checks whether a user's
-    module draws. Without this, a draw of Flower's would be blamed on the module.
+    Call it after Flower is imported. Flower's threads (heartbeats, retries) draw at any time, while
+    fedveil checks whether a user's module draws: a draw of Flower's would be blamed on the module.
     """
     own = random.Random()
     for name, module in tuple(sys.modules.items()):
@@ -350,20 +375,22 @@ def separate_draws() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent, named by Flower on the command line, ends.
+    """Start a thread that ends this process after its parent, named on the command line, ends.
 
     Flower watches the parent too, and asks the app to end by a signal. A main thread that waits for
     an answer may never notice it: a ServerApp whose SuperLink was killed would keep the run
     directory locked, and nobody could resume. Ending at once is safe, since charges are on disk.
-    Without a parent on the command line this does nothing.
+    Without a parent on the command line this does nothing, nor on Windows, which cannot look
+    whether a process is there without ending it.
     """
-    if _PARENT_OPTION not in sys.argv[:-1]:
+    if _PARENT_OPTION not in sys.argv[:-1] or sys.platform == "win32":
         return
     parent = int(sys.argv[sys.argv.index(_PARENT_OPTION) + 1])
     threading.Thread(target=_end_after, args=(parent,), daemon=True, name="parent").start()
 
 
 def _end_after(process: int) -> None:
+    """Wait until the process with this id has ended, then five seconds, and exit with code 1."""
     with suppress(ProcessLookupError):
         while True:
             with suppress(PermissionError):
@@ -374,12 +401,13 @@ def _end_after(process: int) -> None:
 
 
 def end_with_starter() -> None:
-    """End this process when the one that started it does, on systems that can do this.
+    """Let Linux end this process when its parent ends. Elsewhere do nothing.
 
-    A parent that is killed has no time to stop what it started.
+    A parent that is killed has no time to stop the processes that it started.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    prctl = c_function("prctl")
+    if prctl is not None:
+        prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What passes between the server of a federation and its sites, whatever carries it.
+"""The messages between the server of a federation and its sites, whatever transport carries them.
 
-A message is checked when it is made, on either side: what is read from the wire is a message or is
-refused. What is in a report is not looked at here: that is what `server_sum` is for.
+A message is checked when it is made, on either side: what is read from the wire is a valid message
+or is refused. The numbers in a report are checked by `server_sum`, not here.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import Recipe
 
 FORMAT = 1
-"""Of messages and of plan digests: the two sides of a federation have the same."""
+"""The version of messages and plan digests. Both sides of a federation need the same."""
 
 LONGEST_REASON = 300
 
@@ -31,7 +31,13 @@ _NOT_CLAIMED = ("name", "data", "evaluate", "engine")
 
 @dataclass(frozen=True, eq=False)
 class _RoundMessage:
-    """A message about one attempt at one round of a run."""
+    """A message about one attempt at one round of a run.
+
+    Attributes:
+        run: The id of the run, 32 hexadecimal digits.
+        round: The round, from 1.
+        attempt: The attempt at the round, from 0.
+    """
 
     run: str
     round: int
@@ -46,7 +52,7 @@ class _RoundMessage:
 
 @dataclass(frozen=True, eq=False)
 class RoundAsk(_RoundMessage):
-    """The server asks a site for its report of a round.
+    """A server's ask for a site's report of a round.
 
     Attributes:
         plan: The digest of the plan (`plan_digest`).
@@ -67,9 +73,14 @@ class RoundAsk(_RoundMessage):
 
 @dataclass(frozen=True, eq=False)
 class Answer(_RoundMessage):
-    """A site's report of a round, float32 [P], and what an adaptive clip watches, float64 [W].
+    """A site's answer to an ask.
 
-    Tensors are as they came: the server accepts what it can use, and refuses the rest by name.
+    Tensors are as they arrived: types, shapes and numbers are checked when reports are summed.
+
+    Attributes:
+        site: The name of the site.
+        report: The report, float32 [P].
+        watched: The statistic of an adaptive clip, float64 [W].
     """
 
     site: str
@@ -86,7 +97,12 @@ class Answer(_RoundMessage):
 
 @dataclass(frozen=True)
 class Refusal(_RoundMessage):
-    """A site takes no part in a round, and says why in one line without anything private."""
+    """A site's refusal to take part in a round.
+
+    Attributes:
+        site: The name of the site.
+        reason: One line, without anything private.
+    """
 
     site: str
     reason: str
@@ -106,10 +122,10 @@ _KINDS: dict[str, type[SiteMessage]] = {"ask": RoundAsk, "answer": Answer, "refu
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A message that came back.
+    """A message that a transport has received.
 
     Attributes:
-        site: Who sent it, by the key of the connection and not by the message.
+        site: The sender, by the key of the connection and not by the message.
         message: The answer or refusal, or one line on why it cannot be read.
     """
 
@@ -118,27 +134,30 @@ class Arrival:
 
 
 class Transport(Protocol):
-    """Asks sites, by name, and hands out what comes back.
+    """A connection to sites, by name.
 
-    It vouches for who sent what. It may hand out anything at any time: the engine judges what is
-    still in time and what was asked for.
+    It vouches for the sender of each message. It may yield any message at any time: the engine
+    decides what is in time and was asked for.
     """
 
     def online(self) -> frozenset[str]:
-        """The sites that could be asked now."""
+        """Return the names of the sites that are online now."""
         ...
 
     def ask(self, sites: Sequence[str], ask: RoundAsk, seconds: float) -> Iterator[Arrival]:
-        """Send `ask` to the sites, and yield what arrives within `seconds`, as it comes.
+        """Send `ask` to the sites, and yield messages as they arrive.
 
-        It ends when all have answered or the time is over. A site that is not online does not
-        answer.
+        It ends when all sites have answered or `seconds` are over. A site that is not online does
+        not answer.
         """
         ...
 
 
 def to_parts(message: SiteMessage) -> tuple[dict[str, str | int], dict[str, np.ndarray]]:
-    """A message as plain values and arrays, which is what carriers take."""
+    """Return a message as (values by name, arrays by name), which transports can carry.
+
+    Values have "format" and "kind" beside the message's own texts and numbers.
+    """
     kind = next(kind for kind, known in _KINDS.items() if type(message) is known)
     values: dict[str, str | int] = {"format": FORMAT, "kind": kind}
     arrays = {}
@@ -151,7 +170,7 @@ def to_parts(message: SiteMessage) -> tuple[dict[str, str | int], dict[str, np.n
 
 
 def from_parts(values: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> SiteMessage:
-    """The message that these parts are: the inverse of `to_parts`.
+    """Return the message with these values and arrays: the inverse of `to_parts`.
 
     | edge | behaviour |
     |---|---|
@@ -184,15 +203,15 @@ def from_parts(values: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -
 
 
 def new_run_id() -> str:
-    """A name for a run that no other run has."""
+    """Return a random id for a run, 32 hexadecimal digits."""
     return secrets.token_hex(16)
 
 
 def plan_digest(recipe: Recipe, clients: int) -> str:
-    """The digest that identifies a plan on both sides: of all that a claim depends on.
+    """Return the SHA-256 digest, in hexadecimal, that identifies a plan on both sides.
 
-    `clients` is the number of sites, online or not. Where records come from, how models are
-    measured and how rounds are computed are each side's own, and so is what a recipe is called.
+    It covers everything in the recipe that a claim depends on, and the number of sites, `clients`,
+    online or not. The recipe's name, data, evaluation and engine may differ between the sides.
     """
     claimed = recipe.model_dump(mode="json", exclude_none=True, exclude=set(_NOT_CLAIMED))
     content = {"format": FORMAT, "clients": clients, "recipe": claimed}
@@ -200,22 +219,31 @@ def plan_digest(recipe: Recipe, clients: int) -> str:
 
 
 def check_site_name(name: object) -> None:
-    """Refuse what cannot be the name of a site, wherever it is written."""
+    """Raise BadInput unless `name` is a text that can be the name of a site.
+
+    Up to 64 letters, digits, dots, dashes and underscores, with a letter or digit first.
+    """
     _check_text("site", name, _NAME, "up to 64 letters, digits, dots, dashes and underscores")
 
 
 def _check_text(name: str, value: object, pattern: re.Pattern[str], need: str) -> None:
+    """Raise BadInput unless `value` is a text that matches `pattern` as a whole.
+
+    `name` and `need`, the pattern in words, are for the message.
+    """
     if not isinstance(value, str) or pattern.fullmatch(value) is None:
         raise BadInput(f"{name} is {shown(value)}: {need}")
 
 
 def _check_vector(name: str, value: object, dtype: torch.dtype) -> None:
-    if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.ndim != 1:
-        form = (
-            f"{value.dtype} of shape {tuple(value.shape)}"
-            if isinstance(value, torch.Tensor)
-            else shown(value)
-        )
+    """Raise BadInput unless `value` is a vector of type `dtype` with finite numbers.
+
+    `name` is for the message.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise BadInput(f"{name} is {shown(value)}: a vector of {dtype} is needed")
+    if value.dtype is not dtype or value.ndim != 1:
+        form = f"{value.dtype} of shape {tuple(value.shape)}"
         raise BadInput(f"{name} is {form}: a vector of {dtype} is needed")
     if not bool(torch.isfinite(value).all()):
         raise BadInput(f"{name} holds a number that is not finite")

@@ -1,7 +1,7 @@
-"""What a plan costs one site, the owner's policy, and whether the plan is within it.
+"""The owner's policy of a site, what a plan costs the site, and whether the policy allows it.
 
-A plan is about all clients of a run, but a site knows only its own turns (`Terms`). The proof note
-is docs/proofs/site.md.
+A plan covers all clients of a run, but a site knows only its own turns (`Terms`). The proof note is
+docs/proofs/site.md.
 """
 
 import math
@@ -11,10 +11,11 @@ from datetime import date, timedelta
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from functools import cached_property
+from typing import Literal
 
+from fedveil.base.checks import BUDGET, DELTA, MULTIPLIER, REPORT_EPSILON, STEPS, number
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.flower.federation_files import PolicySection
 from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust, Unit, rendered
 from fedveil.privacy.accounting.composition import covers, noise_in
@@ -22,20 +23,24 @@ from fedveil.privacy.accounting.events import PureReport, Shuffled, TwoPoint
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
+from fedveil.runs.sections.section import Section, setting
 from fedveil.training.engines.engine import Engine, Job
 from fedveil.training.session import Training
 from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork
 
+_DAYS = number(lambda v: 1 <= v <= 1_000_000, "1 to 1,000,000 is needed", whole=True)
+_REPEATS = number(lambda v: 0 <= v <= 1_000_000, "0 to 1,000,000 is needed", whole=True)
+
 
 @dataclass(frozen=True)
 class Terms:
-    """The budget lines of one site, and the number of its turns.
+    """The budget lines and the number of turns of one site in a run.
 
     Attributes:
-        lines: The plan's lines that concern this site.
-        planned_turns: The turns that the plan has for this site.
-        permitted_turns: The turns that a run may charge it for: those and the owner's `repeats`,
-            as far as the run's budget goes.
+        lines: The plan's budget lines that apply to this site.
+        planned_turns: The turns of this site in the plan.
+        permitted_turns: The most turns that a run may charge this site for: the planned ones and
+            the owner's `repeats`, as far as the run's budget goes.
         at_once: Whether all turns are charged when the site is first asked. Amplification by a
             secret cohort also counts the rounds to which the server does not invite the site.
     """
@@ -47,29 +52,17 @@ class Terms:
 
     @property
     def charged_lines(self) -> tuple[BudgetLine, ...]:
-        """The lines that are charged."""
+        """Return the lines that are charged: all but other readings of the same release."""
         return tuple(line for line in self.lines if not line.reading)
 
     @cached_property
     def costs(self) -> tuple[PrivacyClaim, ...]:
-        """What all permitted turns cost this site: one claim for each charged line."""
+        """Return what all permitted turns cost this site: one claim for each charged line."""
         return tuple(line.claims(self.permitted_turns)[0] for line in self.charged_lines)
-
-    def needed_charges(self, turns: int, last_round: int, extra_attempts: int) -> int:
-        """How many charges there must be before an answer.
-
-        Args:
-            turns: How many asks were answered, with this one.
-            last_round: The last round that the site was asked for.
-            extra_attempts: The attempts beyond each round's first that the site knows of.
-        """
-        if self.at_once:
-            return max(self.permitted_turns, last_round + extra_attempts)
-        return turns
 
 
 def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
-    """The terms on which client `number` of a plan takes part, with `repeats` turns to spare.
+    """Return the terms for client `number` of a plan, with `repeats` turns beyond the plan's.
 
     Guarantee: docs/proofs/site.md. Charges for the turns that the site has, on the lines of these
     terms, are never fewer than the releases that depend on its records.
@@ -93,7 +86,7 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
             "the recipe's clip needs a curator who sees bits or norms and is not the server, and a "
             "federation has none: use clip.bit_epsilon, or a clip that does not look at clients"
         )
-    lines = tuple(line for line in plan.lines if _concerns(line, plan, number))
+    lines = tuple(line for line in plan.lines if _applies_to(line, plan, number))
     charged = [line for line in lines if not line.reading]
     if plan.private and not charged:
         raise BadInput("no line of the plan is about this site, which would be charged for nothing")
@@ -106,8 +99,11 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
     return Terms(own, most, min(within, default=most + repeats), at_once=plan.secret_cohort)
 
 
-def _concerns(line: BudgetLine, plan: PrivacyPlan, number: int | None) -> bool:
-    """Whether a line is about this client: some are about a group of them."""
+def _applies_to(line: BudgetLine, plan: PrivacyPlan, number: int | None) -> bool:
+    """Return whether a line applies to client `number`. Some lines are about a group of clients.
+
+    Raises BadInput if clients have budgets of their own and `number` is None.
+    """
     each = getattr(plan.release, "multipliers", None)
     if line.members is None or each is None:
         return True
@@ -125,7 +121,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class RunCost:
-    """What a run may cost the site in all, and the day of its last turn."""
+    """The claims that a run may cost the site in all turns, and the day of its last turn."""
 
     costs: tuple[PrivacyClaim, ...]
     last_day: date
@@ -133,43 +129,24 @@ class RunCost:
 
 @dataclass(frozen=True)
 class Objection:
-    """Why the site does not take part in a run.
+    """A reason for which the site does not take part in a run.
 
     Attributes:
-        reason: What a server may learn.
-        details: What only the owner may learn: what other runs cost, and numbers that depend on
-            how many records the site has.
+        reason: The part that a server may learn.
+        details: The part for the owner only: what other runs cost, and numbers that depend on how
+            many records the site has.
     """
 
     reason: str
     details: str = ""
 
     def __str__(self) -> str:
-        """Both parts, for the owner."""
+        """Return both parts, for the owner."""
         return f"{self.reason}: {self.details}" if self.details else self.reason
 
 
-@dataclass(frozen=True)
-class Offer:
-    """A recipe as a site sees it.
-
-    Attributes:
-        recipe_name: The name in the recipe.
-        digest: What identifies the plan on both sides (`plan_digest`).
-        plan: The plan for all sites.
-        terms: What it means for this site.
-        local_steps: Local steps in one round, on this site's records.
-    """
-
-    recipe_name: str
-    digest: str
-    plan: PrivacyPlan
-    terms: Terms
-    local_steps: int
-
-
 def local_steps(work: ClientWork, records: int) -> int:
-    """The local steps that a client with so many records takes in one round."""
+    """Return the number of local steps of one round for a client with `records` records."""
     match work:
         case ClientDpSgd():
             return work.noisy.steps
@@ -179,9 +156,19 @@ def local_steps(work: ClientWork, records: int) -> int:
     return 1
 
 
-@dataclass(frozen=True)
-class Policy:
-    """The owner's limits.
+class EpsilonSection(Section):
+    """`[policy.epsilon]`: what all runs of a period may cost together, by what they protect."""
+
+    client: float | None = setting(BUDGET, None)
+    """The most that all runs may cost the whole site. Left out: no run is taken that protects
+    clients."""
+    record: float | None = setting(BUDGET, None)
+    """The most that all runs may cost one record. Left out: no run is taken that protects
+    records."""
+
+
+class Policy(Section):
+    """`[policy]`: the owner's limits, whatever a server asks.
 
     Guarantee: whatever servers ask, the total cost of the runs that had a turn within any period of
     `days`, each counted at what it may cost in all, is at most `epsilon` of each unit and `delta`.
@@ -198,69 +185,118 @@ class Policy:
     | the clock goes back | more runs count, never fewer |
     """
 
-    limits: PolicySection
+    epsilon: EpsilonSection = EpsilonSection()
+    """What all runs may cost together."""
+    delta: float = setting(DELTA, 1e-4)
+    """The most that the deltas of all runs may add up to."""
+    days: int | None = setting(_DAYS, None)
+    """The period that epsilon and delta are for: runs that were last charged longer ago do not
+    count. Left out: all runs count for ever."""
+    trust: list[Literal["local", "shuffled", "central"]] = ["local"]
+    """Whom the owner is ready to trust: 'local' nobody; 'shuffled' a mixer; 'central' the server,
+    which then sees updates without noise."""
+    recipes: list[str] | None = None
+    """Which recipes may be taken part in, by name or by digest (fedveil site check tells it). Left
+    out: whichever `recipe` is."""
+    noise: float | None = setting(MULTIPLIER, None)
+    """The least noise multiplier; Gaussian and Laplace noise have one. Left out: epsilon alone
+    decides."""
+    report_epsilon: float | None = setting(REPORT_EPSILON, None)
+    """The largest epsilon of one report, for noise without a multiplier (two-point, priv-unit).
+    Left out: no such noise where `noise` is given; else epsilon alone decides."""
+    steps: int | None = setting(STEPS, None)
+    """The most local steps in one round. Left out: as many as the recipe has."""
+    seeded: bool = False
+    """Whether noise may come from a seeded stream. Where this site adds it, the seed is then the
+    operating system's and never leaves; where the server does, it knows the seed."""
+    unprotected: bool = False
+    """Whether recipes that claim nothing may be taken part in: what is sent then has no
+    protection."""
+    repeats: int = setting(_REPEATS, 0)
+    """How many more turns than planned a run may have, for rounds that the server has to do again;
+    each is charged, and is within the run's budget."""
 
-    def objections(self, offer: Offer) -> Iterator[Objection]:
-        """Why the site takes no part in a recipe, whatever was spent. Empty if it does."""
-        policy = self.limits
-        names = {offer.recipe_name, offer.digest}
-        if policy.recipes is not None and not names & set(policy.recipes):
-            yield Objection(f"the recipe {offer.recipe_name!r} is not one of policy.recipes")
-        yield from self.objections_to_plan(offer.plan, offer.terms)
-        if policy.steps is not None and offer.local_steps > policy.steps:
+    def objections(
+        self, recipe: str, digest: str, plan: PrivacyPlan, terms: Terms, steps: int
+    ) -> Iterator[Objection]:
+        """Yield the reasons why the policy forbids a recipe, whatever was spent.
+
+        Nothing if it does not.
+
+        Args:
+            recipe: The name in the recipe.
+            digest: The digest that identifies the plan on both sides (`plan_digest`).
+            plan: The plan for all sites.
+            terms: The budget lines and turns of this site.
+            steps: Local steps in one round, on this site's records.
+        """
+        if self.recipes is not None and not {recipe, digest} & set(self.recipes):
+            yield Objection(f"the recipe {recipe!r} is not one of policy.recipes")
+        yield from self.objections_to_plan(plan, terms)
+        if self.steps is not None and steps > self.steps:
             yield Objection(
                 "a round takes more local steps than policy.steps allows",
-                f"it takes {offer.local_steps} on this site's records, and policy.steps is "
-                f"{policy.steps}",
+                f"it takes {steps} on this site's records, and policy.steps is {self.steps}",
             )
 
     def objections_to_plan(self, plan: PrivacyPlan, terms: Terms) -> Iterator[Objection]:
-        """Why nobody takes part in a plan on these terms, whatever recipe it comes from."""
-        policy = self.limits
-        if not plan.private and not policy.unprotected:
+        """Yield the reasons why the policy forbids a plan on these terms, whatever the recipe.
+
+        Costs are not looked at (`objection_to_cost`).
+        """
+        if not plan.private and not self.unprotected:
             yield Objection("the recipe claims nothing, and policy.unprotected is false")
         for line in terms.charged_lines:
-            if str(line.trust) not in policy.trust:
+            if str(line.trust) not in self.trust:
                 yield Objection(
                     f"the claim needs {line.trust} trust, which policy.trust does not have"
                 )
-            if line.noise is NoiseSource.SEEDED and not policy.seeded:
+            if line.noise is NoiseSource.SEEDED and not self.seeded:
                 yield Objection("the noise is seeded, and policy.seeded is false")
             yield from self._objections_to_noise(line)
 
     def _objections_to_noise(self, line: BudgetLine) -> Iterator[Objection]:
-        policy, noise = self.limits, noise_in(line.event)
+        """Yield an objection if a line's noise is too small, or is of a kind that has no limit.
+
+        Nothing if neither `noise` nor `report_epsilon` limits it.
+        """
+        noise = noise_in(line.event)
         report: float | None = None  # the epsilon of one report, where noise has no multiplier
         match line.event:
             case TwoPoint(epsilon) | PureReport(epsilon) | Shuffled(TwoPoint(epsilon), _):
                 report = epsilon
         if report is None:
-            if policy.noise is not None and noise < policy.noise * (1 - _ROUNDING):
+            if self.noise is not None and noise < self.noise * (1 - _ROUNDING):
                 yield Objection(
                     "the noise multiplier is below policy.noise",
-                    f"it is {noise:.4g}, and policy.noise is {policy.noise:g}",
+                    f"it is {noise:.4g}, and policy.noise is {self.noise:g}",
                 )
-        elif policy.report_epsilon is not None:
-            if report > policy.report_epsilon * (1 + _ROUNDING):
+        elif self.report_epsilon is not None:
+            if report > self.report_epsilon * (1 + _ROUNDING):
                 yield Objection("a report alone costs more than policy.report_epsilon allows")
-        elif policy.noise is not None:
+        elif self.noise is not None:
             yield Objection("the noise has no multiplier, and policy.noise asks for one")
 
-    def too_much(self, terms: Terms, others: list[RunCost], today: date) -> Objection | None:
-        """Why a run exceeds what is left of the period, or None if it fits.
+    def objection_to_cost(
+        self, terms: Terms, others: list[RunCost], today: date
+    ) -> Objection | None:
+        """Return the first reason why a run would exceed the period's epsilon or delta, or None.
 
-        `others` are all other runs that the site was charged for.
+        Args:
+            terms: The budget lines and turns of the run.
+            others: All other runs that the site was charged for.
+            today: The last day of the period.
         """
-        period = "" if self.limits.days is None else f" in {self.limits.days} days"
+        period = "" if self.days is None else f" in {self.days} days"
         before = [claim for run in self.runs_in_period(others, today) for claim in run.costs]
         for claim in terms.costs:
             unit = claim.unit
             if not claim.vouched:
                 return Objection("the run's claim is not vouched for", claim.short)
-            if getattr(self.limits.epsilon, unit) is None:
+            if getattr(self.epsilon, unit) is None:
                 return Objection(f"the claim is per {unit}, and policy.epsilon.{unit} is not given")
         for unit in (Unit.CLIENT, Unit.RECORD):
-            most = getattr(self.limits.epsilon, unit)
+            most = getattr(self.epsilon, unit)
             own = [claim for claim in terms.costs if _counts_for(claim, unit)]
             if most is None or not own:
                 continue
@@ -272,23 +308,25 @@ class Policy:
                     f"{most:g}{period}, of which other runs may cost {rendered(spent)}",
                 )
         spent = math.fsum(claim.delta for claim in before)
-        if spent + math.fsum(c.delta for c in terms.costs) > self.limits.delta * (1 + _ROUNDING):
+        if spent + math.fsum(c.delta for c in terms.costs) > self.delta * (1 + _ROUNDING):
             return Objection(
                 "the run's delta is more than policy.delta leaves",
-                f"it is {self.limits.delta:g}{period}, of which other runs have {spent:g}",
+                f"it is {self.delta:g}{period}, of which other runs have {spent:g}",
             )
         return None
 
     def runs_in_period(self, runs: list[RunCost], today: date) -> list[RunCost]:
-        """The runs that had a turn within the period that ends today."""
-        days = self.limits.days
-        if days is None:
+        """Return the runs whose last turn is within the `days` that end today.
+
+        All if `days` is None.
+        """
+        if self.days is None:
             return runs
-        return [run for run in runs if run.last_day > today - timedelta(days=days)]
+        return [run for run in runs if run.last_day > today - timedelta(days=self.days)]
 
 
 def _counts_for(claim: PrivacyClaim, unit: Unit) -> bool:
-    """Whether a claim counts for a unit: a cost to the whole site is one to each of its records."""
+    """Return whether a claim costs this unit. A claim per client costs each record as well."""
     return claim.unit is unit or claim.unit is Unit.CLIENT
 
 
@@ -297,10 +335,10 @@ _SEEDED = "seeded = true  # the recipe has no secure noise, or does not ask for 
 
 
 def policy_text(recipe: Recipe, plan: PrivacyPlan | None, number: int) -> str:
-    """The keys of the first [policy] of site `number`, a line each: what the recipe needs.
+    """Return the keys of a [policy] that allows a recipe at site `number`, one per line, as TOML.
 
-    What taking part costs follows from the plan if it is known, or else from the recipe's budget.
-    What does not follow from either is left to the owner.
+    The costs follow from the plan, or from the recipe's budget if `plan` is None. An epsilon that
+    follows from neither is a comment, for the owner to fill in.
     """
     if plan is None:
         return "\n".join(_policy_for_recipe(recipe))
@@ -322,7 +360,7 @@ def policy_text(recipe: Recipe, plan: PrivacyPlan | None, number: int) -> str:
 
 
 def _policy_for_recipe(recipe: Recipe) -> list[str]:
-    """The lines of a policy for a recipe whose plan is not known yet."""
+    """Return the lines of a policy for a recipe whose plan is not known yet, as TOML."""
     if recipe.noise.kind == "none" or recipe.budget is None:
         return [_UNPROTECTED]
     inside = recipe.client.kind == "dp-sgd"
@@ -338,6 +376,10 @@ def _policy_for_recipe(recipe: Recipe) -> list[str]:
 
 
 def _trust_and_seed(trust: set[Trust], seeded: bool) -> list[str]:
+    """Return the lines of a policy with the keys `trust` and `seeded`, as far as they are needed.
+
+    [] for local trust and secure noise, which every policy allows.
+    """
     lines = []
     if trust != {Trust.LOCAL}:
         names = ", ".join(f'"{name}"' for name in sorted(map(str, trust)))
@@ -346,14 +388,16 @@ def _trust_and_seed(trust: set[Trust], seeded: bool) -> list[str]:
 
 
 def _rounded_up(number: float) -> str:
-    """A number in four digits that is not smaller."""
+    """Return a number rounded up to four significant digits, as text."""
     if not math.isfinite(number):
         return repr(number)
     return repr(float(Context(4, ROUND_CEILING).create_decimal(repr(number))))
 
 
 def build_for_plan(recipe: Recipe, data: FederatedData, *, allow_code: bool = False) -> Training:
-    """Build a training for its plan and its checks only. It cannot be started.
+    """Build a training for its plan and its checks only. Training with it is an AssertionError.
+
+    Raises BadInput for a recipe that is refused.
 
     Args:
         recipe: The recipe.
@@ -362,6 +406,7 @@ def build_for_plan(recipe: Recipe, data: FederatedData, *, allow_code: bool = Fa
     """
 
     def no_engine(job: Job) -> Engine:
+        """Raise AssertionError, since the training has no records."""
         raise AssertionError("a training that is made for its plan alone was started")
 
     return build(recipe, data=data, allow_code=allow_code, make_engine=no_engine)

@@ -1,12 +1,13 @@
-"""`Site`: a client of its own: its records, its copy of the recipe, its ledger and its policy.
+"""`Site`: a client with its own records, its copy of the recipe, its ledger and its policy.
 
-A site answers a server that it does not trust. It derives clip, noise and account from its own copy
-of the recipe; of what the server sends, only the model and what moves from round to round are used,
-and both are checked. The proof note is docs/proofs/site.md.
+A site answers a server that it does not trust. It derives clip, noise and charges from its own copy
+of the recipe. Of the server's message only the model and the adaptive state are used, and both are
+checked. The proof note is docs/proofs/site.md.
 """
 
 import secrets
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -27,8 +28,8 @@ from fedveil.flower.federation_files import (
     with_absolute_paths,
 )
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
-from fedveil.flower.policy import Offer, Policy, build_for_plan, local_steps, terms_of
-from fedveil.flower.site_ledger import LOG, Declined, SiteLedger, today
+from fedveil.flower.policy import Objection, build_for_plan, local_steps, terms_of
+from fedveil.flower.site_ledger import LOG, Declined, SiteLedger
 from fedveil.mixing.protocol import Refused, round_number
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
@@ -58,40 +59,47 @@ class Site:
     def __init__(self, file: SiteFile, recipe: Recipe, records: FederatedData) -> None:
         self.file, self.recipe, self.records = file, recipe, records
         self.name = file.name
-        self.training = _training(file, recipe, records)
+        self.training = _training_for_plan(file, recipe, records)
         self.plan = self.training.plan
-        self.offer = Offer(
-            recipe.name,
-            plan_digest(recipe, file.clients),
-            self.plan,
-            terms_of(self.plan, file.number, file.policy.repeats),
-            local_steps(self.training.work, records.records),
-        )
-        self.policy = Policy(file.policy)
-        self.ledger = SiteLedger.named_in(file)
-        self.mixer = _mixer(file, self.plan)
-        self._first, self._one = self.training.start(), threading.Lock()
+        self.digest = plan_digest(recipe, file.clients)
+        self.terms = terms_of(self.plan, file.number, file.policy.repeats)
+        self.policy = file.policy
+        self.ledger = SiteLedger.from_site_file(file)
+        self.mixer = _checked_mixer(file, self.plan)
+        self._first, self._lock = self.training.start(), threading.Lock()
 
     @classmethod
     def open(cls, path: Path | str) -> "Site":
-        """Open the site that a `site.toml` describes. Raises `BadInput` if that cannot be."""
+        """Return the site that a `site.toml` describes.
+
+        Raises BadInput if a file is refused, the plan has no terms for this site, or the ledger is
+        not what its witness remembers.
+        """
         file = read_site_file(Path(path))
         if not file.recipe.endswith(".toml"):
             raise BadInput(f"recipe is {file.recipe!r}: name the owner's own copy, a .toml file")
         recipe = load_recipe(file.recipe)
         if recipe.attack is not None:
             raise BadInput(f"{file.recipe}: [attack] is for simulations: leave it out")
-        site = cls(file, recipe, _records(file, recipe))
+        site = cls(file, recipe, _load_records(file, recipe))
         site.ledger.check_whole()
         return site
 
     def __repr__(self) -> str:
-        return f"Site({self.name!r}, {self.offer.recipe_name!r}, {self.plan.target})"
+        return f"Site({self.name!r}, {self.recipe.name!r}, {self.plan.target})"
+
+    def objections(self) -> Iterator[Objection]:
+        """Yield the reasons why the policy forbids the recipe, whatever was spent.
+
+        Nothing if it does not.
+        """
+        steps = local_steps(self.training.work, self.records.records)
+        return self.policy.objections(self.recipe.name, self.digest, self.plan, self.terms, steps)
 
     def answer(self, ask: RoundAsk) -> Answer | Refusal:
-        """The site's report of a round, charged before it is computed, or why there is none.
+        """Return the site's report of a round, charged before it is computed, or a refusal.
 
-        Never raises for what a server sends. A refusal says nothing about the site's records.
+        Never raises, whatever a server sends. A refusal reveals nothing about the site's records.
 
         | edge | behaviour |
         |---|---|
@@ -104,33 +112,36 @@ class Site:
         | reports go to a mixer | an answer without a report, once the mixer has counted it |
         | the mixer does not count it, or is not who it should be | Refusal, the charge stays |
         """
+        turn = (ask.run, ask.round, ask.attempt)
         try:
-            with self._one:
+            with self._lock:
                 self._check(ask)
-                self.ledger.charge(
-                    ask.run,
-                    ask.round,
-                    ask.attempt,
-                    about=self._about,
-                    terms=self.offer.terms,
-                    policy=self.policy,
-                    today=today(),
-                )
-                report, watched = self._report(ask)
+                about = {
+                    "site": self.name,
+                    "recipe": self.digest,
+                    "data": self.records.fingerprint,
+                    "noise": "secure" if self.plan.secure else "seeded",
+                    "seed": "",
+                }
+                self.ledger.charge(*turn, about=about, terms=self.terms, policy=self.policy)
+                report, statistic = self._report(ask)
         except (Declined, Refused) as e:
-            return self._refusal(ask, str(e))
-        except _Failed:
-            return self._refusal(ask, _FAILED)
+            reason = str(e)
         except Exception as e:  # a full disk, a ledger that was changed: nothing to tell a server
             LOG.error("round %d of run %s: %s: %s", ask.round, ask.run, type(e).__name__, e)
-            return self._refusal(ask, _UNUSABLE)
-        return Answer(ask.run, ask.round, ask.attempt, self.name, report, watched)
+            reason = _UNUSABLE
+        else:
+            return Answer(*turn, self.name, report, statistic)
+        return Refusal(*turn, self.name, reason)
 
     def _check(self, ask: RoundAsk) -> None:
-        """Decline what does not fit the site's own plan and policy, before anything is noted."""
-        if ask.plan != self.offer.digest:
+        """Raise Declined if an ask does not fit the site's own plan and policy.
+
+        Nothing is written or charged. The owner's log has the details.
+        """
+        if ask.plan != self.digest:
             raise Declined("the plan is not that of this site's own copy of the recipe")
-        for objection in self.policy.objections(self.offer):
+        for objection in self.objections():
             LOG.warning("round %d of run %s: %s", ask.round, ask.run, objection)
             raise Declined(objection.reason)
         plan = self.plan
@@ -147,20 +158,12 @@ class Site:
         if not plan.reachable(ask.moving, ask.params, self._first.params, ask.round):
             raise Declined("the clip or the ranges cannot be what they are in that round")
 
-    @property
-    def _about(self) -> dict[str, str]:
-        return {
-            "site": self.name,
-            "recipe": self.offer.digest,
-            "data": self.records.fingerprint,
-            "noise": "secure" if self.plan.secure else "seeded",
-            "seed": "",
-        }
-
     def _report(self, ask: RoundAsk) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the server gets: the report and what a clip watches, or what a mixer leaves of it.
+        """Return the report [P] for the server, and the statistic [W] of an adaptive clip.
 
-        By the simulator's own function; randomness is this answer's alone.
+        With a mixer, the report is sent there, and the one returned is empty. Raises Refused if the
+        mixer does not count it. The simulator's own function computes the report, with randomness
+        that no other answer has.
         """
         streams = Streams(secrets.randbits(128), self.plan.secure)
         ids = np.array([self.file.number or 0])
@@ -168,7 +171,7 @@ class Site:
         clip = self.plan.clip(ask.moving, ask.round)
         round = Round(ask.round, ids, ask.params, clip, ask.moving, streams, ask.attempt)
         with one_thread():
-            sent = self._sent(ClientBatch.from_round(round, cohort, self._gradients))
+            sent = self._client_report(ClientBatch.from_round(round, cohort, self._gradients))
         if not isinstance(sent.reports, Rows):
             raise AssertionError("one client's report is a row")
         rows, channel = sent.reports.rows, self.plan.release.channel
@@ -180,48 +183,47 @@ class Site:
         self.mixer.send_report(number, channel.messages(rows, round)[0], channel.minimum)
         return rows[0, :0], sent.statistic[0]
 
-    def _sent(self, clients: ClientBatch) -> ClientReports:
+    def _client_report(self, clients: ClientBatch) -> ClientReports:
+        """Train, clip and randomise. If the work fails, the report is a randomised zero.
+
+        Raises Declined if the work fails and the site adds no noise to reports.
+        """
         try:
-            sent = client_report(self.training.work, self.plan, clients)
+            return client_report(self.training.work, self.plan, clients)
         except Exception as e:
             LOG.exception("round %d could not be computed", clients.round.number)
             if not self.plan.release.adds_noise:
-                raise _Failed from e
-            sent = client_report(_Nothing(), self.plan, clients)  # type: ignore[arg-type]
-        return sent
+                raise Declined(_FAILED) from e
+            return client_report(_ZeroWork(), self.plan, clients)  # type: ignore[arg-type]
 
     @cached_property
     def _gradients(self) -> Gradients:
+        """Return the way to compute gradients of the site's records, in the looped mode."""
         training = self.training
         return gradients_of(
             training.task,
             Mode.LOOPED,
             self.records,
-            full_batches=training.work.full_batches(self.records.records),
             mixes=training.mixes,
             private=training.plan.steps is not None,
         )
 
-    def _refusal(self, ask: RoundAsk, reason: str) -> Refusal:
-        return Refusal(ask.run, ask.round, ask.attempt, self.name, reason)
 
-
-class _Failed(Exception):
-    """The work could not be done, after it was charged."""
-
-
-class _Nothing:
-    """In place of work that failed: that it did may depend on the records, and is private."""
+class _ZeroWork:
+    """Replaces work that failed by a zero update. That it failed may depend on the records."""
 
     def updates(self, clients: ClientBatch) -> Clipped:
-        """A zero row."""
+        """Return one row of zeros, which no clip has met."""
         rows = torch.zeros(1, clients.round.start.shape[-1])
         none = torch.zeros(1, dtype=torch.bool)
         return Clipped(rows, torch.zeros(1, dtype=torch.float64), none)
 
 
-def _mixer(file: SiteFile, plan: PrivacyPlan) -> MixerSection | None:
-    """Where reports go, if not to the server."""
+def _checked_mixer(file: SiteFile, plan: PrivacyPlan) -> MixerSection | None:
+    """Return the mixer of site.toml, None if reports go to the server.
+
+    Raises BadInput if the recipe has [shuffle] and there is no mixer, or the reverse.
+    """
     if plan.release.channel.minimum and file.mixer is None:
         raise BadInput(
             "the recipe has [shuffle] and site.toml no [mixer]: name the mixer, or leave [shuffle] "
@@ -232,18 +234,23 @@ def _mixer(file: SiteFile, plan: PrivacyPlan) -> MixerSection | None:
     return file.mixer
 
 
-def _records(file: SiteFile, recipe: Recipe) -> FederatedData:
-    """The site's records: one client's."""
+def _load_records(file: SiteFile, recipe: Recipe) -> FederatedData:
+    """Load the site's records, as the data of one client.
+
+    Raises BadInput if there are several clients, or columns were fitted on the site's own records.
+    """
     section = file.data
     if section.name == TABLE and section.client is None and section.clients is None:
-        section = section.model_copy(update={"clients": 1})
+        alone = {"clients": 1, "partition": section.partition or "iid"}  # several files as well
+        section = section.model_copy(update=alone)
     data = section.divide(section.load(None), recipe.seed)
     if data.clients != 1:
         raise BadInput(
             f"data has {data.clients} clients: a site is one; leave data.client out, or give it "
             "the records of one"
         )
-    held_back = section.name == TABLE and not str(section.test).endswith(TABLES)
+    test = str(section.test)
+    held_back = section.name == TABLE and not (test.endswith(TABLES) or Path(test).is_dir())
     if held_back and data.fitted_on_test:
         raise BadInput(
             "some columns are not declared, and were fitted on this site's own records, unlike at "
@@ -253,11 +260,11 @@ def _records(file: SiteFile, recipe: Recipe) -> FederatedData:
     return data
 
 
-def _training(file: SiteFile, recipe: Recipe, records: FederatedData) -> Training:
-    """The recipe for all sites of the federation, none of whose records are here.
+def _training_for_plan(file: SiteFile, recipe: Recipe, records: FederatedData) -> Training:
+    """Return the recipe's training over all sites of the federation, for its plan and checks only.
 
-    It is made for its plan and its checks: nothing is measured at a site, on whatever records.
-    Files that the recipe names are beside it.
+    It has no test split, since nothing is measured at a site. Files that the recipe names are
+    looked for beside the recipe.
     """
     model = with_absolute_paths(recipe.model, Path(file.recipe).parent, "path", "weights")
     free = {"epsilon": None, "delta": None, "loss_clip": None}

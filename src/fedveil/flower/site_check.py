@@ -1,4 +1,4 @@
-"""`fedveil site check`: what taking part would cost, whom one trusts, what leaves the site."""
+"""`fedveil site check`: the cost of taking part, whom the site trusts, and what leaves it."""
 
 import math
 from typing import Any
@@ -27,42 +27,48 @@ _TRUSTED = {
     Trust.CENTRAL: "the server: it sees this site's update without noise, and adds the noise to "
     "the sum; nothing is claimed against the server itself",
     Trust.CURATOR: "a curator who is not the server",
+    Trust.SITE: "this site: what leaves it has its noise already",
+    Trust.SECURE_SUM: "this site and, for the smaller epsilon, all others: the server sees only "
+    "the sum of all sites, whose noise adds up",
 }
 
 
 def site_report(site: Site) -> dict[str, Any]:
-    """What `fedveil site check --json` prints: what taking part would cost, and the verdict.
+    """Return what `fedveil site check --json` prints: cost, trust, policy and verdict.
 
-    The site takes part if there are no "objections", as things are.
+    Keys: "site", "recipe", "digest", "clients", "records", "turns", "noise", "cost" (claims),
+    "takes_part", "protects", "trust", "leaves", "assumptions", "policy" and "objections". All but
+    the numbers and claims are texts or lists of texts. "takes_part" is True if there are no
+    "objections" at the moment.
     """
-    offer, terms = site.offer, site.offer.terms
+    terms = site.terms
     spent = list(site.ledger.run_costs().values())
-    beyond = site.policy.too_much(terms, spent, today())
-    objections = [*site.policy.objections(offer), *([] if beyond is None else [beyond])]
+    beyond = site.policy.objection_to_cost(terms, spent, today())
+    objections = [*site.objections(), *([] if beyond is None else [beyond])]
     lines = terms.charged_lines
     trust = dict.fromkeys(_TRUSTED[line.trust] for line in lines)
     return {
         "site": site.name,
-        "recipe": offer.recipe_name,
-        "digest": offer.digest,
+        "recipe": site.recipe.name,
+        "digest": site.digest,
         "clients": site.file.clients,
         "records": site.records.records,
-        "turns": _turns(site),
-        "noise": _noise(site),
+        "turns": _turns_text(site),
+        "noise": _noise_text(site),
         "cost": [claim.to_dict() for claim in terms.costs],
         "takes_part": not objections,
         "protects": [f"{_UNITS[x.unit]}, {_NEIGHBOURS[x.relation]}" for x in lines] or ["nobody"],
         "trust": list(trust) or ["everybody who sees what leaves this site"],
-        "leaves": _leaves(site),
+        "leaves": _outgoing_texts(site),
         "assumptions": list(dict.fromkeys(text for line in lines for text in line.assumptions)),
-        "policy": _policy(site, spent),
+        "policy": _policy_texts(site, spent),
         "objections": list(dict.fromkeys(map(str, objections))),
     }
 
 
 def report_lines(site: Site, report: dict[str, Any]) -> list[str]:
-    """A report of `site_report` for people: a heading, and what it says, on each line."""
-    costs = site.offer.terms.costs
+    """Return a report of `site_report` as lines for people, with a heading before each group."""
+    costs = site.terms.costs
     size = f"{report['records']:,} records, one of {report['clients']:,} sites"
     verdict = report["objections"] or ["the site takes part when it is asked"]
     parts: dict[str, list[str]] = {
@@ -86,8 +92,9 @@ def report_lines(site: Site, report: dict[str, Any]) -> list[str]:
     ]
 
 
-def _turns(site: Site) -> str:
-    terms, plan = site.offer.terms, site.plan
+def _turns_text(site: Site) -> str:
+    """Return in words how many rounds the plan has, and how many turns concern the site."""
+    terms, plan = site.terms, site.plan
     text = f"{plan.rounds:,} rounds, of which up to {terms.planned_turns:,} concern this site"
     if terms.permitted_turns != terms.planned_turns:
         text += f"; it permits {terms.permitted_turns:,}"
@@ -96,7 +103,8 @@ def _turns(site: Site) -> str:
     return text
 
 
-def _noise(site: Site) -> str:
+def _noise_text(site: Site) -> str:
+    """Return in words which noise the plan adds, and where its random numbers come from."""
     plan = site.plan
     if not plan.private:
         return plan.describe()
@@ -109,7 +117,8 @@ def _noise(site: Site) -> str:
     return f"{plan.describe()}, {source}"
 
 
-def _leaves(site: Site) -> list[str]:
+def _outgoing_texts(site: Site) -> list[str]:
+    """Return in words everything that leaves the site in a turn, one text each."""
     plan, size = site.plan, site.training.task.size
     clip = plan.clip(site.training.start().adaptive_state, 1)
     within = "" if clip is None else f", of {clip.norm.upper()} length at most {clip.value:g}"
@@ -119,8 +128,7 @@ def _leaves(site: Site) -> list[str]:
         what = f"in each turn an update of {size:,} numbers by DP-SGD, whose steps have their noise"
     else:
         what = f"in each turn an update of {size:,} numbers WITHOUT noise{within}"
-    statistic = plan.statistic
-    bits = []
+    statistic, bits = plan.statistic, []
     if statistic is not None and statistic.flip:
         bits = [f"one of {statistic.word} by randomised response: {statistic.description}"]
     elif statistic is not None:
@@ -133,10 +141,11 @@ def _leaves(site: Site) -> list[str]:
     ]
 
 
-def _policy(site: Site, spent: list[RunCost]) -> list[str]:
-    policy = site.policy.limits
+def _policy_texts(site: Site, spent: list[RunCost]) -> list[str]:
+    """Return the limits of the owner's policy in words, with what the runs in `spent` may cost."""
+    policy = site.policy
     period = "in all" if policy.days is None else f"in {policy.days} days"
-    counted = site.policy.runs_in_period(spent, today())
+    counted = policy.runs_in_period(spent, today())
     lines = []
     for unit in (Unit.CLIENT, Unit.RECORD):
         limit = getattr(policy.epsilon, unit)

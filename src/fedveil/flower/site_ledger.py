@@ -1,15 +1,13 @@
-"""A site's ledger: its charges, the asks that it has taken up, and a copy of its head elsewhere.
+"""A site's ledger: its charges, its asks, and a copy of the ledger's head elsewhere.
 
-The folder has `ledger.db` with all runs, which `fedveil ledger` reads, and `asks.db` with every ask
-that the site has taken up. Nothing stays in memory between two asks.
+The folder has `ledger.db` with the charges of all runs, which `fedveil ledger` reads, and `asks.db`
+with every ask that the site has begun to answer. Nothing stays in memory between two asks.
 """
 
-import fcntl
 import json
 import logging
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -18,10 +16,10 @@ from fedveil.base.errors import BadInput, BudgetExhausted, one_line
 from fedveil.flower.federation_files import SiteFile
 from fedveil.flower.policy import Policy, RunCost, Terms
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.ledger.file import connect, one_look, query, read_runs, transaction
+from fedveil.privacy.ledger.file import connect, ledger_snapshot, query, read_runs, transaction
 from fedveil.privacy.ledger.hash_chain import Head, verify
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
-from fedveil.runs.run_directory import sync_folder, write_atomic
+from fedveil.runs.run_directory import lock_held, sync_folder, write_atomic
 
 LOG = logging.getLogger("fedveil.site")
 
@@ -38,12 +36,12 @@ CREATE TABLE IF NOT EXISTS asks (
 
 
 class Declined(Exception):
-    """The site takes no part in a round, for a reason that the server may learn."""
+    """Raised if the site takes no part in a round, with a reason that the server may learn."""
 
 
 @dataclass(frozen=True)
 class SiteLedger:
-    """The ledger of one site in `folder`. The file `witness`, elsewhere, remembers its head.
+    """The ledger of one site in `folder`. The file `witness`, elsewhere, has a copy of its head.
 
     Guarantee: when `charge` returns, the ask is new, the policy admits its run, at least as many
     charges are on disk as the terms need, and the witness has the ledger's head. So every answer
@@ -69,13 +67,13 @@ class SiteLedger:
     witness: Path
 
     @classmethod
-    def named_in(cls, site_file: SiteFile) -> "SiteLedger":
-        """The ledger that a `site.toml` names."""
+    def from_site_file(cls, site_file: SiteFile) -> "SiteLedger":
+        """Return the ledger that a `site.toml` names. Nothing is opened."""
         return cls(Path(site_file.ledger), Path(site_file.witness or ""))
 
     @property
     def file(self) -> Path:
-        """The ledger itself."""
+        """Return the path of the database with the charges."""
         return self.folder / "ledger.db"
 
     def charge(
@@ -87,32 +85,36 @@ class SiteLedger:
         about: dict[str, str],
         terms: Terms,
         policy: Policy,
-        today: date,
     ) -> None:
-        """Note an ask and charge for it, or raise `Declined`.
+        """Write an ask and charge for it durably, or raise Declined.
+
+        Raises BadInput if the ledger is not what the witness remembers, or stays locked for a
+        minute.
 
         Args:
             run: The run's id.
             round: The round that the site is asked for.
-            attempt: The attempt at it, from 0.
-            about: What the ledger notes about the run beside its name and cost.
-            terms: What the plan means for this site.
+            attempt: The attempt at the round, from 0.
+            about: Facts about the run for the ledger, beside its name and cost.
+            terms: The budget lines and turns of this site.
             policy: The owner's limits.
-            today: The day.
         """
         costs = [{**claim.to_dict(), "assumptions": []} for claim in terms.costs]
         about = {"run": run, **about, "cost": json.dumps(costs)}
         with self._locked():
             self._check_whole()
             others = [cost for other, cost in self.run_costs().items() if other != run]
-            beyond = policy.too_much(terms, others, today)
-            if beyond is not None:
-                LOG.warning("round %d of run %s: %s", round, run, beyond)
-                raise Declined(beyond.reason)
+            day = today()
+            objection = policy.objection_to_cost(terms, others, day)
+            if objection is not None:
+                LOG.warning("round %d of run %s: %s", round, run, objection)
+                raise Declined(objection.reason)
             with closing(self._open_ledger(about, terms)) as ledger:
                 turns = ledger.charged()
-                extra_attempts = self._note(run, round, attempt, turns, today)
-                needed = terms.needed_charges(turns + 1, round, extra_attempts)
+                extra_attempts = self._write_ask(run, round, attempt, turns, day)
+                needed = turns + 1
+                if terms.at_once:
+                    needed = max(terms.permitted_turns, round + extra_attempts)
                 if terms.lines and needed > terms.permitted_turns:
                     raise Declined(
                         f"the run has had the {terms.permitted_turns} turns that this site permits"
@@ -126,14 +128,14 @@ class SiteLedger:
                     self._write_witness(ledger.head())
 
     def run_costs(self) -> dict[str, RunCost]:
-        """What each charged run may cost in all, and the day of its last turn.
+        """Return by run id what each charged run may cost in all, and the day of its last turn.
 
-        A run that was charged for all turns at once still has them later, so the day is that of its
-        last ask. Days never decrease, whatever the clock said.
+        {} without a ledger. A run that was charged for all turns at once still has them later, so
+        the day is that of its last ask. Days never decrease, even if the clock was set back.
         """
         if not self.file.exists():
             return {}
-        with one_look(self.file):
+        with ledger_snapshot(self.file):
             runs = read_runs(self.file)
             charges = query(self.file, "SELECT run, charged_at FROM charges ORDER BY seq")
         charge_days = _last_days((run, datetime.fromisoformat(at).date()) for run, at in charges)
@@ -144,7 +146,7 @@ class SiteLedger:
         }
 
     def _asks(self) -> list[tuple[str, date]]:
-        """The run and the day of every ask, as they came."""
+        """Return (run, day) of every ask, in the order of arrival. [] without a file."""
         path = self.folder / "asks.db"
         if not path.exists():
             return []
@@ -154,25 +156,32 @@ class SiteLedger:
         return [(run, date.fromisoformat(day)) for run, day in rows]
 
     def accept(self) -> Head:
-        """Trust the ledger as it is, and remember its head. Only its owner may decide this."""
+        """Write a witness of the ledger as it is, and return its head. Only owners may decide this.
+
+        Raises BadInput if the ledger's hash chain is broken.
+        """
         with self._locked():
             head = verify(self.file)
             self._write_witness(head)
         return head
 
     def check_whole(self) -> None:
-        """Refuse a ledger that is not what the witness remembers."""
-        if self.folder.exists():
-            with self._locked():
-                self._check_whole()
-        elif self.witness.exists():
-            raise self._lost()
+        """Raise BadInput if the ledger is not what the witness remembers.
+
+        A site without either is fine.
+        """
+        with self._locked() if self.folder.exists() else nullcontext():
+            self._check_whole()
 
     def _check_whole(self) -> None:
+        """Do what `check_whole` does. The caller has the lock."""
         witness = self._read_witness()
         if not self.file.exists():
             if witness is not None:
-                raise self._lost()
+                raise BadInput(
+                    f"{self.file} is missing and {self.witness} remembers it: what this site has "
+                    "spent is unknown; restore the ledger"
+                )
             return
         head = verify(self.file, *([] if witness is None else [witness[0]]))
         asks = len(self._asks())
@@ -187,13 +196,11 @@ class SiteLedger:
                 "if the ledger is whole, fedveil site accept takes it as it is"
             )
 
-    def _lost(self) -> BadInput:
-        return BadInput(
-            f"{self.file} is missing and {self.witness} remembers it: what this site has spent is "
-            "unknown; restore the ledger"
-        )
-
     def _open_ledger(self, about: dict[str, str], terms: Terms) -> Ledger:
+        """Open the ledger for the run in `about`. A new run is added, and a missing file made.
+
+        Raises LedgerMismatch if the run is there with other facts or terms.
+        """
         run = LedgerRun(about, terms.lines, terms.permitted_turns)
         if not self.file.exists():
             return Ledger.create(self.file, run)
@@ -201,8 +208,13 @@ class SiteLedger:
             return Ledger.reopen(self.file, run)
         return Ledger.join(self.file, run)
 
-    def _note(self, run: str, round: int, attempt: int, charged: int, today: date) -> int:
-        """Note an ask durably. Returns the run's attempts beyond each round's first."""
+    def _write_ask(self, run: str, round: int, attempt: int, charged: int, day: date) -> int:
+        """Write an ask durably, and return the run's attempts beyond the first of each round.
+
+        `charged` is the number of turns that the run was charged for, `day` the day to write.
+        Raises Declined if the ask is there already or older than the last one, and BadInput if the
+        run was charged and has no asks.
+        """
         place = (round, attempt)
         with closing(connect(self.folder / "asks.db")) as db:
             db.execute(_ASKS)
@@ -221,16 +233,20 @@ class SiteLedger:
                         f"round {round}, attempt {attempt}, comes after round "
                         f"{before[-1][0]}, attempt {before[-1][1]}"
                     )
-                row = (run, *place, today.isoformat())
+                row = (run, *place, day.isoformat())
                 db.execute("INSERT INTO asks VALUES (?, ?, ?, ?)", row)
         return sum(dict([*before, place]).values())  # the last attempt of each round
 
     def _write_witness(self, head: Head) -> None:
+        """Write the ledger's head and the number of asks into the witness file, atomically."""
         witness = {**head.to_dict(), "asks": len(self._asks())}
         write_atomic(self.witness, (json.dumps(witness, indent=2) + "\n").encode())
 
     def _read_witness(self) -> tuple[Head, int] | None:
-        """The ledger's head, and the number of asks noted by then."""
+        """Return (the ledger's head, the number of asks) of the witness file, None without one.
+
+        Raises BadInput if the file cannot be read.
+        """
         try:
             if not self.witness.exists():
                 return None
@@ -241,30 +257,29 @@ class SiteLedger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process, and one thread of it, at a time."""
+        """Context manager: lock the ledger against other processes and threads.
+
+        Makes the folder if it is missing. Raises BadInput if the lock is not free within a minute.
+        """
         if not self.folder.exists():
-            self.folder.mkdir(parents=True)
+            self.folder.mkdir(parents=True, exist_ok=True)  # another process may be faster
             sync_folder(self.folder.parent)
-        with (self.folder / "lock").open("w") as f:
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while True:
-                try:
-                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as e:
-                    if time.monotonic() > deadline:
-                        raise BadInput(f"{self.folder} is in use by another process") from e
-                    time.sleep(0.01)
+        with lock_held(self.folder / "lock", _LOCK_SECONDS) as free:
+            if not free:
+                raise BadInput(f"{self.folder} is in use by another process")
             yield
 
 
 def today() -> date:
-    """The day, by this machine's clock."""
+    """Return the current day in UTC."""
     return datetime.now(UTC).date()
 
 
 def _last_days(turns: Iterable[tuple[str, date]]) -> dict[str, date]:
-    """The last day of each run. Days never decrease, whatever the clock said."""
+    """Return the last day of each run, from pairs (run, day) in the order of events.
+
+    A day before an earlier pair's, from a clock that was set back, counts as that earlier one.
+    """
     last, latest = dict[str, date](), date.min
     for run, day in turns:
         last[run] = latest = max(latest, day)
@@ -272,6 +287,10 @@ def _last_days(turns: Iterable[tuple[str, date]]) -> dict[str, date]:
 
 
 def _read_costs(about: dict[str, str]) -> tuple[PrivacyClaim, ...]:
+    """Return the claims under "cost" in a run's entry of the ledger.
+
+    Raise BadInput without them.
+    """
     try:
         return tuple(PrivacyClaim.from_dict(raw) for raw in json.loads(about["cost"]))
     except (KeyError, TypeError, ValueError) as e:

@@ -1,7 +1,6 @@
 """The mixer process: it buffers reports, counts them whole, and hands on multisets."""
 
 import asyncio
-import fcntl
 import ipaddress
 import json
 import math
@@ -16,16 +15,19 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.base.errors import BadInput
+from fedveil.base.platforms import take_lock
 from fedveil.mixing import protocol
 from fedveil.mixing.protocol import COLLECTOR, Reader, Status, Words, Writer, peer_name
 from fedveil.privacy.shuffle import Counts, Flags, Multisets
 
 
 class OpenedRounds:
-    """The numbers of all rounds that were ever opened: none opens twice, across restarts.
+    """A file with the numbers of all rounds that were ever opened: none opens twice.
 
-    Guarantee: when `add` returns, the number is on the disk, and every later mixer on the same
-    file has it in `numbers`.
+    It is locked until `close`.
+
+    Guarantee: when `add` returns, the number is on the disk, and every later mixer on the same file
+    has it in `numbers`.
 
     | edge | behaviour |
     |---|---|
@@ -38,7 +40,8 @@ class OpenedRounds:
 
     def __init__(self, path: Path | str) -> None:
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+            self._file = os.open(path, flags, 0o600)
         except OSError as e:
             raise BadInput(f"mixer.opened is {path}: {e.strerror}") from e
         try:
@@ -48,7 +51,10 @@ class OpenedRounds:
             raise
 
     def add(self, number: int) -> None:
-        """Note a round before its first report is taken."""
+        """Write a round's number to the disk, before its first report is taken.
+
+        OSError if it fails.
+        """
         line = f"{number}\n".encode()
         if os.write(self._file, line) < len(line):
             raise OSError(f"round {number} could not be noted")
@@ -56,15 +62,22 @@ class OpenedRounds:
         self.numbers.add(number)
 
     def close(self) -> None:
-        """Let the next mixer use the file."""
+        """Close the file, so that the next mixer can use it."""
         os.close(self._file)
 
     def _read(self, path: Path | str) -> set[int]:
+        """Lock the file, and return the numbers in it. A last line cut short is ended.
+
+        Raises BadInput if another mixer has the lock, and for anything but whole numbers.
+        """
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = take_lock(self._file)
         except OSError as e:
-            raise BadInput(f"mixer.opened is {path}: another mixer uses it") from e
-        text = Path(path).read_bytes()
+            raise BadInput(f"mixer.opened is {path}: it cannot be locked: {e.strerror}") from e
+        if not free:
+            raise BadInput(f"mixer.opened is {path}: another mixer uses it")
+        with open(self._file, "rb", closefd=False) as file:  # Windows locks others out of reading
+            text = file.read()
         if text and not text.endswith(b"\n"):
             os.write(self._file, b"\n")
         words = text.split()
@@ -164,6 +177,7 @@ class MixerConfig:
             self._check_members()
 
     def _check_simulated(self, loopback: bool) -> None:
+        """Raise BadInput for settings that a simulated mixer cannot have."""
         if not loopback:
             raise BadInput(
                 f"mixer.host is {self.host} and mixer.simulated is true: a simulated mixer listens "
@@ -175,6 +189,7 @@ class MixerConfig:
             )
 
     def _check_members(self) -> None:
+        """Raise BadInput if members cannot be told apart, or are fewer than expected reports."""
         needed = ("certificate", "key", "clients_ca", "members", "opened")
         missing = [name for name in needed if not getattr(self, name)]
         if missing:
@@ -194,7 +209,7 @@ class MixerConfig:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """The TLS context, or None without a certificate."""
+        """The TLS context of the mixer, None without a certificate. BadInput for unusable files."""
         if self.certificate is None or self.key is None:
             return None
         return protocol.server_tls(self.certificate, self.key, self.clients_ca)
@@ -205,9 +220,10 @@ async def serve(
     ready: Callable[[int], None] = lambda port: None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Mix until every round's outcome is known, `stop` is set or `seconds` pass.
+    """Mix until every round's outcome is delivered, `stop` is set or `seconds` pass.
 
-    `ready` is called with the port once clients can connect.
+    `ready` is called once with the port when clients can connect. Raises BadInput for files that
+    cannot be used, and OSError if the port cannot.
     """
     tls = config.tls
     mixer = _Mixer(config, stop or asyncio.Event())
@@ -230,31 +246,42 @@ async def serve(
 
 
 def run_mixer(config: MixerConfig) -> None:
-    """Run `serve` as a process until SIGINT or SIGTERM.
+    """Run `serve` in this process until SIGINT or SIGTERM, or until it ends by itself.
 
-    It prints one JSON line with host and port when it is ready. Ending is clean at any time: open
-    rounds are discarded.
+    It prints one JSON line with "host" and "port" when it is ready. Ending is clean at any time:
+    open rounds are discarded.
     """
 
     def announce(port: int) -> None:
+        """Print host and port."""
         print(json.dumps({"host": config.host, "port": port}), flush=True)
 
     async def main() -> None:
-        stop = asyncio.Event()
+        """Serve until a signal comes."""
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            try:
+                loop.add_signal_handler(number, stop.set)
+            except NotImplementedError:  # on Windows
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
         await serve(config, announce, stop)
 
     asyncio.run(main())
 
 
 class _Malformed(Exception):
-    """A connection that does not keep to the protocol."""
+    """Raised when a connection breaks the protocol."""
 
 
 @dataclass
 class _OpenRound:
-    """Counts so far, the timer of the deadline (in the loop's time), and who was counted."""
+    """A round that takes reports.
+
+    Attributes:
+        high_counts: Number of reports with a high bit so far, by position, [P].
+        timer: Closes the round at its deadline.
+        reporters: The members that were counted.
+    """
 
     high_counts: Counts
     timer: asyncio.TimerHandle
@@ -262,7 +289,13 @@ class _OpenRound:
 
 
 class _Partial:
-    """One connection's report while it is coming in."""
+    """One connection's report while it is coming in.
+
+    Attributes:
+        high: The bits that have arrived, [P].
+        arrived: Which positions have arrived, [P].
+        missing: The number of positions that have not.
+    """
 
     def __init__(self, positions: int) -> None:
         self.high: Flags = np.zeros(positions, dtype=bool)
@@ -270,7 +303,10 @@ class _Partial:
         self.missing = positions
 
     def add(self, words: Words) -> None:
-        """Add a frame's messages. One that is out of range or repeats a position is malformed."""
+        """Add the messages of one frame, words 2 x position + bit.
+
+        Raises _Malformed if a position is out of range or came before.
+        """
         position = (words >> 1).astype(np.int64)
         if (position >= len(self.arrived)).any() or self.arrived[position].any():
             raise _Malformed
@@ -282,7 +318,10 @@ class _Partial:
 
 
 class _Mixer:
-    """What became of each round, and the connections under way."""
+    """The state of a mixer: the outcome of each round, and the connections under way.
+
+    Its config's file of opened rounds is locked until `close`.
+    """
 
     def __init__(self, config: MixerConfig, stop: asyncio.Event) -> None:
         self.config, self.stop = config, stop
@@ -294,7 +333,7 @@ class _Mixer:
         self._connections: set[asyncio.Task[None]] = set()
 
     def connected(self, reader: Reader, writer: Writer) -> None:
-        """Begin a conversation, unless there are too many."""
+        """Begin to serve a new connection, or drop it at once if there are too many."""
         if len(self._connections) >= self.config.connections:
             writer.transport.abort()
             return
@@ -303,7 +342,7 @@ class _Mixer:
         task.add_done_callback(self._connections.discard)
 
     async def close(self) -> None:
-        """Drop all connections and open rounds."""
+        """Drop all connections and open rounds, and unlock the file of opened rounds."""
         for state in self._rounds.values():
             if isinstance(state, _OpenRound):
                 state.timer.cancel()
@@ -345,7 +384,11 @@ class _Mixer:
                 await writer.wait_closed()
 
     async def _receive(self, round: int, member: object, reader: Reader, writer: Writer) -> None:
-        """Receive one report and count it once it is complete."""
+        """Receive one report of `member`, count it once it is complete, and send the status.
+
+        If the round does not take it, only the status is sent. Raises _Malformed or a timeout if
+        the report does not come as it should: nothing is then counted.
+        """
         state = self._admit(round, member)
         if isinstance(state, Status):
             writer.write(bytes([state]))
@@ -359,7 +402,11 @@ class _Mixer:
         writer.write(bytes([self._count(round, member, report.high)]))
 
     async def _deliver(self, round: int, reader: Reader, writer: Writer) -> None:
-        """Tell a collector the outcome of a round, or that there is none yet."""
+        """Send the collector the counts of a closed round, or the status of any other.
+
+        The round counts as delivered when the collector has confirmed the counts, or was sent
+        TOO_FEW or FORGOTTEN.
+        """
         state = self._rounds.get(round, Status.OPEN)
         if isinstance(state, Multisets):
             counts = np.append(state.report_counts[0], state.high_counts).astype(">u4")
@@ -374,7 +421,11 @@ class _Mixer:
             self._note_delivered(round)
 
     def _admit(self, round: int, member: object) -> _OpenRound | Status:
-        """The open round that a report is for, opened if need be, or why there is none."""
+        """The open round for a member's report, opened if it is new.
+
+        A status if the report cannot be taken: REPEATED, FINISHED, or BUSY if too many rounds are
+        open. A new round's number is on the disk before this returns.
+        """
         state = self._rounds.get(round)
         if isinstance(state, _OpenRound):
             return Status.REPEATED if member in state.reporters else state
@@ -391,9 +442,9 @@ class _Mixer:
         return opened
 
     def _make_room(self) -> bool:
-        """Make room for one more round, if need be by dropping the oldest closed one.
+        """Make room for one more round, if need be by forgetting the oldest closed one.
 
-        False if all are open.
+        False, with nothing changed, if all rounds in memory are open.
         """
         in_memory = [n for n, state in self._rounds.items() if not isinstance(state, Status)]
         if len(in_memory) < self.config.rounds_in_memory:
@@ -405,7 +456,9 @@ class _Mixer:
         return bool(closed)
 
     def _count(self, round: int, member: object, high: Flags) -> Status:
-        """Add one whole report, unless the round has finished or has one of this member.
+        """Add one whole report, and return OK, or FINISHED or REPEATED if it does not count.
+
+        `high` are its bits, [P]. The round closes with the last expected report.
 
         Guarantee: the number of reports in a round is the number of members that were counted.
 
@@ -426,7 +479,10 @@ class _Mixer:
         return Status.OK
 
     def _finish(self, round: int) -> None:
-        """Close an open round, or discard it if it has too few reports."""
+        """Close an open round, or discard its reports if they are fewer than the minimum.
+
+        AssertionError for a round that is not open.
+        """
         state = self._rounds[round]
         if not isinstance(state, _OpenRound):
             raise AssertionError(f"round {round} finished twice")
@@ -438,14 +494,17 @@ class _Mixer:
             self._rounds[round] = Multisets(state.high_counts, reports)
 
     def _note_delivered(self, round: int) -> None:
-        """Note that a round's outcome was delivered or forgotten, and stop after the last."""
+        """Record that a round's outcome was delivered or forgotten, and set `stop` after the last.
+
+        Attempts of one round count as the same round.
+        """
         self._delivered.add((round - 1) % self.config.rounds)
         if len(self._delivered) == self.config.rounds:
             self.stop.set()
 
 
 async def _read_frame(reader: Reader) -> Words:
-    """The words of the next frame. An empty or oversized frame is malformed."""
+    """The words of the next frame, uint32. Raises _Malformed if it is empty or oversized."""
     (count,) = protocol.COUNT.unpack(await reader.readexactly(protocol.COUNT.size))
     if not 1 <= count <= protocol.MOST_WORDS:
         raise _Malformed

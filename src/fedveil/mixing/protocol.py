@@ -20,9 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.errors import BadInput, FedveilError
-from fedveil.mixing.delays import unit_interval
 from fedveil.privacy.noise.streams import Streams, bits
-from fedveil.privacy.shuffle import Flags, Multisets, handed_on
+from fedveil.privacy.shuffle import Flags, Multisets, multisets_if_enough
 
 HELLO = struct.Struct(">5sIIQ")
 COUNT = struct.Struct(">H")
@@ -37,7 +36,12 @@ Writer = asyncio.StreamWriter
 
 
 def round_number(round: int, attempt: int, rounds: int) -> int:
-    """The number by which a mixer of `rounds` rounds knows an attempt (from 0) at a round (from 1).
+    """The mixer's number of an attempt at a round.
+
+    Args:
+        round: The round, counted from 1.
+        attempt: The attempt, counted from 0.
+        rounds: The number of rounds in all.
 
     >>> round_number(2, 0, 10), round_number(2, 1, 10)
     (2, 12)
@@ -75,7 +79,7 @@ MEANING = {
 
 
 class Refused(FedveilError):
-    """The mixer counted or handed on nothing, for the reason in `status`."""
+    """Raised when the mixer counted or handed on nothing, for the reason in `status`."""
 
     def __init__(self, round: int, status: Status) -> None:
         super().__init__(f"round {round} {MEANING[status]}")
@@ -137,13 +141,17 @@ def client_tls(
 
 
 def peer_name(writer: asyncio.StreamWriter) -> str:
-    """The common name in the peer's certificate, or "" if it has none."""
+    """The common name in the peer's certificate. "" without a certificate or with several names."""
     subject = (writer.get_extra_info("peercert") or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 else ""
 
 
 def _read(what: str, path: Path | str, load: Callable[[], None]) -> None:
+    """Call `load`, which reads a file for TLS, and raise BadInput with its name if that fails.
+
+    `what` is the kind of file, for the message.
+    """
     try:
         load()
     except OSError as e:  # ssl.SSLError is one
@@ -167,12 +175,20 @@ async def send_report(
 ) -> None:
     """Send the bits `high` [P] of one client, each after a latency U(0, spread) of its own.
 
-    `minimum` is the number of reports that the client's claim relies on: a mixer that hands on
-    fewer gets no report. `tls` shows the mixer which member this is.
+    Returns when the mixer has counted the report.
 
-    Latencies are rounded up to slots of 10 ms. They come from the operating system, or from `seed`
-    in a simulation, where every client needs a seed of its own. `tls` (`client_tls`)
-    refuses any mixer but the one that its certificate names.
+    Args:
+        host: The mixer's host.
+        port: Its port.
+        round: The mixer's number of the round (`round_number`).
+        high: The bits.
+        minimum: The number of reports that the client's claim relies on. A mixer that hands on
+            fewer gets no report.
+        spread: The largest latency in seconds. Latencies are rounded up to slots of 10 ms.
+        seed: For simulations, where every client needs a seed of its own. With None, latencies come
+            from the operating system.
+        tls: Shows the mixer which member this is, and refuses any mixer but the one that its
+            certificate names (`client_tls`).
 
     | edge | behaviour |
     |---|---|
@@ -206,6 +222,8 @@ async def collect(
 ) -> Multisets:
     """Collect the multisets of a closed round. Every call returns the same.
 
+    `positions` is the number of bits of a report, `minimum` the fewest reports to accept.
+
     | edge | behaviour |
     |---|---|
     | the round is open or not yet begun | Refused, status OPEN |
@@ -218,7 +236,7 @@ async def collect(
         async with asyncio.timeout(_ANSWER_SECONDS):
             counts = np.frombuffer(await reader.readexactly(4 + 4 * positions), dtype=">u4")
         high, reports = counts[1:].astype(np.int64), np.full(positions, counts[0], dtype=np.int64)
-        made = handed_on(high, reports, minimum)
+        made = multisets_if_enough(high, reports, minimum)
         writer.write(THANKS)
         return made
 
@@ -227,7 +245,11 @@ async def collect(
 async def _conversation(
     host: str, port: int, hello: tuple[bytes, int, int, int], tls: ssl.SSLContext | None
 ) -> AsyncIterator[tuple[Reader, Writer]]:
-    """Context manager: connect and say hello. `Refused` without an OK, or if the line breaks."""
+    """Context manager: connect, send `hello`, and yield reader and writer after the mixer's OK.
+
+    `hello` is (REPORT or COLLECT, positions, minimum, round). Raises BadInput for numbers that do
+    not fit, and Refused without an OK or if the line breaks.
+    """
     _, positions, minimum, round = hello
     if not (0 <= round < 2**64 and 1 <= positions < 2**31 and 1 <= minimum < 2**31):
         raise BadInput(
@@ -253,6 +275,7 @@ async def _conversation(
 
 
 async def _expect_ok(reader: Reader, round: int) -> None:
+    """Read one status byte. Raises Refused unless it is OK, and a timeout after 30 seconds."""
     async with asyncio.timeout(_ANSWER_SECONDS):
         code = (await reader.readexactly(1))[0]
     if code != Status.OK:
@@ -262,8 +285,12 @@ async def _expect_ok(reader: Reader, round: int) -> None:
 def _schedule(
     high: Flags, spread: float, entropy: npt.NDArray[np.uint64]
 ) -> Iterator[tuple[float, npt.NDArray[np.uint32]]]:
-    """(seconds after the start, words due then), in order, for bits `high` and 64 bits for each."""
-    latency = unit_interval(entropy)
+    """Yield (seconds after the start, words to send then) in order of time.
+
+    A word is 2 x position + bit, big-endian. `entropy` has one uniform 64-bit word per bit of
+    `high`, whose upper 53 bits make the latency.
+    """
+    latency = (entropy >> np.uint64(11)).astype(np.float64) * 2.0**-53
     order = np.argsort(latency)
     slot = np.ceil(latency[order] * spread / _SLOT)
     words = (2 * order + high[order]).astype(">u4")
@@ -273,7 +300,7 @@ def _schedule(
 
 
 def _entropy(seed: int | None, round: int, count: int) -> npt.NDArray[np.uint64]:
-    """One uniform word per message, from the operating system unless there is a seed."""
+    """`count` uniform 64-bit words, from the operating system, or from `seed` and `round`."""
     if seed is None:
         return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
     return bits(Streams(seed).keys("latency", round, [0]), count).ravel()

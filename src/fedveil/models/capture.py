@@ -47,7 +47,7 @@ from fedveil.models.graph import (
     plain_tensor,
 )
 from fedveil.models.memory import is_plain
-from fedveil.models.vmap_layers import unroll_
+from fedveil.models.vmap_layers import write_out_
 
 _RECORDS = 4
 _ROOM = 1e-3
@@ -58,11 +58,14 @@ _NO_VALUE = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
 
 
 class Uncapturable(FedveilError):
-    """Why a module or loss cannot be captured, in a few words."""
+    """A module or loss cannot be captured. The message says why, in a few words."""
 
 
 def prepare() -> None:
-    """Import what capturing needs, so that every fork has it: about two seconds, once."""
+    """Import what capturing needs, so that every fork has it. Takes about two seconds, once.
+
+    Also declares the operators of `_declare`.
+    """
     import torch._dynamo
     import torch._export.non_strict_utils
     import torch._functorch.aot_autograd
@@ -71,26 +74,32 @@ def prepare() -> None:
     _declare()
 
 
-def captured(
+def capture_graph(
     part: Any, given: Inputs[torch.Tensor], *, keyed: bool = False, loss: bool = False
 ) -> Graph:
-    """The graph of a module, or of a loss of `outputs` and `y`, for inputs of this kind.
+    """The graph of a module, or of a loss of `outputs` and `y`, for inputs like `given`.
 
-    The part is spoilt by it: call this in a fork, or on a copy. `keyed`: dropout is written down
-    as such. Otherwise it is refused like every other draw. The graph is compared with the part's
-    own code on the inputs given: outputs and gradients, for several numbers of records.
+    The graph is compared with the part's own code on the inputs: outputs and gradients, for several
+    numbers of records. Raises Uncapturable if they differ, or if the part does what the table at
+    the top of this module forbids.
+
+    Args:
+        part: The module or loss. Capturing spoils it: call this in a fork, or on a copy.
+        given: A few records, or {"outputs": ..., "y": ...} for a loss.
+        keyed: Whether dropout is captured as such. Otherwise it is refused like every other draw.
+        loss: Whether `part` is a loss.
     """
     _declare()
     _CALLS.clear()
     if isinstance(part, nn.Module):
-        not_in_place(unroll_(part))
+        not_in_place(write_out_(part, recurrent_only=True))
     own = _same_tensors(part)
     made, reasons = _Called(part, keyed=keyed, loss=loss), []
     for records, length in ((_RECORDS, len), (_RECORDS, _length), (1, len)):
-        zeros = mapped(partial(_some, records), mapped(torch.zeros_like, given))
+        zeros = mapped(partial(_repeat_rows, records), mapped(torch.zeros_like, given))
         try:
             with _quiet(), torch.enable_grad(), _lengths_by(length):
-                graph = _exported(made, zeros, alone=records == 1)
+                graph = _export(made, zeros, alone=records == 1)
             with _quiet():
                 reason = _disagreement(own, graph, given, keyed=keyed, loss=loss)
             if not reason:
@@ -102,7 +111,10 @@ def captured(
 
 
 def _length(values: Any) -> Any:
-    """The length of a tensor as one of its sizes, which is any number and not the one at hand."""
+    """`len`, but for a tensor the size of its first axis, which may be symbolic.
+
+    So a module that calls `len` is captured for any number of records.
+    """
     if isinstance(values, torch.Tensor) and values.ndim:
         return values.shape[0]
     return _LEN(values)
@@ -113,7 +125,7 @@ _LEN = len
 
 @contextmanager
 def _lengths_by(length: Callable[..., Any]) -> Iterator[None]:
-    """What `len` is for the module's code."""
+    """Context manager: replace the built-in `len` by `length`, for the whole process."""
     vars(builtins)["len"] = length
     try:
         yield
@@ -121,18 +133,23 @@ def _lengths_by(length: Callable[..., Any]) -> Iterator[None]:
         vars(builtins)["len"] = _LEN
 
 
-def _some(records: int, values: torch.Tensor) -> torch.Tensor:
+def _repeat_rows(records: int, values: torch.Tensor) -> torch.Tensor:
+    """`records` rows of values, from the first on, and from the first again if there are fewer."""
     return values[torch.arange(records) % len(values)]
 
 
 def _same_tensors(part: Any) -> Any:
-    """A copy with the same parameters and buffers."""
+    """A copy of a module with the same parameter and buffer objects. Functions are not copied."""
     if not isinstance(part, nn.Module):
         return part
     return copy.deepcopy(part, {id(v): v for v in (*part.parameters(), *part.buffers())})
 
 
-def _exported(made: "_Called", x: Inputs[torch.Tensor], *, alone: bool) -> Graph:
+def _export(made: "_Called", x: Inputs[torch.Tensor], *, alone: bool) -> Graph:
+    """The graph of a module on records x, by `torch.export`. Raises Uncapturable if that fails.
+
+    It holds for any number of records or, with `alone`, for one.
+    """
     any_number = {0: torch.export.Dim.DYNAMIC}
     shapes = None if alone else (mapped(lambda _: any_number, x),)
     try:
@@ -148,19 +165,29 @@ def _exported(made: "_Called", x: Inputs[torch.Tensor], *, alone: bool) -> Graph
 def _disagreement(
     own: Any, graph: Graph, given: Inputs[torch.Tensor], *, keyed: bool, loss: bool
 ) -> str:
-    """How the graph differs from the part's own code, empty if it does not."""
+    """How the graph differs from the part's own code on `given`, "" if it does not.
+
+    A clause for a message, such as "its gradients are not those of the operators that it calls".
+    Outputs and gradients are compared for one, two and three records, to 0.1 %.
+
+    Args:
+        own: The module or loss.
+        graph: Its graph.
+        given: A few records, or {"outputs": ..., "y": ...} for a loss.
+        keyed: Whether dropout is part of the graph.
+        loss: Whether `own` is a loss.
+    """
     whole = isinstance(own, nn.Module)
-    root = hollow_copy(own if whole else nn.Module(), lambda parameter: parameter)
+    root = hollow_copy(own if whole else nn.Module(), same_parameters=True)
     root.graphs[kind_of(given)] = graph
     learning = [p for p in own.parameters() if p.requires_grad] if whole else []
     for records in (1, 2, 3):
-        x = mapped(partial(_some, records), given)
+        x = mapped(partial(_repeat_rows, records), given)
         results = []
         for what, computed in (("it", own), ("its graph", root)):
             try:
-                results.append(
-                    _result(computed, x, learning, keyed=keyed, loss=loss, graph=computed is root)
-                )
+                graphs = {"keyed": keyed, "loss": loss, "graph": computed is root}
+                results.append(_outputs_and_gradients(computed, x, learning, **graphs))
             except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as e:
                 return f"{what} fails for {records} records: {one_line(e)}"
         for at, (a, b) in enumerate(zip(*results, strict=False)):
@@ -171,7 +198,7 @@ def _disagreement(
     return ""
 
 
-def _result(
+def _outputs_and_gradients(
     computed: Any,
     x: Inputs[torch.Tensor],
     learning: list[nn.Parameter],
@@ -180,14 +207,26 @@ def _result(
     loss: bool,
     graph: bool,
 ) -> list[torch.Tensor]:
-    """Outputs, and the gradients of their sum with different weights."""
+    """A list of the outputs of a module or loss on x, then of gradients, all detached.
+
+    Gradients are of the outputs' weighted sum. There are none if the outputs need no gradient.
+
+    Args:
+        computed: The module, the loss, or a captured form of it.
+        x: The records, or {"outputs": ..., "y": ...} for a loss.
+        learning: The parameters whose gradients are computed. For a loss, that of `outputs`
+            follows.
+        keyed: Whether dropout is keyed. It drops if there is one record.
+        loss: Whether `computed` is a loss.
+        graph: Whether `computed` is called as a graph is, with named inputs.
+    """
     key = torch.tensor(1) if keyed and len(values_of(x)[0]) == 1 else None
     leaves = list(learning)
     if loss and isinstance(x, dict):
         x = {"outputs": x["outputs"].detach().clone().requires_grad_(), "y": x["y"]}
         leaves.append(x["outputs"])  # type: ignore[arg-type]
     with torch.enable_grad(), Dropout(key) if keyed else nullcontext():
-        out = _output(computed, x, loss=loss and not graph)
+        out = _call(computed, x, loss=loss and not graph)
         if not out.requires_grad or not leaves:
             return [out.detach()]
         weights = torch.linspace(0.5, 1.5, out.numel()).view(out.shape).to(out.dtype)
@@ -196,7 +235,7 @@ def _result(
 
 
 def _reason(error: Exception) -> str:
-    """torch's error message, on one line."""
+    """Why torch failed to capture a module, as a clause on one line, from torch's error."""
     text = str(error)
     if "data-dependent" in text:
         return "it decides by the values of its inputs or weights"
@@ -207,8 +246,11 @@ def _reason(error: Exception) -> str:
     return one_line(Exception(text.split("\n")[0] or type(error).__name__))
 
 
-def _output(part: Any, x: Inputs[torch.Tensor], *, loss: bool) -> torch.Tensor:
-    """Call a module, or a loss of `outputs` and `y`, as a task does."""
+def _call(part: Any, x: Inputs[torch.Tensor], *, loss: bool) -> torch.Tensor:
+    """The outputs of a module, or of a loss of `outputs` and `y`, called as a task calls it.
+
+    Raises BadInput if a module's outputs are not one tensor.
+    """
     if loss and isinstance(x, dict):
         losses: torch.Tensor = part(x["outputs"], x["y"])
         return losses
@@ -216,34 +258,47 @@ def _output(part: Any, x: Inputs[torch.Tensor], *, loss: bool) -> torch.Tensor:
 
 
 class _Called(nn.Module):
-    """A module or loss, called as a task calls it, while its plain layers are recorded."""
+    """A module or loss as a task calls it. Its plain layers are recorded as single operators.
+
+    Attributes:
+        part: The module or loss, whose plain layers are changed.
+        keyed: Whether dropout is recorded.
+        loss: Whether `part` is a loss.
+    """
 
     def __init__(self, part: Any, *, keyed: bool, loss: bool) -> None:
+        """Replace `forward` of each plain layer of `part` by one that records the call."""
         super().__init__()
         self.part, self.keyed, self.loss = part, keyed, loss
         layers = part.named_modules() if isinstance(part, nn.Module) else ()
         plain = [(n, layer, _same_tensors(layer)) for n, layer in layers if is_plain(layer)]
         for name, layer, same in plain:
-            vars(layer)["forward"] = self._written_down(name, same)
+            vars(layer)["forward"] = self._recording_forward(name, same)
 
     def forward(self, x: Inputs[torch.Tensor]) -> torch.Tensor:
-        """The output, one tensor."""
+        """The output, one tensor. All inputs must have as many records as the first."""
         first, *others = values_of(x)
         for values in others:  # they have as many records
             torch._check(values.shape[0] == first.shape[0])  # type: ignore[no-untyped-call]
-        with _Recorded(keyed=self.keyed):
-            return _output(self.part, x, loss=self.loss)
+        with _Recorder(keyed=self.keyed):
+            return _call(self.part, x, loss=self.loss)
 
-    def _written_down(self, name: str, layer: nn.Module) -> Callable[..., Any]:
+    def _recording_forward(self, name: str, layer: nn.Module) -> Callable[..., Any]:
+        """A forward function that adds a call of the plain layer `name` to `_CALLS`.
+
+        It returns what the layer returns, with tensors from the operator `fedveil.layer`. It raises
+        Uncapturable for arguments that are no tensors, numbers or strings.
+        """
+
         def forward(*args: Any, **kwargs: Any) -> Any:
             given, spec = tree_flatten((args, kwargs))
             if not all(v is None or isinstance(v, _GIVEN) for v in given):
                 raise Uncapturable(f"layer {name!r} gets something that is no tensor or number")
-            tensors, form = _marked(given)
+            tensors, form = _split_tensors(given)
             call = _Call(name, layer, spec.unflatten(form))
             _CALLS.append(call)
             outputs = torch.ops.fedveil.layer(len(_CALLS) - 1, tensors)
-            return tree_map(partial(_put, outputs), call.gives)
+            return tree_map(partial(_tensor_at_place, outputs), call.gives)
 
         return forward
 
@@ -253,13 +308,13 @@ _GIVEN = (torch.Tensor, bool, int, float, str, torch.SymInt, torch.dtype)
 
 @dataclass(frozen=True)
 class _Place:
-    """A tensor's number among those that a layer gets or gives."""
+    """The number of a tensor among those that a layer receives or returns."""
 
     index: int
 
 
-def _marked(values: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
-    """The tensors among values, and the values with places instead of these."""
+def _split_tensors(values: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
+    """(the tensors among values, the values with a `_Place` instead of each tensor)."""
     tensors: list[torch.Tensor] = []
     form = list(values)
     for at, value in enumerate(values):
@@ -269,13 +324,21 @@ def _marked(values: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
     return tensors, form
 
 
-def _put(tensors: Sequence[Any], value: Any) -> Any:
+def _tensor_at_place(tensors: Sequence[Any], value: Any) -> Any:
+    """The tensor of `tensors` that a `_Place` stands for. Other values are returned as they are."""
     return tensors[value.index] if isinstance(value, _Place) else value
 
 
 @dataclass
 class _Call:
-    """A call of a plain layer: (args, kwargs) that it gets and what it gives, tensors as places."""
+    """A call of a plain layer.
+
+    Attributes:
+        name: The layer's name in the module.
+        layer: The layer.
+        gets: (args, kwargs) with a `_Place` instead of each tensor.
+        gives: What it returns, in the same form, None before it is known.
+    """
 
     name: str
     layer: nn.Module
@@ -290,7 +353,7 @@ _DECLARED: list[torch.library.Library] = []
 
 
 def _declare() -> None:
-    """Two operators that stand for a plain layer and for dropout while a module is captured."""
+    """Declare the operators that stand for a plain layer and for dropout during a capture, once."""
     if _DECLARED:
         return
     library: Any = torch.library.Library("fedveil", "DEF")  # type: ignore[no-untyped-call]
@@ -302,16 +365,19 @@ def _declare() -> None:
 
 
 def _layer_shapes(number: int, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs of a plain layer, as tensors without numbers."""
+    """The outputs of recorded call `number` as tensors without numbers, in a list.
+
+    Also stores the form of what the layer returns in the call's `gives`.
+    """
     call = _CALLS[number]
     mode = torch._guards.detect_fake_mode(inputs)
     held = {
         name: value if mode is None else mode.from_tensor(value, static_shapes=True)
         for name, value in (*call.layer.named_parameters(), *call.layer.named_buffers())
     }
-    args, kwargs = tree_map(partial(_put, inputs), call.gets)
+    args, kwargs = tree_map(partial(_tensor_at_place, inputs), call.gets)
     leaves, spec = tree_flatten(torch.func.functional_call(call.layer, held, args, kwargs))
-    tensors, form = _marked(leaves)
+    tensors, form = _split_tensors(leaves)
     call.gives = spec.unflatten(form)
     return [v.clone() for v in tensors]
 
@@ -326,7 +392,10 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Cross-entropy written out: `torch.export` gets the shape of torch's own operator wrong."""
+    """torch's cross-entropy written out: `torch.export` gets the shape of its operator wrong.
+
+    Raises Uncapturable for targets of floats, and for weights with a mean or with smoothing.
+    """
     soft = target.is_floating_point()
     if soft or (weight is not None and (label_smoothing or reduction == "mean")):
         raise Uncapturable("it calls cross_entropy with soft or weighted labels: write it out")
@@ -345,19 +414,21 @@ def _cross_entropy(
     return losses.sum() if reduction == "sum" else losses.sum() / (~without).sum()
 
 
-class _Recorded(Dropout):
-    """Inside, dropout is recorded, and so is what is computed without gradients.
+class _Recorder(Dropout):
+    """Mode in which dropout is recorded, and outputs computed under `no_grad` are detached.
 
-    `run_decompositions` forgets `no_grad`: `detach` says the same.
+    `run_decompositions` forgets `no_grad`, and `detach` says the same.
     """
 
     def __init__(self, *, keyed: bool) -> None:
+        """`keyed`: dropout is recorded. Otherwise it runs, and is refused as a draw."""
         super().__init__(None)
         self._keyed = keyed
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Run a function of torch, with dropout and cross-entropy replaced. Returns its result."""
         if func is nn.functional.cross_entropy:
             func = _cross_entropy
         if self._keyed:
@@ -370,15 +441,24 @@ class _Recorded(Dropout):
             return out.detach()
         return out
 
-    def dropped(self, kind: str, x: torch.Tensor, p: float) -> torch.Tensor:
+    def drop(self, kind: str, x: torch.Tensor, p: float) -> torch.Tensor:
+        """The result of an operator that is recorded as dropout. It drops nothing here."""
         found: torch.Tensor = torch.ops.fedveil.drop(kind, x, p)
         return found
 
 
 def _graph(program: Any, x: Inputs[torch.Tensor], *, alone: bool) -> Graph:
-    """The program's nodes as steps. Raises Uncapturable if one of them may remember."""
+    """The nodes of an exported program as a `Graph`, `alone` if it holds for one record.
+
+    Raises Uncapturable if an operator may remember, draw or write, or if there are several outputs.
+    `x` are the inputs that it was exported with, whose names count.
+    """
     signature = program.graph_signature
-    _check_outputs(signature)
+    written = [spec for spec in signature.output_specs if spec.kind.name != "USER_OUTPUT"]
+    if written:  # a buffer, a parameter or an input
+        raise Uncapturable(f"it writes to {str(written[0].target).removeprefix(_PREFIX)!r}")
+    if len(signature.output_specs) != 1:
+        raise Uncapturable("it gives more than one tensor")
     specs = {spec.arg.name: spec for spec in signature.input_specs}
     inputs = iter(x if isinstance(x, dict) else [None])
     steps: list[Operation] = []
@@ -399,16 +479,16 @@ def _graph(program: Any, x: Inputs[torch.Tensor], *, alone: bool) -> Graph:
 
     for node in program.graph.nodes:
         if node.op == "placeholder":
-            step = _held(specs[node.name], program, constants, inputs)
+            step = _placeholder_step(specs[node.name], program, constants, inputs)
         elif node.op == "output":
             (output,) = node.args[0]
             step = Operation("operator.getitem", ([referred(output)], 0))
         elif node.op != "call_function":
             raise Uncapturable(f"it holds a {node.target}, which is no operator")
-        elif _name(node.target).split(".")[1:2] in ([name] for name in _NO_VALUE):
+        elif _operator_name(node.target).split(".")[1:2] in ([name] for name in _NO_VALUE):
             continue
         else:
-            step = _step(node, referred)
+            step = _call_step(node, referred)
         places[node] = Ref(len(steps))
         steps.append(step)
     return Graph(tuple(steps), constants, alone)
@@ -420,19 +500,19 @@ _WRITTEN = (
 )
 
 
-def _check_outputs(signature: Any) -> None:
-    """Refuse writes: to a buffer, a parameter or an input."""
-    written = [spec for spec in signature.output_specs if spec.kind.name != "USER_OUTPUT"]
-    if written:
-        name = str(written[0].target).removeprefix(_PREFIX)
-        raise Uncapturable(f"it writes to {name!r}")
-    if len(signature.output_specs) != 1:
-        raise Uncapturable("it gives more than one tensor")
-
-
-def _held(
+def _placeholder_step(
     spec: Any, program: Any, constants: dict[str, torch.Tensor], inputs: Iterator[Any]
 ) -> Operation:
+    """The operation for an input, parameter, buffer or constant of the program.
+
+    A constant is copied into `constants`. Raises Uncapturable for anything else.
+
+    Args:
+        spec: torch's description of the input.
+        program: The exported program.
+        constants: The constants so far, by name. It is added to.
+        inputs: The names of the module's inputs in order, None for a single one. One is taken.
+    """
     match spec.kind.name:
         case "USER_INPUT":
             return Operation("input", (next(inputs),))
@@ -447,7 +527,7 @@ def _held(
     raise Uncapturable(f"it holds a {spec.kind.name.lower()}")
 
 
-def _name(target: Any) -> str:
+def _operator_name(target: Any) -> str:
     """The name of an operator, such as aten.relu.default, operator.add or fedveil.drop.default."""
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
@@ -455,11 +535,17 @@ def _name(target: Any) -> str:
     return f"{home}.{getattr(target, '__name__', target)}"
 
 
-def _step(node: Any, referred: Callable[[Any], Any]) -> Operation:
-    name = _name(node.target)
+def _call_step(node: Any, referred: Callable[[Any], Any]) -> Operation:
+    """The operation for a node that calls an operator.
+
+    `referred` turns the node's arguments to `Ref`s and values. Raises Uncapturable for an operator
+    that is not allowed.
+    """
+    name = _operator_name(node.target)
     if name == "fedveil.layer.default":
         number, tensors = node.args
-        args, kwargs = tree_map(partial(_put, referred(list(tensors))), _CALLS[number].gets)
+        fill = partial(_tensor_at_place, referred(list(tensors)))
+        args, kwargs = tree_map(fill, _CALLS[number].gets)
         return Operation("layer", (_CALLS[number].name, args, kwargs))
     if name == "fedveil.drop.default":
         kind, x, p = node.args
@@ -474,6 +560,10 @@ _DROPOUT_AT = {"scaled_dot_product_attention": 4, "lstm": 5, "gru": 5, "rnn_tanh
 
 
 def _check_operator(name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise Uncapturable for an operator that draws, writes, or is not on the list `PURE`.
+
+    An operator that may draw passes if its arguments say that it drops nothing.
+    """
     if name in SIZES:
         return
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
@@ -495,9 +585,9 @@ def _check_operator(name: str, target: Any, args: tuple[Any, ...], kwargs: dict[
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress what torch warns and prints while it captures.
+    """Context manager: drop what torch warns and prints while it captures.
 
-    In a fork nobody reads it.
+    Standard output and error of the whole process lead nowhere inside.
     """
     with warnings.catch_warnings(), open(os.devnull, "w") as nowhere:
         warnings.simplefilter("ignore")

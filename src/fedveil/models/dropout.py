@@ -20,6 +20,7 @@ nothing. It does not matter who knows them; they need not be secure, and are not
 import math
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,14 @@ _ALPHA = 1.7580993408473766
 
 
 class Dropout(TorchFunctionMode):
-    """Inside, dropout takes its masks from `key`, an int64 scalar.
+    """Mode in which torch's dropout functions take their masks from `key`, an int64 scalar.
 
-    `key` may be one of a batch under vmap. `calls` counts what was dropped, which is the place of a
-    mask in the pass: the key of one pass serves all its layers.
+    `key` may be one of a batch under vmap. `calls` counts the masks of a pass, and is the place of
+    the next one: the key of one pass serves all its layers.
     """
 
     def __init__(self, key: torch.Tensor | None) -> None:
+        """Set the key. Without one nothing is dropped, and calls are counted all the same."""
         super().__init__()
         self._key = key
         self.calls = 0
@@ -49,20 +51,25 @@ class Dropout(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Run a function of torch, or our keyed form of it if it drops. Returns its result."""
         keyed, given = _KEYED.get(func), kwargs or {}
         out = NotImplemented if keyed is None else keyed(self, func, *args, **given)
         return func(*args, **given) if out is NotImplemented else out
 
-    def dropped(self, kind: str, x: torch.Tensor, p: float) -> torch.Tensor:
-        """The numbers x [B, ...] after dropout of a kind. Without a key, x itself."""
+    def drop(self, kind: str, x: torch.Tensor, p: float) -> torch.Tensor:
+        """The numbers x [B, ...] after dropout. Without a key, x itself.
+
+        `kind` is a key of `_KINDS`. `p` is the probability with which a number is dropped.
+        """
         shape, fill = _KINDS[kind]
-        kept = self.kept(shape(x), p)
+        kept = self.mask(shape(x), p)
         return x if kept is None else fill(x, kept, p)
 
-    def kept(self, shape: tuple[int, ...], p: float) -> torch.Tensor | None:
-        """The mask of numbers that stay, bool of this shape. None without a key.
+    def mask(self, shape: tuple[int, ...], p: float) -> torch.Tensor | None:
+        """The mask of the numbers that stay, bool of this shape, None without a key.
 
-        Each is kept with 1 - p, to within 2^-32.
+        `p` is the probability with which a number is dropped, to within 2^-32. Each call has
+        another place, and counts as one.
         """
         self.calls += 1
         if self._key is None:
@@ -73,10 +80,14 @@ class Dropout(TorchFunctionMode):
 
 
 class _Mask(torch.autograd.Function):
-    """keys [...] -> masks [..., count]: a row of bits per key, whatever vmap makes of the keys."""
+    """keys [...] -> masks [..., count]: a row of bits per key, also for keys that vmap batches."""
 
     @staticmethod
     def forward(keys: torch.Tensor, place: int, count: int, p: float) -> torch.Tensor:
+        """Masks [..., count] of keys [...]: True with probability 1 - p, by key and place.
+
+        A 64-bit word serves two numbers.
+        """
         own = words_at(keys.numpy().view(np.uint64), np.array(place))
         words = words_at(own[..., None], np.arange(-(-count // 2)))
         halves = words.view(np.uint32)[..., :count]
@@ -85,16 +96,19 @@ class _Mask(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Masks have no gradient."""
         ctx.mark_non_differentiable(output)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[None, ...]:
+        """No argument has a gradient."""
         return None, None, None, None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[Any, ...], keys: torch.Tensor, place: int, count: int, p: float
     ) -> tuple[torch.Tensor, int]:
+        """(masks of a batch of keys, 0): one row for each key, on the first axis."""
         keys = keys.movedim(in_dims[0], 0)
         found: torch.Tensor = _Mask.apply(keys, place, count, p)  # type: ignore[no-untyped-call]
         return found, 0
@@ -107,20 +121,29 @@ Fill = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 """(numbers, what is kept of them, p) -> the numbers after."""
 
 
-def _every(x: torch.Tensor) -> tuple[int, ...]:
+def _number_mask_shape(x: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a mask with a bit for every number: that of x."""
     return tuple(x.shape)
 
 
-def _channels(x: torch.Tensor) -> tuple[int, ...]:
+def _channel_mask_shape(x: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a mask with a bit for every channel of x [B, channels, ...]: 1 on other axes."""
     return (*x.shape[:2], *(1 for _ in x.shape[2:]))
 
 
-def _zeros(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
+def _drop_to_zero(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
+    """Plain dropout: zeros where `kept` is False, the other numbers times 1 / (1 - p).
+
+    All 0 at p = 1.
+    """
     return x * (kept.to(x.dtype) / (1 - p)) if p < 1 else x * 0
 
 
-def _saturated(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
-    """Alpha dropout: what is dropped gets SELU's limit, and mean and variance stay."""
+def _drop_to_limit(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
+    """Alpha dropout: dropped numbers become SELU's limit, then mean and variance are restored.
+
+    All 0 at p = 1.
+    """
     if p == 1:
         return x * 0
     scale: float = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
@@ -129,38 +152,46 @@ def _saturated(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
 
 
 _KINDS: dict[str, tuple[Shape, Fill]] = {
-    "numbers": (_every, _zeros),
-    "channels": (_channels, _zeros),
-    "saturated": (_every, _saturated),
-    "saturated_channels": (_channels, _saturated),
+    "numbers": (_number_mask_shape, _drop_to_zero),
+    "channels": (_channel_mask_shape, _drop_to_zero),
+    "saturated": (_number_mask_shape, _drop_to_limit),
+    "saturated_channels": (_channel_mask_shape, _drop_to_limit),
 }
 """What a mask is drawn for, and what becomes of the numbers that are dropped."""
 
 
-def _like(kind: str, *, training: bool = False, batched: int = 0) -> Any:
-    """A function of torch's with keyed masks. `training` is its default for that argument.
+def _drop(
+    kind: str,
+    learning: bool,
+    batched: int,
+    mode: Dropout,
+    func: Any,
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool | None = None,
+    inplace: bool = False,
+) -> Any:
+    """The result of a dropout function of torch's, with keyed masks.
 
-    Numbers with fewer than `batched` dimensions have no axis for the batch.
+    NotImplemented if it drops nothing: not training, or p outside (0, 1]. torch's own function then
+    runs. `input` itself if there is no key.
+
+    Args:
+        kind: A key of `_KINDS`.
+        learning: The default for `training` of torch's function.
+        batched: Numbers with fewer dimensions have no axis for the batch.
+        mode: The mode that draws the masks.
+        func: torch's function. If its name ends with "_", `input` is written to.
+        input, p, training, inplace: Its arguments.
     """
-
-    def keyed(
-        mode: Dropout,
-        func: Any,
-        input: torch.Tensor,
-        p: float = 0.5,
-        training: bool = training,
-        inplace: bool = False,
-    ) -> Any:
-        if not training or not 0 < p <= 1:
-            return NotImplemented
-        given = input[None] if input.ndim < batched else input
-        out = mode.dropped(kind, given, p)
-        if out is given:
-            return input
-        out = out[0] if input.ndim < batched else out
-        return input.copy_(out) if inplace or func.__name__.endswith("_") else out
-
-    return keyed
+    if not (learning if training is None else training) or not 0 < p <= 1:
+        return NotImplemented
+    given = input[None] if input.ndim < batched else input
+    out = mode.drop(kind, given, p)
+    if out is given:
+        return input
+    out = out[0] if input.ndim < batched else out
+    return input.copy_(out) if inplace or func.__name__.endswith("_") else out
 
 
 def _attention(
@@ -175,7 +206,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Attention written out, since torch's draws inside of one operation."""
+    """Attention in plain operations with keyed dropout: torch's draws inside of one operation.
+
+    NotImplemented without dropout: torch's own function then runs.
+    """
     if not dropout_p:
         return NotImplemented
     if enable_gqa:
@@ -189,11 +223,14 @@ def _attention(
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return mode.dropped("numbers", scores.softmax(dim=-1), dropout_p) @ value
+    return mode.drop("numbers", scores.softmax(dim=-1), dropout_p) @ value
 
 
 def _multi_head(mode: Dropout, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """torch's own code, but for the two functions of it that draw."""
+    """The result of torch's multi-head attention, with its two functions that draw keyed.
+
+    They are replaced in a copy of the function's globals.
+    """
 
     def ours(drawing: Any) -> Callable[..., Any]:
         return lambda *a, **k: mode.__torch_function__(drawing, (), a, k)
@@ -209,20 +246,20 @@ def _multi_head(mode: Dropout, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _KEYED: dict[Any, Callable[..., Any]] = {
-    functional.dropout: _like("numbers", training=True),
-    functional.dropout1d: _like("channels", batched=3, training=True),
-    functional.dropout2d: _like("channels", training=True),
-    functional.dropout3d: _like("channels", batched=5, training=True),
-    functional.alpha_dropout: _like("saturated"),
-    functional.feature_alpha_dropout: _like("saturated_channels"),
+    functional.dropout: partial(_drop, "numbers", True, 0),
+    functional.dropout1d: partial(_drop, "channels", True, 3),
+    functional.dropout2d: partial(_drop, "channels", True, 0),
+    functional.dropout3d: partial(_drop, "channels", True, 5),
+    functional.alpha_dropout: partial(_drop, "saturated", False, 0),
+    functional.feature_alpha_dropout: partial(_drop, "saturated_channels", False, 0),
     functional.scaled_dot_product_attention: _attention,
     functional.multi_head_attention_forward: _multi_head,
-    torch.dropout: _like("numbers"),
-    torch.dropout_: _like("numbers"),
-    torch.feature_dropout: _like("channels"),
-    torch.feature_dropout_: _like("channels"),
-    torch.alpha_dropout: _like("saturated"),
-    torch.alpha_dropout_: _like("saturated"),
-    torch.feature_alpha_dropout: _like("saturated_channels"),
-    torch.feature_alpha_dropout_: _like("saturated_channels"),
+    torch.dropout: partial(_drop, "numbers", False, 0),
+    torch.dropout_: partial(_drop, "numbers", False, 0),
+    torch.feature_dropout: partial(_drop, "channels", False, 0),
+    torch.feature_dropout_: partial(_drop, "channels", False, 0),
+    torch.alpha_dropout: partial(_drop, "saturated", False, 0),
+    torch.alpha_dropout_: partial(_drop, "saturated", False, 0),
+    torch.feature_alpha_dropout: partial(_drop, "saturated_channels", False, 0),
+    torch.feature_alpha_dropout_: partial(_drop, "saturated_channels", False, 0),
 }

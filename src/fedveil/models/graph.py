@@ -29,7 +29,7 @@ from torch import nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
-from fedveil.base.inputs import Inputs, labelled, taken, values_of
+from fedveil.base.inputs import Inputs, arrays_by_name, taken, values_of
 from fedveil.models.memory import is_plain
 
 Kind = tuple[tuple[str, torch.Size, torch.dtype], ...]
@@ -37,24 +37,26 @@ Kind = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 
 def kind_of(x: Inputs[torch.Tensor]) -> Kind:
-    """The kind of some inputs.
+    """The kind of some inputs: (name, shape of one record, type) of each, sorted by name.
+
+    A single input is called "x", named ones "x.NAME".
 
     >>> kind_of(torch.zeros(4, 2))
     (('x', torch.Size([2]), torch.float32),)
     """
-    return tuple((name, v.shape[1:], v.dtype) for name, v in sorted(labelled("x", x).items()))
+    return tuple((name, v.shape[1:], v.dtype) for name, v in sorted(arrays_by_name("x", x).items()))
 
 
 @dataclass(frozen=True)
 class Ref:
-    """The value of an earlier step."""
+    """The value of an earlier operation of a graph, by its number."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation. Arguments are values, or `Ref`s to the values of earlier steps."""
+    """One operation of a graph. Arguments are values, or `Ref`s to those of earlier ones."""
 
     op: str
     args: tuple[Any, ...] = ()
@@ -63,10 +65,13 @@ class Operation:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The steps of one pass, of which the last is the output.
+    """The operations of one pass. The value of the last one is the output.
 
-    `alone`: captured for a single record, since it could not be for any number of them. A batch
-    is then computed record by record.
+    Attributes:
+        operations: The operations in order.
+        constants: Tensors that captured code brought along, by name.
+        alone: Whether it was captured for a single record, since it could not be for any number of
+            them. A batch is then computed record by record.
     """
 
     operations: tuple[Operation, ...]
@@ -74,17 +79,24 @@ class Graph:
     alone: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To other processes: the data alone."""
+        """For pickle: operations, constants and `alone`."""
         return Graph, (self.operations, dict(self.constants), self.alone)
 
     def compute(self, root: nn.Module, x: Inputs[torch.Tensor]) -> torch.Tensor:
-        """The output for inputs x [B, ...], with the parameters that `root` has at the moment."""
+        """The output for inputs x [B, ...], with the parameters, buffers and layers of `root`.
+
+        A graph that is `alone` is computed for each record by vmap.
+        """
         if not self.alone or len(values_of(x)[0]) == 1:
             return self._run(root, x)
         found: torch.Tensor = vmap(lambda one: self._run(root, taken(one, None))[0])(x)
         return found
 
     def _run(self, root: nn.Module, x: Inputs[torch.Tensor]) -> torch.Tensor:
+        """The output for as many records as the graph was captured for.
+
+        Each value is freed after its last use.
+        """
         values: list[Any] = [None] * len(self.operations)
         for at, (function, step, unused) in enumerate(self._program):
             match step.op:
@@ -96,13 +108,13 @@ class Graph:
                     values[at] = self.constants[step.args[0]]
                 case "layer":
                     layer = root.get_submodule(step.args[0])
-                    args, kwargs = _filled(step.args[1], values), _filled(step.args[2], values)
+                    args, kwargs = _resolve(step.args[1], values), _resolve(step.args[2], values)
                     out = layer(*args, **kwargs)
                     values[at] = [v for v in tree_leaves(out) if isinstance(v, torch.Tensor)]
                 case _:
-                    args = [_filled(a, values) for a in step.args]
+                    args = [_resolve(a, values) for a in step.args]
                     values[at] = function(
-                        *args, **{k: _filled(a, values) for k, a in step.kwargs.items()}
+                        *args, **{k: _resolve(a, values) for k, a in step.kwargs.items()}
                     )
             for number in unused:
                 values[number] = None
@@ -111,7 +123,10 @@ class Graph:
 
     @cached_property
     def _program(self) -> list[tuple[Callable[..., Any], Operation, tuple[int, ...]]]:
-        """(function, step, numbers of the values that no later step uses) of each step."""
+        """(function, operation, numbers of the values that are not used later) of each operation.
+
+        Raises KeyError for an operator that is not listed. Cached.
+        """
         last = dict[int, int]()
         for at, step in enumerate(self.operations):
             last |= dict.fromkeys(_refs((step.args, step.kwargs)), at)
@@ -125,42 +140,65 @@ class Graph:
 
 
 class Captured(nn.Module):
-    """The parameters, buffers and plain layers of a module, computed by graphs."""
+    """A module without code: the parameters, buffers and plain layers of another, and graphs."""
 
     def __init__(self) -> None:
+        """Make one without parameters, layers and graphs."""
         super().__init__()
         self.graphs: dict[Kind, Graph] = {}
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
-        """The output of the graph for inputs of this kind, passed as to the module."""
+        """The output of the graph for inputs of this kind: one array, or named ones as keywords.
+
+        Raises KeyError if there is no graph for this kind.
+        """
         x: Inputs[torch.Tensor] = args[0] if args else kwargs
         return self.graphs[kind_of(x)].compute(self, x)
 
 
-def hollow_copy(module: nn.Module, hollow: Callable[[nn.Parameter], nn.Parameter]) -> Captured:
-    """The module without its code: parameters, buffers and plain layers under their names.
+def hollow_copy(module: nn.Module, *, same_parameters: bool = False) -> Captured:
+    """A copy of the module without its code: parameters, buffers and plain layers by name.
 
-    Learning parameters are what `hollow` makes of them. Frozen ones are the module's own. No layer
-    works in place: it would write to what it is given, which may be a buffer.
+    It has no graphs yet. Learning parameters have a shape and no values or, with `same_parameters`,
+    are the module's own, as frozen ones are. No layer works in place: it would write to what it is
+    given, which may be a buffer.
     """
-    memo: dict[int, Any] = {
-        id(p): hollow(p) if p.requires_grad else _frozen(p) for p in module.parameters()
-    }
+    memo: dict[int, Any] = {}
+    for p in module.parameters():
+        if p.requires_grad:
+            shape_only = nn.Parameter(torch.empty(p.shape, device="meta"))
+            memo[id(p)] = p if same_parameters else shape_only
+        elif type(p) is nn.Parameter and not vars(p):
+            memo[id(p)] = p
+        else:
+            memo[id(p)] = nn.Parameter(plain_tensor(p), requires_grad=False)
     made: dict[int, nn.Module] = {}
     root = Captured()
-    _fill(root, module, memo, made)
+    _copy_into(root, module, memo, made)
     not_in_place(root)
     return root
 
 
 def not_in_place(module: nn.Module) -> None:
-    """Let no layer of a module write to its inputs."""
+    """Switch `inplace` off in all layers, so that none writes to its inputs."""
     for layer in module.modules():
         if getattr(layer, "inplace", False) is True:
             vars(layer)["inplace"] = False
 
 
-def _fill(new: nn.Module, old: nn.Module, memo: dict[int, Any], made: dict[int, nn.Module]) -> None:
+def _copy_into(
+    new: nn.Module, old: nn.Module, memo: dict[int, Any], made: dict[int, nn.Module]
+) -> None:
+    """Give `new` the parameters, buffers and children of `old`, under the same names.
+
+    Children are copies if they are plain, and modules without code otherwise.
+
+    Args:
+        new: The module to fill.
+        old: The module to copy from.
+        memo: What stands for each parameter, by its id.
+        made: The copies of modules so far, by the id of the original. It is added to.
+    """
     made[id(old)] = new
     new.training = old.training
     for name, parameter in old._parameters.items():
@@ -172,12 +210,12 @@ def _fill(new: nn.Module, old: nn.Module, memo: dict[int, Any], made: dict[int, 
             if (plain := _plain_copy(child, memo)) is not None:
                 made[id(child)] = plain
             else:
-                _fill(nn.Module(), child, memo, made)
+                _copy_into(nn.Module(), child, memo, made)
         new.register_module(name, None if child is None else made[id(child)])
 
 
 def _plain_copy(child: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
-    """A copy of a plain layer, None for other layers.
+    """A copy of a plain layer, None for other layers. `memo` has the parameters to use, by id.
 
     A copy's parameters have no attributes of their own, which other libraries put on them.
     """
@@ -187,30 +225,31 @@ def _plain_copy(child: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
     return made if is_plain(made) else None
 
 
-def _frozen(parameter: nn.Parameter) -> nn.Parameter:
-    if type(parameter) is nn.Parameter and not vars(parameter):
-        return parameter
-    return nn.Parameter(plain_tensor(parameter), requires_grad=False)
-
-
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers alone: a tensor of a class of its own runs its own code."""
+    """The tensor, detached, as torch's own class, with the same memory.
+
+    A class of a user's would run its code.
+    """
     return tensor.detach().as_subclass(torch.Tensor)
 
 
-def _filled(value: Any, values: list[Any]) -> Any:
-    """An argument with the values that it refers to."""
+def _resolve(value: Any, values: list[Any]) -> Any:
+    """An argument with each `Ref` in it replaced by its value from `values`.
+
+    Lists, tuples and dicts are looked through.
+    """
     kind = type(value)
     if kind is Ref:
         return values[value.index]
     if kind is list or kind is tuple:
-        return kind(_filled(v, values) for v in value)
+        return kind(_resolve(v, values) for v in value)
     if kind is dict:
-        return {key: _filled(v, values) for key, v in value.items()}
+        return {key: _resolve(v, values) for key, v in value.items()}
     return value
 
 
 def _refs(value: Any) -> Iterator[int]:
+    """Yield the numbers of all `Ref`s inside an argument."""
     if type(value) is Ref:
         yield value.index
     elif isinstance(value, list | tuple):
@@ -330,11 +369,15 @@ _SIZES: dict[str, Callable[..., Any]] = {
 
 
 def function_of(op: str) -> Callable[..., Any]:
-    """The function that computes a step. Operators that are not listed are refused."""
+    """The function that computes the operation named `op`.
+
+    Raises KeyError for operators that are not listed. Operations that the graph computes itself
+    (input, held, constant, layer) have a placeholder.
+    """
     if op in _OWN:
         return operator.is_  # these are computed by the graph itself
     if op in DROPS:
-        return _keyed(DROPS[op])
+        return _always_drop(DROPS[op])
     if op in SIZES:
         return SIZES[op]
     home, _, rest = op.partition(".")
@@ -346,15 +389,21 @@ def function_of(op: str) -> Callable[..., Any]:
     if name in _SIZES:
         return _SIZES[name]
     if name in _FILLED and overload != "out":
-        return _zeros(_FILLED[name])
+        return _zero_filled(_FILLED[name])
     return _OPERATORS[op]
 
 
-def _keyed(drop: Callable[..., Any]) -> Callable[..., Any]:
+def _always_drop(drop: Callable[..., Any]) -> Callable[..., Any]:
+    """The dropout function `drop` as a function of (x, p) that always drops, as in training."""
     return lambda x, p: drop(x, p, True)
 
 
-def _zeros(function: Callable[..., Any]) -> Callable[..., Any]:
+def _zero_filled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which makes zeros, with the arguments of one that makes uninitialised memory.
+
+    It ignores `memory_format`.
+    """
+
     def filled(*args: Any, memory_format: object = None, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 

@@ -25,12 +25,18 @@ _AFTER = ": it adds to this claim for whoever took part in both"
 
 
 def note_training(module: nn.Module, training: str, claim: Claim) -> None:
-    """Record that a training has moved the weights of a module, and what it claims so far."""
+    """Record that a training changes the weights of a module, and how to compute its claim.
+
+    In memory only. `training` is the name of the training, whose earlier claim is replaced.
+    """
     _TRAININGS.setdefault(module, {})[training] = claim
 
 
 def note_weights(module: nn.Module) -> None:
-    """Record the tensors of a module that trainings have moved, as they are now."""
+    """Record digests of a trained module's learning weights, so that copies are recognised.
+
+    Nothing is recorded for a module without `note_training`. In memory only.
+    """
     behind = _TRAININGS.get(module, {})
     for tensor in module.parameters() if behind else ():
         if tensor.requires_grad and (digest := _digest(tensor)) is not None:
@@ -38,13 +44,20 @@ def note_weights(module: nn.Module) -> None:
 
 
 def note_copy(module: nn.Module, original: nn.Module) -> None:
-    """Record that a module has the weights of another."""
+    """Record that `module` has the weights of `original`, and so its trainings.
+
+    Trainings recorded for `module` before are replaced. Nothing changes if `original` has none.
+    """
     if original in _TRAININGS:
         _TRAININGS[module] = dict(_TRAININGS[original])
 
 
 def trainings_of(module: nn.Module) -> tuple[str, ...]:
-    """The claims of all trainings that the weights of a module come from."""
+    """The claims, as texts, of all trainings that the weights of a module come from. () if none.
+
+    A training without a claim is "which claims nothing". Weights are recognised by the module
+    itself and by their values. Computes the claims.
+    """
     behind = dict(_TRAININGS.get(module, {}))
     for tensor in (*module.parameters(), *module.buffers()) if _TENSORS else ():
         behind |= _TENSORS.get(_digest(tensor) or b"", {})
@@ -52,19 +65,25 @@ def trainings_of(module: nn.Module) -> tuple[str, ...]:
     return tuple("which claims nothing" if claim is None else str(claim) for claim in claims)
 
 
-def adding(claim: str) -> str:
-    """The assumption that names an earlier training's claim."""
+def earlier_training(claim: str) -> str:
+    """A sentence for a claim's assumptions that quotes the claim of an earlier training."""
     return f"{_BEFORE}{claim}{_AFTER}"
 
 
-def earlier(assumptions: Iterable[str]) -> list[str]:
-    """The claims of earlier trainings that a claim names among its assumptions."""
+def earlier_claims(assumptions: Iterable[str]) -> list[str]:
+    """The claims of earlier trainings that assumptions quote: inverse of `earlier_training`.
+
+    Other assumptions are left out.
+    """
     named = [text for text in assumptions if text.startswith(_BEFORE) and text.endswith(_AFTER)]
     return [text[len(_BEFORE) : -len(_AFTER)] for text in named]
 
 
 def _digest(tensor: torch.Tensor) -> bytes | None:
-    """A digest of a tensor's values, None for few numbers or one repeated value."""
+    """SHA-256 of a tensor's values as float32, the same for every shape.
+
+    None for a tensor on "meta", with fewer than four numbers, or with one repeated value.
+    """
     values = tensor.detach()
     if values.is_meta or values.numel() < _FEW or bool((values == values.flatten()[0]).all()):
         return None

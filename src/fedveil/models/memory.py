@@ -27,7 +27,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fedveil.base.errors import BadInput
-from fedveil.base.identity import cell_content, names_in, without_recursion
+from fedveil.base.identity import cell_content, names_looked_up, without_recursion
 
 _HOMES = ("torch.nn.modules.", "fedveil.models.")
 """Where the classes of plain layers are."""
@@ -70,7 +70,34 @@ def is_plain(module: nn.Module) -> bool:
     """
     if any(getattr(hooks, name) for name in _GLOBAL_HOOKS):
         return False
-    return all(map(_is_plain_layer, module.modules()))
+    for layer in module.modules():
+        kind, held = type(layer), dict(vars(layer))
+        if isinstance(layer, _STATEFUL) and getattr(layer, "running_mean", layer) is not None:
+            return False
+        if not (kind.__module__.startswith(_HOMES) and _is_known(kind)):
+            return False
+        if isinstance(layer, _RENORMED) and layer.max_norm is not None:
+            return False
+        if not str(getattr(kind.forward, "__module__", None)).startswith(("torch.", "fedveil.")):
+            return False  # somebody has replaced the method of the class
+        tables = [held.get(name) for name in ("_modules", "_parameters", "_buffers", *_HOOKS)]
+        if any(type(table) not in (dict, OrderedDict, set, type(None), bool) for table in tables):
+            return False  # a table of somebody's class runs its code
+        if any(held.pop(name, None) for name in _HOOKS):
+            return False
+        held.pop("_modules")
+        tensors = [*held.pop("_parameters").values(), *held.pop("_buffers").values()]
+        for tensor in tensors:  # a tensor may have a class, or a `__deepcopy__`, of its own
+            if tensor is not None and (type(tensor) not in _TENSORS or vars(tensor)):
+                return False
+            if tensor is not None and tensor._backward_hooks:
+                return False
+        for name in _KEPT if isinstance(layer, nn.RNNBase) else ():
+            held.pop(name, None)
+        hides = any(callable(getattr(kind, name, None)) for name in held)
+        if hides or not all(map(_is_value, held.values())):
+            return False
+    return True
 
 
 def is_plain_function(part: object) -> bool:
@@ -90,13 +117,17 @@ def is_plain_function(part: object) -> bool:
 
 
 def check_process() -> None:
-    """Refuse a process in which torch's own operators run somebody's code.
+    """Raise BadInput if a mode of torch's or a hook on saved tensors is active.
 
-    A mode that is entered sees every operator of every client, whatever module is trained.
+    It would see every client's numbers, whatever module is trained. Default devices and our own
+    modes pass.
     """
     entered: list[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     function_modes = [
-        mode for mode in entered if type(mode) is not DeviceContext and not _is_ours(type(mode))
+        mode
+        for mode in entered
+        if type(mode) is not DeviceContext
+        and not (type(mode).__module__.startswith("fedveil.") and _is_known(type(mode)))
     ]
     modes = [*function_modes, *_get_current_dispatch_mode_stack()]
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
@@ -111,37 +142,12 @@ def check_process() -> None:
         )
 
 
-def _is_plain_layer(layer: nn.Module) -> bool:
-    kind = type(layer)
-    if isinstance(layer, _STATEFUL) and getattr(layer, "running_mean", layer) is not None:
-        return False
-    if not (kind.__module__.startswith(_HOMES) and _is_known(kind)):
-        return False
-    if isinstance(layer, _RENORMED) and layer.max_norm is not None:
-        return False
-    if not str(getattr(kind.forward, "__module__", None)).startswith(("torch.", "fedveil.")):
-        return False  # somebody has replaced the method of the class
-    held = dict(vars(layer))
-    tables = [held.get(name) for name in ("_modules", "_parameters", "_buffers", *_HOOKS)]
-    if any(type(table) not in (dict, OrderedDict, set, type(None), bool) for table in tables):
-        return False  # a table of somebody's class runs its code
-    if any(held.pop(name, None) for name in _HOOKS):
-        return False
-    held.pop("_modules")
-    tensors = [*held.pop("_parameters").values(), *held.pop("_buffers").values()]
-    for tensor in tensors:  # a tensor may have a class, or a `__deepcopy__`, of its own
-        if tensor is not None and (type(tensor) not in _TENSORS or vars(tensor)):
-            return False
-        if tensor is not None and tensor._backward_hooks:
-            return False
-    for name in _KEPT if isinstance(layer, nn.RNNBase) else ():
-        held.pop(name, None)
-    hides = any(callable(getattr(kind, name, None)) for name in held)
-    return not hides and all(map(_is_value, held.values()))
-
-
 def _is_value(value: Any) -> bool:
-    """Something that a pass of plain code leaves as it is."""
+    """Whether an attribute's value is one that torch's and our layers do not write to.
+
+    These are numbers, strings, types of torch, known classes and activations, and lists, tuples,
+    sets and dicts of these.
+    """
     if type(value) in _VALUES:
         return True
     if type(value) in (tuple, list, set):
@@ -154,7 +160,7 @@ def _is_value(value: Any) -> bool:
 
 
 def _is_known(part: object) -> bool:
-    """Whether a function or class is found under its name in a module of torch or of ours."""
+    """Whether a function or class is the object of its name in a module of torch or of ours."""
     if not isinstance(part, type | types.FunctionType | types.BuiltinFunctionType):
         return False
     home = str(getattr(part, "__module__", ""))
@@ -185,12 +191,13 @@ _MT19937 = 4 * (624 + 1)
 
 
 def snapshot(part: object) -> Snapshot:
-    """Every attribute of a module's layers, or of a loss or work, in a form that can be compared.
+    """The attributes of a module's layers, or of a loss or work, by name, to be compared.
 
-    A tensor is the object it is, its values, and how often it was written to, so that a write that
-    changes no value yet shows as well. Generators are their states. Functions are what they close
-    over and the globals they read by name; so are the methods of a user's layers, whose classes'
-    attributes count as theirs. State elsewhere is not seen: `models.trial` looks for its effects.
+    Values are opaque: compare two snapshots by `difference`. A tensor is the object it is, its
+    values, and how often it was written to, so that a write that changes no value yet shows as
+    well. Generators are their states. Functions are what they close over and the globals they read
+    by name; so are the methods of a user's layers, whose classes' attributes count as theirs. State
+    elsewhere is not seen: `models.trial` looks for its effects.
 
     >>> layer = nn.Linear(2, 2)
     >>> before = snapshot(layer)
@@ -205,9 +212,10 @@ def snapshot(part: object) -> Snapshot:
 
 
 def keeps_nothing(part: object) -> bool:
-    """Whether a part consists of our own classes only, which hold numbers and write to nothing.
+    """Whether a part consists of our own classes, numbers and strings only, which write to nothing.
 
-    A part of which anything is somebody else's may keep what it sees: its snapshots are compared.
+    Lists and other containers do not count as such. Other parts may keep what they see, so that
+    their snapshots are compared.
 
     >>> keeps_nothing(1.5), keeps_nothing(nn.Linear(1, 1))
     (True, False)
@@ -217,15 +225,18 @@ def keeps_nothing(part: object) -> bool:
         return True
     if isinstance(part, types.MethodType):
         return keeps_nothing(part.__self__)
-    if not _is_ours(kind) or not hasattr(part, "__dict__"):
+    if not (kind.__module__.startswith("fedveil.") and _is_known(kind)):
+        return False
+    if not hasattr(part, "__dict__"):
         return False
     return isinstance(part, Enum) or all(map(keeps_nothing, vars(part).values()))
 
 
 def common_generators() -> Snapshot:
-    """The states of torch's and NumPy's global generators.
+    """The states of torch's and NumPy's global generators by name, to be compared.
 
-    Python's is left out here: threads of other libraries draw from it at any time.
+    The keys are "torch's generator" and "NumPy's generator". Python's is left out: threads of other
+    libraries draw from it at any time.
     """
     common = get_bit_generator()
     if type(common) is np.random.MT19937:  # looked at with every chunk; `state` takes 40 us
@@ -239,7 +250,10 @@ def common_generators() -> Snapshot:
 
 
 def difference(before: Snapshot, after: Snapshot) -> str | None:
-    """The name of the first attribute that has changed, None if none has."""
+    """The name of an attribute that differs between two snapshots, None if none does.
+
+    It is the first in the order of `before`. An attribute that one of them lacks differs.
+    """
     for name in {**before, **after}:
         if before.get(name, difference) != after.get(name, difference):
             return name
@@ -247,7 +261,11 @@ def difference(before: Snapshot, after: Snapshot) -> str | None:
 
 
 def _token(entry: _Entry) -> Any:
-    """A value to compare, equal if the original was not changed, or a generator of it."""
+    """A value that is equal as long as the original is not changed, or a generator that makes it.
+
+    `entry` is (value, depth inside its attribute, ids of modules compared already). Beyond a depth
+    of 6 the token is the object's id.
+    """
     value, depth, modules = entry
     kind = type(value)
     if kind in _LEAVES:
@@ -280,7 +298,10 @@ def _token(entry: _Entry) -> Any:
 
 
 def _of_module(module: nn.Module, modules: frozenset[int]) -> Generator[_Entry, Any, Any]:
-    """The token of a module: the attributes of its layers by name."""
+    """Generator that makes the token of a module:
+
+    (id, tokens of its layers' attributes by name).
+    """
     tokens: Snapshot = {}
     for place, layer in module.named_modules():
         prefix = f"{place}." if place else ""
@@ -300,7 +321,10 @@ def _of_module(module: nn.Module, modules: frozenset[int]) -> Generator[_Entry, 
 
 
 def _of_container(value: Any, depth: int, modules: frozenset[int]) -> Generator[_Entry, Any, Any]:
-    """The token of something that holds other values."""
+    """Generator that makes the token of a dict, list, method, function or object.
+
+    It consists of the tokens of what the object holds.
+    """
     kind, tokens = type(value), []
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -327,7 +351,10 @@ def _of_container(value: Any, depth: int, modules: frozenset[int]) -> Generator[
 
 
 def _outside_dict(kind: type, value: Any) -> dict[str, Any]:
-    """What an object keeps outside its dict: in slots, and in attributes of a user's classes."""
+    """The slots of an object as "slot NAME", and a user's class attributes as "class NAME".
+
+    Methods, properties and dunder names are left out.
+    """
     own = _users_classes(kind)
     slots = [name for c in own for name in getattr(c, "__slots__", ()) if hasattr(value, name)]
     shared = {
@@ -340,7 +367,7 @@ def _outside_dict(kind: type, value: Any) -> dict[str, Any]:
 
 
 def _globals_of_methods(kind: type) -> dict[str, Any]:
-    """The globals that the methods of a user's classes read."""
+    """The global variables that methods of a user's classes read, as "global NAME" -> value."""
     found: dict[str, Any] = {}
     for c in _users_classes(kind):
         for held in vars(c).values():
@@ -349,37 +376,36 @@ def _globals_of_methods(kind: type) -> dict[str, Any]:
     return found
 
 
-def _is_ours(kind: type) -> bool:
-    """Whether a class is found in the module of ours that it names as its own."""
-    return kind.__module__.startswith("fedveil.") and _is_known(kind)
-
-
 @lru_cache(256)
 def _users_classes(kind: type) -> tuple[type, ...]:
-    """Of a class and its bases, those of no known package."""
+    """A class and its bases without those of Python, torch, NumPy and fedveil. Cached."""
     return tuple(c for c in kind.__mro__ if c.__module__.split(".")[0] not in _KNOWN)
 
 
 def _globals(function: types.FunctionType, seen: frozenset[object] = frozenset()) -> dict[str, Any]:
-    """Global variables that a user's function, and the functions it calls, read."""
+    """The global variables that a user's function, and the functions it calls, read.
+
+    As "global NAME" -> value. {} for functions of known or installed packages, and for code in
+    `seen`.
+    """
     code = function.__code__
     known = str(function.__module__).split(".")[0] in _KNOWN
     if known or code in seen or "site-packages" in code.co_filename:
         return {}
     found: dict[str, Any] = {}
-    names = set(names_in(code))
+    names = set(names_looked_up(code))
     places = [function.__globals__, *map(vars, _users_files(function.__globals__, names))]
     for name in sorted(names):
         for value in (place[name] for place in places if name in place):
             if isinstance(value, types.FunctionType):
                 found |= _globals(value, seen | {code})
-            elif _holds(value):
+            elif _can_hold_records(value):
                 found[f"global {name}"] = value
     return found
 
 
 def _users_files(place: dict[str, Any], names: set[str]) -> list[types.ModuleType]:
-    """The user's files among these names. Their attributes are globals as well."""
+    """The Python modules of these `names` among the globals `place` that are a user's files."""
     found = [place[name] for name in sorted(names) if isinstance(place.get(name), types.ModuleType)]
     return [
         file
@@ -389,8 +415,8 @@ def _users_files(place: dict[str, Any], names: set[str]) -> list[types.ModuleTyp
     ]
 
 
-def _holds(value: object) -> bool:
-    """Whether a value can hold something of a record: a value, a container, or a user's object.
+def _can_hold_records(value: object) -> bool:
+    """Whether a global may hold something of a record: a value, container or user's object.
 
     Objects of known packages, such as loggers, keep caches of their own.
     """
@@ -400,12 +426,15 @@ def _holds(value: object) -> bool:
 
 
 def _values(tensor: torch.Tensor) -> bytes | None:
-    """Written through `.data` a tensor does not count as written to."""
+    """SHA-256 of a tensor's bytes, None for a sparse one or one on another device.
+
+    A write through `.data` changes the bytes and does not count as a write.
+    """
     if tensor.device.type != "cpu" or tensor.is_sparse:
         return None
     return _digest(tensor.detach().flatten().view(torch.uint8).numpy().data)
 
 
 def _digest(content: bytes | memoryview) -> bytes:
-    """All of a large model is digested with every chunk: by what processors do, without a copy."""
+    """SHA-256 of some bytes: fast in hardware, and without a copy of a large model."""
     return hashlib.sha256(content).digest()

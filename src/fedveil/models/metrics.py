@@ -7,7 +7,7 @@ NaN where an output is NaN: a model that diverged has no accuracy.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil.base.checks import INTERVAL, TOP, check_metric, shown
-from fedveil.base.errors import BadInput
+from fedveil.base.checks import CLASS_WEIGHT, INTERVAL, TOP, Each, check_metric, shown
+from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated, known_as
 from fedveil.base.inputs import PADDING, Target
 
@@ -29,19 +29,62 @@ PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @runtime_checkable
 class Metric(Protocol):
-    """A metric of a whole test split, which is not a mean over examples."""
+    """A metric of a whole test split that is not a mean over examples."""
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
-        """What the value needs of one batch. Arrays of all batches are joined on the first axis."""
+        """The arrays that `value` needs of one batch. Those of all batches are concatenated.
+
+        Every batch gives as many arrays, in the same order, each with at least one axis.
+        """
         ...
 
     def value(self, *statistics: Array) -> float:
-        """The metric, from the joined statistics of all batches. NaN if it is undefined."""
+        """The metric, from the concatenated statistics of all batches. NaN if it is undefined."""
         ...
 
 
 Measure = PerExample | Metric
 """A metric: a function whose mean over examples it is, or an object that sees all of them."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Metrics of a batch of examples.
+
+    Attributes:
+        per_example: The loss and those metrics that are means over examples, [B] by name.
+        batch_statistics: What each `Metric` needs of the batch, by name.
+    """
+
+    per_example: dict[str, torch.Tensor]
+    batch_statistics: dict[str, tuple[Array, ...]]
+
+    def to_tensors(self) -> dict[str, torch.Tensor]:
+        """All values as tensors by name, in a form that a sealed fork can return.
+
+        The names are "per-example NAME" and "statistics K NAME", K the place of the array.
+        """
+        tensors = {f"per-example {name}": value for name, value in self.per_example.items()}
+        for name, arrays in self.batch_statistics.items():
+            for k, array in enumerate(arrays):
+                tensors[f"statistics {k} {name}"] = torch.from_numpy(array)
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "Measurements":
+        """The measurements that `to_tensors` wrote. Metrics are in alphabetical order."""
+        made = cls({}, {})
+        for text in sorted(tensors):
+            kind, _, name = text.partition(" ")
+            if kind == "per-example":
+                made.per_example[name] = tensors[text]
+            else:
+                name = name.partition(" ")[2]
+                made.batch_statistics[name] = (
+                    *made.batch_statistics.get(name, ()),
+                    tensors[text].numpy(),
+                )
+        return made
 
 
 TAKEN = frozenset(
@@ -55,10 +98,11 @@ OVER_CLIENTS = "clients/"
 
 @known_as("cross-entropy")
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of logits [B, ..., classes] against labels [B, ...], per example.
+    """Cross-entropy of logits [B, ..., classes] against labels [B, ...], per example: [B].
 
-    An example with labels in several places counts as the mean over its own places that have one
-    (-100 is none), and as 0 if none has.
+    Labels are whole numbers, and -100 stands for no label. An example with labels in several places
+    counts as the mean over those that have one, and as 0 if none has. Raises BadInput for other
+    shapes.
     """
     if outputs.shape[:-1] != targets.shape:
         raise BadInput(
@@ -69,43 +113,86 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     losses = nn.functional.cross_entropy(
         outputs.flatten(0, -2), targets.flatten(), ignore_index=PADDING, reduction="none"
     )
-    return over_places(losses.view(targets.shape), targets != PADDING)
+    return mean_over_places(losses.view(targets.shape), targets != PADDING)
+
+
+@dataclass(frozen=True)
+class WeightedCrossEntropy:
+    """Cross-entropy in which the loss of each place is multiplied by the weight of its label.
+
+    The weights are public. A record's gradient is clipped after it is weighted, so they change no
+    sensitivity.
+    """
+
+    weights: tuple[float, ...]
+
+    @property
+    def identity(self) -> Stated:
+        return (("loss", "cross-entropy"), ("class weights", self.weights))
+
+    def __post_init__(self) -> None:
+        Each(CLASS_WEIGHT).check("class_weights", list(self.weights))
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The weighted loss of each example [B]. Raises BadInput for another number of labels."""
+        if outputs.shape[-1] != len(self.weights):
+            raise BadInput(
+                f"class_weights has {len(self.weights)} numbers and the model "
+                f"{outputs.shape[-1]} outputs: give one for each label"
+            )
+        if outputs.shape[:-1] != targets.shape:
+            return cross_entropy(outputs, targets)  # which says what is wrong
+        losses = nn.functional.cross_entropy(
+            outputs.flatten(0, -2), targets.flatten(), ignore_index=PADDING, reduction="none"
+        )
+        weights = torch.tensor(self.weights, dtype=outputs.dtype)[targets.clamp(min=0)]
+        return mean_over_places(losses.view(targets.shape) * weights, targets != PADDING)
 
 
 @known_as("binary-cross-entropy")
 def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean binary cross-entropy of logits [B, labels] against targets in [0, 1], per example."""
+    """Mean binary cross-entropy of logits against targets [B, labels] in [0, 1], per example: [B].
+
+    Raises BadInput unless outputs have the shape of the targets, or one more axis of length 1.
+    """
     logits = _as_targets(outputs, targets)
     losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    return over_places(losses)
+    return mean_over_places(losses)
 
 
 @known_as("squared-error")
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Squared error of predictions [B, 1] or [B, ...] against targets [B, ...], per example.
+    """Squared error of predictions against targets [B] or [B, ...], per example: [B].
 
-    An example with several numbers counts as their mean.
+    An example with several numbers counts as their mean. Raises BadInput unless outputs have the
+    shape of the targets, or one more axis of length 1.
     """
-    return over_places((_as_targets(outputs, targets) - targets) ** 2)
+    return mean_over_places((_as_targets(outputs, targets) - targets) ** 2)
 
 
 @known_as("accuracy")
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """1 where the largest logit is the label, per example. Its mean is the accuracy.
+    """1 where the largest logit is the label, otherwise 0, per example: float32 [B].
 
-    Of an example with labels in several places, or with several at once, the share that is right.
-    Where an output is not a number, neither is the share.
+    Its mean is the accuracy. An example with labels in several places counts as the share that is
+    right, places with -100 left out. With targets of floats, several labels hold at once: the share
+    of labels whose logit is positive exactly if the target is above 0.5. NaN if an output is NaN.
     """
     if targets.is_floating_point():
         logits = _as_targets(outputs, targets)
         right = (logits > 0) == (targets > 0.5)
-        return over_places(where_numbers(logits.unsqueeze(-1), right))
+        return mean_over_places(nan_where_undefined(logits.unsqueeze(-1), right))
     real = targets != PADDING
-    return over_places(where_numbers(outputs, (outputs.argmax(-1) == targets) & real), real)
+    return mean_over_places(
+        nan_where_undefined(outputs, (outputs.argmax(-1) == targets) & real), real
+    )
 
 
 def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Outputs in the shape of the targets. They may have one more axis, of length 1."""
+    """Outputs in the shape of the targets. They may have one more axis, of length 1.
+
+    Raises BadInput for any other shape.
+    """
     if outputs.shape not in (targets.shape, (*targets.shape, 1)):
         raise BadInput(
             f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
@@ -114,8 +201,22 @@ def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return outputs.reshape(targets.shape)
 
 
-def usual(target: Target) -> tuple[PerExample, dict[str, PerExample]]:
-    """The default loss and metrics for a target: (loss, metrics by name)."""
+def default_loss(
+    target: Target, class_weights: Sequence[float] | None = None
+) -> tuple[PerExample, dict[str, PerExample]]:
+    """The default loss and metrics for a target: (loss, metrics by name).
+
+    With `class_weights`, one per label, the cross-entropy is weighted. Raises BadInput if the
+    target has another number of labels, several at once, or none.
+    """
+    if class_weights is not None:
+        if not target.classes or target.several or len(class_weights) != target.classes:
+            raise BadArgument(
+                f"{{class_weights}} has {len(class_weights)} numbers and the data have {target}: "
+                "give one number for each label, or leave it out",
+                "class_weights",
+            )
+        return WeightedCrossEntropy(tuple(class_weights)), {"accuracy": correct}
     if not target.classes:
         return squared_error, {}
     return binary_cross_entropy if target.several else cross_entropy, {"accuracy": correct}
@@ -123,53 +224,96 @@ def usual(target: Target) -> tuple[PerExample, dict[str, PerExample]]:
 
 @dataclass(frozen=True)
 class TopK:
-    """1 where the label is among the `k` largest outputs, per example. Of ties the first count.
+    """Whether the label is among the `k` largest outputs, 1 or 0 per example.
 
-    Of an example with labels in several places, the share of them.
+    Of equal outputs the first count. For an example with labels in several places, the share of
+    them.
     """
 
     k: int
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: metric "top", k."""
         return (("metric", "top"), ("k", self.k))
 
     def __post_init__(self) -> None:
+        """Raise BadInput unless k is a whole number from 1 on."""
         if not isinstance(self.k, int) or self.k < 1:
             raise BadInput(f"k is {shown(self.k)}: a whole number from 1 on is needed")
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """One number per example [B], NaN where an output is NaN.
+
+        Raises BadInput for targets of floats, in which several labels may hold at once.
+        """
         _check_one_label("top-K", targets)
         label, real = targets.clamp(min=0).unsqueeze(-1), targets != PADDING
         own = outputs.gather(-1, label)
         before = torch.arange(outputs.shape[-1]) < label
         rank = ((outputs > own) | ((outputs == own) & before)).sum(-1)
-        return over_places(where_numbers(outputs, (rank < self.k) & real), real)
+        return mean_over_places(nan_where_undefined(outputs, (rank < self.k) & real), real)
+
+
+@dataclass(frozen=True)
+class BalancedAccuracy:
+    """The mean over labels of the share of a label's examples that the model gets right.
+
+    A model that always predicts one of C labels has 1 / C, however common that label is. Labels
+    that the split lacks are not in the mean. Each place of a sequence counts as an example.
+    """
+
+    @property
+    def identity(self) -> Stated:
+        return (("metric", "balanced-accuracy"),)
+
+    def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        """(right examples of each label, examples of each label, undefined ones) of a batch."""
+        _check_one_label("balanced-accuracy", targets)
+        outputs, targets = real_labels(outputs, targets)
+        right, labels = targets[outputs.argmax(-1) == targets], outputs.shape[-1]
+        counts = (torch.bincount(part, minlength=labels)[None].numpy() for part in (right, targets))
+        return (*counts, np.array([int(outputs.isnan().any(-1).sum())]))
+
+    def value(self, *statistics: Array) -> float:
+        """The mean share, from the counts of all batches. NaN where an output was."""
+        right, examples, undefined = (array.sum(axis=0) for array in statistics)
+        there = examples > 0
+        if undefined or not there.any():
+            return math.nan
+        return float((right[there] / examples[there]).mean())
 
 
 @dataclass(frozen=True)
 class F1:
-    """F1 of label 1 where there are two, and otherwise, or if `macro`, the mean over labels.
+    """F1 of label 1 where there are two labels, otherwise, or if `macro`, the mean over labels.
 
-    Labels that the split lacks and the model does not name are not in the mean. Of several labels
-    at once, each is there whose output is positive.
+    Labels that neither the split nor the predictions have are not in the mean. If several labels
+    hold at once, those with a positive output are predicted.
     """
 
     macro: bool = False
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: metric "f1", macro."""
         return (("metric", "f1"), ("macro", self.macro))
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        """(predicted labels, labels, number of outputs) of a batch. The last is an array of one.
+
+        A prediction with NaN among the outputs is -100. If several labels hold at once, the first
+        two are [B, labels], and the number is 0.
+        """
         if targets.is_floating_point():
             labels = (outputs > 0).long().masked_fill(outputs.isnan(), PADDING)
             return labels.numpy(), (targets > 0.5).long().numpy(), np.array([0])
-        outputs, targets = counted_labels(outputs, targets)
+        outputs, targets = real_labels(outputs, targets)
         found = outputs.argmax(-1).masked_fill(outputs.isnan().any(-1), PADDING)
         return found.numpy(), targets.numpy(), np.array([outputs.shape[-1]])
 
     def value(self, *statistics: Array) -> float:
+        """The F1 score by scikit-learn, NaN where an output was NaN."""
         from sklearn.metrics import f1_score
 
         found, targets, outputs = statistics
@@ -181,24 +325,35 @@ class F1:
 
 @dataclass(frozen=True)
 class Auroc:
-    """Area under the ROC curve: of label 1 where there are two, else one-vs-rest, the mean.
+    """Area under the ROC curve of label 1 where there are two, otherwise the mean of one-vs-rest.
 
-    A label that the split lacks is not in the mean; a split with one label only has no area. Of
-    several labels at once, each has its own.
+    A label that the split lacks is not in the mean. With one label only the area is NaN. If several
+    labels hold at once, each has its own area in the mean.
     """
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: metric "auroc"."""
         return (("metric", "auroc"),)
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        """(scores, labels) of a batch.
+
+        Scores are log-odds, one column per label, or one for label 1.
+
+        If several labels hold at once, they are the outputs [B, labels] and bools [B, labels].
+        """
         if targets.is_floating_point():
             return outputs.to(torch.float32).numpy(), (targets > 0.5).numpy()
-        outputs, targets = counted_labels(outputs, targets)
+        outputs, targets = real_labels(outputs, targets)
         scores = _log_odds(outputs.double())[:, 1 if outputs.shape[-1] == 2 else 0 :]
         return scores.to(torch.float32).numpy(), targets.numpy()
 
     def value(self, *statistics: Array) -> float:
+        """The area, or the mean of areas, by scikit-learn.
+
+        NaN if undefined or if an output was NaN.
+        """
         from sklearn.metrics import roc_auc_score
 
         scores, targets = statistics
@@ -212,7 +367,7 @@ class Auroc:
         areas = [
             roc_auc_score(is_label, score)
             for is_label, score in zip(targets.T, scores.T, strict=True)
-            if not _alike(is_label)
+            if not _all_equal(is_label)
         ]
         return float(np.mean(areas)) if areas else math.nan
 
@@ -223,15 +378,21 @@ class Perplexity:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: metric "perplexity"."""
         return (("metric", "perplexity"),)
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        """(sum of the losses, number of labels) of a batch, arrays of one number each.
+
+        Raises BadInput for targets of floats.
+        """
         _check_one_label("perplexity", targets)
-        outputs, targets = counted_labels(outputs, targets)
+        outputs, targets = real_labels(outputs, targets)
         losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
         return np.array([float(losses.double().sum())]), np.array([len(targets)])
 
     def value(self, *statistics: Array) -> float:
+        """exp of the mean loss, infinite where that overflows. NaN without labels."""
         with np.errstate(over="ignore"):
             return float(np.exp(_mean(*statistics)))
 
@@ -242,13 +403,16 @@ class Rmse:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: metric "rmse"."""
         return (("metric", "rmse"),)
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
-        squares = (predicted(outputs, targets).double() - targets.double()) ** 2
+        """(sum of squared errors, number of targets) of a batch, arrays of one number each."""
+        squares = (outputs.reshape(targets.shape).double() - targets.double()) ** 2
         return np.array([float(squares.sum())]), np.array([squares.numel()])
 
     def value(self, *statistics: Array) -> float:
+        """The root of the mean squared error. NaN without targets."""
         return math.sqrt(_mean(*statistics))
 
 
@@ -261,13 +425,19 @@ class R2:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: metric "r2"."""
         return (("metric", "r2"),)
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
-        rows = predicted(outputs, targets).reshape(len(targets), -1)
+        """(predictions, targets) of a batch, [B, numbers] each."""
+        rows = outputs.reshape(targets.shape).reshape(len(targets), -1)
         return rows.numpy(), targets.reshape(len(targets), -1).numpy()
 
     def value(self, *statistics: Array) -> float:
+        """The coefficient of determination by scikit-learn.
+
+        NaN if no column of targets differs, or if a prediction is not finite.
+        """
         from sklearn.metrics import r2_score
 
         predictions, targets = (array.astype(np.float64) for array in statistics)
@@ -280,15 +450,17 @@ class R2:
 
 @known_as("mae")
 def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Absolute error of predictions [B, 1] or [B, ...] against targets [B, ...], per example.
+    """Absolute error of predictions against targets [B] or [B, ...], per example: [B].
 
-    An example with several numbers counts as their mean.
+    An example with several numbers counts as their mean. Outputs are reshaped to the targets.
     """
-    return over_places((predicted(outputs, targets) - targets).abs())
+    return mean_over_places((outputs.reshape(targets.shape) - targets).abs())
 
 
-def measures_of(metrics: object) -> dict[str, Measure]:
-    """Metrics by name. Those given by their names alone are looked up.
+def named_metrics(metrics: object) -> dict[str, Measure]:
+    """Metrics by name, from a dict or a list. A name in the place of a metric is looked up.
+
+    A metric in a list is called by its own name.
 
     | edge | behaviour |
     |---|---|
@@ -317,6 +489,10 @@ def measures_of(metrics: object) -> dict[str, Measure]:
 
 
 def _name_of(metric: object) -> str:
+    """The name of a metric that stands in a list: the string itself, or its `__name__`.
+
+    Raises BadInput for lambdas, and for objects without a `__name__`.
+    """
     name = metric if isinstance(metric, str) else getattr(metric, "__name__", "")
     if not name or "<" in name:
         raise BadInput(f"metric {shown(metric)} has no name: use {{'name': metric}}")
@@ -324,48 +500,54 @@ def _name_of(metric: object) -> str:
 
 
 def metric_of(name: str) -> Measure:
-    """The metric of that name. An unknown name is refused."""
+    """The metric of that name, such as "f1" or "top-5". Raises BadInput for an unknown one."""
     check_metric("metric", name)
     top = re.fullmatch(TOP, name)
     return _NAMED[name] if top is None else TopK(int(top[1]))
 
 
 def is_of_labels(metric: Measure) -> bool:
-    """Whether a metric is one of ours that needs labels."""
-    return isinstance(metric, TopK | F1 | Auroc | Perplexity) or metric is correct
+    """Whether a metric is one of ours that needs labels as targets."""
+    ours = BalancedAccuracy | TopK | F1 | Auroc | Perplexity
+    return isinstance(metric, ours) or metric is correct
 
 
 def is_of_numbers(metric: Measure) -> bool:
-    """Whether a metric is one of ours that needs numbers."""
+    """Whether a metric is one of ours that needs numbers as targets. Users' metrics are not."""
     return isinstance(metric, Rmse | R2) or metric is absolute_error
 
 
-def no_value(metric: Measure, classes: int, targets: Array) -> str:
-    """Why a metric is the same for every model on these targets, "" if it is not."""
+def why_unmeasurable(metric: Measure, classes: int, targets: Array) -> str:
+    """Why a metric is undefined, or the same for every model, on these targets. "" if it is not.
+
+    A predicate without a subject, such as "needs two labels, and the test split has one only".
+    `classes` is the number of labels.
+    """
     if isinstance(metric, TopK) and metric.k >= classes:
         return f"is 1 for every model of {classes} labels"
     if isinstance(metric, Auroc) and (
-        _alike(targets > 0.5) if targets.dtype.kind == "f" else _alike(targets[targets != PADDING])
+        _all_equal(targets > 0.5)
+        if targets.dtype.kind == "f"
+        else _all_equal(targets[targets != PADDING])
     ):
         return "needs two labels, and the test split has one only"
-    if isinstance(metric, R2) and _alike(targets):
+    if isinstance(metric, R2) and _all_equal(targets):
         return "needs targets that differ, and those of the test split are all the same"
     return ""
 
 
-def counted_labels(
-    outputs: torch.Tensor, targets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Labels [M] that count, and the outputs [M, classes] for each. M is all places of all rows."""
+def real_labels(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(outputs [M, classes], labels [M]) of all places of all examples whose label is not -100."""
     outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
     real = targets != PADDING
     return outputs[real], targets[real]
 
 
-def over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-    """The mean of each example's values [B, ...] over its `real` places.
+def mean_over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of each example's values [B, ...] over its real places, [B].
 
-    The other places hold zeros.
+    `real` [B, ...] marks these, and values elsewhere must be 0. None: all places are real. An
+    example without real places has mean 0.
     """
     if values.ndim == 1:
         return values
@@ -374,18 +556,16 @@ def over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch
     return values.flatten(1).sum(dim=1) / real.flatten(1).sum(dim=1).clamp_min(1)
 
 
-def predicted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Predictions in the shape of the targets."""
-    return outputs.reshape(targets.shape)
-
-
-def where_numbers(outputs: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """`found`, and NaN where an output of the same example is."""
+def nan_where_undefined(outputs: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """`found` [...] as float32, NaN where one of its `outputs` [..., classes] is NaN."""
     return found.to(torch.float32).masked_fill(outputs.isnan().any(-1), math.nan)
 
 
 def _log_odds(outputs: torch.Tensor) -> torch.Tensor:
-    """log p / (1 - p) of each label: in the order of its probability, without the ties at 1."""
+    """log p / (1 - p) of each label, p the softmax of outputs [..., classes], in the same shape.
+
+    It ranks labels as p does, without the ties at p = 1.
+    """
     logs, largest = outputs.log_softmax(-1), outputs.argmax(-1, keepdim=True)
     rest = outputs.scatter(-1, largest, -math.inf).logsumexp(-1, keepdim=True)
     odds = logs - torch.log1p(-logs.exp())
@@ -393,21 +573,27 @@ def _log_odds(outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _mean(sums: Array, counts: Array) -> float:
-    """Added in the order of the pieces."""
+    """The total of `sums` / the total of `counts`, NaN if the counts are 0."""
     return sum(sums.tolist()) / counts.sum() if counts.sum() else math.nan
 
 
 def _check_one_label(name: str, targets: torch.Tensor) -> None:
+    """Raise BadInput for targets of floats, in which several labels may hold at once.
+
+    `name` is the metric that the message names.
+    """
     if targets.is_floating_point():
         raise BadInput(f"metric {name!r} needs one label per place, and the data have several")
 
 
-def _alike(values: Array) -> bool:
+def _all_equal(values: Array) -> bool:
+    """Whether all rows of an array are equal. True for an empty one."""
     return bool((values == values[:1]).all())
 
 
 _NAMED: dict[str, Measure] = {
     "accuracy": correct,
+    "balanced-accuracy": BalancedAccuracy(),
     "f1": F1(),
     "f1-macro": F1(macro=True),
     "auroc": Auroc(),

@@ -1,9 +1,8 @@
 """`Task`: a module with its loss and metrics, seen through one flat parameter vector."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,16 +12,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import can_fork, forked, in_fork, sealed
+from fedveil.base.forks import in_fork, run_in_fork, run_in_sealed_fork
 from fedveil.base.identity import Stated, named_values
 from fedveil.base.inputs import Inputs, mapped, taken, tensor_of
-from fedveil.models.capture import Uncapturable, captured, prepare
+from fedveil.base.platforms import can_fork
+from fedveil.models.capture import Uncapturable, capture_graph, prepare
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import Captured, Graph, Kind, hollow_copy, kind_of
-from fedveil.models.lineage import adding, trainings_of
+from fedveil.models.lineage import earlier_training, trainings_of
 from fedveil.models.memory import Snapshot, is_plain, is_plain_function, snapshot
-from fedveil.models.metrics import Array, Measure, Metric, PerExample, measures_of
-from fedveil.models.vmap_layers import attend_, norm_in_place_, under_vmap, unroll_
+from fedveil.models.metrics import (
+    Array,
+    Measure,
+    Measurements,
+    Metric,
+    PerExample,
+    WeightedCrossEntropy,
+    named_metrics,
+)
+from fedveil.models.vmap_layers import under_vmap, write_out_
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""
@@ -64,6 +72,8 @@ class Task:
         places: Where each named parameter begins in the flat vector.
         module_captured: Whether graphs are computed instead of the module's own code.
         loss_captured: Whether graphs are computed instead of the loss's own code.
+        graphs: The graphs of the module as it learns, of the module as it is measured, and of the
+            loss, each by the kind of inputs.
         forks: Why the module's own code runs, in forks. Empty if it does not run at all.
         drops: Whether dropout is at work as clients learn, None before `look`.
         one_by_one: Whether vmap cannot run the module's dropout.
@@ -76,11 +86,16 @@ class Task:
     """
 
     def __init__(self, module: nn.Module, loss: PerExample, metrics: Metrics = ()) -> None:
+        """Check the module, copy it, and make its learning parameters views of one vector.
+
+        So the module's parameters are changed in place, to float32. Raises BadInput for a module,
+        loss or metric that cannot be used.
+        """
         if not isinstance(module, nn.Module):
             raise BadInput(f"module is {shown(module)}: an instance of torch.nn.Module is needed")
         if not callable(loss):
             raise BadInput(f"loss is {shown(loss)}: a function of (outputs, targets) is needed")
-        self.module, self.loss, self.measures = module, loss, measures_of(metrics)
+        self.module, self.loss, self.measures = module, loss, named_metrics(metrics)
         _check_module(module)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._shapes = {name: p.shape for name, p in named}
@@ -93,95 +108,122 @@ class Task:
             self.places[name], stop = start, start + parameter.numel()
             parameter.data = self.parameters[start:stop].view(parameter.shape)
             start = stop
-        own = _written_out(_without_parameters(module)), _without_parameters(module).eval()
+        own = write_out_(_without_parameters(module)), _without_parameters(module).eval()
         self._own_code, (self._learning, self._measuring) = own, own
         if not is_plain(module):
-            self._learning = _written_out(hollow_copy(module, _shape_only))
-            self._measuring = hollow_copy(module, _shape_only).eval()
+            self._learning = write_out_(hollow_copy(module))
+            self._measuring = hollow_copy(module).eval()
         self._loss_graphs: Captured | None = None
         if not is_plain_function(loss):
             held = loss if isinstance(loss, nn.Module) else nn.Module()
-            self._loss_graphs = hollow_copy(held, _shape_only)
+            self._loss_graphs = hollow_copy(held)
         self.module_captured = isinstance(self._learning, Captured)
         self.loss_captured = self._loss_graphs is not None
+        parts = (self._learning, self._measuring, self._loss_graphs)
+        self.graphs: tuple[dict[Kind, Graph], ...] = tuple(
+            part.graphs if isinstance(part, Captured) else {} for part in parts
+        )
         self.forks = ""
         self.drops: bool | None = None
         self.one_by_one = False
         self.tried: dict[object, bool] = {}
 
     def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute. Raises AttributeError for another module, loss or vector."""
         if name in ("module", "loss", "parameters") and name in vars(self):
             raise AttributeError(f"the {name} of a Task cannot be replaced: make another Task")
         super().__setattr__(name, value)
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: module, loss, parameters, frozen."""
         return (
             *named_values(self, "module", "loss", "parameters"),
             ("frozen", tuple(self.frozen.values())),
         )
 
     def __repr__(self) -> str:
+        """The names of module and loss, and the number of parameters that learn."""
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
         return f"Task({type(self.module).__name__}, {self.size:,} parameters, loss {name})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To other processes: the module without its vector, the vector, and results of trials.
+        """For pickle: module, vector, loss, metrics, results of trials and graphs.
 
-        Parameters that are views would each take the whole vector along.
+        The module goes without its vector: parameters that are views would each take all of it
+        along.
         """
-        hollow = _without_parameters(self.module, lambda p: nn.Parameter(torch.empty(0)))
+        parameters = {
+            id(p): nn.Parameter(torch.empty(0)) if p.requires_grad else p
+            for p in self.module.parameters()
+        }
+        hollow = copy.deepcopy(self.module, parameters)
         found: dict[str, Any] = {name: getattr(self, name) for name in _SENT}
         vector = self.parameters.numpy()
         return _sent, (hollow, self._shapes, vector, self.loss, self.measures, found, self.graphs)
 
     def measuring(self, metrics: Metrics) -> "Task":
-        """The same task, measured by these metrics from now on."""
-        self.measures = measures_of(metrics)
+        """Replace the metrics of this task, and return the task itself.
+
+        Raises BadInput for what `named_metrics` refuses.
+        """
+        self.measures = named_metrics(metrics)
         return self
 
     def by_own_code(self) -> "Task":
-        """The same task, computed by the module's and the loss's own code: for forks alone."""
+        """A copy of the task that runs the module's and the loss's own code, for forks only.
+
+        It has no results of trials on records.
+        """
         other = copy.copy(self)  # by `__reduce__`, so with a state of its own
         other.compute_in_forks(other.forks)
         other.tried = {}
         return other
 
     def compute_in_forks(self, reason: str) -> None:
-        """From now on run the module's own code, and only in forks: it cannot be captured."""
+        """Run the module's and the loss's own code from now on, in forks only. Drops all graphs.
+
+        `reason` says why it cannot be captured, and becomes `forks`: with "" it runs in this
+        process.
+        """
         self._learning, self._measuring = self._own_code
         self._loss_graphs = None
         self.module_captured = self.loss_captured = False
+        self.graphs = ({}, {}, {})
         self.forks = reason
 
     @property
-    def graphs(self) -> tuple[dict[Kind, Graph], ...]:
-        """The graphs of the module as it learns, of the module as it is measured, of the loss."""
-        parts = (self._learning, self._measuring, self._loss_graphs)
-        return tuple(part.graphs if isinstance(part, Captured) else {} for part in parts)
-
-    @property
     def constants(self) -> tuple[torch.Tensor, ...]:
-        """Tensors that captured code brought along: taken as public, part of what is trained."""
+        """The tensors that captured code brought along, of all graphs. They count as public."""
         graphs = [graph for part in self.graphs for graph in part.values()]
         return tuple(value for graph in graphs for value in graph.constants.values())
 
     @property
     def frozen(self) -> Named:
-        """The parameters that do not learn, by name: the module's own, never copied."""
+        """The parameters that do not learn, detached, by name.
+
+        They share memory with the module's.
+        """
         parameters = self.module.named_parameters()
         return {name: p.detach() for name, p in parameters if not p.requires_grad}
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """The assumptions of every claim about a training of this task."""
-        assumptions = [adding(claim) for claim in trainings_of(self.module)]
+        """The assumptions, as sentences, of every claim about a training of this task.
+
+        They are on where the first weights come from, and on frozen parameters if there are any.
+        """
+        assumptions = [earlier_training(claim) for claim in trainings_of(self.module)]
         if not assumptions:
             buffers = " and buffers" if list(self.module.buffers()) else ""
             assumptions = [
                 f"the model's first weights{buffers} are public: they were not learnt from these "
                 "clients"
             ]
+        if isinstance(self.loss, WeightedCrossEntropy):
+            assumptions.append(
+                "the class weights are public: they were not computed from these clients' records"
+            )
         frozen = sum(value.numel() for value in self.frozen.values())
         if frozen:
             assumptions.append(
@@ -192,7 +234,7 @@ class Task:
 
     @property
     def named_layers(self) -> dict[str, nn.Module]:
-        """The layers that `outputs` runs, by name."""
+        """The layers of the copy or graph that `outputs` runs, by name. "" is the whole."""
         return dict(self._learning.named_modules())
 
     def named(self, flat: torch.Tensor) -> Named:
@@ -204,7 +246,10 @@ class Task:
         }
 
     def flattened(self, named: Named) -> torch.Tensor:
-        """The reverse of `named`: a copy of values [..., *shape] as vectors [..., P]."""
+        """Vectors [..., P] of values [..., *shape] by parameter name, copied. Inverse of `named`.
+
+        `named` must have all parameters that learn.
+        """
         name, shape = next(iter(self._shapes.items()))
         first = named[name]
         out = first.new_empty((*first.shape[: first.ndim - len(shape)], self.size))
@@ -214,20 +259,21 @@ class Task:
 
     @property
     def needs_fork(self) -> bool:
-        """Whether the module's own code is to run, and this process is no fork."""
+        """Whether the module's own code is to run, and this process is not a fork yet."""
         return bool(self.forks) and not in_fork()
 
     def look(self, x: Features, y: torch.Tensor) -> tuple[bool, bool]:
-        """Try on a few records whether the module drops, and whether vmap cannot run that.
+        """Find out on records x, y whether the module drops, and whether vmap can run that.
 
-        A module that does is run on one record at a time, by vmap or one after the other.
+        Sets and returns (`drops`, `one_by_one`). A module that drops is run on one record at a
+        time, by vmap or, with `one_by_one`, one after the other.
         """
         if self.needs_fork:
-            self.drops, self.one_by_one = forked(lambda: self.look(x, y))
+            self.drops, self.one_by_one = run_in_fork(lambda: self.look(x, y))
             return self.drops, self.one_by_one
         named, counting = self.named(self.parameters.clone()), Dropout(None)
-        with torch.no_grad(), counting:
-            self._run(named, x)
+        with torch.no_grad():
+            self.outputs(named, x, dropout=counting)
         self.drops = bool(self.drops) or counting.calls > 0
         if self.drops and not self.one_by_one:
             try:
@@ -237,19 +283,27 @@ class Task:
                 self.one_by_one = True
         return self.drops, self.one_by_one
 
-    def outputs(self, named: Named, x: Features, key: torch.Tensor | None = None) -> torch.Tensor:
-        """The module's outputs on x [B, ...] with these parameters, as clients learn.
+    def outputs(
+        self,
+        named: Named,
+        x: Features,
+        key: torch.Tensor | None = None,
+        *,
+        dropout: Dropout | None = None,
+    ) -> torch.Tensor:
+        """The module's outputs on x [B, ...] with the parameters in `named`, as clients learn.
 
-        They are the caller's copy, never a model in use. Gradients are taken by name as well: a
-        vector that is cut up inside of what is differentiated gets one vector per parameter back.
-        `key` decides what is dropped of the one record in x; without it nothing is.
+        If the module's own code must run, it runs in a fork: gradients and vmap then raise
+        BadInput.
+
+        Args:
+            named: The parameters that learn, by name. They are the caller's copy, never a model in
+                use. Gradients are taken by name as well: a vector that is cut up inside of what is
+                differentiated gets one vector per parameter back.
+            x: The inputs of the records.
+            key: Decides what is dropped of the one record in x. None: nothing is dropped.
+            dropout: Takes the place of the mode that drops by `key`.
         """
-        if self.drops is False:
-            return self._run(named, x)
-        with Dropout(key):
-            return self._run(named, x)
-
-    def _run(self, named: Named, x: Features) -> torch.Tensor:
         if self.needs_fork:
             if torch.is_grad_enabled() or under_vmap():
                 raise BadInput(
@@ -257,21 +311,36 @@ class Task:
                     f"({self.forks}), so its gradients are computed in forks alone, one client "
                     "in each: leave out what asks for them otherwise"
                 )
-            return sealed(lambda: {"outputs": self._run(named, x)})["outputs"]
-        self.ready(x)
+            return run_in_sealed_fork(
+                lambda: {"outputs": self.outputs(named, x, key, dropout=dropout)}
+            )["outputs"]
+        if self.module_captured:
+            self._capture(self._learning, x)
+        if dropout is None and self.drops is not False:
+            dropout = Dropout(key)
         # under vmap attention uses operations that vmap can run
-        with sdpa_kernel(SDPBackend.MATH) if under_vmap() else nullcontext():
-            return _called(self._learning, named, x)
+        with (
+            nullcontext() if dropout is None else dropout,
+            sdpa_kernel(SDPBackend.MATH) if under_vmap() else nullcontext(),
+        ):
+            return _run_module(self._learning, named, x)
 
     def answers(self, flat: torch.Tensor, x: Features) -> torch.Tensor:
-        """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
+        """The module's outputs on x [B, ...] in eval mode, with a copy of the vector `flat` [P].
+
+        If the module's own code must run, it runs in a sealed fork.
+        """
         if self.needs_fork:
-            return sealed(lambda: {"outputs": self.answers(flat, x)})["outputs"]
-        self._capture(self._measuring, x)
-        return _called(self._measuring, self.named(flat.clone()), x)
+            return run_in_sealed_fork(lambda: {"outputs": self.answers(flat, x)})["outputs"]
+        if self.module_captured:
+            self._capture(self._measuring, x)
+        return _run_module(self._measuring, self.named(flat.clone()), x)
 
     def each_loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The loss of each example [B], given the module's outputs on it."""
+        """The loss of each example [B], given the module's outputs on it.
+
+        Captures the loss if need be.
+        """
         if self._loss_graphs is None:
             return self.loss(outputs, y)
         self.ready_loss(outputs, y)
@@ -281,7 +350,11 @@ class Task:
     def losses(
         self, named: Named, x: Features, y: torch.Tensor, keys: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The loss of each example [B]. With `keys` [B], each is computed alone with its key."""
+        """The loss of each example [B] as clients learn, with the parameters in `named`.
+
+        With dropout `keys` [B], each example is computed alone with its key. Without, all are
+        computed together and nothing is dropped.
+        """
         if keys is None:
             return self.each_loss(self.outputs(named, x), y)
 
@@ -297,19 +370,24 @@ class Task:
     def ready(self, x: Features, y: torch.Tensor | None = None) -> None:
         """Capture the module, and with `y` the loss, for records of this kind, if need be.
 
-        To be called before a task is computed inside of vmap or another transform.
+        To be called before a task is computed inside of vmap or another transform. Raises BadInput
+        if a part cannot be captured.
         """
-        self._capture(self._learning, x)
+        if self.module_captured:
+            self._capture(self._learning, x)
         if y is not None and self._loss_graphs is not None and not self._loss_graphs.graphs:
             with torch.no_grad():
                 self.each_loss(self.answers(self.parameters, taken(x, slice(1))), y[:1])
 
     def ready_loss(self, outputs: torch.Tensor, y: torch.Tensor) -> None:
-        """Capture the loss for outputs and targets of this kind, if need be."""
+        """Capture the loss for outputs and targets of this kind, unless that was done."""
         self._capture(self._loss_graphs, {"outputs": outputs, "y": y})
 
     def _capture(self, part: nn.Module | None, given: Features) -> None:
-        """Add the graph for inputs of this kind to a captured module or loss that lacks it."""
+        """Add the graph for inputs like `given` to a captured module or loss that lacks it.
+
+        Does nothing for other parts. Raises BadInput under vmap, or if it cannot be captured.
+        """
         if not isinstance(part, Captured) or kind_of(given) in part.graphs:
             return
         if under_vmap():
@@ -323,10 +401,10 @@ class Task:
             own = source if forking else copy.deepcopy(source)
             own = own.eval() if part is self._measuring else own
             keyed, loss = part is self._learning, part is self._loss_graphs
-            return captured(own, given, keyed=keyed, loss=loss)
+            return capture_graph(own, given, keyed=keyed, loss=loss)
 
         try:
-            graph = forked(capture) if forking else capture()
+            graph = run_in_fork(capture) if forking else capture()
         except Uncapturable as e:
             name = f"model {type(source).__name__}"
             if not isinstance(source, nn.Module):
@@ -334,11 +412,15 @@ class Task:
             raise BadInput(f"the {name} cannot be captured: {e.args[0]}") from None
         part.graphs[kind_of(given)] = graph
 
-    def measure_batch(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measurements":
-        """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
+    def measure_batch(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> Measurements:
+        """Loss and metrics of the examples x, y [B] in eval mode, with a copy of `flat` [P].
+
+        The loss is under "loss" in `per_example`. If the module's own code must run, it runs in a
+        sealed fork.
+        """
         if self.needs_fork:
             return Measurements.from_tensors(
-                sealed(lambda: self.measure_batch(flat, x, y).to_tensors())
+                run_in_sealed_fork(lambda: self.measure_batch(flat, x, y).to_tensors())
             )
         outputs = self.answers(flat, x)
         measured = Measurements({"loss": self.each_loss(outputs, y)}, {})
@@ -350,16 +432,29 @@ class Task:
         return measured
 
     def value_of(self, name: str, statistics: Sequence[Array]) -> float:
-        """The metric, from the joined statistics of all batches."""
+        """The value of the `Metric` called `name`, from its concatenated statistics of all batches.
+
+        Raises AssertionError for a metric that is a mean over examples.
+        """
         metric = self.measures[name]
         if not isinstance(metric, Metric):
             raise AssertionError(f"{name} is a mean over examples")
         return float(metric.value(*statistics))
 
     def snapshot(self) -> Snapshot:
-        """A snapshot of module and loss without the parameters' values. Graphs have no state."""
-        module = {} if self.module_captured else snapshot(self._learning)
-        loss = {} if self.loss_captured else snapshot(self.loss)
+        """The attributes of module and loss, to compare before and after a pass.
+
+        {} if they are stateless.
+
+        A graph, and a plain module or loss, have no state that a pass could change. Of a plain one
+        all code is torch's or ours and writes to no attribute, so that two snapshots are equal by
+        construction (docs/proofs/isolation.md). Whether a part is plain is looked up anew, since it
+        may have been changed after the task was made.
+        """
+        stateless = self.module_captured or is_plain(self._learning)
+        module = {} if stateless else snapshot(self._learning)
+        stateless = self.loss_captured or is_plain_function(self.loss)
+        loss = {} if stateless else snapshot(self.loss)
         return {**module, **{f"loss {name}": token for name, token in loss.items()}}
 
 
@@ -372,7 +467,17 @@ def _sent(
     found: Mapping[str, Any],
     graphs: tuple[dict[Kind, Graph], ...],
 ) -> Task:
-    """Inverse of `Task.__reduce__`."""
+    """Inverse of `Task.__reduce__`: the task, made again in another process.
+
+    Args:
+        module: The module, whose learning parameters are empty.
+        shapes: The shapes of these by name.
+        vector: All of them as one vector [P].
+        loss: The loss.
+        metrics: The metrics.
+        found: The values of the attributes in `_SENT`.
+        graphs: The graphs, as `Task.graphs` has them.
+    """
     parameters, flat, start = dict(module.named_parameters()), torch.tensor(vector), 0
     for name, shape in shapes.items():
         stop = start + shape.numel()
@@ -388,76 +493,33 @@ def _sent(
     return task
 
 
-@dataclass(frozen=True)
-class Measurements:
-    """Metrics of a batch of examples.
-
-    Attributes:
-        per_example: The loss and those metrics that are means over examples, [B] by name.
-        batch_statistics: What each `Metric` needs of the batch, by name.
-    """
-
-    per_example: dict[str, torch.Tensor]
-    batch_statistics: dict[str, tuple[Array, ...]]
-
-    def to_tensors(self) -> dict[str, torch.Tensor]:
-        """All of it as tensors by name, which a sealed fork can return."""
-        tensors = {f"per-example {name}": value for name, value in self.per_example.items()}
-        for name, arrays in self.batch_statistics.items():
-            for k, array in enumerate(arrays):
-                tensors[f"statistics {k} {name}"] = torch.from_numpy(array)
-        return tensors
-
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "Measurements":
-        """Inverse of `to_tensors`."""
-        made = cls({}, {})
-        for text in sorted(tensors):
-            kind, _, name = text.partition(" ")
-            if kind == "per-example":
-                made.per_example[name] = tensors[text]
-            else:
-                name = name.partition(" ")[2]
-                made.batch_statistics[name] = (
-                    *made.batch_statistics.get(name, ()),
-                    tensors[text].numpy(),
-                )
-        return made
-
-
 def first_line(error: BaseException) -> str:
-    """The first line of torch's error message."""
+    """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _called(module: nn.Module, named: Named, x: Features) -> torch.Tensor:
-    """The module's outputs with these parameters. Named inputs become keyword arguments."""
+def _run_module(module: nn.Module, named: Named, x: Features) -> torch.Tensor:
+    """The module's outputs with the parameters in `named`. Named inputs become keyword arguments.
+
+    Raises BadInput if the outputs are not one tensor.
+    """
     args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
     return tensor_of(functional_call(module, named, args, kwargs))
 
 
-def _written_out(module: nn.Module) -> nn.Module:
-    """A copy whose layers have forms for vmap."""
-    return norm_in_place_(attend_(unroll_(module)))
-
-
-def _shape_only(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(torch.empty(parameter.shape, device="meta"))
-
-
-def _without_parameters(
-    module: nn.Module, hollow: Callable[[nn.Parameter], nn.Parameter] = _shape_only
-) -> nn.Module:
+def _without_parameters(module: nn.Module) -> nn.Module:
     """A copy whose learning parameters have a shape and no values: it runs with those it is given.
 
-    One that uses such a parameter in another way than by its name then fails, instead of learning
-    nothing. Frozen parameters are those of the module itself.
+    A module that uses such a parameter in another way than by its name then fails, instead of
+    learning nothing. Frozen parameters are those of the module itself, not copied. Raises BadInput
+    for a module that cannot be copied.
     """
-    empty: dict[int, object] = {
-        id(p): hollow(p) if p.requires_grad else p for p in module.parameters()
+    parameters = {
+        id(p): nn.Parameter(torch.empty(p.shape, device="meta")) if p.requires_grad else p
+        for p in module.parameters()
     }
     try:
-        return copy.deepcopy(module, empty)
+        return copy.deepcopy(module, parameters)
     except (RuntimeError, TypeError, AttributeError) as e:
         raise BadInput(
             f"the model cannot be copied, and is run as a copy: {first_line(e)}; compute what is "
@@ -466,7 +528,11 @@ def _without_parameters(
 
 
 def _check_module(module: nn.Module) -> None:
-    """Refuse layers that mix or cannot be clipped, and parameters that cannot learn."""
+    """Raise BadInput for a module that cannot be trained under a clip.
+
+    Refused are batch norm with running statistics, sparse gradients, modules without learning
+    parameters, parameters without a shape, and learning ones that are not floating point.
+    """
     for name, layer in module.named_modules():
         where = f"layer {name or 'model'!r} is a {type(layer).__name__}"
         batch_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)

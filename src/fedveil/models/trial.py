@@ -20,8 +20,7 @@ records that are nobody's, before anything is charged.
 import copy
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,9 +31,10 @@ from torch.utils._pytree import tree_map
 
 from fedveil.base.checks import OF_LABELS, OF_NUMBERS
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import can_confine, can_fork, forked, sealed
-from fedveil.base.inputs import PADDING, labelled, mapped, shape_of, taken, values_of
-from fedveil.models.capture import Uncapturable, captured, prepare
+from fedveil.base.forks import can_confine, run_in_fork, run_in_sealed_fork
+from fedveil.base.inputs import PADDING, mapped, shape_of, taken, values_of
+from fedveil.base.platforms import can_fork
+from fedveil.models.capture import Uncapturable, capture_graph, prepare
 from fedveil.models.graph import Graph, Kind, kind_of
 from fedveil.models.memory import check_process, difference
 from fedveil.models.metrics import is_of_labels, is_of_numbers
@@ -48,53 +48,71 @@ _NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyE
 _AGREEMENT = 1e-3
 
 
-def isolate(task: Task, x: Features, y: torch.Tensor, classes: int) -> str:
+def isolate(
+    task: Task, x: Features, y: torch.Tensor, classes: int, *, records: bool = False
+) -> str:
     """Decide from a few public records how a task is computed. Returns one line about it, or "".
 
-    The module's and the loss's own code runs in a fork here, which refuses what
-    `mixes_records` refuses.
+    "" if nothing was to be decided. Changes the task: it gets the graphs of its module and loss, or
+    computes in forks from now on. The module's and the loss's own code runs in a fork here, which
+    refuses what `check_fits` and `mixes_records` refuse.
+
+    Raises BadInput if forks are needed and processes cannot be confined here, or with `records`: a
+    record is the unit then, and could reach another's gradient.
+
+    Args:
+        task: The task.
+        x, y: A few public records, which are not changed.
+        classes: The number of labels, 0 for numbers.
+        records: Whether the claim is about records, not clients.
     """
     check_process()
-    if not task.module_captured and not task.loss_captured:
-        return ""
-    if (kind_of(x) in task.graphs[0] or not task.module_captured) and (
-        task.graphs[2] or not task.loss_captured
-    ):
-        return ""
-    started = time.monotonic()
-    prepare()
-    x, y = mapped(torch.clone, x), y.clone()
-    look = forked(lambda: _look(task, x, y, classes)) if can_fork() else _look(task, x, y, classes)
-    if isinstance(look, str):
-        task.compute_in_forks(look)
-        return f"each client is computed in a fork, since the model cannot be captured: {look}"
-    for own, graph in zip(task.graphs, look, strict=True):
-        own.update(graph)
-    return f"the model runs as a captured graph ({time.monotonic() - started:.1f} s to capture)"
-
-
-def check_unit(task: Task, *, records: bool) -> None:
-    """Refuse forks where a record is the unit, or where processes cannot be confined."""
-    if not task.forks:
-        return
-    name = type(task.module).__name__
-    if records:
+    remark = ""
+    module_known = not task.module_captured or kind_of(x) in task.graphs[0]
+    if not module_known or (task.loss_captured and not task.graphs[2]):
+        started = time.monotonic()
+        prepare()
+        x, y = mapped(torch.clone, x), y.clone()
+        look: str | tuple[dict[Kind, Graph], ...]
+        if can_fork():
+            look = run_in_fork(lambda: _capture_parts(task, x, y, classes))
+        else:
+            look = _capture_parts(task, x, y, classes)
+        if isinstance(look, str):
+            task.compute_in_forks(look)
+            remark = (
+                f"each client is computed in a fork, since the model cannot be captured: {look}"
+            )
+        else:
+            for own, graph in zip(task.graphs, look, strict=True):
+                own.update(graph)
+            seconds = time.monotonic() - started
+            remark = f"the model runs as a captured graph ({seconds:.1f} s to capture)"
+    refusal = (
+        f"the model {type(task.module).__name__} or its loss cannot be captured ({task.forks})"
+    )
+    if task.forks and records:
         raise BadInput(
-            f"the model {name} or its loss cannot be captured ({task.forks}), and might let a "
-            "record reach another's gradient: write it in operators of torch without side effects"
+            f"{refusal}, and might let a record reach another's gradient: write it in operators of "
+            "torch without side effects"
         )
-    if not can_confine():
+    if task.forks and not can_confine():
         raise BadInput(
-            f"the model {name} or its loss cannot be captured ({task.forks}), and this platform "
-            "cannot confine a process for each client: write it in operators of torch without side "
-            "effects, or use Linux on x86-64"
+            f"{refusal}, and this platform cannot confine a process for each client: write it in "
+            "operators of torch without side effects, or use Linux on x86-64"
         )
+    return remark
 
 
-def _look(
+def _capture_parts(
     task: Task, x: Features, y: torch.Tensor, classes: int
 ) -> str | tuple[dict[Kind, Graph], ...]:
-    """The graphs of module and loss for records of this kind, or why there are none."""
+    """(graphs of the module as it learns, as it is measured, of the loss), or why there are none.
+
+    Each is a dict by the kind of inputs, empty for parts that are not captured. The reason is a
+    clause for a message. Raises BadInput for what `check_fits` and `mixes_records` refuse. Runs the
+    module's own code.
+    """
     own = task.by_own_code()
     check_fits(own, x, y, classes)
     mixes_records(own, x, y)
@@ -104,22 +122,24 @@ def _look(
     learning, measuring, loss = (dict[Kind, Graph]() for _ in range(3))
     try:
         if task.module_captured:
-            learning[kind_of(x)] = captured(copy.deepcopy(module), x, keyed=True)
-            measuring[kind_of(x)] = captured(copy.deepcopy(module).eval(), x)
+            learning[kind_of(x)] = capture_graph(copy.deepcopy(module), x, keyed=True)
+            measuring[kind_of(x)] = capture_graph(copy.deepcopy(module).eval(), x)
         if task.loss_captured:
             given = {"outputs": outputs, "y": y}
-            loss[kind_of(given)] = captured(copy.deepcopy(task.loss), given, loss=True)
+            loss[kind_of(given)] = capture_graph(copy.deepcopy(task.loss), given, loss=True)
     except Uncapturable as e:
         return str(e)
     return learning, measuring, loss
 
 
 def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:
-    """Try a task once on a few public records. Returns whether records mix in a batch.
+    """Whether records of a batch reach each other's gradients, tried on a few public records.
 
-    It is tried at the task's parameters and away from them, where a gate that begins with zero
-    hides nothing; on the records as they are and, where they are real numbers, stretched; and with
-    a label where a target has none, since a record without labels shows nothing.
+    Each kind of records is tried once: the answer is kept in `task.tried`. It is tried at the
+    task's parameters and away from them, where a gate that begins with zero hides nothing; on the
+    records with a little noise and, where they are real numbers, stretched; and with a label where
+    a target has none, since a record without labels shows nothing. The global generators are left
+    as they were.
 
     | what the module or loss does | what happens |
     |---|---|
@@ -135,24 +155,48 @@ def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:
     | gives a record another gradient beside other records | True: never compute clients together |
     | the same, by as little as one bit where the other records alone are exchanged | True |
     """
-    inputs = tuple((name, v.shape[1:], v.dtype) for name, v in sorted(labelled("x", x).items()))
-    kind = (inputs, y.shape[1:], y.dtype)
-    if kind not in task.tried:
-        if task.needs_fork:
-            found = forked(lambda: (_mixes(task, *_enough(x, y)), *task.look(x, y)))
-            task.tried[kind], task.drops, task.one_by_one = found
-        else:
-            task.tried[kind] = _mixes(task, *_enough(x, y))
-    return task.tried[kind]
+    kind = kind_of(x), y.shape[1:], y.dtype
+    if kind in task.tried:
+        return task.tried[kind]
+    if task.needs_fork:
+        answer = run_in_fork(lambda: (mixes_records(task, x, y), *task.look(x, y)))
+        task.tried[kind], task.drops, task.one_by_one = answer
+        return task.tried[kind]
+    away = torch.randn(task.size, generator=torch.Generator().manual_seed(0))
+    rows = torch.arange(_RECORDS) % len(y)
+    x, y = taken(x, rows), y[rows]
+    real = [values for values in values_of(x) if values.is_floating_point()]
+    for values in real:  # so that records differ
+        noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(1))
+        values += (0.1 * noise).to(values.dtype)
+    variants = [x]
+    if real:
+        variants.append(mapped(lambda v: v * _STRETCH if v.is_floating_point() else v, x))
+    full = with_labels(y)
+    targets = (y,) if torch.equal(y, full) else (y, full)
+    mixes = False
+    generators = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        for flat in (task.parameters.clone(), task.parameters + _AWAY * away):
+            for records in variants:
+                for labels in targets:
+                    mixes |= _mixes_at(task, flat, records, labels)
+    finally:
+        torch.set_rng_state(generators[0])
+        np.random.set_state(generators[1])
+        random.setstate(generators[2])
+    task.tried[kind] = mixes
+    return mixes
 
 
 def check_fits(
     task: Task, x: Features, y: torch.Tensor, classes: int, *, measured: bool = True
 ) -> None:
-    """Refuse records this module, loss or these metrics cannot take. Two are tried.
+    """Raise BadInput for records that the module, the loss or the metrics cannot take.
 
-    Without `measured` no metric is: a user's runs its own code, which clients' records are not
-    for.
+    Module and loss are run on the first two records. Without `measured` metrics are not run: a
+    user's metric is code of its own, which is not for clients' records. `classes` is the number of
+    labels, 0 for numbers.
     """
     if task.needs_fork:
 
@@ -160,7 +204,7 @@ def check_fits(
             check_fits(task, x, y, classes, measured=measured)
             return {}
 
-        sealed(check)
+        run_in_sealed_fork(check)
         return
     x, y = taken(x, slice(2)), y[:2]
     try:
@@ -173,7 +217,13 @@ def check_fits(
                     "give it one output per label"
                 )
             values = [task.losses(task.named(task.parameters.clone()), x, y)]
-            _check_metrics(task, classes)
+            for name, measure in task.measures.items():
+                if classes and is_of_numbers(measure):
+                    use = f"of numbers and the data have {classes} labels: use "
+                    raise BadInput(f"metric {name!r} is {use}{', '.join(OF_LABELS)}")
+                if not classes and is_of_labels(measure):
+                    use = "of labels and the data have numbers: use "
+                    raise BadInput(f"metric {name!r} is {use}{', '.join(OF_NUMBERS)}")
             if measured:
                 values += task.measure_batch(task.parameters, x, y).per_example.values()
     except BadInput:
@@ -197,23 +247,11 @@ def check_fits(
             )
 
 
-def _check_metrics(task: Task, classes: int) -> None:
-    """Refuse a metric of ours that is not of such targets."""
-    for name, measure in task.measures.items():
-        if classes and is_of_numbers(measure):
-            raise BadInput(
-                f"metric {name!r} is of numbers and the data have {classes} labels: use "
-                f"{', '.join(OF_LABELS)}"
-            )
-        if not classes and is_of_labels(measure):
-            raise BadInput(
-                f"metric {name!r} is of labels and the data have numbers: use "
-                f"{', '.join(OF_NUMBERS)}"
-            )
-
-
 def _needs_floats(task: Task, x: Features) -> bool:
-    """Whether whole numbers are all that the module cannot take of these records."""
+    """Whether the module takes these records only once their whole numbers are floats.
+
+    False if there are no whole numbers, or if it fails then as well.
+    """
     if all(value.is_floating_point() for value in values_of(x)):
         return False
     try:
@@ -225,7 +263,7 @@ def _needs_floats(task: Task, x: Features) -> bool:
 
 
 def goes_together(task: Task, x: Features, y: torch.Tensor) -> bool:
-    """Whether clients of this module can be computed together, as vmap does it."""
+    """Whether vmap can compute several clients of this module at once, tried on records x, y."""
     try:
         check_together(task, x, y)
     except BadInput:
@@ -234,7 +272,10 @@ def goes_together(task: Task, x: Features, y: torch.Tensor) -> bool:
 
 
 def check_together(task: Task, x: Features, y: torch.Tensor) -> None:
-    """Refuse a module whose clients cannot be computed together, as vmap does it."""
+    """Raise BadInput if vmap cannot compute several clients of this module at once.
+
+    Tried on records x, y as two clients.
+    """
 
     def loss(named: Named, x: Features, y: torch.Tensor) -> torch.Tensor:
         return task.losses(named, x, y).sum()
@@ -249,29 +290,18 @@ def check_together(task: Task, x: Features, y: torch.Tensor) -> None:
         ) from e
 
 
-def _mixes(task: Task, x: Features, y: torch.Tensor) -> bool:
-    away = torch.randn(task.size, generator=torch.Generator().manual_seed(0))
-    real = any(value.is_floating_point() for value in values_of(x))
-    stretched = [mapped(lambda v: v * _STRETCH if v.is_floating_point() else v, x)] if real else []
-    full = with_labels(y)
-    targets = (y,) if torch.equal(y, full) else (y, full)
-    mixes = False
-    with _same_randomness_afterwards():
-        for flat in (task.parameters.clone(), task.parameters + _AWAY * away):
-            for records in (x, *stretched):
-                for given in targets:
-                    mixes |= _tried(task, flat, records, given)
-    return mixes
+def _mixes_at(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool:
+    """Whether a record's gradient at parameters `flat` [P] depends on the other records in x.
 
-
-def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool:
+    False if a gradient is not finite: nothing can be told from it. Raises BadInput for everything
+    that `mixes_records` refuses.
+    """
     first, second = ((taken(x, slice(k, k + 1)), y[k : k + 1]) for k in range(2))
     before = task.snapshot()
     try:
         task.look(x, y)
         alone = [_gradient(task, flat, *record, 0) for record in (first, second)]
-        _check_own(task, flat, x, y)
-        _check_draws(task, flat, x, y)
+        _check_pass(task, flat, x, y)
         again = _gradient(task, flat, *first, 0)
         beside = [_gradient(task, flat, x, y, k) for k in range(2)]
         others = []
@@ -279,7 +309,7 @@ def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool
             rows = torch.full((len(y),), k)  # as many records, each of which is record k
             others.append(_gradient(task, flat, taken(x, rows), y[rows], k))
         after = _gradient(task, flat, *first, 0)
-        keyed = _keyed(task, flat, x, y) if task.drops else [alone[0]]
+        keyed = _keyed_gradients(task, flat, x, y) if task.drops else [alone[0]]
     except (AttributeError, RuntimeError, ValueError, IndexError, TypeError) as e:
         if isinstance(e, BadInput):
             raise
@@ -318,8 +348,13 @@ def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool
     return mixes
 
 
-def _keyed(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> list[torch.Tensor]:
-    """The gradient of one record with its own key: alone, beside others, and once more."""
+def _keyed_gradients(
+    task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor
+) -> list[torch.Tensor]:
+    """Three gradients [P] of the first record with its dropout key.
+
+    The record is alone, alone again, and beside the other records.
+    """
     keys, first = torch.arange(len(y)), (taken(x, slice(1)), y[:1])
     alone = [_gradient(task, flat, *first, 0, keys[:1]) for _ in range(2)]
     return [*alone, _gradient(task, flat, x, y, 0, keys)]
@@ -333,7 +368,11 @@ def _gradient(
     record: int,
     keys: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The gradient of one record's loss in a batch, on a copy of the parameters."""
+    """The gradient [P] of the loss of one record of a batch, at a copy of the parameters `flat`.
+
+    `record` is its number in the batch. With `keys` [B] each record has its dropout key. Raises
+    BadInput if the forward pass writes to a parameter, or the backward pass draws.
+    """
     given = task.named(flat)
     leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
     before = {name: leaf._version for name, leaf in leaves.items()}
@@ -354,16 +393,20 @@ def _gradient(
 
 
 class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """For the backward pass, where a module that computes its layers again would draw again."""
+    """Mode for a backward pass, in which an operator that draws raises BadInput.
+
+    A module that computes its layers again there would draw other numbers.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, and keeping a compiler out would load it: many seconds."""
+        """False: keeping the compiler out would import it, which takes seconds."""
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Run an operator and return its result. Raises BadInput for one that draws."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise BadInput(
                 "the model computes layers that draw again in its backward pass, where they would "
@@ -372,8 +415,12 @@ class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _check_own(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> None:
-    """Refuse outputs that depend on other parameters than those the module is given."""
+def _check_pass(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> None:
+    """Raise BadInput for a module or loss that uses foreign parameters, or draws random numbers.
+
+    Foreign parameters are those that are not among the task's. A draw is what moves one of the
+    generators in `_generator_states`. Metrics are run as well.
+    """
     with torch.enable_grad():
         foreign = task.losses(task.named(flat.detach().clone()), x, y).requires_grad
     if foreign:
@@ -382,24 +429,20 @@ def _check_own(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> 
             "list, such as those of a module that its forward or its loss holds on to: register "
             "them as its own"
         )
-
-
-def _check_draws(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> None:
-    """Refuse a module or loss that moves one of the common generators."""
-    before = _states()
+    before = _generator_states()
     with torch.no_grad():
         outputs = task.outputs(task.named(flat.clone()), x)
-    if before != _states():
+    if before != _generator_states():
         name, kind = _drawing_layer(task, flat, x)
         raise BadInput(
             f"layer {name!r} is a {kind} that draws random numbers outside the keyed streams, so "
             "no round could be repeated: use dropout, which is keyed, or put it into eval mode"
         )
     task.each_loss(outputs, y)
-    if before != _states():
+    if before != _generator_states():
         raise BadInput("the loss draws random numbers, so no round could be repeated: remove them")
     task.measure_batch(flat, x, y)
-    if before != _states():
+    if before != _generator_states():
         raise BadInput(
             f"the model {type(task.module).__name__} draws random numbers when it is measured, in "
             "eval mode: give functional.dropout training=self.training"
@@ -407,15 +450,19 @@ def _check_draws(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -
 
 
 def _drawing_layer(task: Task, flat: torch.Tensor, x: Features) -> tuple[str, str]:
-    """The innermost layer that drew: the first to end with other generators than it began with."""
+    """(name, class) of the innermost layer that draws in a pass over x.
+
+    It is the first to end with other generator states than it began with. If none does, or only the
+    whole model, the name is "model".
+    """
     begun: dict[str, list[Any]] = {}
     drew: list[str] = []
 
     def begin(name: str) -> Callable[..., None]:
-        return lambda *_: begun.__setitem__(name, _states())
+        return lambda *_: begun.__setitem__(name, _generator_states())
 
     def end(name: str) -> Callable[..., None]:
-        return lambda *_: drew.append(name) if begun[name] != _states() else None
+        return lambda *_: drew.append(name) if begun[name] != _generator_states() else None
 
     layers = task.named_layers
     handles = [layer.register_forward_pre_hook(begin(n)) for n, layer in layers.items()]
@@ -430,37 +477,15 @@ def _drawing_layer(task: Task, flat: torch.Tensor, x: Features) -> tuple[str, st
     return name or "model", type(layers[name]).__name__
 
 
-def _enough(x: Features, y: torch.Tensor) -> tuple[Features, torch.Tensor]:
-    """A few records that differ where they can."""
-    rows = torch.arange(_RECORDS) % len(y)
-
-    def shaken(values: torch.Tensor) -> torch.Tensor:
-        if not values.is_floating_point():
-            return values.clone()
-        noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(1))
-        return values + (0.1 * noise).to(values.dtype)
-
-    return mapped(shaken, taken(x, rows)), y[rows].clone()
-
-
 def with_labels(y: torch.Tensor) -> torch.Tensor:
-    """Targets with a label where they have none: a record without labels has no gradient."""
+    """Targets with label 0 in place of -100: a record without labels has no gradient.
+
+    Targets of floats are returned as they are.
+    """
     return y if y.is_floating_point() else torch.where(y == PADDING, 0, y)
 
 
-def _states() -> list[Any]:
-    """The states of the generators that code uses without naming one."""
+def _generator_states() -> list[Any]:
+    """The states of the global generators of torch, NumPy and Python, to be compared."""
     legacy = np.random.get_state(legacy=False)
     return [torch.get_rng_state().numpy().tobytes(), repr(legacy), random.getstate()]
-
-
-@contextmanager
-def _same_randomness_afterwards() -> Iterator[None]:
-    """Leave the common generators as they were."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])

@@ -19,21 +19,26 @@ from torch import nn
 
 
 def under_vmap() -> bool:
-    """Whether a transform of `torch.func` is active."""
+    """Whether a transform of `torch.func`, such as vmap or grad, is active."""
     return torch._C._are_functorch_transforms_active()
 
 
 class Product(nn.Module):
-    """x -> x W' + b with a weight and a bias of the layer that this one is a part of.
+    """x -> x W' + b with a weight and bias of the layer that this one is a part of.
 
-    It has no parameters: `names` says what the layer calls them, `rows` which of their rows are
-    meant, if not all, and they are passed in. So what goes into each product, and what comes back
-    to it, can be watched from outside.
+    It has no parameters: they are passed in. So what goes into each product, and what comes back to
+    it, can be watched by hooks.
+
+    Attributes:
+        in_features, out_features: The widths of x and of the result.
+        names: "weight" and perhaps "bias" -> the name of the layer's parameter, dots allowed.
+        rows: "weight" or "bias" -> the rows of that parameter that are meant. All, if left out.
     """
 
     def __init__(
         self, inputs: int, outputs: int, names: dict[str, str], rows: dict[str, slice] | None = None
     ) -> None:
+        """`names`: the layer's names of weight and bias. `rows`: which rows of them, if not all."""
         super().__init__()
         self.in_features, self.out_features = inputs, outputs
         self.names, self.rows = names, rows or {}
@@ -41,10 +46,11 @@ class Product(nn.Module):
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
+        """x W' + b for a weight [outputs, inputs] and bias [outputs] or None, for hooks to see."""
         return nn.functional.linear(x, weight, bias)
 
     def compute(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """The product with the parameters that `layer` has at the moment."""
+        """The product of x with the parameters that `layer` has at the moment, on the last axis."""
         held: dict[str, Any] = {
             name: reduce(getattr, given.split("."), layer) for name, given in self.names.items()
         }
@@ -53,28 +59,45 @@ class Product(nn.Module):
         return out
 
     def part(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        """The rows of the layer's parameter that are this product's weight or bias."""
+        """The rows of a layer's parameter that are this product's `name`, "weight" or "bias"."""
         return parameter[self.rows[name]] if name in self.rows else parameter
 
 
-def attend_(module: nn.Module) -> nn.Module:
-    """Replace the attention layers of a module, which is a copy, by their plain form, in place.
+def write_out_(module: nn.Module, *, recurrent_only: bool = False) -> nn.Module:
+    """Give the layers of a module, which is a copy, forms that vmap can run, in place.
 
-    Subclasses, dropout and the options `add_bias_kv` and `add_zero_attn` stay as they are.
+    Returns the module. Subclasses of torch's layers stay as they are, and so do recurrent layers
+    with projections, and attention with dropout, `add_bias_kv` or `add_zero_attn`. With
+    `recurrent_only`, attention and group norms stay as well.
 
-    >>> layer = attend_(nn.MultiheadAttention(4, 2))
+    >>> layer = write_out_(nn.MultiheadAttention(4, 2))
     >>> x = torch.randn(3, 5, 1, 4)
     >>> torch.allclose(torch.vmap(layer)(x, x, x)[0][1], layer(x[1], x[1], x[1])[0], atol=1e-6)
     True
+    >>> layer, x = write_out_(nn.GRU(3, 5)), torch.randn(4, 7, 2, 3)
+    >>> torch.allclose(torch.vmap(layer)(x)[0][1], layer(x[1])[0], atol=1e-6)
+    True
+    >>> layer, x = write_out_(nn.GroupNorm(2, 4)), torch.randn(3, 1, 4, 5, 5)
+    >>> torch.allclose(torch.vmap(layer)(x)[1], layer(x[1]), atol=1e-6)
+    True
     """
     for layer in list(module.modules()):
-        plain = type(layer) is nn.MultiheadAttention and not layer.dropout
-        if plain and not layer.add_zero_attn and layer.bias_k is None:
-            _write_out_(layer)
+        if isinstance(layer, nn.RNNBase):
+            if type(layer) in _PLAIN and not layer.proj_size:
+                _unroll_(layer)
+        elif recurrent_only:
+            continue
+        elif type(layer) is nn.GroupNorm:
+            layer.__class__ = _GroupNorm
+        elif type(layer) is nn.MultiheadAttention and not (
+            layer.dropout or layer.add_zero_attn or layer.bias_k is not None
+        ):
+            _write_out_attention_(layer)
     return module
 
 
-def _write_out_(layer: nn.MultiheadAttention) -> None:
+def _write_out_attention_(layer: nn.MultiheadAttention) -> None:
+    """Turn an attention layer into an `_Attention` in place, with a `Product` for each weight."""
     layer.__class__ = _Attention
     width = layer.embed_dim
     for number, part in enumerate("qkv"):
@@ -92,6 +115,8 @@ def _write_out_(layer: nn.MultiheadAttention) -> None:
 
 
 class _Attention(nn.MultiheadAttention):
+    """Multi-head attention that runs in plain products under vmap."""
+
     def forward(
         self,
         query: torch.Tensor,
@@ -103,6 +128,10 @@ class _Attention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> Any:
+        """(outputs, attention weights or None), as torch's.
+
+        Outside of vmap, torch's own code runs.
+        """
         if not under_vmap():
             given = (query, key, value, key_padding_mask, need_weights, attn_mask)
             return super().forward(*given, average_attn_weights, is_causal)
@@ -113,68 +142,44 @@ class _Attention(nn.MultiheadAttention):
         elif not first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = (
-            self._heads(self._product(f"product_{part}", x))
+            self._product(part, x).view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
             for part, x in zip("qkv", (query, key, value), strict=True)
-        )
+        )  # [N, heads, L, width of a head]
         scores = torch.matmul(q * self.head_dim**-0.5, k.mT)
-        for mask in (self._mask(attn_mask), _padding(key_padding_mask)):
-            if mask is not None:
-                scores = scores + _additive(mask, scores)
+        if attn_mask is not None and attn_mask.ndim == 3:  # [N x heads, L, S]
+            attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
+        if key_padding_mask is not None:  # [N, S]
+            key_padding_mask = key_padding_mask[:, None, None, :]
+        for mask in (attn_mask, key_padding_mask):
+            if mask is not None and mask.dtype is torch.bool:
+                mask = torch.where(mask, float("-inf"), 0.0)
+            scores = scores if mask is None else scores + mask.to(scores.dtype)
         weights = scores.softmax(dim=-1)
         mixed = torch.matmul(weights, v).transpose(1, 2).flatten(2)
-        out = self._product("product_out", mixed)
+        out = self._product("out", mixed)
         out = out[0] if single else out if first else out.transpose(0, 1)
         if not need_weights:
             return out, None
         seen = weights.mean(dim=1) if average_attn_weights else weights
         return out, seen[0] if single else seen
 
-    def _product(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        product: Product = getattr(self, name)
+    def _product(self, part: str, x: torch.Tensor) -> torch.Tensor:
+        """The product of x with one of the layer's weights: `part` is "q", "k", "v" or "out"."""
+        product: Product = getattr(self, f"product_{part}")
         return product.compute(self, x)
-
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, L, width] -> [N, heads, L, width of a head]."""
-        return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
-
-    def _mask(self, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """[L, S] for everybody, or [N x heads, L, S]."""
-        if mask is None or mask.ndim == 2:
-            return mask
-        return mask.reshape(-1, self.num_heads, *mask.shape[1:])
-
-
-def _padding(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """[N, S] -> [N, 1, 1, S]."""
-    return None if mask is None else mask[:, None, None, :]
-
-
-def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A mask that is added to the scores: -inf where a bool mask is True."""
-    if mask.dtype is not torch.bool:
-        return mask.to(like.dtype)
-    return torch.where(mask, float("-inf"), 0.0).to(like.dtype)
-
-
-def norm_in_place_(module: nn.Module) -> nn.Module:
-    """Replace the group norms of a module, which is a copy, by that form, in place.
-
-    >>> layer = norm_in_place_(nn.GroupNorm(2, 4))
-    >>> x = torch.randn(3, 1, 4, 5, 5)
-    >>> torch.allclose(torch.vmap(layer)(x)[1], layer(x[1]), atol=1e-6)
-    True
-    """
-    for layer in module.modules():
-        if type(layer) is nn.GroupNorm:
-            layer.__class__ = _GroupNorm
-    return module
 
 
 class _GroupNorm(nn.GroupNorm):
+    """Group norm that vmap runs without copying images."""
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As torch's.
+
+        Outside of vmap, and for inputs with fewer than three axes, torch's own code runs.
+        """
         if not under_vmap() or input.ndim < 3:
             return super().forward(input)
-        out = _normed(input, self.num_groups, self.eps)[0]
+        out = _group_normed(input, self.num_groups, self.eps)[0]
         along = (-1, *[1] * (input.ndim - 2))
         if self.weight is not None:
             out = out * self.weight.view(along)
@@ -182,43 +187,57 @@ class _GroupNorm(nn.GroupNorm):
 
 
 class _Normed(torch.autograd.Function):
-    """Group norm without weights: what it gives, and the means and scales of the groups."""
+    """Group norm without weights: (outputs, means, scales of the groups)."""
 
     @staticmethod
     def forward(x: torch.Tensor, groups: int, eps: float) -> Any:
-        return torch.native_group_norm(_laid(x), None, None, *_sides(x), groups, eps)
+        """(outputs, means, scales) of x by torch's kernel."""
+        return torch.native_group_norm(_in_kernel_layout(x), None, None, *_sides(x), groups, eps)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep inputs, means and scales for the backward pass."""
         (x, ctx.groups, _), (_, mean, scale) = inputs, output
         ctx.save_for_backward(x, mean, scale)
         ctx.mark_non_differentiable(mean, scale)
 
     @staticmethod
     def backward(ctx: Any, *errors: torch.Tensor) -> Any:
+        """The gradient of x, and None for `groups` and `eps`, by torch's backward kernel."""
         x, mean, scale = ctx.saved_tensors
-        given = (_laid(errors[0], x), _laid(x), mean, scale, None, *_sides(x), ctx.groups)
-        found = torch.ops.aten.native_group_norm_backward(*given, [True, False, False])
+        found = torch.ops.aten.native_group_norm_backward(
+            _in_kernel_layout(errors[0], x),
+            _in_kernel_layout(x),
+            mean,
+            scale,
+            None,
+            *_sides(x),
+            ctx.groups,
+            [True, False, False],
+        )
         return found[0], None, None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int, ...], x: torch.Tensor, groups: int, eps: float
     ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+        """(results, their batch axes): one call for all clients, whose records become one axis."""
         every = x.movedim(in_dims[0], 0)
-        found = _normed(every.flatten(0, 1), groups, eps)
+        found = _group_normed(every.flatten(0, 1), groups, eps)
         return tuple(each.view(*every.shape[:2], *each.shape[1:]) for each in found), (0, 0, 0)
 
 
-def _normed(x: torch.Tensor, groups: int, eps: float) -> tuple[torch.Tensor, ...]:
+def _group_normed(x: torch.Tensor, groups: int, eps: float) -> tuple[torch.Tensor, ...]:
+    """(outputs, means, scales) of a group norm without weights."""
     found: tuple[torch.Tensor, ...] = _Normed.apply(x, groups, eps)  # type: ignore[no-untyped-call]
     return found
 
 
-def _laid(x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
-    """`x` in one of the two orders that the kernel takes: as it lies, or as `like` does.
+def _in_kernel_layout(x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """`x` in a memory order that the kernel takes: as it lies, or as `like` does.
 
-    The strides of channels that lie last are written out: of a single record torch takes others.
+    Under vmap, x itself. The strides of channels that lie last are written out: of a single record
+    torch takes others.
     """
     like = x if like is None else like
     if under_vmap():
@@ -231,7 +250,7 @@ def _laid(x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def _sides(x: torch.Tensor) -> tuple[int, int, int]:
-    """(records, channels, numbers per channel)."""
+    """(records, channels, numbers per channel) of x."""
     return x.shape[0], x.shape[1], prod(x.shape[2:])
 
 
@@ -242,100 +261,106 @@ Step = Callable[[torch.Tensor, torch.Tensor, State], State]
 """(what the inputs drive, what the state drives, the state before) -> the state after."""
 
 
-def unroll_(module: nn.Module) -> nn.Module:
-    """Replace the recurrent layers of a module, which is a copy, by their plain form, in place.
+def _unroll_(layer: nn.RNNBase) -> None:
+    """Turn a recurrent layer into its form in `_PLAIN`, with a `Product` per weight, in place."""
+    layer.__class__ = _PLAIN[type(layer)]
+    for suffix in _suffixes(layer):
+        for kind in ("ih", "hh"):
+            names = {"weight": f"weight_{kind}_{suffix}"}
+            if layer.bias:
+                names["bias"] = f"bias_{kind}_{suffix}"
+            outputs, inputs = getattr(layer, names["weight"]).shape
+            layer.add_module(f"product_{kind}_{suffix}", Product(inputs, outputs, names))
 
-    Subclasses and projections stay as they are.
 
-    >>> layer = unroll_(nn.GRU(3, 5))
-    >>> x = torch.randn(4, 7, 2, 3)
-    >>> torch.allclose(torch.vmap(layer)(x)[0][1], layer(x[1])[0], atol=1e-6)
-    True
+def _suffixes(layer: nn.RNNBase) -> list[str]:
+    """The suffixes of parameter names, one for each layer and direction, in torch's order.
+
+    They are "l0", "l0_reverse", "l1", ..., without the reverse ones if there is one direction.
     """
-    for layer in list(module.modules()):
-        plain = _PLAIN.get(type(layer))
-        if plain is None or not isinstance(layer, nn.RNNBase):
-            continue
-        if layer.proj_size:
-            continue
-        layer.__class__ = plain
-        for end in _ends(layer):
-            for kind in ("ih", "hh"):
-                names = {"weight": f"weight_{kind}_{end}"}
-                if layer.bias:
-                    names["bias"] = f"bias_{kind}_{end}"
-                outputs, inputs = getattr(layer, names["weight"]).shape
-                product = Product(inputs, outputs, names)
-                layer.add_module(f"product_{kind}_{end}", product)
-    return module
-
-
-def _ends(layer: nn.RNNBase) -> list[str]:
-    """How the names of parameters end, one for each layer and direction, in torch's order."""
     both = ("", "_reverse") if layer.bidirectional else ("",)
     return [f"l{number}{way}" for number in range(layer.num_layers) for way in both]
 
 
 class _Lstm(nn.LSTM):
+    """nn.LSTM that runs step by step under vmap."""
+
     def forward(self, input: Any, hx: Any = None) -> Any:
-        if _opaque(self, input):
+        """(outputs, (hidden, cell)), as torch's. `hx` is None or the first (hidden, cell)."""
+        if _runs_torch_kernel(self, input):
             return super().forward(input, hx)
-        out, (h, c) = _unrolled(self, _lstm_step, input, hx or (None, None))
+        out, (h, c) = _run_steps(self, _lstm_step, input, hx or (None, None))
         return out, (h, c)
 
 
 class _Gru(nn.GRU):
+    """nn.GRU that runs step by step under vmap."""
+
     def forward(self, input: Any, hx: Any = None) -> Any:
-        if _opaque(self, input):
+        """(outputs, hidden), as torch's. `hx` is None or the first hidden state."""
+        if _runs_torch_kernel(self, input):
             return super().forward(input, hx)
-        out, (h,) = _unrolled(self, _gru_step, input, (hx,))
+        out, (h,) = _run_steps(self, _gru_step, input, (hx,))
         return out, h
 
 
 class _Rnn(nn.RNN):
+    """nn.RNN that runs step by step under vmap."""
+
     def forward(self, input: Any, hx: Any = None) -> Any:
-        if _opaque(self, input):
+        """(outputs, hidden), as torch's. `hx` is None or the first hidden state."""
+        if _runs_torch_kernel(self, input):
             return super().forward(input, hx)
         step = _relu_step if self.nonlinearity == "relu" else _tanh_step
-        out, (h,) = _unrolled(self, step, input, (hx,))
+        out, (h,) = _run_steps(self, step, input, (hx,))
         return out, h
 
 
 _PLAIN: dict[type, type[nn.RNNBase]] = {nn.LSTM: _Lstm, nn.GRU: _Gru, nn.RNN: _Rnn}
 
 
-def _opaque(layer: nn.RNNBase, input: object) -> bool:
-    """Whether torch's own operation is used: outside of vmap, and for packed sequences."""
+def _runs_torch_kernel(layer: nn.RNNBase, input: object) -> bool:
+    """Whether torch's own operation runs: outside of vmap, and for packed sequences.
+
+    Not if the layer drops between its layers: the operation draws inside. A packed sequence, which
+    is not a tensor, always runs it.
+    """
     if not isinstance(input, torch.Tensor):
         return True
     drops = layer.training and layer.dropout > 0
     return not (drops or under_vmap())
 
 
-def _unrolled(
+def _run_steps(
     layer: nn.RNNBase, step: Step, x: torch.Tensor, given: tuple[torch.Tensor | None, ...]
 ) -> tuple[torch.Tensor, State]:
-    """The outputs of all steps, and what all layers and directions carried at the end.
+    """(outputs of all steps, final states of all layers and directions) of a recurrent layer.
 
-    `given` is what they carry at the beginning, None for zeros.
+    Shapes are torch's, `batch_first` and inputs without a batch included.
+
+    Args:
+        layer: The recurrent layer, after `_unroll_`.
+        step: One step of its kind.
+        x: The inputs.
+        given: The parts of the initial state, None for zeros.
     """
     single = x.ndim == 2
     if single:
         x, given = x[:, None], tuple(None if g is None else g[:, None] for g in given)
     elif layer.batch_first:
         x = x.transpose(0, 1)
-    ends = _ends(layer)
+    suffixes = _suffixes(layer)
     zeros = x.new_zeros(x.shape[1], layer.hidden_size)
     last = []
-    for first in range(0, len(ends), 2 if layer.bidirectional else 1):
+    for first in range(0, len(suffixes), 2 if layer.bidirectional else 1):
         ways = []
         for number in range(first, first + (2 if layer.bidirectional else 1)):
             state = tuple(zeros if g is None else g[number] for g in given)
-            out, state = _one_way(layer, step, ends[number], x, state)
+            out, state = _run_direction(layer, step, suffixes[number], x, state)
             ways.append(out)
             last.append(state)
         x = torch.cat(ways, dim=-1) if layer.bidirectional else ways[0]
-        if number + 1 < len(ends):
+        if number + 1 < len(suffixes):
             x = nn.functional.dropout(x, layer.dropout, layer.training)
     carried = tuple(torch.stack(part) for part in zip(*last, strict=True))
     if single:
@@ -343,17 +368,21 @@ def _unrolled(
     return x.transpose(0, 1) if layer.batch_first else x, carried
 
 
-def _one_way(
-    layer: nn.RNNBase, step: Step, end: str, x: torch.Tensor, state: State
+def _run_direction(
+    layer: nn.RNNBase, step: Step, suffix: str, x: torch.Tensor, state: State
 ) -> tuple[torch.Tensor, State]:
-    """One layer in one direction over x [T, B, inputs]: its outputs [T, B, hidden]."""
+    """(outputs [T, B, hidden], last state) of one layer in one direction over x [T, B, inputs].
+
+    `suffix` is that of its parameters, such as "l0_reverse". A reverse direction begins at the last
+    step, and its outputs are in the order of x. `state` is the initial state.
+    """
 
     def product(kind: str, values: torch.Tensor) -> torch.Tensor:
-        part: Product = getattr(layer, f"product_{kind}_{end}")
+        part: Product = getattr(layer, f"product_{kind}_{suffix}")
         return part.compute(layer, values)
 
     driven = product("ih", x).unbind(0)
-    backwards = end.endswith("_reverse")
+    backwards = suffix.endswith("_reverse")
     outputs = []
     for drive in reversed(driven) if backwards else driven:
         state = step(drive, product("hh", state[0]), state)
@@ -362,16 +391,21 @@ def _one_way(
 
 
 def _lstm_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
-    """Gates in torch's order: input, forget, cell, output."""
+    """(hidden, cell) after a step. Gates are in torch's order: input, forget, cell, output.
+
+    `drive` is the product of the inputs and `back` that of the hidden state, [B, 4 hidden] each.
+    `state` is (hidden, cell) before.
+    """
     i, f, g, o = (drive + back).chunk(4, dim=-1)
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
 def _gru_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
-    """Gates in torch's order: reset, update, new.
+    """(hidden,) after a step. Gates are in torch's order: reset, update, new.
 
-    The reset applies to what the state drives.
+    `drive` is the product of the inputs and `back` that of the hidden state, [B, 3 hidden] each.
+    The reset applies to `back`.
     """
     (ir, iz, new), (hr, hz, old) = drive.chunk(3, dim=-1), back.chunk(3, dim=-1)
     z, h = torch.sigmoid(iz + hz), torch.tanh(new + torch.sigmoid(ir + hr) * old)
@@ -379,8 +413,16 @@ def _gru_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
 
 
 def _tanh_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
+    """(hidden,) after a step of a plain recurrent layer with tanh.
+
+    `drive` is the product of the inputs and `back` that of the hidden state, [B, hidden] each.
+    """
     return (torch.tanh(drive + back),)
 
 
 def _relu_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
+    """(hidden,) after a step of a plain recurrent layer with ReLU.
+
+    `drive` is the product of the inputs and `back` that of the hidden state, [B, hidden] each.
+    """
     return (torch.relu(drive + back),)

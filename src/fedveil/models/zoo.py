@@ -18,7 +18,7 @@ from fedveil.base.checks import MODELS, NEXT_WORD, TEXT_MODELS, OneOf, shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
 from fedveil.base.inputs import Target
-from fedveil.models.metrics import usual
+from fedveil.models.metrics import default_loss
 from fedveil.models.task import Task
 
 _NO_WORD = 0
@@ -30,7 +30,14 @@ _NEVER = -1e9  # a score that no word gets through
 
 @dataclass(frozen=True)
 class Reading:
-    """The size of the vocabulary, and the layer sizes of a model of texts."""
+    """The sizes of a model of texts.
+
+    Attributes:
+        words: The size of the vocabulary, with 0 for no word.
+        embedding: The width of a word's vector.
+        layers: The number of a transformer's layers.
+        heads: The number of a transformer's attention heads.
+    """
 
     words: int
     embedding: int = 32
@@ -40,7 +47,14 @@ class Reading:
     def count(
         self, name: str, shape: tuple[int, ...], hidden: tuple[int, ...], outputs: int
     ) -> int:
-        """The number of parameters."""
+        """The number of parameters of the text model `name` with these sizes.
+
+        Args:
+            name: "lstm", "transformer", "lstm-lm" or "transformer-lm".
+            shape: The shape of a record: (words of a text,).
+            hidden: The widths of an LSTM's layers.
+            outputs: The number of outputs.
+        """
         width = self.embedding
         if name.startswith("lstm"):
             widths = (width, *hidden)
@@ -59,12 +73,19 @@ def build_task(
     hidden: tuple[int, ...],
     reading: Reading | None = None,
 ) -> Task:
-    """The model `name` for records of `record_shape`, initialised from `seed`.
+    """The task of the model `name`, initialised from `seed`. torch's generator stays as it was.
 
     `classes` 0 asks for one real output and squared error, otherwise for one logit per label,
     cross-entropy and accuracy; models of the next word have all of it in each place of a text.
-    `hidden` is the widths of an MLP's hidden layers, or of an LSTM's; `reading` is what models of
-    texts need besides.
+    Raises BadInput for an unknown name, and for records or targets that the model does not take.
+
+    Args:
+        name: A name of `MODELS`.
+        record_shape: The shape of one record.
+        classes: The number of labels, 0 for a number.
+        seed: The seed of the first weights.
+        hidden: The widths of the hidden layers of an MLP or an LSTM.
+        reading: The sizes of a model of texts. Others ignore it.
     """
     OneOf(MODELS).check("model.name", name)
     if name == "linear" and classes:
@@ -91,13 +112,16 @@ def build_task(
             case _:
                 module = vgg(_channels(name, record_shape, 32), outputs)
     places = record_shape if name in NEXT_WORD else ()
-    task = Task(module, *usual(Target(classes, places)))
+    task = Task(module, *default_loss(Target(classes, places)))
     task.tried = _TRIED.setdefault((name, record_shape, classes, hidden, reading), {})
     return task
 
 
 def linear(features: int, outputs: int = 1) -> nn.Module:
-    """Linear or softmax regression from zero: 11 parameters on Lending Club's 10 components."""
+    """Linear or softmax regression on flattened records, with zeros as first weights.
+
+    It has 11 parameters on Lending Club's 10 components.
+    """
     module = nn.Sequential(nn.Flatten(), nn.Linear(features, outputs))
     with torch.no_grad():
         for parameter in module.parameters():
@@ -106,7 +130,10 @@ def linear(features: int, outputs: int = 1) -> nn.Module:
 
 
 def mlp(features: int, outputs: int, hidden: tuple[int, ...]) -> nn.Module:
-    """ReLU layers of the given widths."""
+    """A multi-layer perceptron with ReLU on flattened records. `hidden` are the widths.
+
+    Raises BadInput for a width below 1.
+    """
     layers: list[nn.Module] = [nn.Flatten()]
     for width in hidden:
         if width < 1:
@@ -117,7 +144,10 @@ def mlp(features: int, outputs: int, hidden: tuple[int, ...]) -> nn.Module:
 
 
 def fu_cnn(channels: int, outputs: int) -> nn.Module:
-    """The FEMNIST network of Fu et al.: 214,590 parameters with 1 channel and 62 labels."""
+    """The FEMNIST network of Fu et al. for images of 28 x 28.
+
+    It has 214,590 parameters with 1 channel and 62 labels.
+    """
     return nn.Sequential(
         nn.Conv2d(channels, 32, 7, padding=3),
         nn.ReLU(),
@@ -131,7 +161,10 @@ def fu_cnn(channels: int, outputs: int) -> nn.Module:
 
 
 def small_cnn(channels: int, outputs: int) -> nn.Module:
-    """Two 5x5 convolutions and two linear layers: 21,840 parameters for MNIST."""
+    """Two 5x5 convolutions and two linear layers, for images of 28 x 28.
+
+    It has 21,840 parameters for MNIST.
+    """
     return nn.Sequential(
         nn.Conv2d(channels, 10, 5),
         nn.MaxPool2d(2),
@@ -147,7 +180,10 @@ def small_cnn(channels: int, outputs: int) -> nn.Module:
 
 
 def vgg(channels: int, outputs: int) -> nn.Module:
-    """Three pairs of 3x3 convolutions for CIFAR-10: 0.3 million parameters."""
+    """Three pairs of 3x3 convolutions, for images of 32 x 32.
+
+    It has 0.3 million parameters for CIFAR-10.
+    """
     layers: list[nn.Module] = []
     for width in (32, 64, 128):
         for before in (channels, width):
@@ -164,6 +200,11 @@ def _reader(
     hidden: tuple[int, ...],
     reading: Reading | None,
 ) -> nn.Module:
+    """The text model `name`, with one answer per text or, for models of the next word, per place.
+
+    Raises BadInput for records that are not rows of words, without `reading`, and for an embedding
+    that is not a multiple of the heads.
+    """
     if len(shape) != 1 or reading is None:
         raise BadInput(
             f"model {name!r} reads texts, as rows of words, and the records have shape {shape}"
@@ -188,6 +229,10 @@ def _reader(
 
 
 def _channels(name: str, shape: tuple[int, ...], side: int) -> int:
+    """The number of channels of images of side x side pixels, from the shape of a record.
+
+    Raises BadInput for other records. `name` is the model that the message names.
+    """
     if len(shape) != 3 or shape[1:] != (side, side):
         raise BadInput(
             f"model {name!r} takes images of {side} x {side} and the records have shape {shape}"
@@ -206,10 +251,12 @@ class TextLstm(nn.Module):
     """
 
     def _get_name(self) -> str:
+        """ "TextLstm": stored models have a digest of their text, so it never changes."""
         return "TextLstm"  # stored models have a digest of it
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: model "lstm", each."""
         return (("model", "lstm"), ("each", self.each))
 
     def __init__(
@@ -221,6 +268,15 @@ class TextLstm(nn.Module):
         *,
         each: bool = False,
     ) -> None:
+        """Make the layers.
+
+        Args:
+            words: The size of the vocabulary.
+            embedding: The width of a word's vector.
+            hidden: The widths of the LSTM's layers.
+            outputs: The number of outputs.
+            each: Whether there is an answer at each place of a text.
+        """
         super().__init__()
         self.each = each
         self.words = nn.Embedding(words, embedding, padding_idx=_NO_WORD)
@@ -231,7 +287,7 @@ class TextLstm(nn.Module):
         self.answer = nn.Linear(widths[-1], outputs)
 
     def forward(self, texts: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Logits [B, outputs], or [B, T, outputs] for `each` place, of texts [B, T]."""
         values = self.words(texts)
         for layer in self.layers:
             values, _ = layer(values)
@@ -252,10 +308,12 @@ class TextTransformer(nn.Module):
     """
 
     def _get_name(self) -> str:
+        """ "TextTransformer": stored models have a digest of their text, so it never changes."""
         return "TextTransformer"  # stored models have a digest of it
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: model "transformer", each."""
         return (("model", "transformer"), ("each", self.each))
 
     def __init__(
@@ -269,6 +327,17 @@ class TextTransformer(nn.Module):
         *,
         each: bool = False,
     ) -> None:
+        """Make the layers.
+
+        Args:
+            words: The size of the vocabulary.
+            length: The number of places of a text.
+            embedding: The width of a word's vector, a multiple of `heads`.
+            layers: The number of layers.
+            heads: The number of attention heads.
+            outputs: The number of outputs.
+            each: Whether there is an answer at each place of a text.
+        """
         super().__init__()
         self.each = each
         self.words = nn.Embedding(words, embedding, padding_idx=_NO_WORD)
@@ -277,7 +346,7 @@ class TextTransformer(nn.Module):
         self.answer = nn.Linear(embedding, outputs)
 
     def forward(self, texts: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Logits [B, outputs], or [B, T, outputs] for `each` place, of texts [B, T]."""
         places = torch.arange(texts.shape[1], device=texts.device)
         real = texts != _NO_WORD
         seen = real[:, None, :]
@@ -286,7 +355,7 @@ class TextTransformer(nn.Module):
         values = self.words(texts) + self.places(places)
         for layer in self.layers:
             values = layer(values, seen)
-        values = _normed(values)
+        values = _layer_norm(values)
         out: torch.Tensor = self.answer(values if self.each else _mean_of_words(values, real))
         return out
 
@@ -295,13 +364,16 @@ class _AttentionBlock(nn.Module):
     """Multi-head attention and two linear layers, each with a residual connection."""
 
     def _get_name(self) -> str:
+        """ "_Attention", a former name: stored models have a digest of their text."""
         return "_Attention"  # stored models have a digest of it
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: layer "attention", heads."""
         return (("layer", "attention"), ("heads", self.heads))
 
     def __init__(self, width: int, heads: int) -> None:
+        """Make the layers."""
         super().__init__()
         self.heads = heads
         self.asked = nn.Linear(width, 3 * width)
@@ -310,24 +382,31 @@ class _AttentionBlock(nn.Module):
         self.narrow = nn.Linear(2 * width, width)
 
     def forward(self, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """[B, T, width] -> the same. `seen` [B, T, T] masks the words that a place attends to."""
+        """Values [B, T, width] -> [B, T, width].
+
+        `seen` [B, T, T] is True where a place may attend.
+        """
         count, length, width = values.shape
-        asked = self.asked(_normed(values)).view(count, length, 3, self.heads, -1)
+        asked = self.asked(_layer_norm(values)).view(count, length, 3, self.heads, -1)
         query, key, value = asked.permute(2, 0, 3, 1, 4)
         scores = query @ key.mT / math.sqrt(width // self.heads)
         weights = scores.masked_fill(~seen[:, None], _NEVER).softmax(dim=-1)
         mixed = (weights @ value).transpose(1, 2).reshape(count, length, width)
         values = values + self.mixed(mixed)
-        deeper: torch.Tensor = self.narrow(nn.functional.gelu(self.wide(_normed(values))))
+        deeper: torch.Tensor = self.narrow(nn.functional.gelu(self.wide(_layer_norm(values))))
         return values + deeper
 
 
-def _normed(values: torch.Tensor) -> torch.Tensor:
+def _layer_norm(values: torch.Tensor) -> torch.Tensor:
+    """Layer norm over the last axis, without parameters."""
     return nn.functional.layer_norm(values, values.shape[-1:])
 
 
 def _mean_of_words(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """The mean over the real places of [B, T, width], zeros if there are none."""
+    """The mean [B, width] of values [B, T, width] over the `real` places [B, T].
+
+    0 for a text without real places.
+    """
     kept = values * real[..., None]
     return kept.sum(dim=1) / real.sum(dim=1, keepdim=True).clamp_min(1)
 
@@ -336,7 +415,8 @@ def without_batch_norm(module: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of `module` in which every batch norm is a group norm with the same scale and shift.
 
     A layer of C channels gets gcd(C, groups) groups: the most that divide both. Its statistics are
-    dropped, since group norm computes them from each record alone.
+    dropped, since group norm computes them from each record alone. Raises BadInput for what is no
+    module, fewer than one group, or a lazy batch norm.
 
     >>> without_batch_norm(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))[1].num_groups
     16
@@ -356,6 +436,10 @@ def without_batch_norm(module: nn.Module, groups: int = 32) -> nn.Module:
 
 
 def _group_norm(layer: nn.modules.batchnorm._BatchNorm, groups: int) -> nn.GroupNorm:
+    """A group norm with copies of the scale and shift of a batch norm.
+
+    It has gcd(channels, groups) groups. Raises BadInput for a lazy batch norm without channels.
+    """
     channels = layer.num_features
     if channels == 0:
         raise BadInput("a lazy batch norm has no channels yet: pass one batch through the model")
@@ -377,13 +461,16 @@ class Lstm(nn.Module):
     """
 
     def _get_name(self) -> str:
+        """ "Lstm": stored models have a digest of their text, so it never changes."""
         return "Lstm"  # stored models have a digest of it
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: layer "lstm"."""
         return (("layer", "lstm"),)
 
     def __init__(self, inputs: int, hidden: int) -> None:
+        """Make the layers, with torch's uniform first weights."""
         super().__init__()
         self.input = nn.Linear(inputs, 4 * hidden)
         self.hidden = nn.Linear(hidden, 4 * hidden, bias=False)
@@ -392,7 +479,10 @@ class Lstm(nn.Module):
             nn.init.uniform_(parameter, -reach, reach)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Step through the sequence. The four gates are input, forget, cell and output."""
+        """The outputs of all steps [B, T, hidden] for x [B, T, inputs].
+
+        The four gates are input, forget, cell and output.
+        """
         driven = self.input(x)
         h = c = x.new_zeros(len(x), self.hidden.in_features)
         steps = []

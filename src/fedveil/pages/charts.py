@@ -1,4 +1,4 @@
-"""Charts as SVG: lines, steps, bands and points with intervals, and a gauge.
+"""Charts as SVG: lines, steps and points with intervals, and a gauge.
 
 A chart is data. `figure` draws it, with a title, a description for screen readers, and the numbers
 that are drawn as a table, from which the page's script reads the values under the pointer.
@@ -6,11 +6,11 @@ that are drawn as a table, from which the page's script reads the values under t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from fedveil.pages.html import Content, Markup, folded, number_text, table, tag
+from fedveil.pages.html import Content, Markup, concatenate, table, tag, value_text
 
 WIDTH, HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 466, 26, 226
@@ -23,25 +23,25 @@ MAX_STRETCHES = 200
 """Stretches that a long series is cut into: about as many as a chart has places for."""
 
 Point = tuple[float, float]
+Interval = tuple[float, float, float]
+"""(x, low, high)"""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A series in the order of x.
+    """A series of a chart, in the order of x.
 
     Attributes:
-        name: Its name in the legend.
+        name: The name in the legend.
         points: Pairs (x, y).
-        style: A "step" changes at the x before, as a charge comes before its round.
-        halves: Half the widths of the points' intervals, NaN or absent where unknown.
-        band: Triples (x, low, high) along the line.
+        style: A "step" rises at the previous x, as a charge comes before its round.
+        halves: Half the width of each point's interval, NaN where unknown, empty without intervals.
     """
 
     name: str
     points: Sequence[Point]
     style: Literal["line", "step", "points"] = "line"
     halves: Sequence[float] = ()
-    band: Sequence[tuple[float, float, float]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +49,23 @@ class Chart:
     """A chart to draw.
 
     Attributes:
-        id: Its name in the page, which begins the ids of its parts.
-        title: Its title.
+        id: The HTML id, which also begins the ids of its parts.
+        title: The title.
         x_label, y_label: The names of the axes with their units.
         lines: The series.
-        levels: Levels to compare the series with, by name.
-        note: What a reader has to know.
+        levels: Dashed horizontal lines, as pairs (name, y).
+        note: A text below the chart.
         from_zero: Whether the y axis includes 0.
         log_x, log_y: Whether an axis is logarithmic.
         x_names: Labels of the x axis, if x is an index and not a number.
-        max_stretches: The number of stretches that a long series is cut into (`thinned`).
+        max_stretches: The number of stretches that a long series is cut into (`thin`).
     """
 
     id: str
     title: str
-    x_label: str
     y_label: str
     lines: Sequence[Line]
+    x_label: str = "round"
     levels: Sequence[tuple[str, float]] = ()
     note: str = ""
     from_zero: bool = False
@@ -75,38 +75,60 @@ class Chart:
     max_stretches: int = MAX_STRETCHES
 
 
+def chart_rows(figures: Sequence[Markup], beside: Content = None) -> Markup:
+    """Return figures in rows of two or three that they fill. Small screens show one per row.
+
+    A single figure shares its row with `beside`, which otherwise comes first.
+    """
+    if len(figures) == 1:
+        return tag("div", *figures, tag("div", beside), class_="pair")
+    rows, rest = [], list(figures)
+    while rest:
+        count = 3 if len(rest) not in (2, 4) else 2
+        rows.append(tag("div", *rest[:count], class_="pair three" if count == 3 else "pair"))
+        rest = rest[count:]
+    return concatenate([beside, *rows])
+
+
 def figure(chart: Chart) -> Markup:
-    """Draw the chart with its caption, note and numbers, or say that there is nothing to draw."""
-    lines = []
+    """Return a chart as a `<figure>`: legend, SVG picture, note, and its numbers as a table.
+
+    Long series without intervals are thinned first. The legend is there for two lines or more.
+    Without points the figure has no picture, and "There is nothing to draw.".
+    """
+    drawn: list[tuple[Line, list[Interval]]] = []
     for line in chart.lines:
+        intervals = [
+            (x, y - half, y + half)
+            for (x, y), half in zip(line.points, line.halves, strict=False)
+            if math.isfinite(half)
+        ]
         if line.points and not line.halves:
-            points = thinned(line.points, chart.max_stretches)
-            line = Line(line.name, points, line.style, (), line.band)
+            line = replace(line, points=thin(line.points, chart.max_stretches))
         if line.points:
-            lines.append(line)
+            drawn.append((line, intervals))
     legend = None
-    if len(lines) > 1:
-        legend = tag("ul", [tag("li", _swatch(k), line.name) for k, line in enumerate(lines)])
+    if len(drawn) > 1:
+        legend = tag("ul", [tag("li", _swatch(k), line.name) for k, (line, _) in enumerate(drawn)])
     caption = tag("figcaption", tag("strong", chart.title), legend)
     note = tag("p", chart.note, class_="note") if chart.note else None
-    if not lines:
+    if not drawn:
         return tag("figure", caption, tag("p", "There is nothing to draw."), note)
-    across, up = _scales(chart, lines)
-    parts = _axes(chart, across, up)
+    across, up, parts = _axes(chart, drawn)
     for name, value in chart.levels:
-        y = up(value)
-        level = tag("line", class_="mark", x1=_LEFT, x2=_RIGHT, y1=_number(y), y2=_number(y))
-        below = _number(y + (14 if y - _TOP < 14 else -5))
-        parts += [level, tag("text", name, class_="name", x=_LEFT + 6, y=below)]
+        y = up.position(value)
+        below = y + (14 if y - _TOP < 14 else -5)
+        parts.append(tag("line", class_="mark", x1=_LEFT, x2=_RIGHT, y1=y, y2=y))
+        parts.append(tag("text", name, class_="name", x=_LEFT + 6, y=below))
     series = []
-    for k, line in enumerate(lines):
-        parts += _line_parts(line, k, across, up)
+    for k, (line, intervals) in enumerate(drawn):
+        parts += _line_parts(line, intervals, k, across, up)
         ys = [y for _, y in line.points]
-        first, last, least, most = map(number_text, (ys[0], ys[-1], min(ys), max(ys)))
+        first, last, least, most = map(value_text, (ys[0], ys[-1], min(ys), max(ys)))
         values = f"from {first} to {last}, between {least} and {most}, {len(ys)} points"
         series.append(f"{line.name}: {values}")
     parts.append(tag("line", class_="cursor", x1=0, x2=0, y1=_TOP, y2=_BOTTOM))
-    picture = frame(
+    picture = svg_picture(
         chart.id,
         chart.title,
         f"{chart.y_label} over {chart.x_label}. {', '.join(series)}.",
@@ -119,21 +141,16 @@ def figure(chart: Chart) -> Markup:
         data_log="1" if across.log else None,
     )
     readout = tag("output", class_="readout", aria_live="polite")
-    return tag("figure", caption, picture, readout, note, _numbers(chart, lines), id=chart.id)
+    return tag("figure", caption, picture, readout, note, _numbers_table(chart, drawn), id=chart.id)
 
 
-def finite(points: Sequence[tuple[float, float | None]]) -> list[Point]:
-    """The points that can be drawn."""
-    return [(x, y) for x, y in points if y is not None and math.isfinite(y) and math.isfinite(x)]
+def thin(points: Sequence[Point], stretches: int = MAX_STRETCHES) -> list[Point]:
+    """Return at most four points from each of `stretches` equal parts of a series in order of x.
 
+    Guarantee: the result has the first, lowest, highest and last point of every part, so that the
+    line through it reaches every extreme. A series of at most 4 * `stretches` points is unchanged.
 
-def thinned(points: Sequence[Point], stretches: int = MAX_STRETCHES) -> list[Point]:
-    """At most four points from each of `stretches` parts of a series in the order of x.
-
-    Guarantee: the result has the first, lowest, highest and last point of every stretch, so that
-    the line through it reaches every extreme.
-
-    >>> thinned([(x, 9.0 if x == 5 else 0.0) for x in range(9)], stretches=1)
+    >>> thin([(x, 9.0 if x == 5 else 0.0) for x in range(9)], stretches=1)
     [(0, 0.0), (5, 9.0), (8, 0.0)]
     """
     if len(points) <= 4 * stretches:
@@ -147,7 +164,7 @@ def thinned(points: Sequence[Point], stretches: int = MAX_STRETCHES) -> list[Poi
     return short
 
 
-def frame(
+def svg_picture(
     id: str,
     title: str,
     description: str,
@@ -156,13 +173,22 @@ def frame(
     height: float = HEIGHT,
     **attributes: str | None,
 ) -> Markup:
-    """An SVG picture, named and described for those who do not see it."""
+    """Return an `<svg>` with a title and a description for screen readers.
+
+    Args:
+        id: Begins the ids of title and description. The element itself has no id.
+        title: The title.
+        description: The description.
+        content: The SVG elements.
+        width, height: The size of its coordinates.
+        attributes: Further attributes of the element, as for `tag`.
+    """
     return tag(
         "svg",
         tag("title", title, id=f"{id}-title"),
         tag("desc", description, id=f"{id}-said"),
         *content,
-        viewBox=f"0 0 {_number(width)} {_number(height)}",
+        viewBox=f"0 0 {width:g} {height:g}",
         role="img",
         aria_labelledby=f"{id}-title",
         aria_describedby=f"{id}-said",
@@ -170,30 +196,38 @@ def frame(
     )
 
 
-_GAUGE_WIDTH, _GAUGE_HEIGHT, _RADIUS, _GAUGE_X, _GAUGE_Y = 200, 118, 84.0, 100.0, 104.0
-_LOW = 0.1
-"""The share below which a gauge is drawn as a warning."""
+_GAUGE_SIZE, _RADIUS, _GAUGE_X, _GAUGE_Y = (200, 118), 84.0, 100.0, 104.0
 
 
 def gauge(
     id: str, title: str, description: str, share: float, value: str, *below: Content
 ) -> Markup:
-    """Half a ring, full at a `share` of 1 and empty at 0, with `value` in it and words below.
+    """Return a `<figure>` of half a ring, of which `share` (0 to 1) is filled.
 
-    A share that is no number is drawn as empty.
+    A share that is NaN or infinite leaves the ring empty.
+
+    Args:
+        id: The HTML id, which also begins the ids of its parts.
+        title: The title for screen readers.
+        description: The description for screen readers.
+        share: The part of the ring to fill. Values outside 0 to 1 are clamped.
+        value: The text inside the ring.
+        below: The caption below the ring.
     """
-    left = min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
+    filled = min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
     parts = [tag("path", class_="ring", d=_arc(1.0))]
-    if left > 0:
-        parts.append(tag("path", class_="left low" if left < _LOW else "left", d=_arc(left)))
+    if filled > 0:
+        parts.append(tag("path", class_="filled", d=_arc(filled)))
     parts.append(tag("text", value, class_="middle value", x=_GAUGE_X, y=_GAUGE_Y - 14))
-    width, height = _GAUGE_WIDTH, _GAUGE_HEIGHT
-    picture = frame(id, title, description, *parts, width=width, height=height, class_="gauge")
+    width, height = _GAUGE_SIZE
+    picture = svg_picture(
+        id, title, description, *parts, width=width, height=height, class_="gauge"
+    )
     return tag("figure", picture, tag("figcaption", *below), id=id, class_="gauge")
 
 
 def _arc(share: float) -> str:
-    """The ring's path from its left end over the top, as far as the share goes."""
+    """Return the SVG path of the gauge's ring, from its left end over the top to `share` of it."""
     angle, r = math.pi * (1 - share), _RADIUS
     x, y = _GAUGE_X + r * math.cos(angle), _GAUGE_Y - r * math.sin(angle)
     return f"M{_GAUGE_X - r:.1f} {_GAUGE_Y:.1f}A{r:.0f} {r:.0f} 0 0 1 {x:.1f} {y:.1f}"
@@ -201,7 +235,13 @@ def _arc(share: float) -> str:
 
 @dataclass(frozen=True)
 class AxisScale:
-    """Maps the numbers of an axis to positions on the page, on a linear or `log` scale."""
+    """A linear or logarithmic axis.
+
+    Attributes:
+        smallest, largest: The numbers at its two ends.
+        first_position, last_position: The SVG coordinates of its two ends.
+        log: Whether it is logarithmic.
+    """
 
     smallest: float
     largest: float
@@ -209,108 +249,121 @@ class AxisScale:
     last_position: float
     log: bool = False
 
-    def __call__(self, value: float) -> float:
-        """The position of a number, clamped to the scale."""
+    @classmethod
+    def from_values(
+        cls,
+        values: Sequence[float],
+        start: float,
+        end: float,
+        *,
+        zero: bool = False,
+        log: bool = False,
+    ) -> "AxisScale":
+        """Return a scale from `start` to `end` that includes all finite `values` and a margin.
+
+        Args:
+            values: The numbers to show.
+            start: The SVG coordinate of the smallest number.
+            end: The SVG coordinate of the largest number.
+            zero: Includes 0.
+            log: Makes the scale logarithmic.
+
+        | edge | behaviour |
+        |---|---|
+        | no finite value | 0 to 1 |
+        | one value, or all the same | a margin on both sides; all 0 with `zero`: 0 to 1 |
+        | `log` and a value of zero or less | the scale is linear |
+        """
+        finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+        low, high = min(finite), max(finite)
+        if log and low > 0:
+            low, high = (low, high) if high - low > _SAME * high else (low / 2, high * 2)
+            edge = (high / low) ** 0.04
+            return cls(low / edge, high * edge, start, end, log=True)
+        if zero:
+            low, high = min(low, 0.0), max(high, 0.0)
+        if zero and low == high:
+            high = 1.0
+        if high - low <= _SAME * max(abs(low), abs(high)):
+            low, high = low - (abs(low) / 2 or 1.0), high + (abs(high) / 2 or 1.0)
+        margin = 0.04 * (high - low)
+        return cls(low if zero and low == 0 else low - margin, high + margin, start, end)
+
+    def position(self, value: float) -> float:
+        """Return the SVG coordinate of a number, rounded to one decimal.
+
+        Numbers off the scale go to its ends.
+        """
         low, high, value = self.smallest, self.largest, min(max(value, self.smallest), self.largest)
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
-        return self.first_position + (self.last_position - self.first_position) * (value - low) / (
-            high - low
-        )
+        length = self.last_position - self.first_position
+        return round(self.first_position + length * (value - low) / (high - low), 1)
 
-    def ticks(self) -> list[float]:
-        """About five round numbers within the scale, or powers of ten."""
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return pairs (number, label): about five round numbers on the scale, or powers of ten.
+
+        >>> AxisScale(0.0, 3e4, 0.0, 1.0).ticks()[:3]
+        [(0.0, '0'), (10000.0, '10k'), (20000.0, '20k')]
+        """
         low, high = self.smallest, self.largest
         if self.log:
             first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-            decades = [10.0**k for k in range(first, last + 1)]
+            values = [10.0**k for k in range(first, last + 1)]
             if last - first <= 2:
-                decades = [factor * power for power in decades for factor in (1, 2, 5)]
+                values = [factor * power for power in values for factor in (1, 2, 5)]
             elif last - first > 8:
-                decades = decades[:: -(-(last - first) // 6)]
-            return [value for value in decades if low <= value <= high]
-        raw = (high - low) / 5
-        power = 10.0 ** math.floor(math.log10(raw))
-        step = min(factor * power for factor in _STEPS if factor * power >= raw * (1 - 1e-9))
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        return [round(k * step, 12) if step > 1e-9 else k * step for k in range(first, last + 1)]
+                values = values[:: -(-(last - first) // 6)]
+            values = [value for value in values if low <= value <= high]
+        else:
+            raw = (high - low) / 5
+            power = 10.0 ** math.floor(math.log10(raw))
+            step = min(factor * power for factor in _STEPS if factor * power >= raw * (1 - 1e-9))
+            first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+            values = [k * step for k in range(first, last + 1)]
+            if step > 1e-9:
+                values = [round(value, 12) for value in values]
+        ticks = []
+        for value in values:
+            mantissa, e, exponent = f"{value:.6g}".partition("e")
+            label = f"{mantissa}e{int(exponent)}" if e else mantissa
+            ticks.append((value, f"{value / 1e3:g}k" if 1e4 <= abs(value) < 1e6 else label))
+        return ticks
 
 
-def fitted(
-    values: Sequence[float], start: float, end: float, *, zero: bool = False, log: bool = False
-) -> AxisScale:
-    """A scale that includes all finite `values`, `zero` if required, and a margin.
+def _axes(
+    chart: Chart, drawn: Sequence[tuple[Line, list[Interval]]]
+) -> tuple[AxisScale, AxisScale, list[Content]]:
+    """Return (scale of x, scale of y, SVG elements of both axes).
 
-    | edge | behaviour |
-    |---|---|
-    | no finite value | 0 to 1 |
-    | one value, or all the same | a margin on both sides; all 0 with `zero`: 0 to 1 |
-    | `log` and a value of zero or less | the scale is not in powers of ten |
+    `drawn` are pairs (line of the chart, its intervals).
     """
-    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
-    low, high = min(finite), max(finite)
-    if log and low > 0:
-        low, high = (low, high) if high - low > _SAME * high else (low / 2, high * 2)
-        edge = (high / low) ** 0.04
-        return AxisScale(low / edge, high * edge, start, end, log=True)
-    if zero:
-        low, high = min(low, 0.0), max(high, 0.0)
-    if zero and low == high:
-        high = 1.0
-    if high - low <= _SAME * max(abs(low), abs(high)):
-        low, high = low - (abs(low) / 2 or 1.0), high + (abs(high) / 2 or 1.0)
-    margin = 0.04 * (high - low)
-    return AxisScale(low if zero and low == 0 else low - margin, high + margin, start, end)
-
-
-def tick_text(value: float) -> str:
-    """A label: short, and without noise of floating point.
-
-    >>> [tick_text(x) for x in (0.30000000000000004, 20000.0, 1e-7, 0.0)]
-    ['0.3', '20k', '1e-7', '0']
-    """
-    if 1e4 <= abs(value) < 1e6:
-        return f"{value / 1e3:g}k"
-    text = f"{value:.6g}"
-    mantissa, e, exponent = text.partition("e")
-    return f"{mantissa}e{int(exponent)}" if e else text
-
-
-def _scales(chart: Chart, lines: Sequence[Line]) -> tuple[AxisScale, AxisScale]:
-    """The scales of the x axis and of the y axis."""
-    xs: list[float] = []
+    xs = [x for line, _ in drawn for x, _ in line.points]
     ys = [value for _, value in chart.levels]
-    for line in lines:
-        xs += [x for x, _ in line.points]
-        ys += [y for _, y in line.points]
+    ys += [y for line, _ in drawn for _, y in line.points]
     least = 0.0 if min(ys) >= 0 else -math.inf  # intervals do not make a loss negative
-    for line in lines:
-        for _, low, high in line.band:
-            ys += [low, high]
-        for _, low, high in _intervals(line):
+    for _, intervals in drawn:
+        for _, low, high in intervals:
             ys += [max(least, low), max(least, high)]
     if chart.log_y:
         ys = [y for y in ys if y > 0] or ys
-    up = fitted(ys, _BOTTOM, _TOP, zero=chart.from_zero, log=chart.log_y)
+    up = AxisScale.from_values(ys, _BOTTOM, _TOP, zero=chart.from_zero, log=chart.log_y)
     if chart.x_names:
-        return AxisScale(-0.5, len(chart.x_names) - 0.5, _LEFT, _RIGHT), up
-    if any(line.style == "points" or line.halves for line in lines) or chart.log_x:
-        return fitted(xs, _LEFT, _RIGHT, log=chart.log_x), up
-    first, last = min(xs), max(xs)
-    return AxisScale(first, last if last > first else first + 1.0, _LEFT, _RIGHT), up
-
-
-def _axes(chart: Chart, across: AxisScale, up: AxisScale) -> list[Content]:
+        across = AxisScale(-0.5, len(chart.x_names) - 0.5, _LEFT, _RIGHT)
+    elif chart.log_x or any(line.style == "points" or line.halves for line, _ in drawn):
+        across = AxisScale.from_values(xs, _LEFT, _RIGHT, log=chart.log_x)
+    else:
+        across = AxisScale(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1.0, _LEFT, _RIGHT)
     parts: list[Content] = []
-    for value in up.ticks():
-        y = _number(up(value))
+    for value, text in up.ticks():
+        y = up.position(value)
         parts.append(tag("line", class_="grid", x1=_LEFT, x2=_RIGHT, y1=y, y2=y))
-        parts.append(tag("text", tick_text(value), class_="end", x=_LEFT - 6, y=up(value) + 4))
+        parts.append(tag("text", text, class_="end", x=_LEFT - 6, y=y + 4))
     labels = [(float(k), name) for k, name in enumerate(chart.x_names)]
-    labels = labels or [(value, tick_text(value)) for value in across.ticks()]
+    labels = labels or across.ticks()
     longest = max([len(text) for _, text in labels], default=1)
     for value, text in labels[:: max(1, -(-len(labels) * longest // 55))]:
-        x = _number(across(value))
+        x = across.position(value)
         parts.append(tag("line", class_="axis", x1=x, x2=x, y1=_BOTTOM, y2=_BOTTOM + 4))
         parts.append(tag("text", text, class_="middle", x=x, y=_BOTTOM + 18))
     parts.append(tag("line", class_="axis", x1=_LEFT, x2=_RIGHT, y1=_BOTTOM, y2=_BOTTOM))
@@ -319,86 +372,76 @@ def _axes(chart: Chart, across: AxisScale, up: AxisScale) -> list[Content]:
     y_label = f"{chart.y_label}, log scale" if up.log else chart.y_label
     parts.append(tag("text", x_label, class_="middle name", x=middle, y=_BOTTOM + 38))
     parts.append(tag("text", y_label, class_="name", x=4, y=14))
-    return parts
+    return across, up, parts
 
 
-def _line_parts(line: Line, number: int, across: AxisScale, up: AxisScale) -> list[Content]:
-    """The band, path, intervals and points of the line with that number."""
+def _line_parts(
+    line: Line, intervals: Sequence[Interval], number: int, across: AxisScale, up: AxisScale
+) -> list[Content]:
+    """Return the SVG elements of a line: its path, intervals and markers.
+
+    `number` is its place in the chart, from which its colour and the shape of its markers follow.
+    """
     colour = f"s{number % _COLOURS}"
     parts: list[Content] = []
-    if line.band:
-        corners = [(across(x), up(high)) for x, _, high in line.band]
-        corners += [(across(x), up(low)) for x, low, _ in reversed(line.band)]
-        parts.append(tag("path", class_=f"band {colour}", d=_path(corners) + "Z"))
-    places = [(across(x), up(y)) for x, y in line.points]
+    places = [(across.position(x), up.position(y)) for x, y in line.points]
+    corners = places
+    if line.style == "step":  # up at the x before, then along
+        corners = places[:1]
+        for (x0, _), (x1, y1) in pairwise(places):
+            corners += [(x0, y1), (x1, y1)]
     if line.style != "points":
-        corners = places
-        if line.style == "step":  # up at the x before, then along
-            corners = places[:1]
-            for (x0, _), (x1, y1) in pairwise(places):
-                corners += [(x0, y1), (x1, y1)]
-        parts.append(tag("path", class_=f"line {colour}", d=_path(corners)))
-    for x, low, high in _intervals(line):
-        bottom, top = up(low), up(high)
-        ends = f"M{_number(across(x))} {_number(bottom)}V{_number(top)}"
-        for value, place in ((low, bottom), (high, top)):
+        path = "L".join(f"{x:g} {y:g}" for x, y in corners)
+        parts.append(tag("path", class_=f"line {colour}", d=f"M{path}"))
+    for center, low, high in intervals:
+        x, bottom, top = across.position(center), up.position(low), up.position(high)
+        path = f"M{x:g} {bottom:g}V{top:g}"
+        for value, y in ((low, bottom), (high, top)):
             if up.smallest <= value <= up.largest:  # an end that is off the axis has no cap
-                ends += f"M{_number(across(x) - 4)} {_number(place)}h8"
-        parts.append(tag("path", class_=f"interval {colour}", d=ends))
+                path += f"M{x - 4:g} {y:g}h8"
+        parts.append(tag("path", class_=f"interval {colour}", d=path))
     if line.style == "points" or len(places) <= 40:
-        for x, y in places:
-            parts.append(_point(x, y, number))
+        parts += [_marker(x, y, number) for x, y in places]
     return parts
 
 
-def _point(x: float, y: float, number: int) -> Markup:
-    """The marker of a series, whose shape differs as well as its colour."""
+def _marker(x: float, y: float, number: int) -> Markup:
+    """Return the marker at (x, y) of a chart's line with that number, in its colour and shape."""
     colour = f"point s{number % _COLOURS}"
     match number % 4:
         case 0:
-            return tag("circle", class_=colour, cx=_number(x), cy=_number(y), r=3)
+            return tag("circle", class_=colour, cx=x, cy=y, r=3)
         case 1:
-            path = f"M{_number(x - 3)} {_number(y - 3)}h6v6h-6Z"
+            path = f"M{x - 3:g} {y - 3:g}h6v6h-6Z"
         case 2:
-            path = f"M{_number(x)} {_number(y - 4)}l4 7h-8Z"
+            path = f"M{x:g} {y - 4:g}l4 7h-8Z"
         case _:
-            path = f"M{_number(x)} {_number(y - 4)}l4 4l-4 4l-4 -4Z"
+            path = f"M{x:g} {y - 4:g}l4 4l-4 4l-4 -4Z"
     return tag("path", class_=colour, d=path)
 
 
 def _swatch(number: int) -> Markup:
+    """Return the small picture in the legend of a chart's line with that number."""
     line = tag("path", class_=f"line s{number % _COLOURS}", d="M0 6H24")
-    return tag("svg", line, _point(12, 6, number), viewBox="0 0 24 12", aria_hidden="true")
+    return tag("svg", line, _marker(12, 6, number), viewBox="0 0 24 12", aria_hidden="true")
 
 
-def _numbers(chart: Chart, lines: Sequence[Line]) -> Markup:
-    """The numbers that are drawn, a row for each x. Lines of one name are told apart by number."""
-    names = [line.name for line in lines]
+def _numbers_table(chart: Chart, drawn: Sequence[tuple[Line, list[Interval]]]) -> Markup:
+    """Return a folded table of the numbers that are drawn: a row per x, a column per line.
+
+    Lines of the same name get a number after it.
+    """
+    names = [line.name for line, _ in drawn]
     columns = [n if names.count(n) == 1 else f"{n} ({k + 1})" for k, n in enumerate(names)]
     by_x: dict[float, dict[str, str]] = {}
-    for column, line in zip(columns, lines, strict=True):
-        halves = {x: (high - low) / 2 for x, low, high in reversed(_intervals(line))}
+    for column, (line, intervals) in zip(columns, drawn, strict=True):
+        halves = {x: (high - low) / 2 for x, low, high in reversed(intervals)}
         for x, y in line.points:
             half = f" +- {halves[x]:.2g}" if x in halves else ""
-            by_x.setdefault(x, dict.fromkeys(columns, "-"))[column] = number_text(y) + half
+            by_x.setdefault(x, dict.fromkeys(columns, "-"))[column] = value_text(y) + half
     rows: list[dict[str, Content]] = []
     for x in sorted(by_x):
-        label = chart.x_names[int(x)] if chart.x_names else number_text(x)
+        label = chart.x_names[int(x)] if chart.x_names else value_text(x)
         rows.append({chart.x_label: tag("data", label, value=repr(float(x))), **by_x[x]})
-    return folded("Numbers", table(rows, f"{chart.title}: numbers", numbers=True))
-
-
-def _intervals(line: Line) -> list[tuple[float, float, float]]:
-    pairs = zip(line.points, line.halves, strict=False)
-    return [(x, y - half, y + half) for (x, y), half in pairs if math.isfinite(half)]
-
-
-def _path(places: Sequence[Point]) -> str:
-    path = ""
-    for x, y in places:
-        path += f"{'L' if path else 'M'}{_number(x)} {_number(y)}"
-    return path
-
-
-def _number(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+    numbers = table(rows, f"{chart.title}: numbers", numbers=True)
+    return tag("details", tag("summary", "Numbers"), numbers)

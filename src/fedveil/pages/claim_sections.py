@@ -2,7 +2,16 @@
 
 from collections.abc import Sequence
 
-from fedveil.pages.html import Content, Markup, facts, listed, section, sentence, table, tag
+from fedveil.pages.html import (
+    Content,
+    Markup,
+    bullet_list,
+    capitalize_first,
+    definition_list,
+    section,
+    table,
+    tag,
+)
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
 from fedveil.privacy.accounting.meaning import Meaning, Strength, counting, right_guesses
 
@@ -17,11 +26,13 @@ _TRUSTED = {
     Trust.LOCAL: "nobody",
     Trust.CURATOR: "a curator",
     Trust.SHUFFLED: "a shuffler",
+    Trust.SITE: "the record's own site",
+    Trust.SECURE_SUM: "the record's own site, and the other sites' noise",
 }
 
 
 def claim_box(meaning: Meaning) -> Markup:
-    """The sentence, how much of a promise it is, and the claim in the field's own words."""
+    """Return a box with the claim as a sentence, its strength, its warnings and its terms."""
     weak = meaning.strength in (Strength.NONE, Strength.NOTHING, Strength.WEAK)
     parts: list[Content] = [tag("p", meaning.sentence)]
     if meaning.worth:
@@ -32,10 +43,28 @@ def claim_box(meaning: Meaning) -> Markup:
     return tag("div", *parts, class_="claim weak" if weak else "claim")
 
 
-def meaning_section(meaning: Meaning, outside: Sequence[str]) -> Markup:
-    """Whom it protects, from whom, under which conditions, and what it leaves open.
+def claim_tiles(claim: PrivacyClaim | None) -> list[tuple[str, str]]:
+    """Return the tiles (value, label) of a claim: epsilon, delta, unit, and whom one trusts."""
+    if claim is None:
+        return [("nothing", "is promised: there is no epsilon"), ("everybody", "has to be trusted")]
+    label = "epsilon as published, not a guarantee" if claim.as_published else "epsilon, at most"
+    if claim.covers != "updates":
+        label += f", of {claim.covers}"
+    whose = "" if claim.holds_for == "everyone" else f", {claim.holds_for}"
+    return [
+        (claim.value, label),
+        (f"{claim.delta:g}", "delta"),
+        (f"one {claim.unit}", f"is protected{whose} (neighbours: {claim.neighbours})"),
+        (_TRUSTED[claim.trust], f"has to be trusted ({claim.trust} trust)"),
+    ]
 
-    `outside` lists the numbers of this page that the claim does not cover.
+
+def meaning_section(meaning: Meaning, outside: Sequence[str]) -> Markup:
+    """Return the section "What this means": whom the claim protects, from whom and on what terms.
+
+    Args:
+        meaning: The meaning of the run's claims.
+        outside: Sentences on numbers of this page that the claim does not cover.
     """
     claim = meaning.claim
     if claim is None:
@@ -43,7 +72,7 @@ def meaning_section(meaning: Meaning, outside: Sequence[str]) -> Markup:
     pairs: dict[str, Content] = {
         "Whom it is about": meaning.unit,
         "Whom one has to trust": meaning.trusted,
-        "What an attacker tries to find out": f"{sentence(meaning.worlds)}.",
+        "What an attacker tries to find out": f"{capitalize_first(meaning.worlds)}.",
     }
     if meaning.factor:
         pairs["How far at most"] = meaning.factor
@@ -61,18 +90,18 @@ def meaning_section(meaning: Meaning, outside: Sequence[str]) -> Markup:
         parts.append(tag("p", meaning.several_unknown))
     return section(
         "What this means",
-        facts(pairs),
+        definition_list(pairs),
         *parts,
         tag("h3", "It holds under these conditions"),
-        listed(claim.assumptions),
+        bullet_list(claim.assumptions),
         tag("h3", "It does not cover"),
-        listed([*meaning.uncovered, *outside]),
+        bullet_list([*meaning.uncovered, *outside]),
         id="meaning",
     )
 
 
 def readings_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
-    """All claims side by side, each with everything that its epsilon means nothing without."""
+    """Return the section with a table of all claims and their terms, None without claims."""
     if not claims:
         return None
     first = counting(claims)

@@ -6,36 +6,41 @@ and whether it is a guarantee at all.
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from fedveil.pages.charts import Chart, Line, Point, figure, finite
-from fedveil.pages.html import FOOTER, Content, Markup, number_text, page, section, table, tag
+from fedveil.pages.charts import Chart, Line, Point, chart_rows, figure
+from fedveil.pages.html import FOOTER, Content, Markup, page, section, table, tag, value_text
 from fedveil.pages.run_report import RunContents, metric_label
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import Meaning, budgeted, counting
 
-_NOT_COMPARABLE = (
-    "These runs do not promise the same, so that their epsilons cannot be compared: each kind of "
-    "promise has a part of its own below."
-)
-
 Rows = Sequence[Mapping[str, Any]]
 
 
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Return the names of run directories, or their whole paths if two have the same name."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
 def comparison_page(
-    runs: Sequence[RunContents], summary: Rows, differences: Rows, across_clients: Rows
+    runs: Sequence[RunContents],
+    verdict: str,
+    summary: Rows,
+    differences: Rows,
+    across_clients: Rows,
 ) -> bytes:
-    """Runs side by side.
+    """Return the HTML page of several runs side by side, as bytes.
 
     Args:
         runs: The runs, all of them ended.
+        verdict: A sentence on which run makes the strongest promise.
         summary: One row per run: its metrics and its claim.
         differences: One row per recipe key on which the runs do not agree.
-        across_clients: One row per statistic across clients.
+        across_clients: One row per statistic across clients. Empty omits the section.
     """
-    names = [run.folder.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.folder) for run in runs]
+    names = short_names([run.folder for run in runs])
     groups: dict[object, list[tuple[str, RunContents, PrivacyClaim]]] = {}
     unclaimed = []
     for name, run in zip(names, runs, strict=True):
@@ -47,28 +52,24 @@ def comparison_page(
             unclaimed.append(name)
     curves = []
     for m, metric in enumerate(_common_metrics(runs)):
-        lines = []
-        for name, run in zip(names, runs, strict=True):
-            lines.append(Line(name, finite(run.series(metric))))
         chart = Chart(
             id=f"metric-{m}",
             title=f"Test {metric} over rounds",
-            x_label="round",
             y_label=metric_label(metric),
-            lines=lines,
+            lines=[Line(name, run.points(metric)) for name, run in zip(names, runs, strict=True)],
         )
         curves.append(figure(chart))
     title = f"{len(runs)} runs side by side"
     return page(
         title,
         tag("h1", title),
-        tag("p", _NOT_COMPARABLE, class_="warn") if len(groups) > 1 else None,
+        tag("div", tag("p", verdict), class_="claim"),
         section("Runs", _table(summary, "What the runs learnt and claim"), id="runs"),
-        section("Learning", tag("div", *curves, class_="pair"), id="curves"),
+        section("Learning", chart_rows(curves), id="curves"),
         [_group_section(number, group) for number, group in enumerate(groups.values())],
         section(
             "Runs that claim nothing",
-            tag("p", f"{', '.join(unclaimed)}: {Meaning(None).sentence}"),
+            tag("p", f"{', '.join(unclaimed)}: {Meaning([]).sentence}"),
             id="unclaimed",
         )
         if unclaimed
@@ -88,11 +89,16 @@ def comparison_page(
 
 
 def _group_section(number: int, group: Sequence[tuple[str, RunContents, PrivacyClaim]]) -> Markup:
-    """Runs whose epsilons may be compared: sentences, and utility over privacy."""
+    """Return the section of runs with comparable epsilons: their claims, and metrics over epsilon.
+
+    Args:
+        number: The place of the group on the page, used in ids.
+        group: (name, run, claim that counts) of each run.
+    """
     terms = group[0][2].terms
     rows: list[dict[str, Content]] = []
     for name, run, claim in group:
-        meaning = Meaning.from_claims(run.claims)
+        meaning = Meaning(run.claims)
         smaller = "" if meaning.smaller is None else f" Beside it: {meaning.smaller.short}."
         promise = f"{meaning.sentence}{smaller}"
         rows.append({"run": name, f"epsilon {terms}": claim.value, "that is": promise})
@@ -103,39 +109,45 @@ def _group_section(number: int, group: Sequence[tuple[str, RunContents, PrivacyC
             title=f"Test {metric} over epsilon spent {terms}",
             x_label="epsilon spent",
             y_label=metric_label(metric),
-            lines=[Line(name, _utility(run, claim, metric)) for name, run, claim in group],
+            lines=[Line(name, _utility_points(run, claim, metric)) for name, run, claim in group],
             note="A line follows what a run spent from its first round on. Its last point is its "
             "end, at the claim that counts.",
         )
         charts.append(figure(chart))
     promises = table(rows, f"Promises of one kind: epsilon {terms}", wide=True)
-    pair = tag("div", *charts, class_="pair")
-    return section(f"Privacy and utility {terms}", promises, pair, id=f"group-{number}")
+    rows_of_charts = chart_rows(charts)
+    return section(f"Privacy and utility {terms}", promises, rows_of_charts, id=f"group-{number}")
 
 
-def _utility(run: RunContents, claim: PrivacyClaim, metric: str) -> list[Point]:
-    """(epsilon, metric) along a run where the claim that counts was followed, and its end."""
-    points: list[tuple[float, float | None]] = []
-    followed = budgeted(run.claims)
-    if followed is not None and not followed.as_published:
-        for line in run.history:
-            if line["epsilon"] is not None and line["epsilon"] <= claim.epsilon:
-                points.append((line["epsilon"], line.get(metric)))
-    return finite([*points, (claim.epsilon, run.result["metrics"].get(metric))])
+def _utility_points(run: RunContents, claim: PrivacyClaim, metric: str) -> list[Point]:
+    """Return points (epsilon spent, metric) of recorded rounds, and of the end.
+
+    Rounds are omitted if the budget was counted by an epsilon as published, not by a guarantee. So
+    are numbers that are not finite, and rounds that spent more than the claim that counts, `claim`.
+    """
+    points: list[Point] = []
+    tracked = budgeted(run.claims)
+    if tracked is not None and not tracked.as_published:
+        points = [(e, y) for e, y in run.points(metric, "epsilon") if e <= claim.epsilon]
+    final = run.result["metrics"].get(metric)
+    if final is not None and math.isfinite(final) and math.isfinite(claim.epsilon):
+        points.append((claim.epsilon, final))
+    return points
 
 
 def _common_metrics(runs: Sequence[RunContents]) -> list[str]:
-    """The metrics that all of the runs measured, the loss last."""
+    """Return the names of the final metrics that all runs have, the loss last."""
     first, *others = [run.result["metrics"] for run in runs]
     common = [name for name in first if all(name in metrics for metrics in others)]
     return sorted(common, key=lambda name: name == "loss")
 
 
 def _table(rows: Rows, caption: str) -> Markup:
-    return table([{k: _cell(v) for k, v in row.items()} for row in rows], caption, wide=True)
+    """Return a wide table of rows with values of any type. NaN is shown as "not finite".
 
-
-def _cell(value: object) -> Content:
-    if isinstance(value, float):
-        return "not finite" if math.isnan(value) else number_text(value)
-    return value if isinstance(value, int) else str(value)
+    Columns are the keys of the first row.
+    """
+    cells = [
+        {k: value_text(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows
+    ]
+    return table(cells, caption, wide=True)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedveil.pages.charts import WIDTH, frame
-from fedveil.pages.html import Content, Markup, folded, joined, table, tag
+from fedveil.pages.charts import WIDTH, svg_picture
+from fedveil.pages.html import Content, Markup, concatenate, table, tag
 
 _LEFT, _TOP, _CELL = 92, 30, 34
 _RAMP = ((253, 231, 163), (233, 176, 98), (196, 116, 90), (133, 68, 98), (66, 38, 88))
@@ -20,12 +20,14 @@ class HeatMap:
     """Values by row and column.
 
     Attributes:
+        id: The HTML id, which also begins the ids of its parts.
+        title: The title.
         x_label, y_label: The names of the axes with their units.
-        quantity: What the values are.
+        quantity: The name of the values.
         column_names, row_names: The labels of the cells.
         cell_values: One sequence per row, NaN where there is no value, infinity if it diverged.
-        best_cell: The cell to point out.
-        note: What a reader has to know.
+        best_cell: (row, column) of the cell to frame, from 0. None frames none.
+        note: A text below the map.
     """
 
     id: str
@@ -41,7 +43,10 @@ class HeatMap:
 
 
 def heat_figure(heat: HeatMap) -> Markup:
-    """The map with its title, what it shows in words, and its numbers as a table."""
+    """Return the map as a `<figure>`: title, SVG picture, note, and its numbers as a table.
+
+    Without a finite value the figure has the title and "Nothing was found." only.
+    """
     finite = [value for row in heat.cell_values for value in row if math.isfinite(value)]
     caption = tag("figcaption", tag("strong", heat.title))
     if not finite:
@@ -64,20 +69,29 @@ def heat_figure(heat: HeatMap) -> Markup:
         ):
             x, best = _LEFT + j * width, heat.best_cell == (i, j)
             parts.append(_cell(value, low, high, x, y, width, best=best))
-            row[column] = _text(value)
+            row[column] = _value_text(value)
         rows.append(row)
     height = _TOP + _CELL * len(heat.row_names) + 8
     words = f"{heat.quantity} by {heat.y_label} and {heat.x_label}, from {low:.3g} to {high:.3g}."
-    picture = frame(heat.id, heat.title, words, *parts, height=height)
+    picture = svg_picture(heat.id, heat.title, words, *parts, height=height)
     note = tag("p", heat.note, class_="note") if heat.note else None
-    numbers = folded("Numbers", table(rows, f"{heat.title}: {heat.quantity}", numbers=True))
+    numbers = table(rows, f"{heat.title}: {heat.quantity}", numbers=True)
+    numbers = tag("details", tag("summary", "Numbers"), numbers)
     return tag("figure", caption, picture, note, numbers, id=heat.id)
 
 
 def _cell(
     value: float, low: float, high: float, x: float, y: float, width: float, *, best: bool
 ) -> Markup:
-    """A rectangle at (x, y) whose colour says where `value` is between `low` and `high`."""
+    """Return the SVG elements of a cell: a rectangle and, unless the value is NaN, its value.
+
+    Args:
+        value: The value. Only a finite one has a colour.
+        low, high: The smallest and largest value of the map, between which the colour lies.
+        x, y: The upper left corner, in SVG coordinates.
+        width: The width.
+        best: Whether to frame it.
+    """
     colour, classes, text_class = None, "blank", "name middle small"
     if math.isfinite(value):
         rgb = _colour(value, low, high)
@@ -96,17 +110,21 @@ def _cell(
     if math.isnan(value):
         return box
     at = {"x": f"{x + width / 2:.1f}", "y": f"{y + _CELL / 2 + 4:.1f}"}
-    return joined([box, tag("text", _text(value), class_=text_class, **at)])
+    return concatenate([box, tag("text", _value_text(value), class_=text_class, **at)])
 
 
-def _text(value: float) -> str:
+def _value_text(value: float) -> str:
+    """Return three significant digits, "not tried" for NaN, or "diverged" for infinity."""
     if math.isnan(value):
         return "not tried"
     return f"{value:.3g}" if math.isfinite(value) else "diverged"
 
 
 def _colour(value: float, low: float, high: float) -> list[int]:
-    """Red, green and blue from 0 to 255, on a logarithmic scale where values span decades."""
+    """Return a colour as [red, green, blue], 0 to 255: light at `low`, dark at `high`.
+
+    The scale is logarithmic if `low` > 0 and `high` / `low` > 20, otherwise linear.
+    """
     if low > 0 and high / low > 20:
         low, high, value = math.log(low), math.log(high), math.log(value)
     place = 0.0 if high <= low else (value - low) / (high - low) * (len(_RAMP) - 1)
@@ -116,7 +134,7 @@ def _colour(value: float, low: float, high: float) -> list[int]:
 
 
 def _luminance(colour: Sequence[int]) -> float:
-    """As WCAG 2 has it, 0 for black and 1 for white."""
+    """Return the relative luminance of [red, green, blue] by WCAG 2: 0 for black, 1 for white."""
     parts = [part / 255 for part in colour]
     linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

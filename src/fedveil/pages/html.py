@@ -1,8 +1,9 @@
 """HTML by a builder whose default is escaping: whatever is not `Markup` is text.
 
 Names, notes and numbers of a run directory may have been written by anybody. They become part of a
-page through `tag` and `joined` and nothing else, so that there is one place where text turns into
-markup. A page is one file with its own style and script, and a policy that permits nothing else.
+page through `tag` and `concatenate` and nothing else, so that there is one place where text turns
+into markup. A page is one file with its own style and script, and a policy that permits nothing
+else.
 """
 
 import base64
@@ -12,7 +13,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*")
@@ -23,13 +23,16 @@ _LOCAL_LINK = re.compile(r"#.*|\./(?!/)[a-z0-9?=&_-]*")
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2066-\u2069\ufeff]")
 """Characters that show nothing, or change the direction of the text after them."""
 
-SERVED = "connect-src 'self'; "
-"""The additional permission in the policy of a page that a server of fedveil's delivers."""
+_STYLE = Path(__file__).with_name("page.css").read_text().strip()
+_SCRIPT = Path(__file__).with_name("page.js").read_text().strip()
 
 
 @dataclass(frozen=True)
 class Markup:
-    """Text that is HTML already. Only this package makes it, and only out of escaped parts."""
+    """Text that is HTML already, and is not escaped again.
+
+    Make it with `tag` or `concatenate` only.
+    """
 
     text: str
 
@@ -41,7 +44,10 @@ Content = Markup | str | int | float | None | Iterable["Content"]
 
 
 def tag(_name: str, *content: Content, **attributes: str | float | bool | None) -> Markup:
-    """An element. `class_` is `class`, `aria_label` is `aria-label`. None and False are left out.
+    """Return an HTML element with that name, content and attributes.
+
+    `class_` is written `class`, and `aria_label` `aria-label`. Attributes that are None or False
+    are omitted.
 
     Guarantee: content and values of attributes are shown as text and run nothing.
 
@@ -49,101 +55,102 @@ def tag(_name: str, *content: Content, **attributes: str | float | bool | None) 
     |---|---|
     | a name that is not a plain word | ValueError |
     | an attribute that runs code (`onclick`, `style`, `srcdoc`) | ValueError |
-    | a link but to a place on the same page ("#a") or a page beside it ("./a") | ValueError |
-    | characters that show nothing or turn the direction of writing, lone surrogates | "\\ufffd" |
+    | a link, except to the same page ("#a") or a page beside it ("./a") | ValueError |
+    | characters that show nothing or turn the direction of writing | "\\ufffd" |
 
     >>> str(tag("p", "1 < 2", class_="note"))
     '<p class="note">1 &lt; 2</p>'
     """
     if not _NAME.fullmatch(_name) or _name.lower() in ("script", "style", "iframe", "object"):
-        raise ValueError(f"{_name!r} is no element of a page")
+        raise ValueError(f"the element {_name!r} is not permitted")
     start = f"<{_name}"
     for key, value in attributes.items():
         name = key.rstrip("_").replace("_", "-")
         runs_code = name.lower().startswith("on") or name in ("style", "srcdoc")
         if runs_code or not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no attribute of a page")
+            raise ValueError(f"the attribute {name!r} is not permitted")
         text = f"{value:g}" if isinstance(value, float) else str(value)
         if value is True:
             start += f" {name}"
         elif value is not None and value is not False:
             if name in ("href", "src", "action") and not _LOCAL_LINK.fullmatch(text):
                 raise ValueError(f"{name} is {text!r}: a page links to places of its own only")
-            start += f' {name}="{escaped(text)}"'
+            start += f' {name}="{concatenate([text]).text}"'
     if _name in _VOID:
         return Markup(f"{start}>")
-    return Markup(f"{start}>{joined(content).text}</{_name}>")
+    return Markup(f"{start}>{concatenate(content).text}</{_name}>")
 
 
-def joined(content: Iterable[Content]) -> Markup:
-    """Parts one after the other, without an element around them."""
+def concatenate(content: Iterable[Content]) -> Markup:
+    """Return all parts of `content` as one piece of HTML, without an element around them.
+
+    Strings are escaped, numbers are formatted by `value_text`, iterables are flattened, None is
+    skipped. Characters that show nothing are replaced by "\\ufffd", and lone surrogates by "?".
+    """
     text = ""
     for part in content:
         if isinstance(part, Markup):
             text += part.text
         elif isinstance(part, str):
-            text += escaped(part)
-        elif isinstance(part, bool):
-            text += "yes" if part else "no"
+            visible = _INVISIBLE.sub("\ufffd", part.encode("utf-8", "replace").decode())
+            text += html.escape(visible)
         elif isinstance(part, int | float):
-            text += number_text(part)
+            text += value_text(part)
         elif part is not None:
-            text += joined(part).text
+            text += concatenate(part).text
     return Markup(text)
 
 
-def escaped(text: str) -> str:
-    """Text as a page has it."""
-    whole = text.encode("utf-8", "replace").decode()
-    return html.escape(_INVISIBLE.sub("\ufffd", whole))
-
-
-def number_text(value: float) -> str:
-    """A number for people: four digits, and words where there is none.
-
-    >>> [number_text(x) for x in (0.98765, 12345.6, 1e-7, 3, math.inf)]
-    ['0.9877', '12,346', '1e-07', '3', 'not finite']
-    """
-    try:
-        if not math.isfinite(value):
-            return "not finite"
-    except OverflowError:  # a whole number of hundreds of digits
-        return "not finite"
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
 def value_text(value: object) -> str:
-    """Any JSON value as a page shows it: numbers short, everything else as its text."""
-    if value is None:
-        return "not finite"
+    """Return a JSON value as text for readers.
+
+    Numbers are rounded to four significant digits, large ones to whole numbers. Null, NaN and
+    infinity give "not finite", booleans "yes" or "no". Lists and objects are joined by commas.
+
+    >>> [value_text(x) for x in (0.98765, 12345.6, 1e-7, 3, math.inf, True, {"a": 2.0})]
+    ['0.9877', '12,346', '1e-07', '3', 'not finite', 'yes', 'a 2']
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        return number_text(value)
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:  # a whole number of hundreds of digits
+            finite = False
+        if not finite:
+            return "not finite"
+        if value == int(value) and abs(value) < 1e15:
+            return f"{int(value):,}"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
         return ", ".join(f"{key} {value_text(inner)}" for key, inner in value.items())
-    return str(value)
+    return "not finite" if value is None else str(value)
 
 
 def page(
     title: str, *content: Content, style: str = "", script: str = "", served: bool = False
 ) -> bytes:
-    """A page that opens from disk, asks for nothing over the network and prints on A4.
+    """Return an HTML file, as bytes, that needs no other file and no network, and prints on A4.
 
-    Guarantee: its policy has the hashes of its own script and style, so that a browser runs no
-    other, whatever `content` holds, and loads nothing from elsewhere. A page that is `served` may
-    connect to its own server only. `style` and `script` are added to those that every page has.
+    Guarantee: its Content-Security-Policy holds the hashes of its own script and style, so that a
+    browser runs no other, whatever `content` holds, and loads nothing from elsewhere.
+
+    Args:
+        title: The title in the browser's tab.
+        content: The parts of the body.
+        style: CSS to add to that of every page.
+        script: JavaScript to add to that of every page.
+        served: Permits connections to the server that delivers the page.
     """
-    folder = Path(__file__).parent
-    style = "\n".join(filter(None, (file_text(folder / "page.css"), style)))
-    script = "\n".join(filter(None, (file_text(folder / "page.js"), script)))
+    style, script = f"{_STYLE}\n{style}".rstrip("\n"), f"{_SCRIPT}\n{script}".rstrip("\n")
+    digests = [hashlib.sha256(text.encode()).digest() for text in (style, script)]
+    hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+    connections = "connect-src 'self'; " if served else ""
     policy = (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
-        f"{SERVED if served else ''}base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src {hashes[0]}; script-src {hashes[1]}; "
+        f"{connections}base-uri 'none'; form-action 'none'"
     )
     head = (
         tag("meta", charset="utf-8"),
@@ -159,19 +166,8 @@ def page(
     return text.encode()
 
 
-@cache
-def file_text(path: Path) -> str:
-    """The content of a style or script that comes with the package."""
-    return path.read_text().strip()
-
-
-@cache
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
 def section(title: str, *content: Content, id: str | None = None) -> Markup:
-    """A part of a page under its heading."""
+    """Return a `<section>` with an `<h2>` heading above its content. `id` is its HTML id."""
     return tag("section", tag("h2", title), *content, id=id)
 
 
@@ -182,18 +178,23 @@ def table(
     numbers: bool = False,
     wide: bool = False,
 ) -> Markup:
-    """A table with one column per key of the first row. It scrolls if it is too wide."""
+    """Return an HTML table that scrolls sideways, or the paragraph "CAPTION: nothing" without rows.
+
+    Args:
+        rows: The cells of each row by column. The columns are the keys of the first row. Other keys
+            of later rows are ignored, and missing ones are empty cells.
+        caption: The caption, also read by screen readers.
+        numbers: Aligns the cells as numbers.
+        wide: Keeps columns readable on small screens, where the table then scrolls.
+    """
     if not rows:
         return tag("p", f"{caption}: nothing")
-    names = list(rows[0])
-    head, body = [], []
-    for name in names:
-        head.append(tag("th", name, scope="col"))
+    first, *others = rows[0]
+    head = [tag("th", name, scope="col") for name in (first, *others)]
+    body = []
     for row in rows:
-        cells = [tag("th", row.get(names[0]), scope="row")]
-        for name in names[1:]:
-            cells.append(tag("td", row.get(name)))
-        body.append(tag("tr", cells))
+        cells = [tag("td", row.get(name)) for name in others]
+        body.append(tag("tr", tag("th", row.get(first), scope="row"), cells))
     whole = tag(
         "table",
         tag("caption", caption),
@@ -205,36 +206,26 @@ def table(
     return tag("div", whole, class_=classes, role="region", aria_label=caption, tabindex=0)
 
 
-def facts(pairs: Mapping[str, Content]) -> Markup:
-    """A list of names and their values."""
-    return tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in pairs.items()])
+def definition_list(values: Mapping[str, Content]) -> Markup:
+    """Return a `<dl>` of names and their values."""
+    return tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in values.items()])
 
 
-def listed(items: Sequence[str]) -> Markup:
-    """A list of sentences."""
+def bullet_list(items: Iterable[Content]) -> Markup:
+    """Return a `<ul>` with one bullet for each item."""
     return tag("ul", [tag("li", item) for item in items])
 
 
-def tiles(numbers: Iterable[tuple[Content, Content]]) -> Markup:
-    """Large numbers, each with its label below."""
+def number_tiles(numbers: Iterable[tuple[Content, Content]]) -> Markup:
+    """Return a row of large values, each above its label, from pairs (value, label)."""
     cells = [tag("div", tag("b", value), tag("span", label)) for value, label in numbers]
     return tag("div", *cells, class_="tiles")
-
-
-def text_block(text: str, label: str) -> Markup:
-    """Text as it is in a file."""
-    return tag("pre", text, tabindex=0, role="region", aria_label=label)
-
-
-def folded(summary: str, *content: Content) -> Markup:
-    """Content that is hidden until its summary is clicked."""
-    return tag("details", tag("summary", summary), *content)
 
 
 FOOTER = tag("footer", "Written by fedveil. It needs no network and asks for nothing.")
 """The last line of every page that is written to a file."""
 
 
-def sentence(text: str) -> str:
-    """Text that begins with a capital letter."""
+def capitalize_first(text: str) -> str:
+    """Return `text` with its first letter in upper case and the others unchanged."""
     return text[:1].upper() + text[1:]

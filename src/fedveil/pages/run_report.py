@@ -1,41 +1,47 @@
 """The page of one run: its claim, what it learnt and spent, its ledger and its recipe."""
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fedveil.base.checks import INTERVAL
-from fedveil.pages.charts import Chart, Line, Point, figure, finite
-from fedveil.pages.claim_sections import claim_box, meaning_section, readings_section
+from fedveil.base.checks import INTERVAL, OWN
+from fedveil.pages.charts import Chart, Line, Point, chart_rows, figure
+from fedveil.pages.claim_sections import (
+    claim_box,
+    claim_tiles,
+    meaning_section,
+    readings_section,
+)
 from fedveil.pages.html import (
     FOOTER,
     Content,
     Markup,
-    facts,
-    listed,
-    number_text,
+    bullet_list,
+    capitalize_first,
+    definition_list,
+    number_tiles,
     page,
     section,
-    sentence,
     table,
     tag,
-    text_block,
-    tiles,
     value_text,
 )
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust, measured_on
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.accounting.meaning import Meaning, budgeted
-from fedveil.privacy.ledger.file import Charge
 from fedveil.privacy.ledger.statement import Statement
 
-_OWN = frozenset({"round", "clients", "clipped", "snr", "refused", "clip", "epsilon", "claim"})
-"""Columns of metrics.jsonl that are the run's own. The others were measured."""
+_OWN = frozenset(
+    {"round", "clients", "clipped", "snr", "refused", "clip", "epsilon", "claim", "seconds"}
+)
+"""Columns of metrics.jsonl that are not metrics."""
 
 _SHARES = ("accuracy", "top-", "f1", "auroc", "backdoor")
-"""How metrics between 0 and 1 begin."""
+"""Prefixes of the names of metrics between 0 and 1."""
 
 _SHOWN = (
     "Clip shares, signal to noise and cohort sizes on this page: they are computed from private "
@@ -45,25 +51,26 @@ _HIDDEN = (
     "The share of clipped updates and the signal-to-noise ratio are computed from private data. "
     "With secure noise they are not recorded, and so they are not here."
 )
-_NO_CLIP = "Updates are neither clipped nor noised by what this run recorded."
+_NO_CLIP = (
+    "No share of clipped updates was recorded: none are clipped, or records inside clients are."
+)
 _NO_TIMES = (
     "When rounds were charged is not shown: how long a round takes grows with its cohort, which is "
     "secret with secure noise."
 )
 _STOPPED = {
-    "rounds": "all that were planned",
-    "budget": "then the budget stopped the run",
-    "interrupted": "then the run was interrupted",
-    "request": "then the run was asked to end",
+    "rounds": "completed",
+    "budget": "stopped by the budget",
+    "interrupted": "interrupted",
+    "request": "ended on request",
 }
+"""How a run ended, by the word "stopped" in its result.json."""
+
 _NOISY = (
     "Measured with noise that pays for privacy: 95 % of the numbers are within their bars of the "
     "true one."
 )
-_EVERY_ROUND = (
-    "Each round is charged before it begins, to everybody. The line joins the rounds at which "
-    "epsilon was computed; between them it is in the shaded band, whose top is what was shown."
-)
+_EVERY_ROUND = "Each round is charged to everybody, before it begins."
 _TURNS = (
     "A round is charged before it begins, to the clients that take part in it. Shown is the client "
     "that was charged most: where the line is level, others had their turn. No round is free."
@@ -90,7 +97,7 @@ _DIAGNOSTICS = (
 """Column of metrics.jsonl, title, axis and note of the charts on clip and noise."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RunContents:
     """The contents of a run directory. Numbers are checked, and texts are shown as texts.
 
@@ -98,11 +105,14 @@ class RunContents:
         folder: The run directory.
         recipe_text: The text of recipe.toml.
         history: The lines of metrics.jsonl.
-        result: What result.json holds, empty if the run has not ended.
-        claims: What is claimed: as the result has it, or the ledger where there is none yet.
+        result: The content of result.json, empty if the run has not ended.
+        claims: The claims of the result, or those of the ledger if the run has not ended.
         statement: The ledger's statement on the run, or None without a ledger.
         verified: The verdict of the ledger's verification, or "".
-        trouble: Where the directory and its ledger disagree.
+        trouble: Sentences on files that cannot be read or contradict the ledger.
+        last_round: The number of the last recorded round, 0 without one.
+        metric_names: The names of the metrics in metrics.jsonl, the loss last.
+        has_secure_noise: Whether noise is secure. Diagnostics and times are then not shown.
     """
 
     folder: Path
@@ -113,15 +123,36 @@ class RunContents:
     statement: Statement | None = None
     verified: str = ""
     trouble: Sequence[str] = ()
+    last_round: int = field(init=False)
+    metric_names: list[str] = field(init=False)
+    has_secure_noise: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last_round = int(self.history[-1]["round"]) if self.history else 0
+        names = dict.fromkeys(name for line in self.history for name in line)
+        metrics = [name for name in names if name not in _OWN and "/" not in name]
+        self.metric_names = sorted(metrics, key=lambda name: name == "loss")
+        self.has_secure_noise = any(claim.noise is NoiseSource.SECURE for claim in self.claims)
 
     @property
-    def last_round(self) -> int:
-        """The last round that was recorded."""
-        return int(self.history[-1]["round"]) if self.history else 0
+    def name(self) -> str:
+        """Return the name of the run directory."""
+        return self.folder.resolve().name
+
+    @property
+    def origin(self) -> str:
+        """Return the date, the data set, the version of fedveil and the directory, if known."""
+        date = self.result.get("date")
+        if date is None and self.statement is not None and self.statement.charges:
+            date = self.statement.charges[-1].charged_at.partition("T")[0]
+        first = self.recipe_text.partition("\n")[0].removeprefix("# resolved by ")
+        version = first.partition(",")[0] if first.startswith("fedveil ") else ""
+        parts = [date, _data_text(self.recipe_text), version, f"run directory {self.name}"]
+        return " · ".join(str(part) for part in parts if part)
 
     @property
     def budget_epsilon(self) -> float | None:
-        """The epsilon at which the run stops, if something is claimed and there is one."""
+        """Return the epsilon at which the run stops, None if there is no finite one."""
         if self.statement is not None:
             limit = self.statement.epsilon_budget
         else:
@@ -130,69 +161,75 @@ class RunContents:
             limit = float(epsilon) if isinstance(epsilon, int | float) else None
         return None if limit is None or math.isinf(limit) else limit
 
-    @property
-    def metric_names(self) -> list[str]:
-        """The columns that were measured, a task's own metric before the loss."""
-        names = dict.fromkeys(name for line in self.history for name in line)
-        metrics = [n for n in names if n not in _OWN and n != "seconds" and "/" not in n]
-        return sorted(metrics, key=lambda name: name == "loss")
+    def points(self, column: str, x: str = "round") -> list[Point]:
+        """Return (x, column) for each line of metrics.jsonl in which both are finite numbers.
 
-    @property
-    def secure(self) -> bool:
-        """Whether noise is the operating system's, so that diagnostics and times are hidden."""
-        return any(claim.noise is NoiseSource.SECURE for claim in self.claims)
-
-    @property
-    def diagnosed(self) -> bool:
-        """Whether diagnostics from clients' data were recorded."""
-        return any(line.get("clipped") is not None for line in self.history)
-
-    @property
-    def result_notes(self) -> list[str]:
-        """The notes of the result."""
-        notes = self.result.get("notes", [])
-        return [str(note) for note in notes] if isinstance(notes, list) else [str(notes)]
-
-    def series(self, name: str) -> list[tuple[float, float | None]]:
-        """A column over rounds."""
-        return [(float(line["round"]), line[name]) for line in self.history if name in line]
-
-    def widths(self, name: str) -> dict[float, float]:
-        """Half the 95 % interval of a metric by round, where it was measured with a price."""
-        widths = self.series(f"{name}{INTERVAL}")
-        return {round: width for round, width in widths if width is not None}
+        `x` and `column` are names of columns.
+        """
+        pairs = [(line.get(x), line.get(column)) for line in self.history]
+        known = [(float(a), b) for a, b in pairs if a is not None and b is not None]
+        return [(a, b) for a, b in known if math.isfinite(a) and math.isfinite(b)]
 
     def metric_texts(self) -> dict[str, tuple[str, str]]:
-        """The value with its interval, and the label, of the metrics at the end or so far."""
+        """Return (value with its interval, label) by metric, as texts.
+
+        Values are those of the result, or each metric's latest if the run has not ended.
+        """
         metrics = self.result.get("metrics")
         if not isinstance(metrics, dict):
-            metrics = {name: self.series(name)[-1][1] for name in self.metric_names}
+            last = {name: value for line in self.history for name, value in line.items()}
+            metrics = {name: last[name] for name in self.metric_names}
         texts = {}
         for name, value in metrics.items():
-            text, label, widths = value_text(value), f"test {name}", self.widths(name)
+            text, label, widths = value_text(value), f"test {name}", self.points(name + INTERVAL)
             if widths:
-                text += f" ± {number_text(widths[max(widths)])}"
+                text += f" ± {value_text(widths[-1][1])}"
                 label = f"{name} on {measured_on(self.claims)}"
             texts[name] = text, label
         return texts
 
 
+def ended_text(stopped: object) -> str:
+    """Return how a run ended, given the word "stopped" in its result.json.
+
+    >>> ended_text("rounds")
+    'completed'
+    """
+    word = str(stopped)
+    return _STOPPED.get(word, f"stopped by: {word}")
+
+
+def _data_text(recipe: str) -> str:
+    """Return the data set that a recipe names, "" if it cannot be read."""
+    try:
+        data = tomllib.loads(recipe).get("data")
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(data, dict):
+        return ""
+    path = data.get("path")
+    paths = path if isinstance(path, list) else [path] if path else []
+    files = ", ".join(Path(str(one)).name for one in paths)
+    if files:
+        return f"data {files}"
+    return "data from Python" if data.get("name") == OWN else f"data set {data.get('name')}"
+
+
 def run_page(
     contents: RunContents, terms: Mapping[str, str], sections: Sequence[Markup] = ()
 ) -> bytes:
-    """The report of one run, the claim first.
+    """Return the HTML report of one run, as bytes, the claim first. Nothing is written.
 
     Args:
         contents: What the run directory holds.
-        terms: The words that its claims use, with their meanings.
+        terms: The terms that its claims use, with their definitions.
         sections: Further sections, such as that of an audit.
     """
-    result, claims, meaning = contents.result, contents.claims, Meaning.from_claims(contents.claims)
+    result, claims, meaning = contents.result, contents.claims, Meaning(contents.claims)
     title = f"{result.get('recipe', contents.folder.name)}: privacy report"
-    stopped, notes, ending = "and the run has not ended", contents.result_notes, None
+    stopped, notes, ending = "not ended", [*result.get("notes", [])], None
     if result:
-        why = str(result.get("stopped"))
-        stopped = _STOPPED.get(why, f"stopped by: {why}")
+        stopped = ended_text(result.get("stopped"))
         ending = tag("p", f"How it ended: {result.get('why')}.", class_="sub")
     else:
         notes.append("The run has not ended: nothing here is final.")
@@ -202,60 +239,69 @@ def run_page(
     if claim is not None and limit is not None:
         budget = claim.left_of(limit).partition(" of ")[2]
         numbers.append((claim.remainder(limit), f"left of the budget, {budget}"))
-    charts, clip_charts = [], []
-    for chart in (*metric_charts(contents), *spending_chart(contents)):
-        charts.append(figure(chart))
-    for chart in clip_charts_of(contents):
-        clip_charts.append(figure(chart))
-    no_diagnostics = _HIDDEN if contents.secure else _NO_CLIP
+    curves = [figure(chart) for chart in (*metric_charts(contents), *spending_chart(contents))]
+    simulation, across, attack = [], result.get("over_clients"), result.get("attack")
+    if isinstance(across, dict) and across:
+        rows = [{"number": name, "value": value_text(value)} for name, value in across.items()]
+        outside = tag("p", "Measured on clients' own records, outside every claim.")
+        statistics = table(rows, "Across clients", numbers=True)
+        simulation.append(section("Across clients", outside, statistics))
+    if isinstance(attack, dict) and attack:
+        texts = {name: value_text(value) for name, value in attack.items()}
+        simulation.append(section("Attack in this simulation", definition_list(texts)))
+    diagnosed = bool(contents.points("clients"))
+    no_diagnostics = _HIDDEN if contents.has_secure_noise else _NO_CLIP
     return page(
         title,
         tag("h1", title),
-        tag("p", f"{contents.folder}: {rounds} rounds, {stopped}", class_="sub"),
+        tag("p", contents.origin, class_="sub"),
         claim_box(meaning),
-        tiles(numbers),
+        number_tiles(claim_tiles(meaning.claim)),
+        number_tiles(numbers),
         ending,
-        section("Notes", listed(notes), id="notes") if notes else None,
-        section("Learning and spending", tag("div", *charts, class_="pair"), id="curves"),
-        meaning_section(meaning, [_SHOWN] if contents.diagnosed and claims else []),
+        section("Notes", bullet_list(notes), id="notes") if notes else None,
+        section("Learning and spending", chart_rows(curves), id="curves"),
+        meaning_section(meaning, [_SHOWN] if diagnosed and claims else []),
         readings_section(claims),
         section(
             "Clip and noise",
-            None if contents.diagnosed else tag("p", no_diagnostics),
-            tag("div", *clip_charts, class_="pair"),
+            chart_rows(
+                [figure(chart) for chart in diagnostic_charts(contents)],
+                None if contents.points("clipped") else tag("p", no_diagnostics),
+            ),
             id="clip",
         ),
         *sections,
-        *_simulation_sections(result),
+        *simulation,
         _ledger_section(contents),
         *_recipe_sections(contents),
-        section("The words used here", facts(terms), id="words") if terms else None,
+        section("The words used here", definition_list(terms), id="words") if terms else None,
         FOOTER,
     )
 
 
 def metric_charts(contents: RunContents) -> list[Chart]:
-    """One chart for each metric, with its intervals where it has a price."""
+    """Return a chart over rounds for each metric, with intervals if noise was added to it.
+
+    Their ids are metric-0, metric-1, ... in the order of `metric_names`.
+    """
     charts = []
     for number, name in enumerate(contents.metric_names):
-        points, widths = finite(contents.series(name)), contents.widths(name)
-        line = Line(name, points)
+        points, widths = contents.points(name), dict(contents.points(name + INTERVAL))
+        kind, line, note = "Test", Line(name, points), ""
         if widths:
-            line = Line(name, points, "points", [widths.get(x, math.nan) for x, _ in points])
-        chart = Chart(
-            id=f"metric-{number}",
-            title=f"{'Noisy' if widths else 'Test'} {name} over rounds",
-            x_label="round",
-            y_label=metric_label(name, measured_on(contents.claims)),
-            lines=[line],
-            note=_NOISY if widths else "",
+            halves = [widths.get(x, math.nan) for x, _ in points]
+            kind, line, note = "Noisy", Line(name, points, "points", halves), _NOISY
+        title = f"{kind} {name} over rounds"
+        label = metric_label(name, measured_on(contents.claims))
+        charts.append(
+            Chart(id=f"metric-{number}", title=title, y_label=label, lines=[line], note=note)
         )
-        charts.append(chart)
     return charts
 
 
 def metric_label(name: str, data: str = "the test split") -> str:
-    """The name of a metric's axis, with the range of its numbers where that is known.
+    """Return the label of a metric's axis: its name, its data, and its range if it is 0 to 1.
 
     >>> metric_label("accuracy"), metric_label("loss", "held-out owners")
     ('accuracy on the test split, 0 to 1', 'loss on held-out owners')
@@ -264,67 +310,45 @@ def metric_label(name: str, data: str = "the test split") -> str:
 
 
 def spending_chart(contents: RunContents) -> list[Chart]:
-    """Epsilon spent and the budget, titled with the terms of the epsilon. Empty without one."""
-    spent = finite(contents.series("epsilon"))
+    """Return [the chart of the epsilon spent over rounds, with the budget].
+
+    The list is empty if nothing is claimed or no epsilon was recorded.
+    """
+    spent = contents.points("epsilon")
     claim, limit = budgeted(contents.claims), contents.budget_epsilon
     if claim is None or not spent:
         return []
-    name = f"epsilon spent {claim.terms}"
-    line, note = Line(name, spent, "step"), _TURNS
+    line, note = Line(f"epsilon spent {claim.terms}", spent, "step"), _TURNS
     if claim.trust is Trust.CENTRAL:
-        line, note = _spending_line(name, spent), _EVERY_ROUND
+        line, note = replace(line, style="line"), _EVERY_ROUND
     if any(one.condition for one in contents.claims):
         note = f"{note} {_SPENT}"
-    levels = []
+    marks = []
     if limit is not None:
         note = f"{note} Left: {claim.left_of(limit)}."
-        levels = [(f"budget: {replace(claim, epsilon=limit, vouched=True).value}", limit)]
+        marks = [(f"budget: {replace(claim, epsilon=limit, vouched=True).value}", limit)]
     return [
         Chart(
             id="spent",
             title=f"Epsilon over rounds {claim.terms}",
-            x_label="round",
             y_label="epsilon spent",
             lines=[line],
-            levels=levels,
+            levels=marks,
             note=note,
             from_zero=True,
         )
     ]
 
 
-def _spending_line(name: str, spent: Sequence[Point]) -> Line:
-    """The curve of epsilon where every round is charged to everybody.
-
-    The recorded values are upper bounds, computed at some rounds and held until the next of them,
-    so they are exact at the end of a level stretch. A charge comes before its round, so a value
-    belongs to the beginning of the round.
-    """
-    levels: list[tuple[float, float, float]] = []
-    for round, value in spent[1:]:
-        first = levels.pop()[0] if levels and levels[-1][2] == value else round
-        levels.append((first, round, value))
-    if all(first == last for first, last, _ in levels):
-        return Line(name, spent, "step")
-    (start, before), points, band = spent[0], [spent[0]], []
-    for first, last, value in levels:
-        points.append((last - 1, value))
-        band += [(first - 1, before, value), (last - 1, before, value), (last - 1, value, value)]
-        before = value
-    end = (levels[-1][1], before)
-    return Line(name, [*points, end], "line", (), [(start, spent[0][1], spent[0][1]), *band])
-
-
-def clip_charts_of(contents: RunContents) -> list[Chart]:
-    """Clip, share clipped and signal to noise, as far as the run recorded them."""
+def diagnostic_charts(contents: RunContents) -> list[Chart]:
+    """Return charts of clip, clipped share and signal to noise, as far as they were recorded."""
     charts = []
     for column, title, label, note in _DIAGNOSTICS:
-        points = finite(contents.series(column))
+        points = contents.points(column)
         if points:
             chart = Chart(
                 id=column,
                 title=title,
-                x_label="round",
                 y_label=label,
                 lines=[Line(label, points)],
                 levels=[("signal = noise", 1.0)] if column == "snr" else [],
@@ -335,74 +359,49 @@ def clip_charts_of(contents: RunContents) -> list[Chart]:
     return charts
 
 
-def _simulation_sections(result: Mapping[str, Any]) -> list[Markup]:
-    """Metrics across clients and the attack, where there are any."""
-    sections = []
-    across, attack = result.get("over_clients"), result.get("attack")
-    if isinstance(across, dict) and across:
-        rows: list[dict[str, Content]] = [
-            {"number": name, "value": value_text(value)} for name, value in across.items()
-        ]
-        outside = tag("p", "Measured on clients' own records, outside every claim.")
-        numbers = table(rows, "Across clients", numbers=True)
-        sections.append(section("Across clients", outside, numbers))
-    if isinstance(attack, dict) and attack:
-        texts = {name: value_text(value) for name, value in attack.items()}
-        sections.append(section("Attack in this simulation", facts(texts)))
-    return sections
-
-
 def _ledger_section(contents: RunContents) -> Markup:
-    """The ledger's problems, its verification, the charges, and what is left."""
+    """Return the section on the ledger: trouble, verification, charges, and what is left.
+
+    Successive charges of one event share a row. Times are hidden where noise is secure.
+    """
     parts: list[Content] = [tag("p", trouble, class_="warn") for trouble in contents.trouble]
     if contents.verified:
         parts.append(tag("p", f"Verified when this page was written: {contents.verified}."))
-    statement = contents.statement
+    statement, secure = contents.statement, contents.has_secure_noise
     if statement is not None:
-        rows = charge_rows(statement.charges, times=not contents.secure)
+        charges = sorted(statement.charges, key=lambda c: (c.covers, c.round, c.attempt))
+        rows = []
+        for (covers, _), group in groupby(charges, key=lambda c: (c.covers, c.event)):
+            stretch = list(group)
+            first, last = stretch[0], stretch[-1]
+            row: dict[str, Content] = {
+                "rounds": str(first.round) if first is last else f"{first.round} to {last.round}",
+                "charges": len(stretch),
+                "for": covers,
+                "each charge": event_text(from_dict(first.event)),
+                "repeated": sum(charge.attempt > 0 for charge in stretch),
+            }
+            if not secure:
+                times = [one.charged_at[:19].replace("T", " ") for one in (first, last)]
+                row |= {"first at (UTC)": times[0], "last at (UTC)": times[1]}
+            rows.append(row)
         parts.append(table(rows, f"Charges of {statement.run}", wide=True) if rows else None)
-        parts.append(tag("p", f"{sentence(statement.remainder())}."))
-        parts.append(tag("p", _NO_TIMES, class_="note") if contents.secure and rows else None)
+        parts.append(tag("p", f"{capitalize_first(statement.remainder())}."))
+        parts.append(tag("p", _NO_TIMES, class_="note") if secure and rows else None)
     check = tag(
         "p",
-        "This page is drawn from the run's files. They are covered by the ledger, the page is "
-        "not: check them with ",
-        tag("code", f"fedveil ledger {contents.folder} --verify"),
-        " and draw it again with ",
-        tag("code", f"fedveil report {contents.folder}"),
+        "The ledger covers this page and the files that it is drawn from. Check them with ",
+        tag("code", f"fedveil ledger {contents.name} --verify"),
+        ", and draw the page again with ",
+        tag("code", f"fedveil report {contents.name}"),
         ".",
         class_="note",
     )
     return section("Ledger", *parts, check, id="ledger")
 
 
-def charge_rows(charges: Sequence[Charge], *, times: bool) -> list[dict[str, Content]]:
-    """Charges of the same event in a stretch of rounds as one row, with their `times`."""
-    stretches: list[list[Charge]] = []
-    for charge in sorted(charges, key=lambda c: (c.covers, c.round, c.attempt)):
-        last = stretches[-1][-1] if stretches else None
-        if last is not None and (last.covers, last.event) == (charge.covers, charge.event):
-            stretches[-1].append(charge)
-        else:
-            stretches.append([charge])
-    rows = []
-    for stretch in stretches:
-        first, last = stretch[0], stretch[-1]
-        row: dict[str, Content] = {
-            "rounds": str(first.round) if first is last else f"{first.round} to {last.round}",
-            "charges": len(stretch),
-            "for": first.covers,
-            "each charge": event_text(from_dict(first.event)),
-            "repeated": sum(charge.attempt > 0 for charge in stretch),
-        }
-        if times:
-            row |= {"first at": first.charged_at, "last at": last.charged_at}
-        rows.append(row)
-    return rows
-
-
 def _recipe_sections(contents: RunContents) -> list[Markup]:
-    """The recipe, and the versions and the machine that its first line names."""
+    """Return the sections "Recipe, as it was resolved" and "Time and machine"."""
     result, text, pairs, machine = contents.result, contents.recipe_text, {}, {}
     first, _, rest = text.partition("\n")
     if result:
@@ -418,7 +417,7 @@ def _recipe_sections(contents: RunContents) -> list[Markup]:
     if isinstance(timing, dict):
         each, speed = timing.get("seconds_per_round"), timing.get("client_updates_per_second")
         if isinstance(each, int | float):
-            total = number_text(each * max(contents.last_round, 1))
+            total = value_text(each * max(contents.last_round, 1))
             machine["Seconds per round"] = value_text(each)
             machine["Seconds in all, since the last start"] = total
         if speed is not None:
@@ -426,8 +425,9 @@ def _recipe_sections(contents: RunContents) -> list[Markup]:
     ledger = result.get("ledger")
     if isinstance(ledger, dict):
         machine["End of the ledger"] = f"{ledger.get('head')}:{ledger.get('length')}"
-    block = text_block(rest if text.startswith("#") else text, "recipe.toml")
+    toml = rest if text.startswith("#") else text
+    block = tag("pre", toml, tabindex=0, role="region", aria_label="recipe.toml")
     return [
-        section("Recipe, as it was resolved", facts(pairs), block, id="recipe"),
-        section("Time and machine", facts(machine), id="machine"),
+        section("Recipe, as it was resolved", definition_list(pairs), block, id="recipe"),
+        section("Time and machine", definition_list(machine), id="machine"),
     ]

@@ -2,32 +2,25 @@
 Local Differential Privacy Mechanisms in Federated Learning").
 
 The paper gives findings in words and figures without numbers; whether they are seen here is decided
-by rules on the measured curves, which stand in `decay_helps` and the functions after it. Schedules
+by rules on the measured curves, which stand in `decay_effect` and the functions after it. Schedules
 share their random numbers, so they are compared repetition by repetition.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement, claim_of
-from fedveil.tuning.figures import (
-    ANYWHERE,
-    COLOURS,
-    DASHES,
-    SHARE,
-    Panel,
-    Series,
-    Stroke,
-    draw,
-    promises,
-)
+from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement
+from fedveil.papers.sweep_results import claim_of
+from fedveil.tuning import figures
+from fedveil.tuning.figures import COLOURS, Panel, Series, Stroke
 from fedveil.tuning.recipe_grid import Axis
-from fedveil.tuning.repetitions import Mean, mean_of
+from fedveil.tuning.repetitions import mean_of
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import TrialOutcome
 
@@ -50,15 +43,23 @@ PUBLISHED = {
     "clip0.25": "not in the paper",
     "poly(0.25)1": "not in the paper",
 }
-"""The schedules by the paper's names, and what it says of each in words."""
+"""By the paper's names of schedules: its result in words."""
 
 Line = npt.NDArray[np.float64]
-"""One row per repetition, one column per measured round."""
+"""A metric, one row per repetition, one column per measured round."""
 
 
 @dataclass(frozen=True)
 class DecaySetting:
-    """The federation of one scale. `tried` is the number of rounds for each learning rate."""
+    """The federation of one scale.
+
+    Attributes:
+        data: The data set.
+        clients, cohort: Clients in all, and in a round.
+        rounds: The number of rounds.
+        refresh: Rounds between two histograms of the adaptive schedule.
+        tried: Rounds in which a learning rate is tried.
+    """
 
     data: str
     clients: int
@@ -69,12 +70,12 @@ class DecaySetting:
 
     @property
     def max_turns(self) -> int:
-        """How often a client may take part: a fifth more than the mean."""
+        """Return the most rounds of one client: a fifth more than the mean, rounded up."""
         return -(-6 * self.cohort * self.rounds // (5 * self.clients))
 
     @property
     def overrides(self) -> list[str]:
-        """The recipe's keys that all runs share."""
+        """Return the overrides of the recipe that all runs share, as texts `key=value`."""
         return (
             f"data.name={self.data} data.clients={self.clients} data.partition=iid "
             f"model.name=softmax sample.kind=fixed sample.size={self.cohort} "
@@ -82,7 +83,10 @@ class DecaySetting:
         ).split()
 
     def private(self, rate: str) -> list[str]:
-        """The keys of the runs with a clip and noise."""
+        """Return the overrides `key=value` of runs with clip and noise, at learning rate `rate`.
+
+        The shared ones are among them.
+        """
         keys = (
             f"rounds={self.rounds} sample.max_participations={self.max_turns} "
             f"budget.epsilon={EPSILON} budget.delta={DELTA} server.lr={rate}"
@@ -92,7 +96,13 @@ class DecaySetting:
 
 @dataclass(frozen=True)
 class Curve:
-    """Test accuracy and loss of a schedule by round. A loss that diverged is infinite."""
+    """Test accuracy and loss of a schedule in the measured rounds.
+
+    Attributes:
+        rounds: The measured rounds, ascending.
+        accuracy: Shares of records, [repetitions, measured rounds].
+        loss: Losses of the same form. A diverged loss is infinite.
+    """
 
     rounds: tuple[int, ...]
     accuracy: Line
@@ -100,12 +110,15 @@ class Curve:
 
     @property
     def ends(self) -> Line:
-        """The accuracy of each repetition after the last round."""
+        """Return the accuracy of each repetition after the last round, [repetitions]."""
         return self.accuracy[:, -1]
 
     @property
     def early(self) -> Line:
-        """The accuracy of each repetition, averaged over the first tenth of the rounds."""
+        """Return the mean accuracy over the first tenth of the rounds, [repetitions].
+
+        The first measured round always counts.
+        """
         last = max(self.rounds[-1] / 10, self.rounds[0])
         return np.asarray(self.accuracy[:, np.array(self.rounds) <= last].mean(axis=1))
 
@@ -114,15 +127,19 @@ Curves = Mapping[str, Curve]
 
 
 def setting(experiment: Experiment, data: str) -> DecaySetting:
-    """Every image of the training split is a client of its own."""
+    """Return the federation on the data set `data` at the experiment's scale.
+
+    Each image of the training split is a client.
+    """
     rounds = experiment.choose(3000, 5000)
     return DecaySetting(data, clients=60_000, cohort=100, rounds=rounds, refresh=1000, tried=1000)
 
 
 def families(refresh: int) -> dict[str, tuple[str, tuple[Axis, ...], list[str]]]:
-    """The clip schedules of the paper, and two from a larger clip. Power 0 is constant.
+    """Return the clip schedules of the paper, and two from a larger clip, by family.
 
-    By name of the family: the clip's keys, the axes, and a name for each cell.
+    Each family is (overrides of the clip separated by spaces, axes, names of the cells in the order
+    of the grid). `refresh` is the number of rounds between two histograms of the adaptive schedule.
     """
     values = Axis("clip.value", CLIPS)
     polynomials = [f"poly({c}){power}" for c in CLIPS for power in POWERS]
@@ -148,39 +165,28 @@ def families(refresh: int) -> dict[str, tuple[str, tuple[Axis, ...], list[str]]]
     }
 
 
-def mnist(experiment: Experiment) -> Page:
-    """All schedules on MNIST."""
-    return _page(experiment, "mnist", "MNIST")
+def decay_effect(curves: Curves, clip: str) -> PaperStatement:
+    """Judge from final accuracies whether decay helps the clip 0.05, or hurts the clip 0.01.
 
-
-ITEMS: dict[str, Item] = {
-    "mnist": mnist,
-    "fashion-mnist": lambda experiment: _page(experiment, "fashion-mnist", "Fashion-MNIST"),
-}
-
-
-def decay_helps(curves: Curves) -> PaperStatement:
-    """Whether every power raises the accuracy of the large clip."""
+    `clip` is one of `CLIPS`. Confirmed if it does at every power, in every repetition.
+    """
+    helps, constant = clip == CLIPS[1], curves[f"clip{clip}"].ends
+    decayed = [curves[f"poly({clip}){power}"].ends for power in POWERS]
+    effect, size = ("helps", "large") if helps else ("hurts", "small")
+    end, order = ("above", "higher") if helps else ("below", "lower")
     return PaperStatement(
-        "Decay helps a large clip: poly(0.05) ends above clip0.05.",
-        all(_higher(curves[f"poly(0.05){p}"].ends, curves["clip0.05"].ends) for p in POWERS),
-        "Rule: the accuracy after the last round is higher at every power, in every repetition. "
-        + f"{_ends(curves, _GROUPS['From 0.05'][1:])}.",
-    )
-
-
-def decay_hurts(curves: Curves) -> PaperStatement:
-    """Whether every power lowers the accuracy of the small clip."""
-    return PaperStatement(
-        "Decay hurts a small clip: poly(0.01) ends below clip0.01.",
-        all(_higher(curves["clip0.01"].ends, curves[f"poly(0.01){p}"].ends) for p in POWERS),
-        "Rule: the accuracy after the last round is lower at every power, in every repetition. "
-        + f"{_ends(curves, _GROUPS['From 0.01'][1:])}.",
+        f"Decay {effect} a {size} clip: poly({clip}) ends {end} clip{clip}.",
+        all(_higher(d, constant) if helps else _higher(constant, d) for d in decayed),
+        f"Rule: the accuracy after the last round is {order} at every power, in every repetition. "
+        + f"{_ends(curves, _GROUPS[f'From {clip}'][1:])}.",
     )
 
 
 def adaptive_fades(curves: Curves) -> PaperStatement:
-    """Whether adaptive0.01 leads both constants early and ends below both."""
+    """Judge whether adaptive0.01 leads both constants early and ends below both.
+
+    Confirmed if it does in every repetition.
+    """
     adaptive, constants = curves["adaptive0.01"], [curves[name] for name in _CONSTANTS]
     leads = all(_higher(adaptive.early, constant.early) for constant in constants)
     lower = all(_higher(constant.ends, adaptive.ends) for constant in constants)
@@ -196,7 +202,10 @@ def adaptive_fades(curves: Curves) -> PaperStatement:
 
 
 def adaptive_loss_rises(curves: Curves) -> PaperStatement:
-    """Whether the loss of adaptive0.05 climbs from its lowest to above that of clip0.05."""
+    """Judge whether the loss of adaptive0.05 climbs from its lowest to above that of clip0.05.
+
+    Confirmed if it does in every repetition.
+    """
     adaptive, constant = curves["adaptive0.05"], curves["clip0.05"]
     last, lowest, other = adaptive.loss[:, -1], adaptive.loss.min(axis=1), constant.loss[:, -1]
     above, rises = _higher(last, other), _higher(last, lowest)
@@ -211,7 +220,10 @@ def adaptive_loss_rises(curves: Curves) -> PaperStatement:
 
 
 def quantile_fails(curves: Curves) -> PaperStatement:
-    """Whether both quantiles end with less than half the accuracy of the worse constant."""
+    """Judge whether both quantiles end below half the accuracy of the worse constant.
+
+    Confirmed if they do in every repetition.
+    """
     limit = np.minimum(*(curves[name].ends for name in _CONSTANTS)) / 2
     names = [name for name in curves if name.startswith("quantile")]
     return PaperStatement(
@@ -224,34 +236,42 @@ def quantile_fails(curves: Curves) -> PaperStatement:
 
 
 FINDINGS: tuple[Callable[[Curves], PaperStatement], ...] = (
-    decay_helps,
-    decay_hurts,
-    adaptive_fades,
-    adaptive_loss_rises,
-    quantile_fails,
+    *(partial(decay_effect, clip=clip) for clip in reversed(CLIPS)),
+    *(adaptive_fades, adaptive_loss_rises, quantile_fails),
 )
+"""Judges of the paper's statements, each from curves by name of the schedule."""
 
 _CONSTANTS = ("clip0.01", "clip0.05")
 
 
-def _page(experiment: Experiment, data: str, title: str) -> Page:
-    here, repeat = setting(experiment, data), experiment.repetitions(2, 10)
+def schedules_page(experiment: Experiment, data: str, title: str) -> Page:
+    """Choose a learning rate without noise, run all schedules, and return their page.
+
+    Sweeps are saved below `experiment.out`, and finished ones are not run again.
+
+    Args:
+        experiment: Directory and scale.
+        data: The data set in recipes.
+        title: The data set for readers.
+    """
+    here, repetitions = setting(experiment, data), experiment.repetitions(2, 10)
     name, shared = f"clip-decay-{here.data}", here.overrides
-    settings = [*shared, f"rounds={here.tried}"]
-    tried = experiment.sweep(f"{name}-rate", "fedsgd", settings, [Axis("server.lr", RATES)], 1)
-    losses = [tried.cell_mean(i, "loss") for i in range(len(RATES))]
-    rate = RATES[losses.index(min(losses, key=lambda mean: mean.value))]
+    settings, axis = [*shared, f"rounds={here.tried}"], Axis("server.lr", RATES)
+    losses, ends = experiment.try_choices(f"{name}-rate", "fedsgd", settings, axis, "loss")
+    rate = RATES[losses.index(min(losses))]
     settings = [*shared, f"rounds={here.rounds}", f"server.lr={rate}"]
-    run = experiment.sweep(f"{name}-{BASELINE}", "fedsgd", settings, [], repeat, curves=True)
-    curves, sweeps = {BASELINE: mean_curve(run.outcomes(0))}, {}
+    run = experiment.sweep(f"{name}-{BASELINE}", "fedsgd", settings, [], repetitions, curves=True)
+    curves, sweeps = {BASELINE: curve_of(run.outcomes(0))}, {}
     for family, (keys, axes, schedules) in families(here.refresh).items():
         settings = [*here.private(rate), *keys.split()]
-        sweep = experiment.sweep(f"{name}-{family}", "ldp-sgd", settings, axes, repeat, curves=True)
+        sweep = experiment.sweep(
+            f"{name}-{family}", "ldp-sgd", settings, axes, repetitions, curves=True
+        )
         sweeps[family] = sweep
-        curves |= {n: mean_curve(sweep.outcomes(c)) for c, n in enumerate(schedules)}
+        curves |= {n: curve_of(sweep.outcomes(c)) for c, n in enumerate(schedules)}
     page = Page(f"{title}: schedules of the clip under LDP-SGD")
-    page.settings.append(_settings(here, repeat))
-    page.left_open += _left_open(here, rate, losses, sweeps["constant"])
+    page.settings.append(_settings(here, repetitions))
+    page.left_open += _left_open(here, rate, ends, sweeps["constant"])
     page.add_table(
         ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here"),
         [
@@ -270,33 +290,39 @@ def _page(experiment: Experiment, data: str, title: str) -> Page:
     return page
 
 
-def mean_curve(outcomes: list[TrialOutcome]) -> Curve:
-    """The curves of a cell's repetitions."""
+ITEMS: dict[str, Item] = {
+    "mnist": partial(schedules_page, data="mnist", title="MNIST"),
+    "fashion-mnist": partial(schedules_page, data="fashion-mnist", title="Fashion-MNIST"),
+}
+
+
+def curve_of(outcomes: list[TrialOutcome]) -> Curve:
+    """Return the curve of a cell from its repetitions' outcomes, which must have test curves."""
     rounds = tuple(round for round, _ in outcomes[0].test_curve)
-
-    def line(metric: str) -> Line:
-        rows = [[metrics[metric] for _, metrics in outcome.test_curve] for outcome in outcomes]
-        return np.array(rows, dtype=np.float64)
-
-    loss = line("loss")
-    return Curve(rounds, line("accuracy"), np.where(np.isnan(loss), math.inf, loss))
+    accuracy, loss = (
+        np.array([[metrics[metric] for _, metrics in one.test_curve] for one in outcomes])
+        for metric in ("accuracy", "loss")
+    )
+    return Curve(rounds, accuracy, np.where(np.isnan(loss), math.inf, loss))
 
 
 def _higher(higher: Line, lower: Line) -> bool:
-    """Whether one is higher than the other in every repetition."""
+    """Return whether the first metric is higher than the second in every repetition."""
     return bool((higher > lower).all())
 
 
 def _ends(curves: Curves, names: Sequence[str]) -> str:
+    """Return final accuracies as text, "schedule mean +- half interval", separated by commas."""
     return ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in names)
 
 
 def _met(held: bool) -> str:
+    """Return "met" or "not met"."""
     return "met" if held else "not met"
 
 
 def _larger(curves: Curves) -> str:
-    """What decay does to a clip that is larger still."""
+    """Return a paragraph on what decay does to a clip of 0.25."""
     constant, decayed = "clip0.25", "poly(0.25)1"
     by = mean_of(list(100 * (curves[decayed].ends - curves[constant].ends)))
     return (
@@ -309,7 +335,8 @@ def _larger(curves: Curves) -> str:
     )
 
 
-def _settings(here: DecaySetting, repeat: int) -> str:
+def _settings(here: DecaySetting, repetitions: int) -> str:
+    """Return a paragraph on federation, schedules and repetitions."""
     return (
         f"Softmax regression, {here.clients:,} clients, {here.cohort} per round drawn at random, "
         f"{here.rounds:,} rounds. Each sends one full-batch gradient, clipped to C in L2, with "
@@ -317,15 +344,20 @@ def _settings(here: DecaySetting, repeat: int) -> str:
         "never below C_0 / 1000. A quantile is followed at rate 0.2 from 0.01, a curator adding "
         f"noise of {here.cohort / 20:g} to the sum of bits. Adaptive is the median of a curator's "
         "noisy histogram of norms, bins at 2^-10 ... 2^-3, in rounds 1, "
-        f"{here.refresh + 1:,}, {2 * here.refresh + 1:,} and so on. {repeat} repetitions; mean +- "
-        "half of the 95 % interval."
+        f"{here.refresh + 1:,}, {2 * here.refresh + 1:,} and so on. {repetitions} repetitions; "
+        "mean +- half of the 95 % interval."
     )
 
 
-def _left_open(
-    here: DecaySetting, rate: str, losses: Sequence[Mean], constant: Sweep
-) -> list[tuple[str, str]]:
-    ends = ", ".join(f"{r}: {loss}" for r, loss in zip(RATES, losses, strict=True))
+def _left_open(here: DecaySetting, rate: str, ends: str, constant: Sweep) -> list[tuple[str, str]]:
+    """Return pairs (setting that the paper omits, our choice).
+
+    Args:
+        here: The federation.
+        rate: The learning rate that was chosen.
+        ends: The losses of all rates as text.
+        constant: The sweep of constant clips, from which the noise is taken.
+    """
     plan = constant.prepared[0].plan
     multiplier = plan.release.settings(plan.schedule)["multiplier"]
     return [
@@ -358,7 +390,10 @@ def _left_open(
 
 
 def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str, Sweep]) -> Figure:
-    """Accuracy above, loss below, a column for each group of schedules and the baseline in all."""
+    """Draw accuracy above and loss below, a column for each group of schedules.
+
+    `title` is the data set, and `sweeps` are those of the families, whose claims are shown.
+    """
     said = (
         f"Softmax regression, {here.clients:,} clients, {here.cohort} per round. Names have the "
         "schedule, the bound C_0 that it starts from, and its power or quantile."
@@ -373,23 +408,13 @@ def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str,
                 line: Line = getattr(curves[n], metric)
                 means = [mean_of(list(column)) for column in line.T]
                 series.append(Series(n, curves[n].rounds, means, _LOOKS[n]))
-            panel = Panel(
-                series,
-                "rounds done",
-                up,
-                group if accuracy else "",
-                log_y=not accuracy,
-                within=SHARE if accuracy else ANYWHERE,
-            )
-            panels.append(panel)
+            head, within = (group, figures.SHARE) if accuracy else ("", figures.ANYWHERE)
+            panels.append(Panel(series, "rounds done", up, head, log_y=not accuracy, within=within))
     what = f"Schedules of the clip bound on {title}: test accuracy and loss during training"
-    return draw(what, [said, *promises(claims)], panels, columns=len(_GROUPS))
+    return figures.draw(what, [said, *figures.claim_terms(claims)], panels, columns=len(_GROUPS))
 
 
-_UPS = {
-    "accuracy": "test accuracy\n(share of records)",
-    "loss": "test loss\n(cross-entropy, nats)",
-}
+_UPS = {"accuracy": "test accuracy\n(share of records)", "loss": "test loss\n(cross-entropy, nats)"}
 _GROUPS = {
     f"From {clip}": (BASELINE, f"clip{clip}", *(f"poly({clip}){p}" for p in POWERS))
     for clip in CLIPS
@@ -406,7 +431,7 @@ _LOOKS = {
     **{
         name: Stroke(COLOURS[i], marker, dashes)
         for i, names in enumerate(list(_GROUPS.values())[:-1])
-        for name, marker, dashes in zip(names[1:], "s^Dv", DASHES, strict=True)
+        for name, marker, dashes in zip(names[1:], "s^Dv", figures.DASHES, strict=True)
     },
     "clip0.25": Stroke(COLOURS[3], "s", "-"),
     "poly(0.25)1": Stroke(COLOURS[3], "^", "--"),

@@ -9,25 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from matplotlib.figure import Figure
-
-from fedveil.pages.html import sentence
-from fedveil.papers.reproduction import (
-    Experiment,
-    Item,
-    Page,
-    TextTable,
-    claim_of,
-    learning_curve,
-    mean_lines,
-    meaning,
-    strict_claim,
-)
+from fedveil.pages.html import capitalize_first
+from fedveil.papers.reproduction import Experiment, Item, Page
+from fedveil.papers.sweep_results import claim_of, learning_curve, meaning, strict_claim
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
-from fedveil.tuning.figures import Panel, draw, numbered, promises
+from fedveil.tuning.figures import ANYWHERE, SHARE, Panel, claim_terms, draw, series_of_means
 from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Axis, cells
-from fedveil.tuning.repetitions import Mean, worse
+from fedveil.tuning.repetitions import Mean, paired_p_value
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.theory import LaplaceNoise, Sizes, best_steps, decayed_bound
 from fedveil.tuning.theory_plan import constants_of
@@ -44,7 +33,7 @@ TABLE_II = {
     "5": (30, 23.13, 24.94),
     "inf": (100, 22.59, 24.06),
 }
-"""epsilon: T*, the loss there, and the worst loss over T = 0, 10, ..., 100."""
+"""By epsilon: T*, the loss there, and the worst loss over T = 0, 10, ..., 100."""
 
 RULES: dict[str, Callable[[int], float]] = {
     "1": lambda t: 1,
@@ -53,7 +42,7 @@ RULES: dict[str, Callable[[int], float]] = {
     "T^2/3": lambda t: t ** (2 / 3),
     "T": lambda t: t,
 }
-"""E as a function of T."""
+"""Rules for E, the local steps per round, as functions of T, the local steps in all."""
 
 _MINIMISER = "minimiser of the bound"
 _LEVELS = (
@@ -65,7 +54,7 @@ _LEVELS = (
 
 @dataclass(frozen=True)
 class FuSetting:
-    """The federation of one scale: how many clients, how many per round, in words."""
+    """The federation of one scale: its clients, clients per round, and a label in words."""
 
     clients: int
     cohort: int
@@ -73,7 +62,7 @@ class FuSetting:
 
     @property
     def overrides(self) -> list[str]:
-        """The recipe's keys."""
+        """Return the overrides of the recipe that all sweeps share, as texts `key=value`."""
         drawn = "data.resample=400000" if self.clients == 5000 else ""
         return (
             f"data.name=lending-club data.partition=shards data.clients={self.clients} data.seed=1 "
@@ -83,7 +72,11 @@ class FuSetting:
 
 
 def setting(experiment: Experiment, *, everyone: bool = False) -> FuSetting:
-    """Real clients at quick scale, and as many as the paper has, drawn, at paper scale."""
+    """Return the federation of the scale, with a tenth of the clients in a round.
+
+    All are in every round if `everyone`. Quick scale has the real clients. Paper scale draws as
+    many as the paper has.
+    """
     clients, how = 5000, "5,000 clients of 80 loans drawn with replacement from the real ones"
     if experiment.is_quick:
         clients, how = 1349, "1,349 clients, the real loans of the training split, each once"
@@ -91,117 +84,222 @@ def setting(experiment: Experiment, *, everyone: bool = False) -> FuSetting:
     return FuSetting(clients, cohort, f"{how}, sorted by interest rate; {cohort:,} per round")
 
 
+Lines = Sequence[Sequence[Mean]] | Mapping[str, Sequence[Mean]]
+"""Lines of means: in the order of the epsilons, or by name."""
+
+
+@dataclass(frozen=True)
+class EpsilonGrid:
+    """A finished sweep of the paper and the page that shows it.
+
+    The first axis of the sweep is epsilon, unless an item draws other lines.
+
+    Attributes:
+        page: The page, to which figures and tables are added.
+        sweep: The sweep.
+        claim: The claim whose terms the epsilons have.
+        epsilons: The paper's epsilons, one line each.
+        level: The header of a column of epsilons.
+        metric: "loss", of which the lowest is best, or "accuracy", of which the highest is.
+        label: The label of the y axis.
+        subject: Data and model, for the text of a figure.
+    """
+
+    page: Page
+    sweep: Sweep
+    claim: PrivacyClaim
+    epsilons: tuple[str, ...]
+    level: str
+    metric: str
+    label: str
+    subject: str
+
+    def final_means(self) -> list[list[Mean]]:
+        """Return the final mean metric of all cells, one list for each epsilon.
+
+        The first axis of the sweep must be epsilon.
+        """
+        means = [self.sweep.cell_mean(c, self.metric) for c in range(len(self.sweep.cells))]
+        length = len(means) // len(self.epsilons)
+        return [means[i : i + length] for i in range(0, len(means), length)]
+
+    def curves(self) -> tuple[list[int], list[list[Mean]]]:
+        """Return (measured rounds, mean metric in each round: one list for each epsilon).
+
+        The sweep must have kept curves, and have no other axis than epsilon.
+        """
+        curves = [learning_curve(self.sweep, c, self.metric) for c in range(len(self.epsilons))]
+        return curves[0][0], [means for _, means in curves]
+
+    def add_figure(
+        self, file: str, title: str, which: str, across: str, places: Sequence[int], lines: Lines
+    ) -> None:
+        """Draw a figure and add it to the page under the name `file`. No file is written.
+
+        Args:
+            file: The name of its file.
+            title: Its title.
+            which: The number of the paper's figure, and its setting.
+            across: The label of the x axis.
+            places: The x of each mean.
+            lines: Means by name, or in the order of the epsilons.
+        """
+        if not isinstance(lines, Mapping):
+            names = ["no noise" if e == "inf" else f"epsilon {e}" for e in self.epsilons]
+            lines = dict(zip(names, lines, strict=True))
+        loss = self.metric == "loss"
+        within = ANYWHERE if loss else SHARE
+        series = series_of_means(lines, places)
+        panel = Panel(series, across, self.label, log_y=loss, within=within)
+        texts = [f"Fu et al. 2021, {which}: {self.subject}", *claim_terms([self.claim])]
+        self.page.figures[file] = draw(title, texts, [panel])
+
+    def add_means(
+        self, axis: str, places: Sequence[int], lines: Sequence[Sequence[Mean]], title: str = ""
+    ) -> None:
+        """Add a table of means to the page, a row for each epsilon, a column for each place.
+
+        Args:
+            axis: "T" or "E", for the headers "T = place".
+            places: The values of the axis.
+            lines: Means in the order of the epsilons.
+            title: The title of the table.
+        """
+        rows = [(e, *map(str, line)) for e, line in zip(self.epsilons, lines, strict=True)]
+        self.page.add_table((self.level, *(f"{axis} = {place}" for place in places)), rows, title)
+
+    def extremes(self, lines: Sequence[Sequence[Mean]]) -> list[tuple[int, Mean, Mean]]:
+        """Return (index of the best mean, the best mean, the worst mean) of each line.
+
+        The best loss is the lowest, and the best accuracy the highest.
+        """
+        sign, ends = 1 if self.metric == "loss" else -1, []
+        for line in lines:
+            order = [sign * mean.value for mean in line]
+            best = order.index(min(order))
+            ends.append((best, line[best], line[order.index(max(order))]))
+        return ends
+
+    def add_stars(
+        self,
+        axis: str,
+        places: Sequence[int],
+        lines: Sequence[Sequence[Mean]],
+        published: Mapping[str, tuple[int, float, float]],
+        digits: str,
+        strict: tuple[str, Sequence[int]],
+    ) -> list[int]:
+        """Add a table of best places to the page, the paper's beside ours.
+
+        Args:
+            axis: "T" or "E".
+            places: The values of the axis.
+            lines: Means in the order of the epsilons.
+            published: By epsilon: the paper's best place, the metric there, and the worst metric.
+            digits: The format of the published metrics.
+            strict: The header of the column of strict claims, and the cell of each epsilon whose
+                claim is shown.
+
+        Returns:
+            Our best place for each epsilon.
+        """
+        star = f"{self.metric} at {axis}*"
+        paired = (f"{axis}*, paper", f"{axis}*, here", f"{star}, paper", f"{star}, here")
+        rows = []
+        ends = zip(self.epsilons, self.extremes(lines), strict[1], strict=True)
+        for epsilon, (index, best, worst), cell in ends:
+            place, paper_best, paper_worst = published[epsilon]
+            stars = (str(place), str(places[index]), f"{paper_best:{digits}}", str(best))
+            rest = (f"{best.value - paper_best:+{digits}}", f"{paper_worst:{digits}}", str(worst))
+            rows.append((epsilon, strict_claim(self.sweep, cell), *stars, *rest))
+        worst_pair = ("difference", "worst, paper", "worst, here")
+        self.page.add_table((self.level, strict[0], *paired, *worst_pair), rows)
+        return [places[index] for index, _, _ in self.extremes(lines)]
+
+    def add_order(self, statement: str, axis: str, stars: Sequence[int], *, rising: bool) -> None:
+        """Add a statement to the page, confirmed if the best places are ordered by epsilon.
+
+        Args:
+            statement: The statement of the paper.
+            axis: "T" or "E".
+            stars: The best place for each epsilon.
+            rising: Whether they must rise with epsilon. Otherwise they must fall. Neighbours may be
+                equal, but not the first and the last.
+        """
+        ordered = list(stars) if rising else list(reversed(stars))
+        self.page.add_statement(
+            statement,
+            ordered == sorted(ordered) and ordered[0] < ordered[-1],
+            f"Here {axis}* is {', '.join(map(str, stars))} for epsilon "
+            f"{', '.join(self.epsilons)} {self.claim.terms}.",
+        )
+
+
 def fig1(experiment: Experiment) -> Page:
-    """Loss per iteration."""
-    page, sweep, claim = _measured(
-        experiment,
-        "Fig. 1: loss per iteration, T = 100, E = 1",
-        "fu-fig1",
-        "client.steps=1 rounds=100 evaluate.every=5",
-        curves=True,
-    )
-    curves = [learning_curve(sweep, c, "loss") for c in range(len(EPSILONS))]
-    rounds, lines = curves[0][0], [means for _, means in curves]
-    page.figures["fu-fig1.png"] = _figure(
-        "Test loss during training, by epsilon",
-        "Fig. 1",
-        rounds,
-        by_epsilon(EPSILONS, lines),
-        "local steps done (t)",
-        claim,
-    )
+    """Run the sweep of Fig. 1, and return its page: the loss during training, for each epsilon."""
+    keys = "client.steps=1 rounds=100 evaluate.every=5"
+    title = "Fig. 1: loss per iteration, T = 100, E = 1"
+    grid = _run_grid(experiment, title, "fu-fig1", keys, curves=True)
+    rounds, lines = grid.curves()
+    what = "Test loss during training, by epsilon"
+    grid.add_figure("fu-fig1.png", what, "Fig. 1", "local steps done (t)", rounds, lines)
     shown = [i for i, r in enumerate(rounds) if r in (10, 30, 50, 100)]
-    few = [[line[i] for i in shown] for line in lines]
-    page.tables.append(means_table(f"epsilon {claim.terms}", EPSILONS, "T", (10, 30, 50, 100), few))
-    page.page_notes.append("The paper shows this as a figure without numbers.")
-    return page
+    grid.add_means("T", (10, 30, 50, 100), [[line[i] for i in shown] for line in lines])
+    grid.page.page_notes.append("The paper shows this as a figure without numbers.")
+    return grid.page
 
 
 def table2(experiment: Experiment) -> Page:
-    """Final loss against T."""
+    """Run the sweep of Fig. 3 and Table II, and return its page: final loss by T and epsilon."""
     times = tuple(range(10, 101, 10))
-    page, sweep, claim = _measured(
-        experiment,
-        "Fig. 3 and Table II: final loss against T, E = 1",
-        "fu-table2",
-        "client.steps=1",
-        Axis("rounds", tuple(map(str, times))),
-    )
-    lines = mean_lines(sweep, len(times), "loss")
-    page.figures["fu-fig3.png"] = _figure(
-        "Test loss by the length of training",
-        "Fig. 3, one local step per round",
-        times,
-        by_epsilon(EPSILONS, lines),
-        IN_ALL,
-        claim,
-    )
-    rows, stars = [], []
-    for c, (epsilon, line) in enumerate(zip(EPSILONS, lines, strict=True)):
-        best = min(range(len(times)), key=lambda i: line[i].value)
-        stars.append(times[best])
-        strict = strict_claim(sweep, c * len(times))
-        row = star_row(times[best], line[best], max(line, key=_value), *TABLE_II[epsilon], ".2f")
-        rows.append((epsilon, strict, *row))
-    page.add_table((f"epsilon {claim.terms}", "strictly", *star_headers("T", "loss")), rows)
-    page.tables.append(
-        means_table(f"epsilon {claim.terms}", EPSILONS, "T", times, lines, "Final loss:")
-    )
-    page.add_statement(
-        "T* grows with epsilon.",
-        stars == sorted(stars) and stars[0] < stars[-1],
-        _stars("T", stars, claim),
-    )
+    title, axis = "Fig. 3 and Table II: final loss against T, E = 1", Axis("rounds", texts(times))
+    grid = _run_grid(experiment, title, "fu-table2", "client.steps=1", axis)
+    lines, which = grid.final_means(), "Fig. 3, one local step per round"
+    what = "Test loss by the length of training"
+    grid.add_figure("fu-fig3.png", what, which, IN_ALL, times, lines)
+    strict = "strictly", range(0, len(grid.sweep.cells), len(times))
+    stars = grid.add_stars("T", times, lines, TABLE_II, ".2f", strict)
+    grid.add_means("T", times, lines, "Final loss:")
+    grid.add_order("T* grows with epsilon.", "T", stars, rising=True)
     blown = lines[0][-1].value / min(mean.value for mean in lines[0])
-    page.add_statement(
+    grid.page.add_statement(
         "At epsilon = 1 training diverges when T is large.",
         blown > 2,
         f"At T = 100 the loss is {blown:.3g} times that at T*.",
     )
-    page.page_notes.append(_LEVELS)
-    return page
+    grid.page.page_notes.append(_LEVELS)
+    return grid.page
 
 
 def fig5(experiment: Experiment) -> Page:
-    """Final loss against E, which fills Table III."""
-    page, sweep, claim = _measured(
-        experiment,
-        "Fig. 5 and Table III: final loss against E, T = 120",
-        "fu-fig5",
-        "rounds=none iterations=120",
-        Axis("client.steps", tuple(map(str, STEPS))),
-    )
-    lines = mean_lines(sweep, len(STEPS), "loss")
-    page.figures["fu-fig5.png"] = _figure(
-        "Test loss by the number of local steps per round",
-        "Fig. 5, 120 local steps in all",
-        STEPS,
-        by_epsilon(EPSILONS, lines),
-        PER_ROUND,
-        claim,
-    )
+    """Run the sweep of Fig. 5, and return its page: the final loss by E and epsilon.
+
+    It fills Table III, which the paper leaves empty.
+    """
+    title = "Fig. 5 and Table III: final loss against E, T = 120"
+    axis = Axis("client.steps", texts(STEPS))
+    grid = _run_grid(experiment, title, "fu-fig5", "rounds=none iterations=120", axis)
+    lines, which = grid.final_means(), "Fig. 5, 120 local steps in all"
+    what = "Test loss by the number of local steps per round"
+    grid.add_figure("fu-fig5.png", what, which, PER_ROUND, STEPS, lines)
     rows, stars = [], []
-    for c, (epsilon, line) in enumerate(zip(EPSILONS, lines, strict=True)):
-        best = min(range(len(STEPS)), key=lambda i: line[i].value)
-        stars.append(STEPS[best])
-        strict, worst = strict_claim(sweep, c * len(STEPS)), max(line, key=_value)
-        rows.append((epsilon, strict, "(empty)", str(STEPS[best]), str(line[best]), str(worst)))
-    headers = (f"epsilon {claim.terms}", "strictly", "paper", "E*", "loss at E*", "worst loss")
-    page.add_table(headers, rows, "Table III, which the paper leaves empty:")
-    page.tables.append(
-        means_table(f"epsilon {claim.terms}", EPSILONS, "E", STEPS, lines, "Final loss:")
-    )
-    page.add_statement(
-        "The best E is larger for smaller epsilon.",
-        stars == sorted(stars, reverse=True) and stars[0] > stars[-1],
-        _stars("E", stars, claim),
-    )
-    page.page_notes.append(_LEVELS)
-    return page
+    for c, (index, best, worst) in enumerate(grid.extremes(lines)):
+        stars.append(STEPS[index])
+        strict = strict_claim(grid.sweep, c * len(STEPS))
+        rows.append((EPSILONS[c], strict, "(empty)", str(STEPS[index]), str(best), str(worst)))
+    headers = (grid.level, "strictly", "paper", "E*", "loss at E*", "worst loss")
+    grid.page.add_table(headers, rows, "Table III, which the paper leaves empty:")
+    grid.add_means("E", STEPS, lines, "Final loss:")
+    grid.add_order("The best E is larger for smaller epsilon.", "E", stars, rising=False)
+    grid.page.page_notes.append(_LEVELS)
+    return grid.page
 
 
 def fig7(experiment: Experiment) -> Page:
-    """E as a function of T with everybody in every round, beside the bound's minimiser."""
+    """Run the sweep of Fig. 7, and return its page: the final loss by T for several rules of E.
+
+    The E that minimises the theory's bound is one of the rules. Every client is in every round.
+    """
     page, settings, repeat = _begin(
         experiment, "Fig. 7: E as a function of T, epsilon = 3, b = N", everyone=True
     )
@@ -213,26 +311,18 @@ def fig7(experiment: Experiment) -> Page:
         for name, steps in rules.items()
     }
     pairs = sorted({pair for pairs in cell_of.values() for pair in pairs})
-    sweep = experiment.sweep(
-        "fu-fig7",
-        "dp-fedavg",
-        [*settings, "budget.epsilon=3"],
-        [Axis("client.steps:rounds", tuple(f"{e}:{rounds}" for e, rounds in pairs))],
-        repeat,
-    )
+    axis = Axis("client.steps:rounds", tuple(f"{e}:{rounds}" for e, rounds in pairs))
+    settings = [*settings, "budget.epsilon=3"]
+    grid = _grid(page, experiment.sweep("fu-fig7", "dp-fedavg", settings, [axis], repeat))
+    sweep = grid.sweep
     lines = {
         name: [sweep.cell_mean(pairs.index(pair), "loss") for pair in cell_of[name]]
         for name in rules
     }
-    page.figures["fu-fig7.png"] = _figure(
-        "Test loss when local steps per round (E) follow from all steps (T)",
-        "Fig. 7, epsilon 3, every client in every round",
-        times,
-        {f"E = {name}": line for name, line in lines.items()},
-        IN_ALL,
-        claim_of(sweep),
-    )
-    page.settings.append(meaning(claim_of(sweep)))
+    what = "Test loss when local steps per round (E) follow from all steps (T)"
+    which = "Fig. 7, epsilon 3, every client in every round"
+    named = {f"E = {name}": line for name, line in lines.items()}
+    grid.add_figure("fu-fig7.png", what, which, IN_ALL, times, named)
     shown = [i for i, t in enumerate(times) if t in (1, 11, 31, 61, 91, 111)]
     rows = [(n, *(f"{lines[n][i]} (E = {rules[n][i]})" for i in shown)) for n in rules]
     page.add_table(("E", *(f"T = {times[i]}" for i in shown)), rows)
@@ -245,7 +335,7 @@ def fig7(experiment: Experiment) -> Page:
         worst = worst and one > highest
         text = f"{one:.4g}" if math.isfinite(one) else "diverged"
         texts[i] = f"at T = {times[i]} it ends at {text}, E = {other} at {highest:.4g}"
-    evidence = sentence(f"{texts[late[0]]}; {texts[late[-1]]}.")
+    evidence = capitalize_first(f"{texts[late[0]]}; {texts[late[-1]]}.")
     page.add_statement("E = 1 is the worst from T = 60 on.", worst, evidence)
 
     winner, second = sorted(RULES, key=lambda name: lines[name][-1].value)[:2]
@@ -257,7 +347,8 @@ def fig7(experiment: Experiment) -> Page:
         "E = T^2/3 does best.",
         winner == "T^2/3",
         f"Among the drawn rules E = {winner} does best at T = {times[-1]}: {lines[winner][-1]}; "
-        f"next is E = {second}, {lines[second][-1]} (paired, one-sided p = {worse(*losses):.2g}). "
+        f"next is E = {second}, {lines[second][-1]} (paired, one-sided p = "
+        f"{paired_p_value(*losses):.2g}). "
         "The minimiser of the bound with constants estimated from the data, E = "
         f"{rules[_MINIMISER][-1]}, gives {lines[_MINIMISER][-1]}.",
     )
@@ -268,75 +359,27 @@ def fig7(experiment: Experiment) -> Page:
 ITEMS: dict[str, Item] = {"fig1": fig1, "table2": table2, "fig5": fig5, "fig7": fig7}
 
 
-def by_epsilon(
-    epsilons: Sequence[str], lines: Sequence[Sequence[Mean]]
-) -> dict[str, Sequence[Mean]]:
-    """The lines of a figure, named after their epsilons."""
-    names = ["no noise" if epsilon == "inf" else f"epsilon {epsilon}" for epsilon in epsilons]
-    return dict(zip(names, lines, strict=True))
-
-
-def means_table(
-    level: str,
-    epsilons: Sequence[str],
-    axis: str,
-    places: Sequence[int],
-    lines: Sequence[Sequence[Mean]],
-    title: str = "",
-) -> TextTable:
-    """A row of means for each epsilon, which `level` explains, a column for each place."""
-    rows = [(e, *map(str, line)) for e, line in zip(epsilons, lines, strict=True)]
-    return TextTable((level, *(f"{axis} = {place}" for place in places)), rows, title)
-
-
-def star_headers(axis: str, metric: str) -> tuple[str, ...]:
-    """The headers of `star_row`."""
-    star = f"{metric} at {axis}*"
-    return (
-        *(f"{axis}*, paper", f"{axis}*, here", f"{star}, paper", f"{star}, here", "difference"),
-        *("worst, paper", "worst, here"),
-    )
-
-
-def star_row(
-    place: int,
-    best: Mean,
-    worst: Mean,
-    paper_place: int,
-    paper_best: float,
-    paper_worst: float,
-    digits: str,
-) -> tuple[str, ...]:
-    """The best place, the metric there and the worst one: the paper's and ours."""
-    return (
-        str(paper_place),
-        str(place),
-        f"{paper_best:{digits}}",
-        str(best),
-        f"{best.value - paper_best:+{digits}}",
-        f"{paper_worst:{digits}}",
-        str(worst),
-    )
-
-
-def _value(mean: Mean) -> float:
-    return mean.value
-
-
-def _stars(axis: str, stars: Sequence[int], claim: PrivacyClaim) -> str:
-    epsilons = f"epsilon {', '.join(EPSILONS)} {claim.terms}"
-    return f"Here {axis}* is {', '.join(map(str, stars))} for {epsilons}."
+def texts(numbers: Sequence[int]) -> tuple[str, ...]:
+    """Return the numbers as texts, the choices of an axis."""
+    return tuple(map(str, numbers))
 
 
 def _begin(
     experiment: Experiment, title: str, *, everyone: bool = False
 ) -> tuple[Page, list[str], int]:
-    """The page with what all items share, the recipe's keys, and the number of repetitions."""
-    noise_free = ["client.steps=1", "rounds=100", "noise.kind=none", "budget=none"]
-    overrides = [*setting(experiment).overrides, *noise_free]
-    tried = experiment.sweep("fu-rate", "dp-fedavg", overrides, [Axis("client.lr", RATES)], 1)
-    losses = [tried.cell_mean(i, "loss") for i in range(len(RATES))]
-    rate = RATES[losses.index(min(losses, key=_value))]
+    """Choose the learning rate by a noise-free sweep, and begin a page with the settings.
+
+    The rate is always chosen with a tenth of the clients in a round. `everyone` concerns what is
+    returned.
+
+    Returns:
+        The page, the overrides `key=value` of the recipe, and the number of repetitions.
+    """
+    settings = [*setting(experiment).overrides, "client.steps=1", "rounds=100"]
+    settings += ["noise.kind=none", "budget=none"]
+    axis = Axis("client.lr", RATES)
+    losses, ends = experiment.try_choices("fu-rate", "dp-fedavg", settings, axis, "loss")
+    rate = RATES[losses.index(min(losses))]
     here, repeat = setting(experiment, everyone=everyone), experiment.repetitions(5, 20)
     page = Page(title)
     page.settings.append(
@@ -345,7 +388,6 @@ def _begin(
         f"{CLIP:g} long in L1, full batches, clients in turn over a random order. {repeat} "
         "repetitions; mean +- half of the 95 % interval."
     )
-    ends = ", ".join(f"{r}: {loss}" for r, loss in zip(RATES, losses, strict=True))
     page.left_open += [
         ("learning rate", f"{rate}, the lowest loss after 100 noise-free iterations ({ends})"),
         ("initialisation", "zero"),
@@ -354,23 +396,47 @@ def _begin(
     return page, [*here.overrides, f"client.lr={rate}"], repeat
 
 
-def _measured(
-    experiment: Experiment, title: str, name: str, keys: str, *axes: Axis, curves: bool = False
-) -> tuple[Page, Sweep, PrivacyClaim]:
-    """The page, the sweep over epsilons and `axes`, and the claim of its epsilons."""
-    page, settings, repeat = _begin(experiment, title)
-    grid = [Axis("budget.epsilon", EPSILONS), *axes]
-    settings += keys.split()
-    sweep = experiment.sweep(name, "dp-fedavg", settings, grid, repeat, curves=curves)
+def _grid(page: Page, sweep: Sweep) -> EpsilonGrid:
+    """Return the grid of a finished sweep of losses. The terms of its epsilons go to the page."""
     claim = claim_of(sweep)
     page.settings.append(meaning(claim))
-    return page, sweep, claim
+    unit = "test loss: squared error\n(percentage points squared)"
+    subject = "linear regression of the interest rate (Lending Club)."
+    return EpsilonGrid(
+        page, sweep, claim, EPSILONS, f"epsilon {claim.terms}", "loss", unit, subject
+    )
+
+
+def _run_grid(
+    experiment: Experiment, title: str, name: str, keys: str, *axes: Axis, curves: bool = False
+) -> EpsilonGrid:
+    """Begin a page, run the sweep `name` over epsilons and `axes`, and return its grid.
+
+    Args:
+        experiment: Directory and scale.
+        title: The title of the page.
+        name: The first part of the name of the sweep's directory.
+        keys: Further overrides `key=value` of the recipe, separated by spaces.
+        axes: Axes after that of epsilons.
+        curves: Whether test metrics are kept during training.
+    """
+    page, settings, repeat = _begin(experiment, title)
+    settings, grid = [*settings, *keys.split()], [Axis("budget.epsilon", EPSILONS), *axes]
+    return _grid(page, experiment.sweep(name, "dp-fedavg", settings, grid, repeat, curves=curves))
 
 
 def _minimisers(
     experiment: Experiment, settings: list[str], times: tuple[int, ...]
 ) -> tuple[list[int], str]:
-    """The E that minimises the bound at each T, with constants from the data, and what they say."""
+    """Return (the E that minimises the theory's bound at each T, a paragraph on the bound).
+
+    The constants of the bound are estimated from the data. Nothing is trained.
+
+    Args:
+        experiment: Where the data are.
+        settings: Overrides of the recipe.
+        times: The values of T.
+    """
     cell = cells("dp-fedavg", [*settings, "budget.epsilon=3"], [])[0]
     laboratory = Laboratory(experiment.root)
     training = build(cell.recipe, data=laboratory.federated_data(cell.recipe))
@@ -380,6 +446,7 @@ def _minimisers(
     noise = LaplaceNoise(epsilon=3.0, clip_norm=CLIP / 2)
 
     def bound(steps: int, rounds: int) -> float:
+        """Return the theory's bound on the squared distance from the optimum."""
         return decayed_bound(constants, sizes, noise, steps=steps, rounds=rounds)
 
     found = [best_steps(bound, t) for t in times]
@@ -394,17 +461,3 @@ def _minimisers(
         "shortened. Its order in E is wrong here; only training tells."
     )
     return found, why
-
-
-def _figure(
-    title: str,
-    which: str,
-    places: Sequence[int],
-    lines: Mapping[str, Sequence[Mean]],
-    across: str,
-    claim: PrivacyClaim,
-) -> Figure:
-    data = f"Fu et al. 2021, {which}: linear regression of the interest rate (Lending Club)."
-    up = "test loss: squared error\n(percentage points squared)"
-    panel = Panel(numbered(lines, places), across, up, log_y=True)
-    return draw(title, [data, *promises([claim])], [panel])

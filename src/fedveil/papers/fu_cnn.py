@@ -6,27 +6,12 @@ are then worth strictly is printed.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from matplotlib.figure import Figure
-
-from fedveil.papers.fu import by_epsilon, means_table, star_headers, star_row
-from fedveil.papers.reproduction import (
-    Experiment,
-    Item,
-    Page,
-    claim_of,
-    learning_curve,
-    mean_lines,
-    meaning,
-    strict_claim,
-)
-from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.tuning.figures import SHARE, Panel, draw, numbered, promises
+from fedveil.papers.fu import EpsilonGrid, texts
+from fedveil.papers.reproduction import Experiment, Item, Page
+from fedveil.papers.sweep_results import claim_of, meaning, strict_claim
 from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Axis
-from fedveil.tuning.repetitions import Mean
-from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("10", "20", "30", "inf")
 RATES = ("3", "10", "30", "100")
@@ -43,12 +28,20 @@ TABLE_IV = {
     "30": (12, 0.6781, 0.3500),
     "inf": (2, 0.7470, 0.7088),
 }
-"""epsilon: E*, the accuracy there, and the worst accuracy over E."""
+"""By epsilon: E*, the accuracy there, and the worst accuracy over E."""
 
 
 @dataclass(frozen=True)
 class CnnSetting:
-    """The federation of one scale, and what keeps its noise at the paper's level."""
+    """The federation of one scale.
+
+    Attributes:
+        clients: Writers in all.
+        cohort: Writers per round.
+        most_records: The most images of a writer. None keeps all.
+        delta: The delta of the budget.
+        label: The federation in words.
+    """
 
     clients: int
     cohort: int
@@ -58,7 +51,7 @@ class CnnSetting:
 
     @property
     def overrides(self) -> list[str]:
-        """The recipe's keys."""
+        """Return the overrides of the recipe that all sweeps share, as texts `key=value`."""
         most = "" if self.most_records is None else f"data.most_records={self.most_records}"
         return (
             f"data.name=femnist data.partition=natural data.clients={self.clients} data.seed=1 "
@@ -67,9 +60,10 @@ class CnnSetting:
         ).split()
 
     def epsilon(self, published: str) -> str:
-        """The epsilon that gives a coordinate of this mean the paper's noise.
+        """Return the epsilon, as text, that gives a coordinate of this mean the paper's noise.
 
-        Noise has a standard deviation of sqrt(T_l log(1/delta)) / epsilon, over sqrt(b) in a mean.
+        `published` is the paper's epsilon, and "inf" stays "inf". Noise has a standard deviation of
+        sqrt(T_l log(1/delta)) / epsilon, over sqrt(b) in a mean.
         """
         if published == "inf":
             return "inf"
@@ -78,7 +72,7 @@ class CnnSetting:
 
 
 def setting(experiment: Experiment) -> CnnSetting:
-    """100 writers of 40 images at quick scale, all that are at hand at paper scale."""
+    """Return the federation of the scale: 100 writers of 40 images if quick, otherwise 430."""
     if experiment.is_quick:
         return CnnSetting(100, 10, 40, DELTA, "100 writers with 40 images each, 10 per round")
     label = "430 writers of at least 40 images (the paper has 3,500), 43 per round"
@@ -86,148 +80,124 @@ def setting(experiment: Experiment) -> CnnSetting:
 
 
 def learning_rate(experiment: Experiment) -> tuple[str, str]:
-    """The rate whose noise-free run is most accurate after 100 iterations, and all accuracies."""
+    """Return (the most accurate rate after 100 noise-free iterations, all accuracies as text).
+
+    The rate is one of `RATES`. Its sweep is run, or read if it has finished.
+    """
     shared = [s for s in setting(experiment).overrides if not s.startswith("budget.")]
-    settings = [*shared, *["noise.kind=none", "budget=none", "client.steps=5", "rounds=20"]]
-    axis = Axis("client.lr", RATES)
-    sweep = experiment.sweep("fu-cnn-rate", "dp-fedavg-gaussian", settings, [axis], 1)
-    accuracies = [sweep.cell_mean(i, "accuracy") for i in range(len(RATES))]
-    values = [mean.value if math.isfinite(mean.value) else -1.0 for mean in accuracies]
-    return RATES[values.index(max(values))], _listed(RATES, accuracies)
+    settings = [*shared, "noise.kind=none", "budget=none", "client.steps=5", "rounds=20"]
+    accuracies, text = experiment.try_choices(
+        "fu-cnn-rate", "dp-fedavg-gaussian", settings, Axis("client.lr", RATES), "accuracy"
+    )
+    values = [value if math.isfinite(value) else -1.0 for value in accuracies]
+    return RATES[values.index(max(values))], text
 
 
 def noise_constant(experiment: Experiment, rate: str) -> tuple[str, str]:
-    """The c_2 with which one published number, epsilon 10 at its best E, is met most nearly.
+    """Return (the c_2 that meets one published number most nearly, all accuracies as text).
 
-    The paper leaves it open. With c_2 = 1 the noise of a round is thousands of times longer than
-    the updates, and nothing is learnt at any epsilon of the paper.
+    The number is the accuracy at epsilon 10 with its best E. The paper leaves c_2 open. With c_2 =
+    1 the noise of a round is thousands of times longer than the updates, and nothing is learnt at
+    any epsilon of the paper. `rate` is the learning rate. The sweep is run, or read if it has
+    finished.
     """
-    here, (steps, accuracy, _) = setting(experiment), TABLE_IV["10"]
+    here, (steps, published, _) = setting(experiment), TABLE_IV["10"]
     keys = f"client.lr={rate} client.steps={steps} rounds=none iterations=240"
     settings = [*here.overrides, *keys.split(), f"budget.epsilon={here.epsilon('10')}"]
-    axis = Axis("noise.c2", CONSTANTS)
-    sweep = experiment.sweep("fu-cnn-constant", "dp-fedavg-gaussian", settings, [axis], 1)
-    accuracies = [sweep.cell_mean(i, "accuracy") for i in range(len(CONSTANTS))]
-    errors = [abs(mean.value - accuracy) for mean in accuracies]
-    return CONSTANTS[errors.index(min(errors))], _listed(CONSTANTS, accuracies)
+    accuracies, text = experiment.try_choices(
+        "fu-cnn-constant", "dp-fedavg-gaussian", settings, Axis("noise.c2", CONSTANTS), "accuracy"
+    )
+    errors = [abs(value - published) for value in accuracies]
+    return CONSTANTS[errors.index(min(errors))], text
 
 
 def fig2(experiment: Experiment) -> Page:
-    """Accuracy per iteration."""
-    page, sweep, paper = _measured(
-        experiment,
-        "Fig. 2: accuracy per iteration, T = 250, E = 5",
-        "fu-fig2",
-        "client.steps=5 rounds=50 evaluate.every=5",
-        curves=True,
-    )
-    curves = [learning_curve(sweep, c, "accuracy") for c in range(len(EPSILONS))]
-    rounds, lines = curves[0][0], [means for _, means in curves]
-    page.figures["fu-fig2.png"] = _figure(
-        "Test accuracy during training, by epsilon",
-        "Fig. 2, 5 local steps per round",
-        [5 * r for r in rounds],
-        lines,
-        "local steps done (t)",
-        paper,
-    )
+    """Run the sweep of Fig. 2, and return its page: the accuracy during training, by epsilon."""
+    title = "Fig. 2: accuracy per iteration, T = 250, E = 5"
+    keys = "client.steps=5 rounds=50 evaluate.every=5"
+    grid = _run_grid(experiment, title, "fu-fig2", keys, curves=True)
+    rounds, lines = grid.curves()
+    which, across = "Fig. 2, 5 local steps per round", "local steps done (t)"
+    what = "Test accuracy during training, by epsilon"
+    grid.add_figure("fu-fig2.png", what, which, across, [5 * r for r in rounds], lines)
     shown = [i for i, r in enumerate(rounds) if r in (10, 20, 50)]
     rows = [
-        (epsilon, strict_claim(sweep, c), *(str(lines[c][i]) for i in shown))
+        (epsilon, strict_claim(grid.sweep, c), *(str(lines[c][i]) for i in shown))
         for c, epsilon in enumerate(EPSILONS)
     ]
-    page.add_table((_level(paper), "here, strictly", "T = 50", "T = 100", "T = 250"), rows)
-    page.page_notes.append(
+    grid.page.add_table((grid.level, "here, strictly", "T = 50", "T = 100", "T = 250"), rows)
+    grid.page.page_notes.append(
         "The paper shows this as a figure without numbers; its text says T = 250, its caption T = "
         "50, the number of rounds."
     )
-    return page
+    return grid.page
 
 
 def fig4(experiment: Experiment) -> Page:
-    """Final accuracy against T."""
+    """Run the sweep of Fig. 4, and return its page: the final accuracy by T, for each epsilon."""
     times = (50, 150, 400) if experiment.is_quick else tuple(range(50, 501, 50))
-    page, sweep, paper = _measured(
-        experiment,
-        "Fig. 4: final accuracy against T, E = 5",
-        "fu-fig4",
-        "client.steps=5",
-        Axis("rounds", tuple(str(t // 5) for t in times)),
-    )
-    lines = mean_lines(sweep, len(times), "accuracy")
-    page.figures["fu-fig4.png"] = _figure(
-        "Test accuracy by the length of training",
-        "Fig. 4, 5 local steps per round",
-        times,
-        lines,
-        IN_ALL,
-        paper,
-    )
-    page.tables.append(means_table(_level(paper), EPSILONS, "T", times, lines, "Final accuracy:"))
+    title = "Fig. 4: final accuracy against T, E = 5"
+    axis = Axis("rounds", texts([t // 5 for t in times]))
+    grid = _run_grid(experiment, title, "fu-fig4", "client.steps=5", axis)
+    lines, which = grid.final_means(), "Fig. 4, 5 local steps per round"
+    what = "Test accuracy by the length of training"
+    grid.add_figure("fu-fig4.png", what, which, IN_ALL, times, lines)
+    grid.add_means("T", times, lines, "Final accuracy:")
     gains = [line[-1].value - line[len(line) // 2].value for line in lines[:-1]]
-    page.add_statement(
+    grid.page.add_statement(
         "Under noise accuracy levels off.",
         max(gains) < 0.05,
         f"From T = {times[len(times) // 2]} to {times[-1]} it gains "
         f"{', '.join(f'{g:+.3f}' for g in gains)} for epsilon {', '.join(EPSILONS[:-1])} "
-        f"{paper.terms}.",
+        f"{grid.claim.terms}.",
     )
-    page.page_notes.append(
+    grid.page.page_notes.append(
         "How soon it levels off depends on c_2: the more noise, the sooner; with much more, "
         "accuracy falls with T."
     )
-    return page
+    return grid.page
 
 
 def table4(experiment: Experiment) -> Page:
-    """Final accuracy against E."""
+    """Run the sweep of Fig. 6 and Table IV, and return its page: final accuracy by E."""
     tried = FEW_STEPS if experiment.is_quick else STEPS
-    page, sweep, paper = _measured(
-        experiment,
-        "Fig. 6 and Table IV: accuracy against E, T = 240",
-        "fu-table4",
-        "rounds=none iterations=240",
-        Axis("client.steps", tuple(map(str, tried))),
-    )
-    lines = mean_lines(sweep, len(tried), "accuracy")
-    page.figures["fu-fig6.png"] = _figure(
-        "Test accuracy by the number of local steps per round",
-        "Fig. 6, 240 local steps in all",
-        tried,
-        lines,
-        PER_ROUND,
-        paper,
-    )
-    rows, stars = [], []
-    for c, (epsilon, line) in enumerate(zip(EPSILONS, lines, strict=True)):
-        best = max(range(len(tried)), key=lambda i: line[i].value)
-        worst = min(line, key=lambda mean: mean.value)
-        stars.append(tried[best])
-        row = star_row(tried[best], line[best], worst, *TABLE_IV[epsilon], ".4f")
-        rows.append((epsilon, strict_claim(sweep, c * len(tried) + best), *row))
-    page.add_table((_level(paper), "here, strictly", *star_headers("E", "accuracy")), rows)
-    page.tables.append(means_table(_level(paper), EPSILONS, "E", tried, lines, "Accuracy:"))
-    page.add_statement(
-        "The best E is larger for smaller epsilon.",
-        stars == sorted(stars, reverse=True) and stars[0] > stars[-1],
-        f"Here E* is {', '.join(map(str, stars))} for epsilon {', '.join(EPSILONS)} {paper.terms}.",
-    )
-    page.page_notes.append(
+    title = "Fig. 6 and Table IV: accuracy against E, T = 240"
+    axis = Axis("client.steps", texts(tried))
+    grid = _run_grid(experiment, title, "fu-table4", "rounds=none iterations=240", axis)
+    lines, which = grid.final_means(), "Fig. 6, 240 local steps in all"
+    what = "Test accuracy by the number of local steps per round"
+    grid.add_figure("fu-fig6.png", what, which, PER_ROUND, tried, lines)
+    best_cells = [c * len(tried) + best for c, (best, _, _) in enumerate(grid.extremes(lines))]
+    stars = grid.add_stars("E", tried, lines, TABLE_IV, ".4f", ("here, strictly", best_cells))
+    grid.add_means("E", tried, lines, "Accuracy:")
+    grid.add_order("The best E is larger for smaller epsilon.", "E", stars, rising=False)
+    grid.page.page_notes.append(
         "For Gaussian noise (z = 1) fewer, longer rounds bring as much noise in all: an update may "
         "be E times as long, a client sends T / E of them, and the sum of all noise stays. So "
         "theory has no reason to prefer a large E at a small epsilon; constants decide, which the "
         "paper does not give."
     )
-    return page
+    return grid.page
 
 
 ITEMS: dict[str, Item] = {"fig2": fig2, "fig4": fig4, "table4": table4}
 
 
-def _measured(
+def _run_grid(
     experiment: Experiment, title: str, name: str, keys: str, *axes: Axis, curves: bool = False
-) -> tuple[Page, Sweep, PrivacyClaim]:
-    """The page, the sweep over epsilons and `axes`, and the paper's claim, whose noise it has."""
+) -> EpsilonGrid:
+    """Choose rate and c_2, run the sweep `name` over epsilons and `axes`, and return its grid.
+
+    The grid's claim has the paper's delta, since the noise is the paper's.
+
+    Args:
+        experiment: Directory and scale.
+        title: The title of the grid's page, to which the settings are added.
+        name: The first part of the name of the sweep's directory.
+        keys: Further overrides `key=value` of the recipe, separated by spaces.
+        axes: Axes after that of epsilons.
+        curves: Whether test metrics are kept during training.
+    """
     rate, rates_tried = learning_rate(experiment)
     constant, constants_tried = noise_constant(experiment, rate)
     here, repeat = setting(experiment), experiment.repetitions(1, 1)
@@ -253,29 +223,10 @@ def _measured(
     sweep = experiment.sweep(name, "dp-fedavg-gaussian", settings, grid, repeat, curves=curves)
     paper = replace(claim_of(sweep), delta=DELTA)
     page.settings.append(meaning(paper))
-    return page, sweep, paper
-
-
-def _listed(values: Sequence[str], accuracies: Sequence[Mean]) -> str:
-    return ", ".join(f"{value}: {mean}" for value, mean in zip(values, accuracies, strict=True))
-
-
-def _level(paper: PrivacyClaim) -> str:
-    return f"the paper's epsilon, whose noise this is, {paper.terms}"
-
-
-def _figure(
-    title: str,
-    which: str,
-    places: Sequence[int],
-    lines: Sequence[Sequence[Mean]],
-    across: str,
-    paper: PrivacyClaim,
-) -> Figure:
-    data = (
-        f"Fu et al. 2021, {which}: a CNN on FEMNIST. Epsilons are the paper's, whose noise "
-        "this is; what the reports are worth here, strictly, is in the tables."
+    level = f"the paper's epsilon, whose noise this is, {paper.terms}"
+    unit, subject = (
+        "test accuracy (share of records)",
+        "a CNN on FEMNIST. Epsilons are the paper's, whose noise this is; what the reports are "
+        "worth here, strictly, is in the tables.",
     )
-    series = numbered(by_epsilon(EPSILONS, lines), places)
-    panel = Panel(series, across, "test accuracy (share of records)", within=SHARE)
-    return draw(title, [data, *promises([paper])], [panel])
+    return EpsilonGrid(page, sweep, paper, EPSILONS, level, "accuracy", unit, subject)

@@ -11,34 +11,19 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from fedveil.papers.ldp_fl_settings import (
-    FRACTIONS,
-    NOISE_FREE,
-    RANGE,
-    PublishedTable,
-    Study,
-    deviations,
-    left_open,
-    studies,
-)
-from fedveil.papers.reproduction import (
-    Experiment,
-    Item,
-    Page,
-    PaperStatement,
-    learning_curve,
-    percent,
-    percents,
-)
+from fedveil.papers import ldp_fl_settings
+from fedveil.papers.ldp_fl_settings import FRACTIONS, RANGE, PublishedTable, Study, studies
+from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement
+from fedveil.papers.sweep_results import learning_curve, percent, percents
 from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Trust
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.tuning.figures import PERCENT, Panel, Series, draw, numbered, stroke
+from fedveil.tuning.figures import PERCENT, Panel, Series, draw, series_of_means, stroke
 from fedveil.tuning.recipe_grid import Axis
-from fedveil.tuning.repetitions import Mean, mean_of, worse
+from fedveil.tuning.repetitions import Mean, mean_of, paired_p_value
 from fedveil.tuning.sweep import Sweep
 
 PUBLISHED = "at delta 0 per weight (replace, local trust, as published, not a guarantee)"
-"""What belongs to the paper's epsilons."""
+"""The terms of the paper's epsilons."""
 
 READINGS = (
     "epsilon at delta 1e-05 per client (replace, shuffled trust), behind an ideal shuffler",
@@ -47,8 +32,11 @@ READINGS = (
 )
 
 HIGH, COLLAPSED = 5.0, 10.0
-"""At most so many points below noise-free is high; more below the largest epsilon, collapsed."""
+"""Accuracy is high up to `HIGH` points below the noise-free run, and has collapsed if it is more
+than `COLLAPSED` points below that of the largest epsilon."""
 SIGNIFICANT = 0.05
+_REPEAT = 3, 10
+"""Repetitions at quick and at paper scale."""
 
 _EPSILON = f"epsilon {PUBLISHED}"
 _HERE = ("accuracy, paper", "here", "difference")
@@ -60,19 +48,18 @@ _FIGURES_ONLY = (
 
 
 def epsilon(experiment: Experiment) -> Page:
-    """Accuracy against epsilon: the headline runs and those around them."""
-    page, cases, repeat = _begin(experiment, "Accuracy against epsilon")
+    """Run the sweeps of accuracy by epsilon, and return their page.
+
+    It has the paper's headline runs, and runs around them.
+    """
+    page, cases = _begin(experiment, "Accuracy against epsilon")
     headline, panels = [], []
     for study in cases:
-        paper, count, keys = study.paper, len(study.epsilons), [*study.shared, *study.divided]
-        run = experiment.sweep(
-            f"ldp-fl-free-{paper.data}", "ldp-fl", [*keys, *NOISE_FREE], [], repeat
-        )
-        axes = [
-            Axis(RANGE, (study.published, study.updates)),
-            Axis("noise.epsilon", study.epsilons),
-        ]
-        sweep = experiment.sweep(f"ldp-fl-epsilon-{paper.data}", "ldp-fl", keys, axes, repeat)
+        paper, count = study.paper, len(study.epsilons)
+        run = _sweep(experiment, study, "free", [*study.divided, *ldp_fl_settings.NOISE_FREE], [])
+        ranges = Axis(RANGE, (study.published, study.updates))
+        axes = [ranges, Axis("noise.epsilon", study.epsilons)]
+        sweep = _sweep(experiment, study, "epsilon", study.divided, axes)
         free, means = percent(run, 0), [percent(sweep, c) for c in range(2 * count)]
         rows = []
         for c, e in enumerate(study.epsilons):
@@ -81,19 +68,13 @@ def epsilon(experiment: Experiment) -> Page:
         headers = ("accuracy, paper", "weights, here", "difference", "update, here")
         page.add_table((_EPSILON, *headers, *READINGS), rows, f"{paper.title}:")
         best = study.epsilons.index(paper.epsilon)
-        headline.append(
-            (
-                *(paper.title, str(paper.clients), str(study.clients), paper.epsilon),
-                *_beside(paper.published_accuracy, means[best]),
-                f"{paper.below:.2f}",
-                f"{free.value - means[best].value:.2f}",
-                str(free),
-                str(means[count + best]),
-            )
-        )
+        below = f"{paper.below:.2f}", f"{free.value - means[best].value:.2f}"
+        sizes = (paper.title, str(paper.clients), str(study.clients), paper.epsilon)
+        rest = (*below, str(free), str(means[count + best]))
+        headline.append((*sizes, *_beside(paper.published_accuracy, means[best]), *rest))
         lines = {"weights, as published": means[:count], "update, our variant": means[count:]}
         panel = Panel(
-            numbered(lines, [float(epsilon) for epsilon in study.epsilons]),
+            series_of_means(lines, [float(epsilon) for epsilon in study.epsilons]),
             "epsilon per weight",
             _ACCURACY,
             paper.title,
@@ -109,21 +90,16 @@ def epsilon(experiment: Experiment) -> Page:
             collapses(paper, accuracies),
             one_budget(paper.title, paper.epsilon, shuffled),
         ]
-    page.add_table(
-        (
-            *("data", "clients, paper", "here", _EPSILON),
-            *("accuracy, paper", "weights, here", "difference"),
-            *("below noise-free, paper", "below noise-free, here", "noise-free, here"),
-            "update, here",
-        ),
-        headline,
-        "The headline runs:",
+    columns = (
+        *("data", "clients, paper", "here", _EPSILON),
+        *("accuracy, paper", "weights, here", "difference"),
+        *("below noise-free, paper", "below noise-free, here", "noise-free, here"),
+        "update, here",
     )
+    page.add_table(columns, headline, "The headline runs:")
     page.tables.insert(0, page.tables.pop())
-    title = "Test accuracy by epsilon per weight"
-    page.figures["ldp-fl-epsilon.png"] = draw(
-        title, [_SOURCE, f"Epsilon {PUBLISHED}."], panels, len(panels)
-    )
+    title, texts = "Test accuracy by epsilon per weight", [_SOURCE, f"Epsilon {PUBLISHED}."]
+    page.figures["ldp-fl-epsilon.png"] = draw(title, texts, panels, len(panels))
     page.page_notes += [
         "`weights` are perturbed as published; `update` is our variant, which reports the update "
         "around the model that was sent, in a range of its own. Epsilons are the same for both. "
@@ -135,23 +111,19 @@ def epsilon(experiment: Experiment) -> Page:
 
 
 def clients(experiment: Experiment) -> Page:
-    """Accuracy against the number of clients, the same records split evenly among them."""
-    page, cases, repeat = _begin(experiment, "Number of clients")
+    """Run the sweeps of accuracy by the number of clients, and return their page.
+
+    All numbers of clients share the same records evenly.
+    """
+    page, cases = _begin(experiment, "Number of clients")
     lines = {}
     for study in cases:
         paper, counts = study.paper, study.populations
         each = [str(study.records_each(n) or "none") for n in counts]
         divisions = tuple(f"{n}:{n}:{k}" for n, k in zip(counts, each, strict=True))
-        sweep = experiment.sweep(
-            f"ldp-fl-clients-{paper.data}",
-            "ldp-fl",
-            [*study.shared, f"noise.epsilon={paper.epsilon}"],
-            [
-                Axis(RANGE, (study.published,)),
-                Axis("data.clients:shuffle.minimum:data.most_records", divisions),
-            ],
-            repeat,
-        )
+        axis = Axis("data.clients:shuffle.minimum:data.most_records", divisions)
+        axes = [Axis(RANGE, (study.published,)), axis]
+        sweep = _sweep(experiment, study, "clients", [study.headline_epsilon], axes)
         means, rows = [percent(sweep, c) for c in range(len(counts))], []
         for c, n in enumerate(counts):
             published = paper.published_accuracy if n == paper.clients else None
@@ -160,54 +132,43 @@ def clients(experiment: Experiment) -> Page:
             rows.append((str(n), part, *_beside(published, means[c]), noise, *worth(sweep, c)))
         noise = "noise on a weight's mean (standard deviation)"
         headers = ("clients", "records each", *_HERE, noise, *READINGS)
-        page.add_table(headers, rows, f"{_line_name(study)} {PUBLISHED}:")
-        lines[_line_name(study)] = (counts, means)
+        page.add_table(headers, rows, f"{study.line_name} {PUBLISHED}:")
+        lines[study.line_name] = (counts, means)
         sizes = f"{counts[0]} clients", f"{counts[-1]} clients"
         fewest, most = percents(sweep, 0), percents(sweep, len(counts) - 1)
         page.statements.append(reports_help(paper.title, sizes, fewest, most))
     page.figures["ldp-fl-clients.png"] = _figure(
         "Test accuracy by the number of clients", lines, "clients, all of them in every round"
     )
-    page.page_notes += [
-        "More clients also have fewer records each, so that local training differs as well.",
-        _FIGURES_ONLY,
-    ]
+    more = "More clients also have fewer records each, so that local training differs as well."
+    page.page_notes += [more, _FIGURES_ONLY]
     return page
 
 
 def fraction(experiment: Experiment) -> Page:
-    """Accuracy against the fraction of clients that take part in a round."""
-    page, cases, repeat = _begin(experiment, "Client fraction")
+    """Run the sweeps of accuracy by the share of clients in a round, and return their page."""
+    page, cases = _begin(experiment, "Client fraction")
     lines = {}
     for study in cases:
-        paper = study.paper
         sizes = [max(1, round(fr * study.clients)) for fr in FRACTIONS]
-        sweep = experiment.sweep(
-            f"ldp-fl-fraction-{paper.data}",
-            "ldp-fl",
-            [*study.shared, *study.divided, "sample.kind=fixed", f"noise.epsilon={paper.epsilon}"],
-            [
-                Axis(RANGE, (study.published,)),
-                Axis("sample.size:shuffle.minimum", tuple(f"{k}:{k}" for k in sizes)),
-            ],
-            repeat,
-        )
+        axis = Axis("sample.size:shuffle.minimum", tuple(f"{k}:{k}" for k in sizes))
+        settings = [*study.divided, "sample.kind=fixed", study.headline_epsilon]
+        axes = [Axis(RANGE, (study.published,)), axis]
+        sweep = _sweep(experiment, study, "fraction", settings, axes)
         means = [percent(sweep, c) for c in range(len(sizes))]
         rows = [
             (f"{fr:g}", str(sizes[c]), "-", str(means[c]), *worth(sweep, c))
             for c, fr in enumerate(FRACTIONS)
         ]
         headers = ("fraction", "clients per round", "accuracy, paper", "here", *READINGS)
-        page.add_table(headers, rows, f"{_line_name(study)} {PUBLISHED}:")
-        lines[_line_name(study)] = (FRACTIONS, means)
+        page.add_table(headers, rows, f"{study.line_name} {PUBLISHED}:")
+        lines[study.line_name] = (FRACTIONS, means)
         words = f"{sizes[0]} clients a round", f"{sizes[-1]}"
         fewest, most = percents(sweep, 0), percents(sweep, len(sizes) - 1)
-        page.statements.append(reports_help(paper.title, words, fewest, most))
-    page.figures["ldp-fl-fraction.png"] = _figure(
-        "Test accuracy by the share of clients in a round",
-        lines,
-        "share of clients that take part in a round",
-    )
+        page.statements.append(reports_help(study.paper.title, words, fewest, most))
+    title = "Test accuracy by the share of clients in a round"
+    across = "share of clients that take part in a round"
+    page.figures["ldp-fl-fraction.png"] = _figure(title, lines, across)
     page.page_notes += [
         "A client that is drawn at random may be drawn in every round: it is charged for all of "
         "them, and with fewer reports per round the shuffler hides each one less.",
@@ -217,19 +178,16 @@ def fraction(experiment: Experiment) -> Page:
 
 
 def rounds(experiment: Experiment) -> Page:
-    """Accuracy after each round, and what a client has spent by then."""
-    page, cases, repeat = _begin(experiment, "Rounds")
+    """Run the sweeps of accuracy by round, and return their page.
+
+    A client's composed epsilons after each round stand beside the accuracy.
+    """
+    page, cases = _begin(experiment, "Rounds")
     lines = {}
     for study in cases:
-        paper = study.paper
-        sweep = experiment.sweep(
-            f"ldp-fl-rounds-{paper.data}",
-            "ldp-fl",
-            [*study.shared, *study.divided, f"noise.epsilon={paper.epsilon}", "evaluate.every=1"],
-            [Axis(RANGE, (study.published,))],
-            repeat,
-            curves=True,
-        )
+        paper, axes = study.paper, [Axis(RANGE, (study.published,))]
+        settings = [*study.divided, study.headline_epsilon, "evaluate.every=1"]
+        sweep = _sweep(experiment, study, "rounds", settings, axes, curves=True)
         measured, means = learning_curve(sweep, 0, "accuracy", 100)
         rows = []
         for done, mean in zip(measured, means, strict=True):
@@ -238,29 +196,23 @@ def rounds(experiment: Experiment) -> Page:
                 spent = worth(sweep, 0, done)
                 rows.append((str(done), paper.epsilon, *_beside(published, mean), *spent))
         page.add_table(("rounds", _EPSILON, *_HERE, *READINGS), rows, f"{paper.title}:")
-        lines[_line_name(study)] = (measured, means)
+        lines[study.line_name] = (measured, means)
         shuffled = readings(sweep.prepared[0].plan, study.rounds)[0]
         page.statements.append(one_budget(paper.title, paper.epsilon, shuffled))
-    page.figures["ldp-fl-rounds.png"] = _figure(
-        "Test accuracy during training", lines, "rounds done"
-    )
+    title = "Test accuracy during training"
+    page.figures["ldp-fl-rounds.png"] = _figure(title, lines, "rounds done")
     page.page_notes.append(_FIGURES_ONLY)
     return page
 
 
 def table1(experiment: Experiment) -> Page:
-    """Table 1: a fixed range against one that follows the layers."""
-    page, cases, repeat = _begin(experiment, "Table 1: fixed against adaptive range")
+    """Run the sweeps of Table 1, and return its page: a fixed range beside an adaptive one."""
+    page, cases = _begin(experiment, "Table 1: fixed against adaptive range")
     for study in cases:
         paper, epsilons = study.paper, tuple(study.paper.table)
         ranges = (study.range(adaptive=False), study.range(adaptive=True))
-        sweep = experiment.sweep(
-            f"ldp-fl-table1-{paper.data}",
-            "ldp-fl",
-            [*study.shared, *study.divided],
-            [Axis(RANGE, ranges), Axis("noise.epsilon", epsilons)],
-            repeat,
-        )
+        axes = [Axis(RANGE, ranges), Axis("noise.epsilon", epsilons)]
+        sweep = _sweep(experiment, study, "table1", study.divided, axes)
         rows = []
         for c, e in enumerate(epsilons):
             published, other = paper.table[e], len(epsilons) + c
@@ -276,17 +228,13 @@ def table1(experiment: Experiment) -> Page:
 
 
 ITEMS: dict[str, Item] = {
-    "epsilon": epsilon,
-    "clients": clients,
-    "fraction": fraction,
-    "rounds": rounds,
-    "table1": table1,
+    each.__name__: each for each in (epsilon, clients, fraction, rounds, table1)
 }
 
 
-def _begin(experiment: Experiment, title: str) -> tuple[Page, list[Study], int]:
-    """The page with what all items share, the studies, and the number of repetitions."""
-    cases, repeat = studies(experiment), experiment.repetitions(3, 10)
+def _begin(experiment: Experiment, title: str) -> tuple[Page, list[Study]]:
+    """Return (a page with the settings of all items, the studies of the scale)."""
+    cases, repeat = studies(experiment), experiment.repetitions(*_REPEAT)
     page = Page(title)
     page.settings += [
         "Two-valued reports of every weight through an ideal shuffler, delta 1e-5 where a client's "
@@ -294,34 +242,59 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[Study], int]:
         "the 95 % interval.",
         f"Every epsilon here, unless it says otherwise: epsilon {PUBLISHED}.",
         "\n".join(f"- {study}" for study in cases),
-        deviations(experiment.scale),
+        ldp_fl_settings.deviations(experiment.scale),
     ]
-    page.left_open += left_open(cases[0])
-    return page, cases, repeat
+    page.left_open += ldp_fl_settings.left_open(cases[0])
+    return page, cases
+
+
+def _sweep(
+    experiment: Experiment,
+    study: Study,
+    name: str,
+    settings: Sequence[str],
+    axes: Sequence[Axis],
+    *,
+    curves: bool = False,
+) -> Sweep:
+    """Run the sweep `ldp-fl-NAME-DATA` of a study, or resume it, and return it.
+
+    `settings` are overrides `key=value` beside the study's shared ones. `curves` keeps test metrics
+    during training.
+    """
+    folder, keys = f"ldp-fl-{name}-{study.paper.data}", [*study.shared, *settings]
+    repeat = experiment.repetitions(*_REPEAT)
+    return experiment.sweep(folder, "ldp-fl", keys, axes, repeat, curves=curves)
 
 
 def _beside(published: float | None, here: Mean) -> tuple[str, str, str]:
-    """The published accuracy, ours, and the difference."""
+    """Return the cells (published accuracy, ours, difference).
+
+    The first and the last are "-" if `published` is None.
+    """
     if published is None:
         return "-", str(here), "-"
     return f"{published:.2f}", str(here), f"{here.value - published:+.2f}"
 
 
-def _line_name(study: Study) -> str:
-    """The name of a study's line, where epsilon is the published one."""
-    return f"{study.paper.title}, epsilon {study.paper.epsilon}"
-
-
 def _figure(
     title: str, lines: Mapping[str, tuple[Sequence[float], Sequence[Mean]]], across: str
 ) -> Figure:
+    """Draw one panel of accuracies.
+
+    `lines` are (places, means) by name, and `across` is the label of the x axis.
+    """
     series = [Series(n, x, y, stroke(i)) for i, (n, (x, y)) in enumerate(lines.items())]
     panel = Panel(series, across, _ACCURACY, within=PERCENT)
     return draw(title, [_SOURCE, f"Epsilon {PUBLISHED}."], [panel])
 
 
 def readings(plan: PrivacyPlan, rounds: int) -> tuple[PrivacyClaim, PrivacyClaim, PrivacyClaim]:
-    """A client's claims of `rounds` planned rounds: with a shuffler, without one, by addition."""
+    """Return a client's three claims for `rounds` rounds, in the order of `READINGS`.
+
+    They are behind a shuffler, without one, and with epsilons added up. The plan must be one of
+    shuffled two-point reports, otherwise StopIteration.
+    """
     shorter = replace(plan, rounds=rounds)
     claims = [claim for claim in shorter.claims(rounds) if not claim.as_published]
     shuffled = next(c for c in claims if c.trust is Trust.SHUFFLED)
@@ -331,7 +304,10 @@ def readings(plan: PrivacyPlan, rounds: int) -> tuple[PrivacyClaim, PrivacyClaim
 
 
 def worth(sweep: Sweep, cell: int, rounds: int | None = None) -> tuple[str, ...]:
-    """The readings as text after `rounds`, None all of them."""
+    """Return the three epsilons of `readings` as texts, for the cell number `cell`.
+
+    None counts all permitted rounds.
+    """
     plan = sweep.prepared[cell].plan
     every = readings(plan, plan.permitted if rounds is None else rounds)
     return tuple(claim.value for claim in every)
@@ -340,29 +316,46 @@ def worth(sweep: Sweep, cell: int, rounds: int | None = None) -> tuple[str, ...]
 def stays_high(
     paper: PublishedTable, free: float, accuracies: Mapping[str, float]
 ) -> PaperStatement:
-    """Whether every epsilon above the paper's threshold is within `HIGH` points of noise-free."""
+    """Judge whether epsilons above the paper's threshold are within `HIGH` points of noise-free.
+
+    Args:
+        paper: The published numbers.
+        free: Our noise-free accuracy, in percent.
+        accuracies: Ours by epsilon, in percent. Without an epsilon above the threshold, the
+            statement is confirmed.
+    """
     above = {e: a for e, a in accuracies.items() if float(e) > paper.holds_above}
     return PaperStatement(
         f"{paper.title}: accuracy stays high for epsilon > {paper.holds_above:g}.",
         all(free - a <= HIGH for a in above.values()),
-        f"Rule: within {HIGH:g} points of the noise-free run, {free:.2f}. Here {_listed(above)}.",
+        f"Rule: within {HIGH:g} points of the noise-free run, {free:.2f}. Here {_as_text(above)}.",
     )
 
 
 def collapses(paper: PublishedTable, accuracies: Mapping[str, float]) -> PaperStatement:
-    """Whether every epsilon below the threshold is `COLLAPSED` points below the largest."""
+    """Judge whether epsilons below the paper's threshold have collapsed.
+
+    Confirmed if there are any, and all are more than `COLLAPSED` points below the largest epsilon.
+    `accuracies` are ours by epsilon, in percent.
+    """
     best = accuracies[max(accuracies, key=float)]
     under = {e: a for e, a in accuracies.items() if float(e) < paper.collapses_below}
     return PaperStatement(
         f"{paper.title}: accuracy collapses for epsilon < {paper.collapses_below:g}.",
         bool(under) and all(best - a > COLLAPSED for a in under.values()),
         f"Rule: more than {COLLAPSED:g} points below the largest epsilon, {best:.2f}. Here "
-        f"{_listed(under)}.",
+        f"{_as_text(under)}.",
     )
 
 
 def one_budget(title: str, published: str, composed: PrivacyClaim) -> PaperStatement:
-    """Whether a client's reports behind the shuffler are worth no more than one of them."""
+    """Judge whether a client's reports together cost no more than the paper's epsilon.
+
+    Args:
+        title: The data set.
+        published: The paper's epsilon of one weight in one round.
+        composed: The claim for all of a client's reports.
+    """
     return PaperStatement(
         f"{title}: with parameter shuffling a client's budget is epsilon, whatever the number of "
         "weights and rounds.",
@@ -374,8 +367,14 @@ def one_budget(title: str, published: str, composed: PrivacyClaim) -> PaperState
 def reports_help(
     title: str, what: tuple[str, str], fewest: Sequence[float], most: Sequence[float]
 ) -> PaperStatement:
-    """Whether accuracy is higher with most reports than with fewest, paired by repetition."""
-    p, low, high = worse(most, fewest), mean_of(fewest), mean_of(most)
+    """Judge whether accuracy is significantly higher with the most reports than with the fewest.
+
+    Args:
+        title: The data set.
+        what: The fewest and the most reports in words.
+        fewest, most: Accuracies of each repetition in percent, which are compared in pairs.
+    """
+    p, low, high = paired_p_value(most, fewest), mean_of(fewest), mean_of(most)
     return PaperStatement(
         f"{title}: the variance of a mean of n reports falls as 1/n (lemma 3), so accuracy rises "
         "with n.",
@@ -391,10 +390,17 @@ def same_order(
     fixed: Sequence[float],
     adaptive: Sequence[float],
 ) -> PaperStatement:
-    """Whether the range that does better in the paper does so here, paired by repetition."""
+    """Judge whether the range that is better in the paper is significantly better here.
+
+    Args:
+        title: The data set.
+        epsilon: The paper's epsilon.
+        published: The paper's accuracies with a fixed and with an adaptive range.
+        fixed, adaptive: Ours of each repetition in percent, which are compared in pairs.
+    """
     lower, higher = (adaptive, fixed) if published[0] > published[1] else (fixed, adaptive)
     name = "fixed" if published[0] > published[1] else "adaptive"
-    p = worse(higher, lower)
+    p = paired_p_value(higher, lower)
     return PaperStatement(
         f"{title}, epsilon {epsilon}: the {name} range does better (by "
         f"{abs(published[0] - published[1]):.2f} points).",
@@ -404,5 +410,6 @@ def same_order(
     )
 
 
-def _listed(accuracies: Mapping[str, float]) -> str:
+def _as_text(accuracies: Mapping[str, float]) -> str:
+    """Return "accuracy at epsilon E" for each, separated by commas, or "nothing"."""
     return ", ".join(f"{a:.2f} at epsilon {e}" for e, a in accuracies.items()) or "nothing"

@@ -4,8 +4,10 @@ A study is one data set at one scale. What the paper leaves open, and where a sc
 is described for the pages.
 """
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedveil.papers.reproduction import Experiment, ExperimentScale
@@ -14,17 +16,23 @@ FRACTIONS = (0.1, 0.3, 1.0)
 GROWTH = 1.2
 
 RANGE = "clip.perturb:clip.adaptive:clip.growth:clip.radius"
-"""The axis of ranges, on which `Study.range` and `Study.updates` are choices."""
+"""The keys of an axis of ranges. `Study.range` and `Study.updates` return its choices."""
 NOISE_FREE = ("clip=none", "noise.kind=none", "budget=none", "shuffle=none")
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """What the paper says of one data set: its headline run, and where accuracy gives way.
+    """The published numbers of one data set.
 
-    `below` is how far the headline lies below the noise-free run. Accuracy stays high above
-    epsilon `holds_above` and collapses below epsilon `collapses_below`. `table` is Table 1:
-    epsilon, and the accuracy with a fixed and with an adaptive range.
+    Attributes:
+        data, title: The data set in recipes, and for readers.
+        clients, rounds, epsilon: The headline run.
+        published_accuracy: The accuracy of the headline run.
+        below: Points by which that is below the noise-free run.
+        holds_above: Accuracy stays high above this epsilon.
+        collapses_below: Accuracy collapses below this epsilon.
+        adaptive: Whether the headline run has an adaptive range.
+        table: Table 1: by epsilon, the accuracy with a fixed and with an adaptive range.
     """
 
     data: str
@@ -56,28 +64,37 @@ PAPER = {row[0]: PublishedTable(*row, _TABLE_1[row[0]]) for row in _HEADLINES}
 
 @dataclass(frozen=True)
 class Study:
-    """A data set of the paper as it is run here.
+    """The settings of our runs on one data set of the paper.
 
-    `records` are those of all clients together, None all there are; `fixed` is the radius of a
-    fixed range of weights, `first_radius` that of an adaptive one in the first round (None: the
-    first model's own), `update` that of updates. `populations` are the numbers of clients compared.
+    Attributes:
+        paper: The published numbers.
+        model_name: The model.
+        clients, rounds: The size of the headline run.
+        records: Records of all clients together. None uses all there are.
+        client: Overrides of the clients' local work.
+        fixed: The radius of a fixed range of weights.
+        first_radius: The radius of an adaptive range in the first round. None takes that of the
+            first model's weights.
+        epsilons: The epsilons that are compared.
+        populations: The numbers of clients that are compared.
+        update: The radius of a range of updates.
     """
 
     paper: PublishedTable
     model_name: str
     clients: int
-    records: int | None
     rounds: int
     client: tuple[str, ...]
     fixed: float
-    first_radius: float | None
     epsilons: tuple[str, ...]
     populations: tuple[int, ...]
+    records: int | None = None
+    first_radius: float | None = None
     update: float = 0.02
 
     @property
     def shared(self) -> list[str]:
-        """The recipe's keys that all runs have in common, but for the division among clients."""
+        """Return the overrides `key=value` that all runs share, without the number of clients."""
         return [
             f"data.name={self.paper.data}",
             "data.partition=iid",
@@ -88,29 +105,39 @@ class Study:
 
     @property
     def divided(self) -> list[str]:
-        """The keys of the study's own number of clients."""
+        """Return the overrides `key=value` of the study's own number of clients."""
         each = self.records_each(self.clients)
         most = [] if each is None else [f"data.most_records={each}"]
         return [f"data.clients={self.clients}", f"shuffle.minimum={self.clients}", *most]
 
     @property
+    def headline_epsilon(self) -> str:
+        """Return the override "noise.epsilon=..." of the paper's headline run."""
+        return f"noise.epsilon={self.paper.epsilon}"
+
+    @property
+    def line_name(self) -> str:
+        """Return "DATA SET, epsilon E", the name of the study's line in figures."""
+        return f"{self.paper.title}, epsilon {self.paper.epsilon}"
+
+    @property
     def published(self) -> str:
-        """The range of the paper's headline run, as a choice on the axis of ranges."""
+        """Return the range of weights of the paper's headline run, a choice on the axis `RANGE`."""
         return self.range(adaptive=self.paper.adaptive)
 
     @property
     def updates(self) -> str:
-        """The range of updates around the model that was sent."""
+        """Return our range of updates around the model, a choice on the axis `RANGE`."""
         return f"update:false:1.0:{self.update}"
 
     def range(self, *, adaptive: bool) -> str:
-        """A range of weights, as a choice on the axis of ranges."""
+        """Return a range of weights, "weights:ADAPTIVE:GROWTH:RADIUS", a choice on `RANGE`."""
         if not adaptive:
             return f"weights:false:1.0:{self.fixed}"
         return f"weights:true:{GROWTH}:{'none' if self.first_radius is None else self.first_radius}"
 
     def records_each(self, clients: int) -> int | None:
-        """How many records each of so many clients has, None for an equal part of all."""
+        """Return the records of each of `clients` clients. None means an equal part of all."""
         return None if self.records is None else self.records // clients
 
     def __str__(self) -> str:
@@ -124,43 +151,42 @@ class Study:
 
 
 def studies(experiment: Experiment) -> list[Study]:
-    """The three data sets at the experiment's scale.
+    """Return a study of each of the three data sets, at the experiment's scale.
 
     Quick is softmax regression on few records in whole batches: minutes on two cores. At paper
     scale clients, rounds and learning rates are the paper's, and models of its kind.
     """
+    tables = tomllib.loads(Path(__file__).with_name("ldp_fl.toml").read_text())
     every = []
-    for name, (model, lr, fixed) in _STUDIES.items():
-        paper = PAPER[name]
-        study = Study(
-            paper,
-            model,
-            clients=paper.clients,
-            records=None,
-            rounds=paper.rounds,
-            client=("client.epochs=5", "client.batch=10", f"client.lr={lr}"),
-            fixed=fixed,
-            first_radius=None,
-            epsilons=tuple(_EPSILONS[name].split()),
-            populations=(50, 100, 200, 500),
-        )
-        every.append(replace(study, **_QUICK_STUDIES[name]) if experiment.is_quick else study)
+    for name, paper in PAPER.items():
+        fields: dict[str, Any] = {"clients": paper.clients, "rounds": paper.rounds}
+        fields |= {"epsilons": tables[name]["epsilons"], **tables[name][experiment.scale]}
+        lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+        every.append(Study(paper, **fields | lists))
     return every
 
 
 def left_open(study: Study) -> list[tuple[str, str]]:
-    """What the paper does not give, and our choice, the same for all studies of a scale."""
+    """Return pairs (setting that the paper omits, our choice), the same for all studies."""
+    start = "from the first model's own weights"
+    if study.first_radius is not None:
+        start = (
+            f"at 0 +- {study.first_radius:g}: softmax begins with zeros, which have no range of "
+            "their own. Chosen after a first full run in which adaptive ranges started at the "
+            "fixed radius: there Table 1 showed no difference on Fashion-MNIST and a smaller one "
+            "on CIFAR-10, so what it says here depends on this choice"
+        )
     return [
         ("local epochs and batch", "as above"),
         ("what an adaptive range follows", "the layer's least and greatest weight"),
-        ("where an adaptive range starts", _starts(study)),
+        ("where an adaptive range starts", start),
         ("how fast a range may grow", f"by {GROWTH:g} a round; else noise alone widens it"),
         ("weights outside the range", "clamped to it, without which epsilon does not hold"),
     ]
 
 
 def deviations(scale: ExperimentScale) -> str:
-    """Where the scale departs from the paper."""
+    """Return a paragraph on where a scale departs from the paper."""
     if scale is ExperimentScale.QUICK:
         return (
             "Quick scale: softmax regression on 6,000 training records stands in for the paper's "
@@ -176,52 +202,4 @@ def deviations(scale: ExperimentScale) -> str:
         "0 +- 0.015 on Fashion-MNIST excludes most of this CNN's first weights, so 0 +- 0.075 is "
         "used. CIFAR-10 as mosaics holds 40,000 of the 50,000 training images, 80 for each of 500 "
         "clients."
-    )
-
-
-_EPSILONS = {"mnist": "0.1 0.3 0.5 1", "fashion-mnist": "0.5 1 4 10", "cifar10": "2 6 10"}
-
-
-def _whole_batches(lr: str) -> tuple[str, ...]:
-    return ("client.epochs=none", "client.steps=5", "client.batch=0", f"client.lr={lr}")
-
-
-_QUICK = {
-    "model_name": "softmax",
-    "records": 6000,
-    "first_radius": 0.075,
-    "client": _whole_batches("0.3"),
-}
-_QUICK_STUDIES: dict[str, dict[str, Any]] = {
-    "mnist": {**_QUICK, "fixed": 0.075, "populations": (50, 100, 200, 500)},
-    "fashion-mnist": {**_QUICK, "fixed": 0.015, "populations": (50, 200)},
-    "cifar10": {
-        **_QUICK,
-        "client": _whole_batches("0.05"),
-        "fixed": 1.0,
-        "populations": (50, 100),
-        "clients": 100,
-        "rounds": 5,
-        "records": 2000,
-    },
-}
-"""By data set: what differs at quick scale."""
-
-_STUDIES = {
-    "mnist": ("small-cnn", "0.03", 0.075),
-    "fashion-mnist": ("small-cnn", "0.03", 0.075),
-    "cifar10": ("vgg", "0.015", 1.0),
-}
-"""By data set at paper scale: model, learning rate and fixed range."""
-
-
-def _starts(study: Study) -> str:
-    """Where adaptive ranges start, the same for all studies of a scale."""
-    if study.first_radius is None:
-        return "from the first model's own weights"
-    return (
-        f"at 0 +- {study.first_radius:g}: softmax begins with zeros, which have no range of their "
-        "own. Chosen after a first full run in which adaptive ranges started at the fixed radius: "
-        "there Table 1 showed no difference on Fashion-MNIST and a smaller one on CIFAR-10, so "
-        "what it says here depends on this choice"
     )

@@ -8,39 +8,34 @@ a client from everyone who sees the models, so their epsilons cannot be compared
 measured with today's attacks (membership, properties, gradient inversion) and an empirical epsilon.
 """
 
-import hashlib
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from fedveil.audit.audit_command import BOUNDS, COLUMNS, AuditSettings, run_attacks, summary
-from fedveil.audit.audit_folder import AuditCache
-from fedveil.audit.findings import AUC, Attack, Leak
+from fedveil.audit.audit_folder import AuditCache, audited_digest
+from fedveil.audit.findings import AUC, Attack
 from fedveil.audit.inversion import InversionAudit
-from fedveil.audit.observations import claimed
-from fedveil.papers.reproduction import (
-    Experiment,
-    Item,
-    Page,
-    PaperStatement,
-    claim_of,
-    meaning,
-    percent,
-)
+from fedveil.audit.observations import strict_claim
+from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement
+from fedveil.papers.sweep_results import claim_of, meaning, percent
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
-from fedveil.tuning.figures import PERCENT, Panel, Series, draw, stroke
+from fedveil.tuning.figures import PERCENT, Panel, draw, series_of_means
 from fedveil.tuning.recipe_grid import Axis
 from fedveil.tuning.repetitions import Mean
 
 EPSILONS, ATTACKED_EPSILONS = ("0.5", "1", "4", "20"), ("1", "8")
-"""Of the budgets whose utility is measured, and of those that are attacked."""
+"""Epsilons of the budgets whose utility is measured, and of those that are attacked."""
 DELTA = 1e-5
 WEAK = 0.1
 NEAR = 2.0
 """Points of accuracy that count as no difference."""
 REMEMBERS, LOST = 0.65, 0.03
-"""The AUC from which membership is found, and how far from 1/2 it may be where nothing is left."""
+"""Membership is found above the first AUC, and hidden where the AUC is this close to 1/2."""
 UNPUBLISHED = "not readable / not available"
 
 NONE, BOUND, WEAK_DP, LOCAL, CENTRAL = "no defence", "norm bound", "weak DP", "local", "central"
@@ -49,19 +44,19 @@ GRADIENTS = "LDP-SGD"
 
 @dataclass(frozen=True)
 class PaperFederation:
-    """Data, model and training that all defences share.
+    """Data, model and training, the same for all defences.
 
     Attributes:
-        data, title, partition: The data set, its name for people, and the division among clients.
+        data, title, partition: The data set in recipes, its title, and how clients share it.
         clients, cohort: Clients in all, and in a round.
         rounds: The number of rounds.
-        records: The most records of a client, None for all of its own.
+        records: The most records of a client. None keeps all.
         model_name: The model's name.
-        steps, batch, lr: Plain local steps, on so many records (0: all of them), at this rate.
-        private_steps, rate, private_lr: Steps of DP-SGD (0: as many as plain ones), each on this
-            share of the records, at this rate.
-        bound, clip: The bounds of an update, and of an example's gradient in DP-SGD.
-        more: Further keys of the recipe.
+        steps, batch, lr: Plain local steps, their batch size (0: all records), learning rate.
+        private_steps, rate, private_lr: Steps of DP-SGD (0: as many as plain ones), the share of
+            the records in each, learning rate.
+        bound, clip: The clip of an update, and of an example's gradient in DP-SGD.
+        more: Further overrides of the recipe.
     """
 
     data: str
@@ -84,12 +79,12 @@ class PaperFederation:
 
     @property
     def max_turns(self) -> int:
-        """How often a client may take part under local DP: half as often again as the mean."""
+        """Return the most rounds of a client under local DP: one and a half times the mean."""
         return -(-3 * self.cohort * self.rounds // (2 * self.clients))
 
     @property
     def shared(self) -> list[str]:
-        """The recipe's keys of data, model and length."""
+        """Return the overrides `key=value` of data, model and rounds."""
         most = "none" if self.records is None else self.records
         keys = (
             f"data.name={self.data} data.partition={self.partition} data.clients={self.clients} "
@@ -99,13 +94,13 @@ class PaperFederation:
 
     @property
     def plain(self) -> list[str]:
-        """The keys of plain local training."""
-        batch = f"client.batch={self.batch}"
-        return ["client.kind=sgd", f"client.steps={self.steps}", batch, f"client.lr={self.lr}"]
+        """Return the overrides `key=value` of plain local training."""
+        keys = f"client.kind=sgd client.steps={self.steps} client.batch={self.batch}"
+        return [*keys.split(), f"client.lr={self.lr}"]
 
     @property
     def inside(self) -> list[str]:
-        """The keys of DP-SGD in clients."""
+        """Return the overrides `key=value` of DP-SGD in clients."""
         return (
             f"sample.max_participations={self.max_turns} client.rate={self.rate} "
             f"client.steps={self.private_steps or self.steps} client.lr={self.private_lr} "
@@ -114,14 +109,13 @@ class PaperFederation:
 
     @property
     def fixed(self) -> list[str]:
-        """The keys of a random cohort of fixed size."""
+        """Return the overrides `key=value` of a random cohort of fixed size."""
         return ["sample.kind=fixed", f"sample.size={self.cohort}"]
 
     @property
     def gradients(self) -> list[str]:
-        """The keys of LDP-SGD, gradients that clients protect from everybody."""
-        keys = f"sample.max_participations={self.max_turns} clip.value=0.05 server.lr=40.0"
-        return keys.split()
+        """Return the overrides `key=value` of LDP-SGD: clients clip and noise one gradient each."""
+        return [f"sample.max_participations={self.max_turns}", "clip.value=0.05", "server.lr=40.0"]
 
     def __str__(self) -> str:
         own = "all their records" if self.records is None else f"at most {self.records} records"
@@ -138,68 +132,75 @@ class PaperFederation:
 
 @dataclass(frozen=True)
 class Defence:
-    """A recipe and its keys. A `private` one is run at every epsilon."""
+    """A row of a table.
+
+    Attributes:
+        name: The name of the defence.
+        recipe: The shipped recipe.
+        recipe_overrides: Overrides `key=value` of the recipe, without the epsilon.
+        private: Whether the defence runs at every epsilon. Otherwise it runs once.
+    """
 
     name: str
     recipe: str
-    recipe_keys: tuple[str, ...]
+    recipe_overrides: tuple[str, ...]
     private: bool = False
 
 
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("naseri.toml").read_text())
+"""Federations and arenas by name, which `federation` and `naseri_backdoors.arena` read."""
+
+
+def federation(name: str, experiment: Experiment) -> PaperFederation:
+    """Return the federation `name` of naseri.toml at the experiment's scale."""
+    fields = dict(TABLES["federations"][name])
+    scales = [fields.pop(scale, {}) for scale in ("quick", "paper")]
+    fields |= scales[experiment.choose(0, 1)]
+    return PaperFederation(**fields | {"more": tuple(fields.get("more", ()))})
+
+
 def federations(experiment: Experiment) -> list[PaperFederation]:
-    """FEMNIST by writer, tested on writers held out, and the embedded digits."""
-    quick = experiment.is_quick
-    femnist = PaperFederation(
-        "femnist",
-        "FEMNIST",
-        "natural",
-        clients=340,
-        cohort=85,
-        rounds=experiment.choose(20, 100),
-        records=50 if quick else None,
-        model_name="softmax" if quick else "small-cnn",
-        steps=5,
-        lr=1.0 if quick else 0.3,
-        bound=2.0,
-        rate=0.2,
-        private_lr=0.5 if quick else 0.2,
-    )
-    digits = PaperFederation("digits", "Digits", "iid", 100, 50, rounds=40, bound=1.0)
-    return [femnist, digits]
+    """Return the federations of the utility table: FEMNIST by writer, and the embedded digits."""
+    return [federation(name, experiment) for name in ("femnist", "digits")]
 
 
-def defences(federation: PaperFederation) -> list[Defence]:
-    """The rows of the grid."""
-    shared, plain, fixed = federation.shared, federation.plain, federation.fixed
-    bound = f"clip.value={federation.bound}"
-    delta = f"budget.delta={DELTA}"
-    share = f"sample.rate={federation.cohort / federation.clients}"
+def defences(where: PaperFederation) -> list[Defence]:
+    """Return the five rows of the paper's grid: three without a claim, local DP and central DP."""
+    shared, plain, fixed = where.shared, where.plain, where.fixed
+    bound, delta = f"clip.value={where.bound}", f"budget.delta={DELTA}"
+    share = f"sample.rate={where.cohort / where.clients}"
     return [
         Defence(NONE, "fedavg", (*shared, *plain, *fixed)),
         Defence(BOUND, "norm-bound", (*shared, *plain, *fixed, bound)),
         Defence(WEAK_DP, "weak-dp", (*shared, *plain, *fixed, bound, f"noise.multiplier={WEAK}")),
-        Defence(LOCAL, "dp-sgd", (*shared, *fixed, *federation.inside, delta), private=True),
+        Defence(LOCAL, "dp-sgd", (*shared, *fixed, *where.inside, delta), private=True),
         Defence(CENTRAL, "central", (*shared, *plain, share, bound, delta), private=True),
     ]
 
 
 def harmless(title: str, accuracies: Mapping[str, float]) -> PaperStatement:
-    """Whether norm bounding and weak DP stay near the undefended model."""
+    """Judge whether norm bounding and weak DP lose at most `NEAR` points.
+
+    `accuracies` are in percent, by the names `NONE`, `BOUND` and `WEAK_DP`.
+    """
     lost = {name: accuracies[NONE] - accuracies[name] for name in (BOUND, WEAK_DP)}
     return PaperStatement(
         f"{title}: norm bounding and weak DP do not hurt the main task (Sun et al. 2019, whose "
         "defences these are).",
         all(points <= NEAR for points in lost.values()),
-        f"Rule: at most {NEAR:g} points below no defence. Here {_listed(lost)}.",
+        f"Rule: at most {NEAR:g} points below no defence. Here {_as_text(lost)}.",
     )
 
 
 def varying_cost(
     title: str, none: float, local: Sequence[float], central: Sequence[float]
 ) -> PaperStatement:
-    """Whether both kinds of DP cost accuracy, and not always the same.
+    """Judge whether both kinds of DP cost accuracy, to varying degrees.
 
-    Accuracies are in the order of `EPSILONS`.
+    Args:
+        title: The data set.
+        none: The accuracy without a defence, in percent.
+        local, central: Accuracies in percent, in the order of `EPSILONS`.
     """
     lost = {
         f"{name} at epsilon {epsilon}": none - accuracy
@@ -211,21 +212,21 @@ def varying_cost(
         f"{title}: local and central DP both cost utility, to varying degrees.",
         costly and max(lost.values()) - min(lost.values()) > NEAR,
         f"Rule: both lose more than {NEAR:g} points at the smallest epsilon, and the losses differ "
-        f"by more than that over the grid. Here {_listed(lost)}.",
+        f"by more than that over the grid. Here {_as_text(lost)}.",
     )
 
 
 def utility(experiment: Experiment) -> Page:
-    """Test accuracy under every defence and epsilon."""
-    page, repeat = Page("Utility: what the defences cost"), experiment.repetitions(3, 5)
+    """Run every defence at every epsilon, and return the page of test accuracies."""
+    page, repetitions = Page("Utility: what the defences cost"), experiment.repetitions(3, 5)
     cases = federations(experiment)
     page.settings += [
         "The defences of the paper and an epsilon grid of our own: no defence, a bound on the norm "
         f"of updates, weak DP (the same bound and noise of {WEAK:g} times it, too little for a "
         "claim), DP-SGD inside every client (local) and noise at a trusted server (central). "
-        f"Test accuracy in percent; {repeat} repetitions, mean +- half of the 95 % interval. "
+        f"Test accuracy in percent; {repetitions} repetitions, mean +- half of the 95 % interval. "
         "Utility only: no attack is run here.",
-        "\n".join(f"- {federation}" for federation in cases),
+        "\n".join(f"- {where}" for where in cases),
     ]
     page.left_open += [
         ("the paper's sizes, epsilons and accuracies", f"{UNPUBLISHED}; everything here is ours"),
@@ -236,16 +237,13 @@ def utility(experiment: Experiment) -> Page:
         ),
         ("delta", f"{DELTA:g}"),
     ]
-    panels = [_measure(experiment, page, federation, repeat) for federation in cases]
-    page.figures["naseri-utility.png"] = draw(
-        "What the defences cost: test accuracy by epsilon",
-        [
-            "After Naseri et al. 2022, in our sizes. Unit and trust of the two lines differ, so "
-            "that their epsilons cannot be compared."
-        ],
-        panels,
-        len(panels),
+    panels = [_add_utility(experiment, page, where, repetitions) for where in cases]
+    title = "What the defences cost: test accuracy by epsilon"
+    text = (
+        "After Naseri et al. 2022, in our sizes. Unit and trust of the two lines differ, so that "
+        "their epsilons cannot be compared."
     )
+    page.figures["naseri-utility.png"] = draw(title, [text], panels, len(panels))
     page.page_notes += [
         "**Epsilons of different units are not comparable.** Local DP here protects one record of "
         "a client from the server, central DP a whole client from whoever sees the models, with a "
@@ -259,53 +257,51 @@ def utility(experiment: Experiment) -> Page:
     return page
 
 
-def _measure(experiment: Experiment, page: Page, federation: PaperFederation, repeat: int) -> Panel:
-    """Run a federation's grid, add its table and findings to the page, and return its lines."""
+def _add_utility(
+    experiment: Experiment, page: Page, where: PaperFederation, repetitions: int
+) -> Panel:
+    """Run a federation's grid, add its table and statements to the page, and return its panel.
+
+    Args:
+        experiment: Directory and scale.
+        page: The page, whose settings, tables and statements are extended.
+        where: The federation.
+        repetitions: Trainings of each cell.
+    """
     rows: list[tuple[str, ...]] = []
     lines: dict[str, list[Mean]] = {}
     claims: dict[str, PrivacyClaim] = {}
-    for defence in defences(federation):
-        sweep = experiment.sweep(
-            f"naseri-{defence.recipe}-{federation.data}",
-            defence.recipe,
-            defence.recipe_keys,
-            [Axis("budget.epsilon", EPSILONS)] if defence.private else [],
-            repeat,
-        )
+    for defence in defences(where):
+        axes = [Axis("budget.epsilon", EPSILONS)] if defence.private else []
+        name = f"naseri-{defence.recipe}-{where.data}"
+        sweep = experiment.sweep(name, defence.recipe, defence.recipe_overrides, axes, repetitions)
         lines[defence.name] = [percent(sweep, c) for c in range(len(sweep.cells))]
         if defence.private:
             claims[defence.name] = claim_of(sweep)
         for c, mean in enumerate(lines[defence.name]):
             lost = "-" if defence.name == NONE else f"{lines[NONE][0].value - mean.value:.2f}"
-            claim, terms = sweep.prepared[c].headline_claim, ("nothing claimed", "-", "-", "-", "-")
+            claim, cells = sweep.prepared[c].headline_claim, ("nothing claimed", "-", "-", "-", "-")
             if claim is not None:
                 parties = str(claim.unit), str(claim.trust), str(claim.neighbours)
-                terms = (claim.value, f"{claim.delta:g}", *parties)
-            rows.append((defence.name, *terms, UNPUBLISHED, str(mean), lost))
-    page.add_table(
-        (
-            *("defence", "epsilon", "delta", "unit", "trust", "neighbours"),
-            *("accuracy, paper", "accuracy, here", "below no defence"),
-        ),
-        rows,
-        f"{federation.title}:",
-    )
+                cells = (claim.value, f"{claim.delta:g}", *parties)
+            rows.append((defence.name, *cells, UNPUBLISHED, str(mean), lost))
+    terms = ("epsilon", "delta", "unit", "trust", "neighbours")
+    headers = ("defence", *terms, "accuracy, paper", "accuracy, here", "below no defence")
+    page.add_table(headers, rows, f"{where.title}:")
     single = {name: line[0].value for name, line in lines.items() if name not in (LOCAL, CENTRAL)}
     local, central = ([mean.value for mean in lines[name]] for name in (LOCAL, CENTRAL))
     page.statements += [
-        harmless(federation.title, single),
-        varying_cost(federation.title, single[NONE], local, central),
+        harmless(where.title, single),
+        varying_cost(where.title, single[NONE], local, central),
     ]
-    page.settings.append(f"{federation.title}. {meaning(*claims.values())}")
+    page.settings.append(f"{where.title}. {meaning(*claims.values())}")
     places = [float(epsilon) for epsilon in EPSILONS]
+    named = {f"{name}: epsilon {claim.terms}": lines[name] for name, claim in claims.items()}
     return Panel(
-        [
-            Series(f"{name}: epsilon {claim.terms}", places, lines[name], stroke(i))
-            for i, (name, claim) in enumerate(claims.items())
-        ],
+        series_of_means(named, places),
         "epsilon (for whom: see the legend)",
         "test accuracy (%)",
-        federation.title,
+        where.title,
         levels={name: means[0].value for name, means in lines.items() if name not in claims},
         log_x=True,
         within=PERCENT,
@@ -314,14 +310,14 @@ def _measure(experiment: Experiment, page: Page, federation: PaperFederation, re
 
 @dataclass(frozen=True)
 class PrivacyRow:
-    """A defence at one epsilon, or without any: its accuracy, and what attackers found.
+    """A row of the privacy table: a defence's accuracy and the results of attacks on it.
 
     Attributes:
-        defence: Its name.
-        epsilon: Of the budget, "" without one.
-        mean_accuracy: On the test split, in percent.
-        attack_cells: The cells of the table from `COLUMNS` on.
-        best_auc: The best AUC of each attack that has one.
+        defence: The name of the defence.
+        epsilon: The epsilon of its budget, "" if it has none.
+        mean_accuracy: The accuracy on the test split, in percent.
+        attack_cells: The cells under `COLUMNS`.
+        best_auc: The best AUC of each attack that is measured by it.
     """
 
     defence: str
@@ -332,16 +328,15 @@ class PrivacyRow:
 
 
 def attacked_federations(experiment: Experiment) -> list[PaperFederation]:
-    """Location30, on which models remember, and the embedded digits, which are images."""
-    rounds = experiment.choose(20, 60)
-    location = PaperFederation(
-        "location30", "Location30", "iid", 40, 20, rounds=rounds, bound=2.0, rate=0.2
-    )
-    return [location, replace(federations(experiment)[1], rounds=20)]
+    """Return the federations of the privacy table: Location30, and the digits in 20 rounds."""
+    return [federation("location30", experiment), replace(federations(experiment)[1], rounds=20)]
 
 
 def rows_of(where: PaperFederation) -> list[tuple[Defence, str]]:
-    """(defence, epsilon): the paper's, and gradients that clients protect from everybody."""
+    """Return pairs (defence, epsilon), the rows of the privacy table.
+
+    They are the paper's defences, and LDP-SGD. The epsilon is "" for a defence without a budget.
+    """
     local = ("client.kind=gradient", f"budget.delta={DELTA}", *where.gradients)
     gradients = Defence(GRADIENTS, "ldp-sgd", (*where.shared, *where.fixed, *local), private=True)
     rows = [
@@ -353,7 +348,10 @@ def rows_of(where: PaperFederation) -> list[tuple[Defence, str]]:
 
 
 def audit_settings(experiment: Experiment, where: PaperFederation) -> AuditSettings:
-    """Which attacks, and how large they are: properties and inversion are asked of images."""
+    """Return the attacks on a federation and their sizes.
+
+    The digits get all attacks. Other data get no property attack and no inversion.
+    """
     of_records = (*BOUNDS, Attack.MEMBERSHIP, Attack.WHITE_BOX)
     return AuditSettings(
         None if where.data == "digits" else of_records,
@@ -369,25 +367,28 @@ def audit_settings(experiment: Experiment, where: PaperFederation) -> AuditSetti
 
 
 def privacy(experiment: Experiment) -> Page:
-    """Every defence and epsilon, and every attack on it, as one table for each federation."""
-    page, repeat = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
+    """Run all attacks on every defence and epsilon, and return their page, a table per federation.
+
+    Trainings and attacks are saved below `experiment.out`.
+    """
+    page, repetitions = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
     cases = attacked_federations(experiment)
     audit = audit_settings(experiment, cases[0])
     page.settings += [
         f"The numbers of the paper are {UNPUBLISHED}; all of these are ours. Accuracy on the test "
-        f"split, {repeat} repetitions, mean +- half of the 95 % interval. Membership: the best of "
-        f"LiRA and RMIA against final models, {audit.references} reference models, each record "
-        "once in and once not, TPR at 0.1 % FPR; white box: the best attacker inside the training "
-        "whom the claim does not trust. Of images also: a property, half of the clients' records "
-        "being dimmed, and inversion of one record's update by cosine and total variation, "
+        f"split, {repetitions} repetitions, mean +- half of the 95 % interval. Membership: the "
+        f"best of LiRA and RMIA against final models, {audit.references} reference models, each "
+        "record once in and once not, TPR at 0.1 % FPR; white box: the best attacker inside the "
+        "training whom the claim does not trust. Of images also: a property, half of the clients' "
+        "records being dimmed, and inversion of one record's update by cosine and total variation, "
         f"{audit.inversion.steps} steps from {audit.inversion.restarts} guess(es). In brackets "
         'intervals at 95 %. "At least" is an empirical epsilon: a lower bound in the terms of '
         "the claim beside it, from "
-        f"{audit.draws:,} draws of a randomiser and {audit.canaries:,} canaries.",
+        f"{audit.draws:,} draws of a randomiser and {audit.canaries:,} canaries."
     ]
     page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
     for where in cases:
-        rows = [_row(experiment, where, *row, repeat) for row in rows_of(where)]
+        rows = [privacy_row(experiment, where, *row, repetitions) for row in rows_of(where)]
         page.settings.append(f"- {where}")
         lines = [(row.defence, str(row.mean_accuracy), *row.attack_cells) for row in rows]
         page.add_table(("defence", "accuracy, %", *COLUMNS), lines, f"{where.title}:")
@@ -402,7 +403,10 @@ def privacy(experiment: Experiment) -> Page:
 
 
 def privacy_statements(title: str, rows: list[PrivacyRow]) -> list[PaperStatement]:
-    """What is to be seen in a table."""
+    """Judge three statements about membership from one federation's table.
+
+    KeyError if a row of no defence, local or central DP is missing.
+    """
     by = {(row.defence, row.epsilon): row for row in rows}
     none, inside_none = (by[NONE, ""].best_auc[a] for a in (Attack.MEMBERSHIP, Attack.WHITE_BOX))
     least = ATTACKED_EPSILONS[0]
@@ -426,7 +430,7 @@ def privacy_statements(title: str, rows: list[PrivacyRow]) -> list[PaperStatemen
             f"{title}: central DP does not protect from the server it trusts; local DP does.",
             inside[CENTRAL] > inside[LOCAL],
             "Rule: the best white-box AUC, the server's included, is higher under central DP at "
-            f"the smallest epsilon. Here {_listed(inside, '.3f')}.",
+            f"the smallest epsilon. Here {_as_text(inside, '.3f')}.",
         ),
     ]
 
@@ -434,23 +438,32 @@ def privacy_statements(title: str, rows: list[PrivacyRow]) -> list[PaperStatemen
 ITEMS: dict[str, Item] = {"utility": utility}
 
 
-def _row(
-    experiment: Experiment,
-    where: PaperFederation,
-    defence: Defence,
-    epsilon: str,
-    repeat: int,
+def privacy_row(
+    experiment: Experiment, where: PaperFederation, defence: Defence, epsilon: str, repetitions: int
 ) -> PrivacyRow:
+    """Train a defence `repetitions` times, attack it once, and return its row of the privacy table.
+
+    Trainings and attacks are saved below `experiment.out`, and not done again for the same
+    settings.
+
+    Args:
+        experiment: Directory and scale.
+        where: The federation.
+        defence: The defence.
+        epsilon: The epsilon of the budget, "" for a defence without one.
+        repetitions: The number of trainings.
+    """
     audit = audit_settings(experiment, where)
-    settings = (*defence.recipe_keys, *([f"budget.epsilon={epsilon}"] if epsilon else []))
+    settings = (*defence.recipe_overrides, *([f"budget.epsilon={epsilon}"] if epsilon else []))
     name = f"naseri-privacy-{where.data}-{defence.recipe}{f'-{epsilon}' if epsilon else ''}"
-    sweep = experiment.sweep(name, defence.recipe, settings, [], repeat)
+    sweep = experiment.sweep(name, defence.recipe, settings, [], repetitions)
     recipe = load_recipe(defence.recipe, settings)
     training = replace(build(recipe, experiment.root), workers=1)
-    digest = hashlib.sha256(sweep.cells[0].recipe.model_dump_json().encode()).hexdigest()
+    digest = audited_digest(sweep.cells[0].recipe)
     identity = {"recipe": digest, "data": training.data.fingerprint, "seed": audit.seed}
 
     def on_step(attack: str, done: int, of: int) -> None:
+        """Report the progress of an attack as that of a trial."""
         experiment.on_trial(f"{name}, {attack}", done, of, "")
 
     folder = experiment.out / f"{name}-{experiment.scale}-audit"
@@ -458,24 +471,18 @@ def _row(
         saved, sizes = cache.load_json("row"), repr(replace(audit, workers=0))
         if saved is None or saved["asked"] != sizes:
             results = run_attacks(training, audit, cache, on_step)
-            claim = claimed(training.plan)
-            found = summary(results.findings, results.leaks, claim)
-            saved = {"asked": sizes, "cells": list(found.values()), "best": _best(results.leaks)}
+            row = summary(results.findings, results.leaks, strict_claim(training.plan))
+            best: dict[str, float] = {}
+            for leak in results.leaks:
+                aucs = [measure.value for measure in leak.measures if measure.name == AUC]
+                if aucs:
+                    best[leak.attack] = max(*aucs, best.get(leak.attack, 0.0))
+            saved = {"asked": sizes, "cells": list(row.values()), "best": best}
             cache.save_json("row", saved)
-    return PrivacyRow(
-        defence.name, epsilon, percent(sweep, 0), tuple(saved["cells"]), saved["best"]
-    )
+    cells = tuple(saved["cells"])
+    return PrivacyRow(defence.name, epsilon, percent(sweep, 0), cells, saved["best"])
 
 
-def _best(leaks: Sequence[Leak]) -> dict[str, float]:
-    """The best AUC of each attack that is measured by it, whoever the attacker is."""
-    found: dict[str, float] = {}
-    for leak in leaks:
-        for measure in leak.measures:
-            if measure.name == AUC:
-                found[leak.attack] = max(measure.value, found.get(leak.attack, 0.0))
-    return found
-
-
-def _listed(values: Mapping[str, float], digits: str = ".2f") -> str:
+def _as_text(values: Mapping[str, float], digits: str = ".2f") -> str:
+    """Return "number (name)" for each, separated by commas. `digits` is the format of numbers."""
     return ", ".join(f"{value:{digits}} ({name})" for name, value in values.items())

@@ -15,27 +15,19 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from fedveil.attacks.certificate import BASE_RATE, in_words
-from fedveil.papers.naseri import DELTA, UNPUBLISHED, WEAK, Defence, privacy
-from fedveil.papers.naseri_arenas import ARENAS, Arena
-from fedveil.papers.reproduction import (
-    Experiment,
-    Item,
-    Page,
-    PaperStatement,
-    claim_of,
-    learning_curve,
-    meaning,
-    percent,
-)
-from fedveil.tuning.figures import PERCENT, Panel, Series, draw, promises, stroke
+from fedveil.papers import naseri
+from fedveil.papers.naseri import DELTA, UNPUBLISHED, WEAK, Defence, PaperFederation, privacy
+from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement
+from fedveil.papers.sweep_results import claim_of, learning_curve, meaning, percent
+from fedveil.tuning.figures import PERCENT, Panel, Series, claim_terms, draw, stroke
 from fedveil.tuning.recipe_grid import Axis
 from fedveil.tuning.repetitions import Mean
 from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("1", "4", "20")
 WORKS, LOST, LESS = 80.0, 5.0, 10.0
-"""Percent of held-out triggered records from which a backdoor works; points that may be lost;
-points by which a defence brings it down at least."""
+"""A backdoor works from this percentage of triggered records on. An attack may cost the main task
+fewer points than the second number. A defence works if it takes more points than the third."""
 
 MAIN, BACKDOOR = "accuracy", "backdoor"
 _POINTS = 5
@@ -43,10 +35,10 @@ _POINTS = 5
 NOBODY, UNDEFENDED, BOUND, CENTRAL = "nobody attacks", "no defence", "norm bound", "central DP"
 LOCAL = "DP-SGD in clients, attacker: "
 NOISES = ("comply", "skip", "hide")
-"""What attackers do about the noise that they are to add."""
+"""How attackers treat the noise that they should add."""
 LOCAL_EPSILON = 50.0
 ATTACKERS, BOOST = 4, 1000.0
-"""Where every client's report is noised: one attacker alone is lost among the others."""
+"""The number of attackers and their boost where every report is noised: one would be lost."""
 GRADIENTS = f"LDP-SGD, {ATTACKERS} attackers: "
 
 _UNIFORM = "server.weights=uniform"
@@ -59,8 +51,92 @@ _ROBUST = (
 )
 
 
+@dataclass(frozen=True)
+class Attacker:
+    """The training and boost of the attacker in a round.
+
+    Attributes:
+        lr, epochs: Learning rate and passes. None trains as honest clients do.
+        share: The share of its records that teach the backdoor.
+        boost: The factor on its update. None is the factor that replaces the model.
+    """
+
+    lr: float | None = None
+    epochs: int | None = None
+    share: float = 0.5
+    boost: float | None = None
+
+    def recipe_overrides(self, *, complying: bool = False) -> list[str]:
+        """Return the overrides `attack.key=value` of the recipe. Fields that are None are left out.
+
+        With `complying`, `lr` and `epochs` are left out too.
+        """
+        own = {"lr": self.lr, "epochs": self.epochs}
+        always = {"share": self.share, "boost": self.boost}
+        pairs = (always if complying else own | always).items()
+        return [f"attack.{key}={value}" for key, value in pairs if value is not None]
+
+    def __str__(self) -> str:
+        rate = "" if self.lr is None else f" at learning rate {self.lr:g}"
+        passes = "" if self.epochs is None else f", {self.epochs} passes over its records"
+        times = (
+            "the number of clients per round over the server's learning rate, which replaces the "
+            "model if everybody else stands still"
+            if self.boost is None
+            else f"{self.boost:g}"
+        )
+        return (
+            f"{self.share:.0%} of what it learns from teaches the backdoor; the rest are its own "
+            f"honest records. It trains {f'{rate}{passes}'.strip(' ,') or 'as honest clients do'}, "
+            f"and sends its update times {times}"
+        )
+
+
+@dataclass(frozen=True)
+class Arena:
+    """A federation and a backdoor in it.
+
+    Attributes:
+        name: The name of the item, without "backdoor-".
+        title: The title of the page.
+        federation: Data, model and training.
+        backdoor_text: The backdoor in words.
+        attack_keys: The backdoor as overrides of the recipe.
+        attacker: How the attacker trains.
+        left_out: Names of defences that are not run here, to save time.
+    """
+
+    name: str
+    title: str
+    federation: PaperFederation
+    backdoor_text: str
+    attack_keys: tuple[str, ...]
+    attacker: Attacker = Attacker()
+    left_out: tuple[str, ...] = ()
+
+
+def arena(name: str, experiment: Experiment) -> Arena:
+    """Return the arena `name` of naseri.toml at the experiment's scale."""
+    fields = naseri.TABLES["arenas"][name]
+    return Arena(
+        name,
+        fields["title"],
+        naseri.federation(fields["federation"], experiment),
+        fields["backdoor_text"],
+        tuple(fields["attack_keys"]),
+        Attacker(**fields.get("attacker", {})),
+        tuple(fields.get("left_out", ())),
+    )
+
+
+ARENAS: dict[str, Callable[[Experiment], Arena]] = {
+    name: partial(arena, name) for name in naseri.TABLES["arenas"]
+}
+"""Functions that return an arena at the scale of an experiment, by the name of the arena."""
+
+
 class Rates(NamedTuple):
-    """In percent: test records answered rightly, triggered ones answered as the attacker wants."""
+    """The main task's test accuracy, and the share of triggered records misled, in percent."""
 
     main: Mean
     backdoor: Mean
@@ -68,31 +144,37 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class DefenceResult:
-    """What a defence came to: its sweep, one cell for each epsilon."""
+    """A defence and its finished sweep, with one cell for each epsilon, or one without epsilons."""
 
     defence: Defence
     sweep: Sweep
 
     def at_end(self, metric: str) -> list[Mean]:
-        """In percent, for each cell."""
+        """Return the final mean of a test metric in percent, one for each epsilon.
+
+        A defence without epsilons has one.
+        """
         return [percent(self.sweep, cell, metric) for cell in range(len(self.sweep.cells))]
 
     @property
     def cell_rates(self) -> list[Rates]:
-        """For each cell."""
+        """Return the final rates, one for each epsilon. A defence without epsilons has one."""
         return list(map(Rates, self.at_end(MAIN), self.at_end(BACKDOOR)))
 
 
 Table = Mapping[str, DefenceResult]
-"""By the name of the defence."""
+"""Results by the name of the defence."""
 
 
 def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) -> Page:
-    """One arena: every defence against its backdoor."""
-    arena, repeat = arena_of(experiment), experiment.repetitions(3, 5)
-    page, results = Page(arena.title), _measured(experiment, arena, repeat)
+    """Run every defence of one arena against its backdoor, and return their page.
+
+    `arena_of` returns the arena at the experiment's scale.
+    """
+    arena, repetitions = arena_of(experiment), experiment.repetitions(3, 5)
+    page, results = Page(arena.title), _run_defences(experiment, arena, repetitions)
     claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
-    page.settings += [*settings_text(arena, repeat), meaning(*claims)]
+    page.settings += [*settings_text(arena, repetitions), meaning(*claims)]
     rows = []
     for name, result in results.items():
         for prepared, rates in zip(result.sweep.prepared, result.cell_rates, strict=True):
@@ -115,8 +197,11 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     return page
 
 
-def settings_text(arena: Arena, repeat: int) -> list[str]:
-    """What was done: federation, backdoor, attacker, and what rows and columns are."""
+def settings_text(arena: Arena, repetitions: int) -> list[str]:
+    """Return Markdown paragraphs on federation, backdoor, attacker, rows and columns.
+
+    `repetitions` is the number of trainings of each cell.
+    """
     short = (
         "\n\nLeft out here, so that the task takes minutes: "
         + "; ".join(arena.left_out)
@@ -133,14 +218,17 @@ def settings_text(arena: Arena, repeat: int) -> list[str]:
         + "\n".join(f"- {line}" for line in legend(arena))
         + (short if arena.left_out else ""),
         "**Columns.** Accuracy on the test records, and the share of triggered test records that "
-        f"are answered as the attacker wants; in percent, mean of {repeat} repetitions +- half of "
-        "the 95 % interval (Student's t, so wide with few of them). The paper's numbers are "
-        f"{UNPUBLISHED}.",
+        f"are answered as the attacker wants; in percent, mean of {repetitions} repetitions +- "
+        "half of the 95 % interval (Student's t, so wide with few of them). The paper's numbers "
+        f"are {UNPUBLISHED}.",
     ]
 
 
 def notes(certificates: Sequence[str]) -> list[str]:
-    """What central DP certifies at each epsilon, and what the table does not say."""
+    """Return Markdown paragraphs on the certificates of central DP, and on the table's limits.
+
+    `certificates` are sentences, one for each epsilon.
+    """
     return [
         "**What the claims of central DP certify by themselves**, whatever the attack, if the "
         f"backdoor works for {BASE_RATE:.0%} of records without attackers. This is about attackers "
@@ -159,12 +247,21 @@ def findings(
     central: Sequence[Rates],
     noises: Mapping[str, Rates],
 ) -> list[PaperStatement]:
-    """What is to be seen: `central` in the order of `EPSILONS`, LDP-SGD by what attackers do."""
+    """Judge three statements about the backdoor.
+
+    Args:
+        nobody: Rates without an attacker.
+        undefended: Rates without a defence.
+        bound: Rates with a norm bound.
+        central: Rates with central DP, in the order of `EPSILONS`.
+        noises: Rates with LDP-SGD, by how attackers treat the noise.
+    """
     works, gradients = undefended.backdoor.value, {h: r.backdoor for h, r in noises.items()}
     lost = nobody.main.value - undefended.main.value
     stopped = (bound, *central)
 
     def cost(rates: Rates) -> str:
+        """Return "RATE % for N points": the backdoor's rate, and points lost by the main task."""
         points = nobody.main.value - rates.main.value
         return f"{rates.backdoor.value:.1f} % for {points:.1f} points"
 
@@ -194,13 +291,16 @@ def findings(
 
 
 def defences(arena: Arena) -> list[Defence]:
-    """The rows of an arena's table, each against the same backdoor."""
+    """Return the rows of an arena's table, each against the same backdoor.
+
+    The names in `arena.left_out` are left out.
+    """
     every = [*_plain(arena), *_private(arena), *_at_clients(arena)]
     return [row for row in every if row.name not in arena.left_out]
 
 
 def legend(arena: Arena) -> list[str]:
-    """What the rows are, in words."""
+    """Return an explanation of each kind of row, in Markdown, without list marks."""
     where = arena.federation
     return [
         f"*{NOBODY}*: the same training without an attacker, so what the model does by itself.",
@@ -228,10 +328,10 @@ def legend(arena: Arena) -> list[str]:
 
 
 def _plain(arena: Arena) -> list[Defence]:
-    """The defences without a claim."""
+    """Return the defences without a claim. The first of them has no attacker."""
     where = arena.federation
     training = (*where.shared, *where.plain, *where.fixed)
-    plain = (*training, *arena.attack_keys, *arena.attacker.recipe_keys(), _UNIFORM)
+    plain = (*training, *arena.attack_keys, *arena.attacker.recipe_overrides(), _UNIFORM)
     bounded = (*plain, f"clip.value={where.bound}")
     return [
         Defence(NOBODY, "fedavg", (*plain, "attack.attackers=0")),
@@ -244,12 +344,15 @@ def _plain(arena: Arena) -> list[Defence]:
 
 
 def _private(arena: Arena) -> list[Defence]:
-    """The paper's two, at every epsilon."""
+    """Return the defences that run at every epsilon: central DP, and DP-SGD in clients twice.
+
+    In the first DP-SGD row the attacker complies with the noise, in the second it skips it.
+    """
     where, delta = arena.federation, f"budget.delta={DELTA}"
-    own = (*arena.attack_keys, *arena.attacker.recipe_keys())
+    own = (*arena.attack_keys, *arena.attacker.recipe_overrides())
     complying = (
         *arena.attack_keys,
-        *arena.attacker.recipe_keys(complying=True),
+        *arena.attacker.recipe_overrides(complying=True),
         "attack.noise=comply",
     )
     sampled = (f"sample.rate={where.cohort / where.clients}", f"clip.value={where.bound}")
@@ -263,7 +366,7 @@ def _private(arena: Arena) -> list[Defence]:
 
 
 def _at_clients(arena: Arena) -> list[Defence]:
-    """The defences in which every report is noised by its client, against a few attackers."""
+    """Return the defences in which clients noise their reports, against `ATTACKERS` attackers."""
     where = arena.federation
     few = (*arena.attack_keys, f"attack.attackers={ATTACKERS}")
     delta, epsilon = f"budget.delta={DELTA}", f"budget.epsilon={LOCAL_EPSILON}"
@@ -287,47 +390,38 @@ def _at_clients(arena: Arena) -> list[Defence]:
 
 
 ITEMS: dict[str, Item] = {
-    f"backdoor-{name}": partial(backdoor, arena)
-    for name, arena in zip(
-        ("digits", "femnist", "writers", "cifar10", "red-cars", "reddit", "sentiment140"),
-        ARENAS,
-        strict=True,
-    )
-} | {"privacy": privacy}
+    **{f"backdoor-{name}": partial(backdoor, arena_of) for name, arena_of in ARENAS.items()},
+    "privacy": privacy,
+}
 
 
-def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, DefenceResult]:
-    every = f"evaluate.every={-(-arena.federation.rounds // _POINTS)}"
-    return {
-        row.name: DefenceResult(
-            row,
-            experiment.sweep(
-                f"naseri-{arena.name}-{_folder(row)}",
-                row.recipe,
-                (*row.recipe_keys, every),
-                [Axis("budget.epsilon", EPSILONS)] if row.private else [],
-                repeat,
-                curves=True,
-            ),
-        )
-        for row in defences(arena)
-    }
+def _run_defences(
+    experiment: Experiment, arena: Arena, repetitions: int
+) -> dict[str, DefenceResult]:
+    """Run every defence of an arena, and return results by name.
 
-
-def _folder(row: Defence) -> str:
-    """The defence's name in letters, digits and hyphens."""
-    return "-".join(re.findall(r"[a-z0-9]+", row.name.lower()))
+    `repetitions` is the number of trainings of each cell. Finished sweeps are not run again.
+    """
+    every, results = f"evaluate.every={-(-arena.federation.rounds // _POINTS)}", {}
+    for row in defences(arena):
+        axes = [Axis("budget.epsilon", EPSILONS)] if row.private else []
+        words = "-".join(re.findall(r"[a-z0-9]+", row.name.lower()))
+        name, keys = f"naseri-{arena.name}-{words}", (*row.recipe_overrides, every)
+        sweep = experiment.sweep(name, row.recipe, keys, axes, repetitions, curves=True)
+        results[row.name] = DefenceResult(row, sweep)
+    return results
 
 
 def _figure(arena: Arena, results: Table) -> Figure:
-    """Both metrics over rounds where nothing is claimed, and over epsilon where something is."""
+    """Draw both metrics, a row each: by round without a claim, and by epsilon with one."""
     panels = [panel(results, up) for up in _UPS for panel in (_over_rounds, _over_epsilon)]
     claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
     said = "One attacker in every round; after Naseri et al. 2022, in our sizes."
-    return draw(f"{arena.title}, by defence", [said, *promises(claims)], panels, columns=2)
+    return draw(f"{arena.title}, by defence", [said, *claim_terms(claims)], panels, columns=2)
 
 
 def _over_rounds(results: Table, metric: str) -> Panel:
+    """Return the panel of a metric during training, in percent, for defences without a claim."""
     shown = [one for one in results.values() if not one.sweep.prepared[0].shown_claims]
     lines = []
     for i, one in enumerate(shown):
@@ -338,14 +432,15 @@ def _over_rounds(results: Table, metric: str) -> Panel:
 
 
 def _over_epsilon(results: Table, metric: str) -> Panel:
+    """Return the panel of a metric at the end by epsilon, in percent, for private defences."""
     claimless = sum(not one.sweep.prepared[0].shown_claims for one in results.values())
-    private = [one for one in results.values() if one.defence.private]
-    places = [float(epsilon) for epsilon in EPSILONS]
+    places, series = [float(epsilon) for epsilon in EPSILONS], []
+    for i, (name, one) in enumerate((n, r) for n, r in results.items() if r.defence.private):
+        inside = f"DP-SGD, {name.removeprefix(LOCAL)}, per record"
+        label = f"{CENTRAL}, per client" if name == CENTRAL else inside
+        series.append(Series(label, places, one.at_end(metric), stroke(claimless + i)))
     return Panel(
-        [
-            Series(_named(one), places, one.at_end(metric), stroke(claimless + i))
-            for i, one in enumerate(private)
-        ],
+        series,
         "epsilon (for whom: see the legend)",
         _UPS[metric],
         "Defences with a claim, at the end" if metric == MAIN else "",
@@ -353,12 +448,6 @@ def _over_epsilon(results: Table, metric: str) -> Panel:
         log_x=True,
         within=PERCENT,
     )
-
-
-def _named(one: DefenceResult) -> str:
-    if one.defence.name == CENTRAL:
-        return f"{CENTRAL}, per client"
-    return f"DP-SGD, {one.defence.name.removeprefix(LOCAL)}, per record"
 
 
 _UPS = {MAIN: "main task:\ntest accuracy (%)", BACKDOOR: "backdoor: triggered\nrecords misled (%)"}

@@ -14,13 +14,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.runs.run_directory import locked, write_atomic
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.tuning.figures import png
 from fedveil.tuning.recipe_grid import Axis
-from fedveil.tuning.repetitions import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory
 
@@ -30,7 +27,7 @@ PAPERS = {
     "ldp-fl": ("ldp_fl",),
     "naseri": ("naseri", "naseri_backdoors"),
 }
-"""The modules with a paper's items."""
+"""By paper: the modules whose `ITEMS` are its items."""
 
 TITLES = {
     "fu": "Fu et al. 2021: tuning the numbers of iterations",
@@ -42,7 +39,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class TextTable:
-    """Cells as text, under their headers."""
+    """A table of texts. AssertionError if a row has another number of cells than the headers."""
 
     headers: tuple[str, ...]
     text_rows: Sequence[tuple[str, ...]]
@@ -54,7 +51,10 @@ class TextTable:
                 raise AssertionError(f"{row} does not fit under {self.headers}")
 
     def markdown(self) -> str:
-        """As a Markdown table."""
+        """Return a Markdown table below its title.
+
+        Pipes are escaped, line breaks in cells are spaces.
+        """
         text = f"{self.title}\n\n" if self.title else ""
         for line in (self.headers, ["---"] * len(self.headers), *self.text_rows):
             cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in line]
@@ -64,30 +64,30 @@ class TextTable:
 
 @dataclass(frozen=True)
 class PaperStatement:
-    """A statement of the paper, whether it is confirmed here, and by what."""
+    """A statement of the paper, whether our numbers confirm it, and the evidence in words."""
 
     statement: str
     confirmed: bool
     evidence: str
 
     def markdown(self) -> str:
-        """As a list item."""
+        """Return a Markdown list item with the verdict in bold, the statement and the evidence."""
         verdict = "confirmed" if self.confirmed else "not confirmed"
         return f"- **{verdict}**: {self.statement} {self.evidence}"
 
 
 @dataclass
 class Page:
-    """One item of a paper.
+    """The page of one item of a paper, which an item fills and `reproduce` writes.
 
     Attributes:
-        title: Its heading.
+        title: The heading.
         settings: What was done, in paragraphs.
-        left_open: The settings that the paper does not give, with our choice.
+        left_open: Pairs (setting that the paper does not give, our choice).
         tables: Published and measured numbers.
-        statements: What the paper says, and whether it is confirmed.
-        page_notes: What deviates, and why.
-        figures: By the names of their files.
+        statements: Statements of the paper, and whether they are confirmed.
+        page_notes: Deviations from the paper, and reasons for them.
+        figures: Figures by file name.
     """
 
     title: str
@@ -101,15 +101,21 @@ class Page:
     def add_table(
         self, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]], title: str = ""
     ) -> None:
-        """Add a table."""
+        """Append a table to `tables`. AssertionError if a row does not fit the headers."""
         self.tables.append(TextTable(headers, rows, title))
 
     def add_statement(self, statement: str, confirmed: bool, evidence: str) -> None:
-        """Add a statement of the paper, and whether it is confirmed."""
+        """Append a statement of the paper to `statements`.
+
+        Args:
+            statement: The statement, a sentence.
+            confirmed: Whether our numbers confirm it.
+            evidence: The rule and our numbers, in sentences.
+        """
         self.statements.append(PaperStatement(statement, confirmed, evidence))
 
     def markdown(self) -> str:
-        """The whole item."""
+        """Return the page as Markdown that links its figures by file name. No figure is written."""
         parts = [f"## {self.title}", *self.settings]
         if self.left_open:
             chosen = [f"- {setting}: {choice}" for setting, choice in self.left_open]
@@ -122,7 +128,10 @@ class Page:
 
 
 class ExperimentScale(StrEnum):
-    """Minutes on two cores, or the paper's sizes as far as the data at hand allow."""
+    """The size of experiments.
+
+    Quick takes minutes on two cores. Paper has the paper's sizes as far as the data allow.
+    """
 
     QUICK = "quick"
     PAPER = "paper"
@@ -130,16 +139,16 @@ class ExperimentScale(StrEnum):
 
 @dataclass
 class Experiment:
-    """Where the sweeps of items are stored, how large they are and how often they are repeated.
+    """The settings under which items run: directory, scale, repetitions, data and processes.
 
     Attributes:
         out: The directory of the sweeps.
-        scale: Their size.
-        repeat: Repetitions, None for what an item chooses for its scale.
+        scale: The size of the sweeps.
+        repeat: Repetitions. None leaves the number to each item.
         root: The folder with published data sets.
         workers: Processes, 0 for one per core.
-        on_trial: Called with sweep, trials done, trials in all, and the cell just finished.
-        cluster: The Ray cluster to compute on, if any.
+        on_trial: Called with (sweep, trials done, trials in all, name of the finished cell).
+        cluster: The Ray cluster to compute on. None computes on this machine.
     """
 
     out: Path
@@ -153,15 +162,15 @@ class Experiment:
 
     @property
     def is_quick(self) -> bool:
-        """Whether the scale is that of minutes."""
+        """Return whether the scale is quick."""
         return self.scale is ExperimentScale.QUICK
 
     def choose(self, quick: int, paper: int) -> int:
-        """A number that depends on the scale."""
+        """Return the first number at quick scale, and the second at paper scale."""
         return quick if self.is_quick else paper
 
     def repetitions(self, quick: int, paper: int) -> int:
-        """How often to repeat: as the user wants, or what the scale allows."""
+        """Return the number of repetitions: `repeat` if it is set, otherwise that of the scale."""
         return self.repeat or self.choose(quick, paper)
 
     def sweep(
@@ -174,7 +183,19 @@ class Experiment:
         *,
         curves: bool = False,
     ) -> Sweep:
-        """Run a grid of `recipe` with `settings`, in a directory of its own, and return it."""
+        """Run a grid in the directory NAME-SCALE-REPEAT of `out`, or resume it, and return it.
+
+        Trials that are saved there are not trained again. BadInput if the directory holds another
+        sweep.
+
+        Args:
+            name: The first part of the directory's name.
+            recipe: The shipped recipe of all cells.
+            settings: Overrides `key=value` of the recipe.
+            axes: The axes of the grid. Without axes there is one cell.
+            repeat: Repetitions of each cell.
+            curves: Whether test metrics are kept during training, for `learning_curve`.
+        """
         if curves not in self._laboratories:  # records are read and modes are measured once
             self._laboratories[curves] = Laboratory(
                 self.root, curves=curves, workers=self.workers, cluster=self.cluster
@@ -184,12 +205,33 @@ class Experiment:
         sweep.run(lambda done, total, cell: self.on_trial(name, done, total, cell))
         return sweep
 
+    def try_choices(
+        self, name: str, recipe: str, settings: Sequence[str], axis: Axis, metric: str
+    ) -> tuple[list[float], str]:
+        """Run each choice of `axis` once, and return (their test metrics, all of them as text).
+
+        The metrics are in the order of the choices, and infinite for a diverged training. The other
+        arguments are those of `sweep`.
+        """
+        sweep = self.sweep(name, recipe, settings, [axis], 1)
+        means = [sweep.cell_mean(cell, metric) for cell in range(len(sweep.cells))]
+        texts = [f"{choice}: {mean}" for choice, mean in zip(axis.choices, means, strict=True)]
+        return [mean.value for mean in means], ", ".join(texts)
+
 
 Item = Callable[[Experiment], Page]
+"""Runs the sweeps of one table or figure, and returns its page."""
 
 
 def items_of(paper: str, wanted: Sequence[str] = ()) -> dict[str, Item]:
-    """The items of a paper, all of them or those that are `wanted`, in the paper's order."""
+    """Return the items of a paper by name, in the paper's order.
+
+    An unknown paper or item is BadInput. The modules of the paper are imported.
+
+    Args:
+        paper: A key of `PAPERS`.
+        wanted: Names of items, in any order. () means all.
+    """
     if paper not in PAPERS:
         raise BadInput(f"paper {paper!r} is unknown: use one of {', '.join(PAPERS)}")
     every: dict[str, Item] = {}
@@ -208,9 +250,23 @@ def reproduce(
     command: str,
     on_page: Callable[[str, Page], None],
 ) -> Path:
-    """Run the items, write one page with their figures, and return its path.
+    """Run the items of a paper, and write PAPER.md and the figures into `experiment.out`.
 
-    What the items refuse at once, for want of data, leaves nothing behind.
+    Figures are written after each item, and PAPER.md after the last.
+
+    Args:
+        paper: The name of the paper.
+        items: Items by name.
+        experiment: Where and how large.
+        command: The command line that the page names as its origin.
+        on_page: Called with (name, page) after each item.
+
+    Returns:
+        The path of PAPER.md.
+
+    Raises:
+        BadInput: The directory cannot be made or is in use, or an item refuses. Directories that
+            were made here are removed again if nothing was written into them.
     """
     out = experiment.out
     made = [path for path in (out, *out.parents) if not path.exists()]
@@ -236,48 +292,3 @@ def reproduce(
                 path.rmdir()
         raise
     return out / f"{paper}.md"
-
-
-def percents(sweep: Sweep, cell: int, metric: str = "accuracy") -> list[float]:
-    """A metric of each repetition of a cell, in percent."""
-    return [100 * outcome.test_metrics[metric] for outcome in sweep.outcomes(cell)]
-
-
-def percent(sweep: Sweep, cell: int, metric: str = "accuracy") -> Mean:
-    """The mean of a metric of a cell, in percent."""
-    return mean_of(percents(sweep, cell, metric))
-
-
-def mean_lines(sweep: Sweep, length: int, metric: str) -> list[list[Mean]]:
-    """The cells' means, `length` of them to a line."""
-    means = [sweep.cell_mean(c, metric) for c in range(len(sweep.cells))]
-    return [means[i : i + length] for i in range(0, len(means), length)]
-
-
-def learning_curve(
-    sweep: Sweep, cell: int, metric: str, times: float = 1
-) -> tuple[list[int], list[Mean]]:
-    """The rounds in which a cell was measured, and the means then, each number `times` so much."""
-    curves = [outcome.test_curve for outcome in sweep.outcomes(cell)]
-    rounds = [round for round, _ in curves[0]]
-    return rounds, [mean_of([times * c[i][1][metric] for c in curves]) for i in range(len(rounds))]
-
-
-def strict_claim(sweep: Sweep, cell: int) -> str:
-    """What a cell's reports are worth strictly."""
-    plan = sweep.prepared[cell].plan
-    strict = [claim for claim in plan.claims(plan.permitted) if not claim.as_published]
-    return strict[0].short if strict else "nothing claimed"
-
-
-def claim_of(sweep: Sweep) -> PrivacyClaim:
-    """The claim of the first cell that makes one, with the terms of its budgets' epsilons."""
-    claims = (budgeted(prepared.shown_claims) for prepared in sweep.prepared)
-    return next(claim for claim in claims if claim is not None)
-
-
-def meaning(*claims: PrivacyClaim) -> str:
-    """What a page's epsilons mean where no other words stand beside them."""
-    return "Every epsilon here, unless it says otherwise: " + "; ".join(
-        f"epsilon {words}" for words in dict.fromkeys(claim.full_terms for claim in claims)
-    )

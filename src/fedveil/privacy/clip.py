@@ -26,49 +26,20 @@ class Norm(StrEnum):
 
 
 def row_norms(rows: torch.Tensor, norm: Norm = Norm.L2) -> torch.Tensor:
-    """The length of each row of [K, P], summed in float64 a piece at a time: float64 [K].
+    """The L1 or L2 length of each row of [K, P], float64 [K], summed in float64 a piece at a time.
 
-    It is finite exactly when every entry of the row is: float64 has room for the sum of the
-    squares of anything that float32 can hold.
+    It is finite exactly when every entry of the row is: float64 has room for the sum of the squares
+    of anything that float32 can hold.
     """
-    if rows.numel() <= BLOCK:
-        return _lengths(rows, norm)
-    if rows.shape[1] <= BLOCK:
-        return torch.cat([_lengths(piece, norm) for piece in torch.split(rows, at_a_time(rows))])
-    norms = torch.empty(len(rows), dtype=torch.float64)
-    for k, row in enumerate(rows):
-        parts = torch.cat([_lengths(piece[None], norm) for piece in torch.split(row, BLOCK)])
-        norms[k] = _lengths(parts[None], norm)[0]
-    return norms
-
-
-def all_finite(norms: torch.Tensor) -> bool:
-    """Whether every length is finite, and so every entry of every row.
-
-    >>> all_finite(torch.tensor([1.0, 2.0])), all_finite(torch.tensor([1.0, float("nan")]))
-    (True, False)
-    """
-    return bool(np.isfinite(norms.numpy()).all())
-
-
-def add_weighted_(total: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> None:
-    """total += weights @ rows, in float64 throughout, without a copy of all rows."""
-    if rows.shape[1] <= BLOCK:
-        step = at_a_time(rows)
-        for a in range(0, len(rows), step):
-            total += torch.mv(rows[a : a + step].double().T, weights[a : a + step])
-        return
-    for row, weight in zip(rows, weights.tolist(), strict=True):
-        for place, piece in zip(torch.split(total, BLOCK), torch.split(row, BLOCK), strict=True):
-            place.add_(piece.double(), alpha=weight)
-
-
-def at_a_time(rows: torch.Tensor) -> int:
-    """How many rows make up a block."""
-    return max(1, BLOCK // max(1, rows.shape[1]))
-
-
-def _lengths(rows: torch.Tensor, norm: Norm) -> torch.Tensor:
+    if rows.numel() > BLOCK:
+        if rows.shape[1] <= BLOCK:
+            pieces = torch.split(rows, rows_per_block(rows))
+            return torch.cat([row_norms(piece, norm) for piece in pieces])
+        norms = torch.empty(len(rows), dtype=torch.float64)
+        for k, row in enumerate(rows):
+            parts = torch.cat([row_norms(piece[None], norm) for piece in torch.split(row, BLOCK)])
+            norms[k] = row_norms(parts[None], norm)[0]
+        return norms
     wide = rows.to(torch.float64)
     if norm is Norm.L1:
         return wide.abs().sum(dim=1)
@@ -79,12 +50,49 @@ def _lengths(rows: torch.Tensor, norm: Norm) -> torch.Tensor:
     )
 
 
+def all_finite(norms: torch.Tensor) -> bool:
+    """Whether all of the lengths that `row_norms` returned are finite.
+
+    Then every entry of every row is finite as well.
+
+    >>> all_finite(torch.tensor([1.0, 2.0])), all_finite(torch.tensor([1.0, float("nan")]))
+    (True, False)
+    """
+    return bool(np.isfinite(norms.numpy()).all())
+
+
+def add_weighted_(total: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> None:
+    """total [P] += weights [K] @ rows [K, P], in place, in float64.
+
+    `total` and `weights` are float64. No copy of all rows is made.
+    """
+    if rows.shape[1] <= BLOCK:
+        step = rows_per_block(rows)
+        for a in range(0, len(rows), step):
+            total += torch.mv(rows[a : a + step].double().T, weights[a : a + step])
+        return
+    for row, weight in zip(rows, weights.tolist(), strict=True):
+        for place, piece in zip(torch.split(total, BLOCK), torch.split(row, BLOCK), strict=True):
+            place.add_(piece.double(), alpha=weight)
+
+
+def rows_per_block(rows: torch.Tensor) -> int:
+    """The number of rows of [K, P] with about 65,536 entries together, at least 1."""
+    return max(1, BLOCK // max(1, rows.shape[1]))
+
+
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """Rows after a clip: their `norms` before it, and which were too long."""
+    """Rows after a clip.
+
+    Attributes:
+        rows: The clipped rows [K, P]: the tensor that was given, changed in place.
+        norms: Their lengths before the clip, float64 [K].
+        clipped: Which of them were too long, bool [K].
+    """
 
     rows: torch.Tensor
     norms: torch.Tensor
@@ -120,6 +128,7 @@ class Clip:
     gradient: float | None = None
 
     def __post_init__(self) -> None:
+        """Raise BadArgument for a value below 1e-20, NaN or infinite. `gradient` is not checked."""
         if not (self.value >= SMALLEST_CLIP and math.isfinite(self.value)):
             raise BadArgument(
                 f"{{value}} is {self.value}: a number of at least {SMALLEST_CLIP} is needed",
@@ -128,7 +137,7 @@ class Clip:
 
     @property
     def per_gradient(self) -> "Clip | None":
-        """The clip on each local gradient, if that is how this clip is reached."""
+        """The clip on each local gradient, None if the update itself is clipped."""
         return None if self.gradient is None else Clip(self.gradient, self.norm)
 
     def sensitivity(self, relation: Relation) -> float:
@@ -144,9 +153,10 @@ class Clip:
                 return 2 * self.value
 
     def apply_(self, rows: torch.Tensor, norms: torch.Tensor | None = None) -> Clipped:
-        """Clip the rows of [K, P] in place.
+        """Clip the rows of [K, P] in place, and return them with their norms.
 
-        `norms`, when given, are their lengths (float64 [K]) as the caller knows them.
+        Raises ValueError for rows that are not finite, or neither float32 nor float64. `norms` are
+        the rows' lengths in this clip's norm, float64 [K], if the caller knows them.
         """
         if rows.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"rows are {rows.dtype}: 1e-6 leaves no room for its rounding")
@@ -161,7 +171,7 @@ class Clip:
             return Clipped(rows, norms, clipped)
         if rows.shape[1] <= BLOCK:
             scales = torch.from_numpy(limit / np.maximum(lengths, limit))[:, None]
-            step = at_a_time(rows)
+            step = rows_per_block(rows)
             for a in range(0, len(rows), step):
                 block = rows[a : a + step]
                 block.copy_(block.double().mul_(scales[a : a + step]))

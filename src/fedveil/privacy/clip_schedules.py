@@ -52,10 +52,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Lengths:
-    """What a schedule may know of clients.
+    """Lengths of clients' updates, from which a schedule computes its statistic.
 
     Attributes:
-        norms: The lengths of their updates before the clip, [K].
+        norms: The lengths of their updates before the clip, or of unclipped gradients for a
+            schedule that `needs_raw_gradients`, [K].
         clipped: Which of them were clipped, [K].
     """
 
@@ -63,7 +64,7 @@ class Lengths:
     clipped: torch.Tensor
 
     def of_client(self, client: int) -> "Lengths":
-        """The lengths of one client."""
+        """The lengths of client number `client` alone, as arrays of length 1."""
         only = slice(client, client + 1)
         return Lengths(self.norms[only], self.clipped[only])
 
@@ -73,7 +74,12 @@ class ClipSchedule(ABC):
 
     An adaptive schedule also has a `statistic`, which each client reports
     (`client_statistic`), and a `next_value`, which depends on the noisy sum of the reports.
+
+    Attributes:
+        needs_raw_gradients: Whether the statistic needs the norms of unclipped gradients.
     """
+
+    needs_raw_gradients = False
 
     @property
     def norm(self) -> Norm | None:
@@ -87,27 +93,34 @@ class ClipSchedule(ABC):
 
     @abstractmethod
     def first_value(self) -> float:
-        """The clip value before the first round."""
+        """The clip value of the first round."""
 
     @abstractmethod
     def clip(self, value: float, round: int) -> Clip:
-        """The clip in force in `round`."""
+        """The clip in force in `round`, from 1, given the adaptive clip value `value`."""
 
     def client_statistic(self, lengths: Lengths, round: int) -> torch.Tensor:
-        """The statistic of each client of a block, float64 [K, width]. It never leaves raw."""
+        """The statistic of each client of a block, float64 [K, width], before noise.
+
+        It is published as a sum with noise only, or after randomised response. Here width is 0.
+        """
         return torch.zeros(len(lengths.norms), 0, dtype=torch.float64)
 
     def next_value(self, value: float, noisy: torch.Tensor, expected: float, round: int) -> float:
-        """The clip value of the next round, from the noisy sum of the clients' statistics.
+        """The clip value of the next round. Here `value`, unchanged.
 
-        `expected` is the expected number of clients.
+        Args:
+            value: The clip value of this round.
+            noisy: The noisy sum of the clients' statistics [width].
+            expected: The expected number of clients.
+            round: The number of this round.
         """
         return value
 
     def value_limits(self, round: int) -> tuple[float, float]:
-        """The least and the greatest possible clip value in `round`, whatever clients reported.
+        """(least, greatest) possible clip value in `round`, whatever clients reported.
 
-        Sites use it: they do not see how the value changed.
+        Sites use it: they do not see how the value changed. Here both are the first value.
         """
         return self.first_value(), self.first_value()
 
@@ -115,27 +128,22 @@ class ClipSchedule(ABC):
         """The largest sum of the learning rates of `round`, None if they are free."""
         return None
 
-    @property
-    def needs_raw_gradients(self) -> bool:
-        """Whether the statistic needs the norms of gradients that nothing has clipped."""
-        return False
-
     def settled(self, turns: Callable[[int], int]) -> "ClipSchedule":
         """The schedule with calibrated noise, where its statistic has a budget of its own.
 
-        `turns(every)` is the largest number of reporting rounds, one in `every`, of one client.
+        `turns(every)` is the largest number of rounds in which one client reports, if one in
+        `every` rounds has reports. Here the schedule itself.
         """
         return self
 
     # The adaptive state of a training, of which the clip value is the usual form.
 
     def first_state(self, params: torch.Tensor) -> torch.Tensor:
-        """The adaptive state before the first round, float64, for the first model `params`."""
-        return torch.tensor([self.first_value()], dtype=torch.float64)
+        """The adaptive state before the first round, float64, for the first model `params` [P].
 
-    def clip_for(self, state: torch.Tensor, round: int) -> Clip | None:
-        """The clip of `round` in the adaptive state `state`, None if nothing is clipped."""
-        return self.clip(float(state[0]), round)
+        Here [first value].
+        """
+        return torch.tensor([self.first_value()], dtype=torch.float64)
 
     def next_state(
         self,
@@ -146,7 +154,9 @@ class ClipSchedule(ABC):
         after: torch.Tensor,
         round: int,
     ) -> torch.Tensor:
-        """The adaptive state of the next round.
+        """The adaptive state of the next round, float64.
+
+        Here [`next_value`], or `state` without reports.
 
         Args:
             state: The present state.
@@ -166,7 +176,7 @@ class ClipSchedule(ABC):
     ) -> bool:
         """Whether `state` is possible in `round` for the model `params`.
 
-        `first` is the model of the first round.
+        `first` is the model of the first round. Here `state` is one number within `value_limits`.
         """
         if state.shape != (1,):
             return False
@@ -175,28 +185,48 @@ class ClipSchedule(ABC):
 
 
 @dataclass(frozen=True)
-class Fixed(ClipSchedule):
-    """The same clip in every round."""
+class _StartsAtValue(ClipSchedule):
+    """A schedule whose first clip value is `value`. The clip is the value, in L2."""
 
     value: float
+
+    def first_value(self) -> float:
+        """The clip value of the first round: `value`."""
+        return self.value
+
+    def clip(self, value: float, round: int) -> Clip:
+        """The clip at `value`, in L2, in every round."""
+        return Clip(value)
+
+
+@dataclass(frozen=True)
+class Fixed(_StartsAtValue):
+    """The same clip in every round.
+
+    Attributes:
+        value: The largest norm of an update.
+        norm: The norm in which it is measured.
+    """
+
     norm: Norm = Norm.L2
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: clip "fixed", value, norm."""
         return (("clip", "fixed"), ("value", self.value), ("norm", self.norm))
 
     def __post_init__(self) -> None:
-        _check_clip(self.value, self.norm)
-
-    def first_value(self) -> float:
-        return self.value
+        """Raise BadArgument for a value outside [1e-20, 1e30], or a norm that is no `Norm`."""
+        CLIP.check("value", self.value)
+        one_of("norm", self.norm, Norm)
 
     def clip(self, value: float, round: int) -> Clip:
+        """The clip at `value` in `self.norm`, in every round."""
         return Clip(value, self.norm)
 
 
 @dataclass(frozen=True)
-class Poly(ClipSchedule):
+class Poly(_StartsAtValue):
     """C_0 (1 - (t - 1)/T)^power in round t of T, never below `floor`.
 
     Data-independent, so it costs nothing. The published schedule ends at exactly 0, where a
@@ -209,7 +239,6 @@ class Poly(ClipSchedule):
     | floor above the start | BadInput |
     """
 
-    value: float
     power: float
     rounds: int
     floor: float
@@ -217,10 +246,13 @@ class Poly(ClipSchedule):
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: clip "poly", value, power, rounds, floor, norm."""
         return (("clip", "poly"), *named_values(self, "value", "power", "rounds", "floor", "norm"))
 
     def __post_init__(self) -> None:
-        _check_clip(self.value, self.norm)
+        """Raise BadArgument for a number outside its limits, or a norm that is no `Norm`."""
+        CLIP.check("value", self.value)
+        one_of("norm", self.norm, Norm)
         NOT_NEGATIVE.check("power", self.power)
         ROUNDS.check("rounds", self.rounds)
         CLIP_FLOOR.check("floor", self.floor)
@@ -232,10 +264,8 @@ class Poly(ClipSchedule):
                 "value",
             )
 
-    def first_value(self) -> float:
-        return self.value
-
     def clip(self, value: float, round: int) -> Clip:
+        """The clip of `round`, from 1, where `value` is C_0. It is never below `floor`."""
         share = max(0.0, 1 - (round - 1) / self.rounds)
         return Clip(max(self.floor, value * share**self.power), self.norm)
 
@@ -252,19 +282,24 @@ class PerGradient(ClipSchedule):
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: clip "per-gradient", inner, reach."""
         return (("clip", "per-gradient"), ("inner", self.inner), ("reach", self.reach))
 
     @property
     def norm(self) -> Norm:
+        """The norm of the inner schedule."""
         return self.inner.norm
 
     def rates_allowed(self, round: int) -> float:
+        """The sum of the learning rates of `round`: `reach(round)`."""
         return self.reach(round)
 
     def first_value(self) -> float:
+        """The first clip value of a gradient."""
         return self.inner.first_value()
 
     def clip(self, value: float, round: int) -> Clip:
+        """The clip on the update, whose `gradient` is the clip value on each gradient."""
         gradient = self.inner.clip(value, round)
         return Clip(gradient.value * self.reach(round), gradient.norm, gradient.value)
 
@@ -275,7 +310,7 @@ round."""
 
 
 @dataclass(frozen=True)
-class Quantile(ClipSchedule):
+class Quantile(_StartsAtValue):
     """Follow the `target` quantile of update norms (Andrew et al. 2021), geometrically.
 
     Client k's bit is 1 when its update needed no clipping. With b the noisy share of ones,
@@ -295,7 +330,6 @@ class Quantile(ClipSchedule):
     | clip far outside norms | moves by a factor e^(-lr (b - target)) a round, at most e^3 |
     """
 
-    value: float
     target: float
     lr: float = 0.2
     noise: float = 0.0
@@ -303,9 +337,14 @@ class Quantile(ClipSchedule):
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: clip "quantile", value, target, lr, noise, flip."""
         return (("clip", "quantile"), *named_values(self, "value", "target", "lr", "noise", "flip"))
 
     def __post_init__(self) -> None:
+        """Raise BadArgument for a number outside its limits.
+
+        Exactly one of noise and flip must be positive.
+        """
         CLIP.check("value", self.value)
         QUANTILE.check("target", self.target)
         POSITIVE.check("lr", self.lr)
@@ -318,14 +357,9 @@ class Quantile(ClipSchedule):
                 "flip",
             )
 
-    def first_value(self) -> float:
-        return self.value
-
-    def clip(self, value: float, round: int) -> Clip:
-        return Clip(value)
-
     @property
     def statistic(self) -> ClipStatistic:
+        """Describes the clients' bits: one number each, +1/2 or -1/2, in every round."""
         return ClipStatistic(
             width=1,
             norm_bound=0.5,
@@ -339,18 +373,23 @@ class Quantile(ClipSchedule):
         )
 
     def client_statistic(self, lengths: Lengths, round: int) -> torch.Tensor:
-        """Centred bits [K, 1]."""
+        """Each client's bit, float64 [K, 1]: 1/2 if its update needed no clipping, else -1/2."""
         return 0.5 - (lengths.clipped != 0).to(torch.float64)[:, None]
 
     def next_value(self, value: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+        """`value` times exp(-lr (share - target)), with the noisy share of updates within the clip.
+
+        The factor is from e^-3 to e^3, the result from 1e-12 to 1e12.
+        """
         share = float(noisy[0]) / expected + 0.5
         step = max(-_LARGEST_STEP, min(_LARGEST_STEP, -self.lr * (share - self.target)))
         return max(_LEAST, min(_MOST, value * math.exp(step)))
 
     def value_limits(self, round: int) -> tuple[float, float]:
-        """As `ClipSchedule.value_limits`: a step changes the clip by a factor of at most e^3.
+        """(least, greatest) possible clip value in `round`. In round 1 both are the first value.
 
-        One more factor is for a rounded product.
+        Later they are the first value times e^(-3 round) and e^(3 round), within 1e-12 and 1e12.
+        That is one factor e^3 more than steps can make, for rounding.
         """
         if round == 1:
             return self.value, self.value
@@ -362,7 +401,7 @@ class Quantile(ClipSchedule):
 
 
 @dataclass(frozen=True)
-class Median(ClipSchedule):
+class Median(_StartsAtValue):
     """Set the clip to the median of the clients' norms, from a noisy histogram (Abadi's rule).
 
     Clients send the norm of their unclipped gradient to a trusted curator (an enclave could take
@@ -381,7 +420,6 @@ class Median(ClipSchedule):
     | all noisy counts negative | the clip stays |
     """
 
-    value: float
     low: int
     high: int
     every: int
@@ -390,8 +428,11 @@ class Median(ClipSchedule):
     cap: float = math.inf
     noise: float = 0.0
 
+    needs_raw_gradients = True
+
     @property
     def identity(self) -> Stated:
+        """Identity pairs: clip "median", value, low, high, every, budget, monotone, cap, noise."""
         return (
             ("clip", "median"),
             *named_values(self, "value", "low", "high", "every"),
@@ -400,6 +441,7 @@ class Median(ClipSchedule):
         )
 
     def __post_init__(self) -> None:
+        """Raise BadArgument for a number outside its limits, low >= high, or too small a cap."""
         CLIP.check("value", self.value)
         POWER.check("low", self.low)
         POWER.check("high", self.high)
@@ -422,7 +464,10 @@ class Median(ClipSchedule):
 
     @property
     def statistic(self) -> ClipStatistic:
-        """One count per bin: (0, 2^low], (2^low, 2^(low+1)], ..., (2^(high-1), inf)."""
+        """Describes the histogram of clients' norms: one count per bin, every `every` rounds.
+
+        The bins are [0, 2^low], (2^low, 2^(low+1)], ..., (2^(high-1), inf).
+        """
         return ClipStatistic(
             width=self.high - self.low + 1,
             norm_bound=1.0,
@@ -436,32 +481,28 @@ class Median(ClipSchedule):
             remedy="lower it",
         )
 
-    @property
-    def needs_raw_gradients(self) -> bool:
-        return True
-
     def settled(self, turns: Callable[[int], int]) -> ClipSchedule:
-        """With the noise that keeps all its histograms within its own budget.
+        """The schedule with the noise that keeps all its histograms within its own budget.
 
-        No amplification, composed over all refreshes in which one client can take part.
+        No amplification, composed over all histograms in which one client can take part.
         """
         reach = self.statistic.sensitivity(Relation.REPLACE)
         multiplier = least_noise(Gaussian, turns(self.every), self.budget, Relation.REPLACE)
         return replace(self, noise=reach * multiplier)
 
-    def first_value(self) -> float:
-        return self.value
-
-    def clip(self, value: float, round: int) -> Clip:
-        return Clip(value)
-
     def client_statistic(self, lengths: Lengths, round: int) -> torch.Tensor:
-        """One-hot rows [K, width]: the bin of each client's norm."""
+        """One-hot rows, float64 [K, bins]: the bin of each client's norm."""
         counts = torch.zeros(len(lengths.norms), self.statistic.width, dtype=torch.float64)
         edges = torch.tensor([2.0**e for e in range(self.low, self.high)], dtype=torch.float64)
         return counts.scatter_(1, torch.bucketize(lengths.norms, edges)[:, None], 1.0)
 
     def next_value(self, value: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+        """The upper edge of the bin with the noisy median, at most `cap`.
+
+        The last bin's edge is 2^high.
+
+        With `monotone` it is at most `value`. If all noisy counts are negative, it is `value`.
+        """
         counts = noisy.clamp_min(0)
         if float(counts.sum()) == 0:
             return value
@@ -470,6 +511,11 @@ class Median(ClipSchedule):
         return min(value, median) if self.monotone else median
 
     def value_limits(self, round: int) -> tuple[float, float]:
+        """(least, greatest) possible clip value in `round`. In round 1 both are the first value.
+
+        Later it is from 2^low, or the first value if less, to 2^high or `cap`. With `monotone` it
+        is at most the first value.
+        """
         if round == 1:
             return self.value, self.value
         most = self.value if self.monotone else max(self.value, min(2.0**self.high, self.cap))
@@ -477,10 +523,8 @@ class Median(ClipSchedule):
 
 
 def is_own_schedule(schedule: ClipSchedule) -> bool:
-    """Whether what it watches of a client is known not to depend on others in the block."""
+    """Whether a schedule's class is one of those in this module.
+
+    Then its statistic of a client does not depend on other clients. A subclass does not count.
+    """
     return type(schedule) in (Fixed, Poly, PerGradient, Quantile, Median)
-
-
-def _check_clip(value: float, norm: Norm) -> None:
-    CLIP.check("value", value)
-    one_of("norm", norm, Norm)

@@ -54,6 +54,7 @@ class ClipStatistic:
     every: int = 1
 
     def __post_init__(self) -> None:
+        """Raise BadInput for the edges above."""
         if not (0 < self.norm_bound <= 1 and self.width >= 1 and self.every >= 1):
             raise BadInput(
                 f"{self.width} {self.word} of length {self.norm_bound:g} in one of {self.every} "
@@ -75,13 +76,19 @@ class ClipStatistic:
 
     @property
     def purpose(self) -> str:
-        """Which stream the noise is from: one that no other noise has, whatever the word is."""
+        """The name of the noise stream:
+
+        `word` if it is "bits" or "norms", else "watched " + `word`.
+
+        So no other noise has this name.
+        """
         return self.word if self.word in ("bits", "norms") else f"watched {self.word}"
 
     def sensitivity(self, relation: Relation) -> float:
         """How far one client can move the sum of rows, in L2.
 
-        Two rows without negative numbers meet at a right angle at most.
+        Under replacement it is twice the norm bound, or sqrt(2) times it for rows without negative
+        numbers, which meet at a right angle at most. Otherwise it is the norm bound.
         """
         if relation is not Relation.REPLACE:
             return self.norm_bound
@@ -92,7 +99,9 @@ class ClipStatistic:
         return (round - 1) % self.every == 0
 
     def cut(self, rows: torch.Tensor, clients: int) -> torch.Tensor:
-        """Clip the rows of a schedule to what is accounted for. Rows that are not finite become 0.
+        """Rows [clients, width] of a schedule, float64, cut to what is accounted for. A new tensor.
+
+        Numbers that are not finite become 0. Raises BadInput for rows of another shape.
 
         Guarantee: every row has a norm of at most `norm_bound`, and no negative number if
         `nonnegative`.
@@ -111,11 +120,14 @@ class ClipStatistic:
         long = norms > torch.where(exact, self.norm_bound, short)
         return torch.where(long, rows * (short / norms), rows)
 
-    def flipped(self, bits: torch.Tensor, keys: Keys) -> torch.Tensor:
-        """Bits [K, 1] by randomised response, without bias.
+    def randomise_bits(self, bits: torch.Tensor, keys: Keys) -> torch.Tensor:
+        """Randomise bits [K, 1] by randomised response. Returns unbiased values, float64 [K, 1].
 
-        Guarantee: the draw is a multiple of 2^-52, and 2^-22 is taken off the chance of keeping
-        the bit, so that epsilon `flip` holds exactly.
+        The sign of a number is its bit. Values are +-norm_bound / (2 p - 1), p the chance of
+        keeping a bit.
+
+        Guarantee: the draw is a multiple of 2^-52, and 2^-22 is taken off the chance of keeping the
+        bit, so that epsilon `flip` holds exactly.
         """
         length = torch.tensor(self.norm_bound, dtype=torch.float64)
         bits = torch.where(bits >= 0, length, -length)
@@ -125,10 +137,12 @@ class ClipStatistic:
         return flipped / (2 * keep - 1)
 
     def read(self, rows: torch.Tensor, *, secure: bool) -> torch.Tensor:
-        """Make the rows [K, width] that arrived valid. What clients may not send becomes zero.
+        """The rows [K, width] that arrived, made valid. What clients may not send becomes zero.
+
+        With `secure`, rows with noise to come are cut to its grid.
 
         Guarantee: whatever a client sends, it moves the sum by no more than is accounted for. Rows
-        of `cut`, `aligned` and `flipped` stay as they are.
+        of `cut`, `cut_to_grid` and `randomise_bits` stay as they are.
 
         | edge | behaviour |
         |---|---|
@@ -137,28 +151,32 @@ class ClipStatistic:
         | bits by randomised response: another value than the two | zero |
         """
         if self.flip:
-            return torch.where(rows.abs() == self._flipped_bit, rows, 0.0)
+            # what a bit by randomised response counts for, without bias, on either side of zero
+            bit = self.norm_bound / (2 * self._keep - 1)
+            return torch.where(rows.abs() == bit, rows, 0.0)
         rows = self.cut(rows, len(rows))
-        return self.aligned(rows) if secure else rows
-
-    @property
-    def _flipped_bit(self) -> float:
-        """What a bit by randomised response counts for, without bias, on either side of zero."""
-        return self.norm_bound / (2 * self._keep - 1)
+        return self.cut_to_grid(rows) if secure else rows
 
     @property
     def _keep(self) -> float:
+        """The probability e^flip / (1 + e^flip) with which randomised response keeps a bit."""
         return 1 / (1 + math.exp(-self.flip))
 
     def noisy(self, total: torch.Tensor, keys: Keys) -> torch.Tensor:
-        """The sum of rows [width] with its noise, as it is published."""
+        """A copy of the sum of rows [width] with the server's or curator's Gaussian noise added.
+
+        It is what is published. Without `noise` it is an unchanged copy.
+        """
         total = total.clone()
         if self.noise:
             add_to_sum_(GaussianMechanism(self.noise), total, self.noise, keys)
         return total
 
-    def aligned(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows cut to the grid of secure noise, so that their sum is exact."""
+    def cut_to_grid(self, rows: torch.Tensor) -> torch.Tensor:
+        """A copy of rows cut to the grid of secure noise, so that their sum is exact.
+
+        Without `noise`, the rows themselves.
+        """
         if not self.noise:
             return rows
         return GaussianMechanism(self.noise).grid(self.noise, self.width).cut_(rows.clone())

@@ -4,7 +4,6 @@ This is what training sees of any plan. The papers' plans are built in `privacy/
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -52,6 +51,9 @@ class PrivacyPlan:
         width: How many numbers a client reports beside its update.
         steps: What DP-SGD inside clients must be, where that is how they are protected.
         counted_clients: How many clients' turns the ledger counts.
+        private: Whether anything is claimed.
+        limit: The epsilon at which the run stops, None if there is none.
+        adaptive: Whether the reports of clients decide what the next round asks of them.
     """
 
     sampler: Sampler
@@ -70,10 +72,17 @@ class PrivacyPlan:
     width: int = field(init=False, repr=False)
     steps: NoisySteps | None = field(init=False, repr=False)
     counted_clients: int = field(init=False, repr=False)
+    private: bool = field(init=False, repr=False)
+    limit: float | None = field(init=False, repr=False)
+    adaptive: bool = field(init=False, repr=False)
 
     @property
     def identity(self) -> Stated:
-        """What rounds compute. Budget lines account for it and change no draw."""
+        """Identity pairs of the parts that decide what rounds compute. Budget lines change no draw.
+
+        They are sampler, clients, rounds, clip, release, secure, metrics. With ranges, the clip is
+        None: the release has them.
+        """
         return (
             ("sampler", self.sampler),
             ("clients", self.population),
@@ -83,6 +92,12 @@ class PrivacyPlan:
         )
 
     def __post_init__(self) -> None:
+        """Set the derived attributes, and raise BadInput for parts that do not go together.
+
+        Refused are numbers outside their limits, parts of another class, noise without a clip, what
+        `Release.check` refuses, a cap on participations without local DP, and a delta of 1 /
+        clients or more. Lines are not compared with parts: `check_lines` does that.
+        """
         ROUNDS.check("rounds", self.rounds)
         CLIENTS.check("clients", self.population)
         self.sampler.check(self.population)
@@ -97,6 +112,7 @@ class PrivacyPlan:
                 f"the statistic of the clip is {shown(self.statistic)}: a ClipStatistic is needed"
             )
         metrics = () if self.metrics is None else (self.metrics.line,)
+        limit = self.lines[0].budget.epsilon if self.lines else math.inf
         derived = {
             "secure": any(line.noise is NoiseSource.SECURE for line in self.lines),
             "every_line": (*self.lines, *metrics),
@@ -104,15 +120,32 @@ class PrivacyPlan:
             "width": 0 if self.statistic is None else self.statistic.width,
             "steps": self.release.requires.steps,
             "counted_clients": self.population if self.release.local else 0,
+            "private": bool(self.lines),
+            "limit": None if math.isinf(limit) else limit,
+            "adaptive": self.statistic is not None or isinstance(self.schedule, Ranges),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+        if self.release.needs_clip and (self.schedule is None or self.norm is None):
+            raise BadInput("noise without a clip protects nobody: add a clip")
         self.release.check(self)
-        if not self.release.local:
-            check_uncapped(self.sampler)
-        check_deltas(self.lines, self.population)
+        if not self.release.local and getattr(self.sampler, "max_participations", None) is not None:
+            raise BadArgument(
+                "{max_participations} is for local DP, where turns are counted; a capped cohort is "
+                "not uniformly random, so nothing amplifies it: leave it out",
+                "max_participations",
+            )
+        for line in self.lines:
+            if line.budget.delta >= 1 / self.population:
+                raise BadArgument(
+                    f"{{delta}} is {line.budget.delta:g}, not below 1 / {self.population} clients: "
+                    "a delta that large would allow publishing somebody outright; use less than "
+                    f"{1 / self.population:g}",
+                    "delta",
+                )
 
     def __repr__(self) -> str:
+        """Clients, rounds, the classes of the parts, and the most that the budget permits."""
         parts = (self.sampler, self.schedule, self.release)
         names = ", ".join(type(part).__name__ for part in parts if part is not None)
         return (
@@ -121,10 +154,11 @@ class PrivacyPlan:
         )
 
     def check_lines(self) -> None:
-        """Refuse a plan of which a strict line accounts for less than its parts release.
+        """Raise BadInput if a strict line accounts for less than the plan's parts release.
 
-        Builders make lines and parts from the same numbers; a plan that was put together or
-        changed by hand may say one thing and do another.
+        Also if some lines have secure noise and others seeded noise. Builders make lines and parts
+        from the same numbers; a plan that was put together or changed by hand may say one thing and
+        do another.
         """
         sources = {line.noise for line in self.every_line}
         if len(sources) > 1:
@@ -132,32 +166,34 @@ class PrivacyPlan:
                 "some of the plan's lines have secure noise and others seeded noise: make the "
                 "whole plan secure with with_secure_noise, metrics included"
             )
+        share = self.sampler.participation_share(self.population)
+        cap = getattr(self.sampler, "max_participations", None)
         for line in self.lines:
-            found = None if line.as_published else self._difference(line)
-            if found is not None:
+            if line.as_published:
+                continue
+            uncounted = "" if self.metrics is None else _uncounted_metrics(self.metrics, line)
+            if uncounted:
+                difference: str | None = uncounted
+            elif line.share < share:
+                difference = f"clients take part in {share} of the rounds"
+            elif line.cap is not None and line.cap != cap:
+                difference = f"the cap on participations is {cap}"
+            elif line.every != 1:
+                difference = "there is a release in every round"
+            else:
+                difference = self.release.difference(self, line)
+            if difference is not None:
                 raise BadInput(
-                    f"the plan's line about {line.covers} accounts for {line.event} and {found}: "
-                    "make plans with central, client_noise, dp_sgd, priv_unit or two_point, and "
-                    "do not change them"
+                    f"the plan's line about {line.covers} accounts for {line.event} and "
+                    f"{difference}: make plans with central, client_noise, dp_sgd, priv_unit or "
+                    "two_point, and do not change them"
                 )
 
-    def _difference(self, line: BudgetLine) -> str | None:
-        """What the plan does otherwise than the line says, in words."""
-        uncounted = "" if self.metrics is None else _uncounted(self.metrics, line)
-        if uncounted:
-            return uncounted
-        share = self.sampler.participation_share(self.population)
-        if line.share < share:
-            return f"clients take part in {share} of the rounds"
-        cap = getattr(self.sampler, "max_participations", None)
-        if line.cap is not None and line.cap != cap:
-            return f"the cap on participations is {cap}"
-        if line.every != 1:
-            return "there is a release in every round"
-        return self.release.difference(self, line)
-
     def check_affordable(self, multiplier: float) -> None:
-        """Refuse noise and budget that do not even go together for one round."""
+        """Raise BadArgument if the budget does not permit one round.
+
+        `multiplier` is the noise multiplier that the message names.
+        """
         if self.permitted >= 1:
             return
         line = self.lines[0]
@@ -168,26 +204,28 @@ class PrivacyPlan:
         )
 
     def assuming(self, text: str) -> "PrivacyPlan":
-        """The plan with the assumption `text` in every claim."""
+        """The plan with the assumption `text` at the end of every line, that of metrics included.
+
+        Lines that have it already stay as they are.
+        """
         if all(text in line.assumptions for line in self.every_line):
             return self
-        return self.with_lines(
-            lambda line: (
-                line
-                if text in line.assumptions
-                else replace(line, assumptions=(*line.assumptions, text))
-            )
-        )
+        lines = []
+        for line in self.every_line:
+            if text not in line.assumptions:
+                line = replace(line, assumptions=(*line.assumptions, text))
+            lines.append(line)
+        return self.with_lines(lines)
 
-    def with_lines(self, change: Callable[[BudgetLine], BudgetLine]) -> "PrivacyPlan":
-        """The plan with every line changed, that of the metrics as well."""
-        metrics = self.metrics
-        if metrics is not None:
-            metrics = replace(metrics, line=change(metrics.line))
-        return replace(self, lines=tuple(map(change, self.lines)), metrics=metrics)
+    def with_lines(self, lines: list[BudgetLine]) -> "PrivacyPlan":
+        """The plan with `lines` in place of `every_line`: as many, and the line of metrics last."""
+        metrics = self.metrics and replace(self.metrics, line=lines[-1])
+        return replace(self, lines=tuple(lines[: len(self.lines)]), metrics=metrics)
 
     def measuring(self, metrics: PricedMetrics, every: int | None = None) -> "PrivacyPlan":
-        """The plan with priced metrics, up to the last round that it permits.
+        """The plan with priced metrics, measured up to the last round that it permits.
+
+        `every` is as in `measurement_rounds`: None for four measurements.
 
         | edge | behaviour |
         |---|---|
@@ -203,31 +241,27 @@ class PrivacyPlan:
         return replace(self, metrics=metrics.until(min(self.rounds, self.permitted), every))
 
     @property
-    def private(self) -> bool:
-        """Whether anything is claimed."""
-        return bool(self.lines)
-
-    @property
     def secret_cohort(self) -> bool:
-        """Whether the claim rests on nobody knowing who takes part in a round."""
+        """Whether the claim rests on nobody knowing who takes part in a round.
+
+        True where the sampler's chance amplifies the claim. False under local trust and without
+        lines.
+        """
         if not self.private or self.release.local:
             return False
         return self.sampler.event(Gaussian(1.0), self.population) != Gaussian(1.0)
 
     @property
-    def limit(self) -> float | None:
-        """The epsilon at which the run stops, if there is one."""
-        limit = self.lines[0].budget.epsilon if self.lines else math.inf
-        return None if math.isinf(limit) else limit
-
-    @property
     def promise(self) -> PrivacyClaim | None:
-        """The headline claim with nothing spent, None if nothing is claimed."""
+        """The claim of the first line with epsilon 0, as before the first round.
+
+        None without lines.
+        """
         return self.lines[0].claim(0.0) if self.lines else None
 
     @property
     def target(self) -> str:
-        """The most that the budget permits, in words, by the line that it limits.
+        """The text "at most epsilon ... at delta ..." with the budget of the first line.
 
         "no claim" without lines.
         """
@@ -235,31 +269,48 @@ class PrivacyPlan:
         return "no claim" if line is None else f"at most {line.claim(line.budget.epsilon).short}"
 
     def describe(self) -> str:
-        """The noise in a few words, for people."""
+        """The noise as a phrase for people, such as "no noise" (`Release.describe`)."""
         return self.release.describe(self.lines)
 
     @cached_property
     def permitted(self) -> int:
-        """How many of the planned rounds fit the budgets, computed once."""
+        """How many of the planned rounds fit the budgets of all lines. Cached.
+
+        All of them without lines. 0 if one round exceeds a budget.
+        """
         return min((line.permitted_rounds(self.rounds) for line in self.lines), default=self.rounds)
 
     def spent(
         self, rounds: int, turns: int | None = None, extra_attempts: int = 0
     ) -> PrivacyClaim | None:
-        """What `rounds` rounds have cost by the budget's line, from above (`Spending.spent`)."""
+        """The claim that `rounds` rounds have spent on the first line, an upper bound.
+
+        None if nothing is claimed.
+
+        Args:
+            rounds: The number of rounds that were charged.
+            turns: How often the most frequent client took part. None: as often as it can have.
+            extra_attempts: Attempts that were charged beyond each round's first.
+        """
         return self._spending[0].spent(rounds, turns, extra_attempts) if self.lines else None
 
     def claim_if_ended(
         self, rounds: int, turns: int | None = None, extra_attempts: int = 0
     ) -> PrivacyClaim | None:
-        """The claim that counts if the run ends after `rounds` rounds, from above."""
+        """The headline claim if the run ends after `rounds` rounds, an upper bound.
+
+        None if nothing is claimed. Arguments are those of `spent`.
+        """
         return (
             self._spending[1].claim_if_ended(rounds, turns, extra_attempts) if self.lines else None
         )
 
     @cached_property
     def _spending(self) -> tuple[Spending, Spending]:
-        """By the line that the budget limits, and by the first that is a guarantee."""
+        """(spending on the first line, which the budget limits, spending on the first strict line).
+
+        Both are the same object if the first line is strict, or none is.
+        """
         first = Spending(self.lines[0], self.rounds, self.permitted)
         strict = next((line for line in self.lines if not line.as_published), first.line)
         return first, replace(first, line=strict) if strict is not first.line else first
@@ -267,23 +318,24 @@ class PrivacyPlan:
     def claims(
         self, rounds: int, counts: Counts | None = None, extra_attempts: int = 0
     ) -> tuple[PrivacyClaim, ...]:
-        """What is guaranteed when the run ends after `rounds` rounds (`meaning.counting`: which
-        claim counts).
+        """All claims of a run that ends after `rounds` rounds. `meaning.counting` is the headline.
 
-        With `counts`, how often each client took part, a claim is made for the client that did
-        so most often and one for the median client. `extra_attempts` attempts were charged beyond
-        each round's first. Where `rounds` are fewer than `permitted`, claims hold whoever ended the
-        run and why, and the smaller ones that follow say on which condition (`claims_of`).
+        Where `rounds` are fewer than `permitted`, claims hold whoever ended the run and why, and
+        the smaller ones that follow say on which condition (`claims_of`).
+
+        Args:
+            rounds: The number of rounds that were charged.
+            counts: How often each client took part [N]. There is then a claim for the client that
+                did so most often and one for the median client. None: one claim for everyone.
+            extra_attempts: Attempts that were charged beyond each round's first.
         """
         return claims_of(self.every_line, rounds, counts, extra_attempts, self.permitted)
 
-    @property
-    def adaptive(self) -> bool:
-        """Whether what clients send decides what the next round asks of them."""
-        return self.statistic is not None or isinstance(self.schedule, Ranges)
-
     def first_state(self, params: torch.Tensor) -> torch.Tensor:
-        """The initial adaptive state: the clip value or the ranges, empty without a clip."""
+        """The adaptive state before the first round, float64: the clip value, or the ranges.
+
+        Empty without a clip. `params` [P] is the first model.
+        """
         if self.schedule is None:
             return torch.zeros(0, dtype=torch.float64)
         return self.schedule.first_state(params)
@@ -307,7 +359,12 @@ class PrivacyPlan:
         return self.schedule.reachable(state, params, first, round)
 
     def clip(self, state: torch.Tensor, round: int) -> Clip | None:
-        """The clip in force in `round`: one and the same, however often it is asked for.
+        """The clip in force in `round`, None if nothing is clipped.
+
+        It is the same object when asked again.
+
+        `state` is the adaptive state of the round. Raises BadInput if the schedule returns anything
+        but a `Clip` in its own norm.
 
         Guarantee: rows are clipped to it and noise is scaled by it, whatever a schedule answers
         when it is asked again. It is ours, in the norm that the schedule declared.
@@ -317,7 +374,7 @@ class PrivacyPlan:
         place = (round, float(state[0]))
         cache: dict[tuple[int, float], Clip] = self.__dict__.setdefault("_clips", {})
         if place not in cache:
-            clip = self.schedule.clip_for(state, round)
+            clip = self.schedule.clip(float(state[0]), round)
             if type(clip) is not Clip or clip.norm is not self.norm:
                 name = type(self.schedule).__name__
                 raise BadInput(
@@ -329,7 +386,10 @@ class PrivacyPlan:
         return cache[place]
 
     def client_statistic(self, lengths: Lengths, round: Round) -> torch.Tensor:
-        """What each client sends for an adaptive clip, [K, width]: cut, and flipped if need be.
+        """The statistic that each client sends for an adaptive clip, float64 [K, width].
+
+        Rows are cut to their norm bound, and bits randomised if clients do that themselves. Zeros
+        in a round without reports.
 
         Guarantee: a client's row depends on the client alone. A schedule that is not ours is asked
         for one client at a time.
@@ -348,13 +408,15 @@ class PrivacyPlan:
         )
         if statistic.flip:
             keys = round.streams.keys("client-bits", round.number, round.ids)
-            return statistic.flipped(rows, keys)
-        return statistic.aligned(rows) if round.streams.secure else rows
+            return statistic.randomise_bits(rows, keys)
+        return statistic.cut_to_grid(rows) if round.streams.secure else rows
 
     def noisy_statistic(self, total: torch.Tensor, round: Round) -> torch.Tensor | None:
-        """The sum of the clients' statistics with its noise, as published, or None if not due.
+        """The sum of the clients' statistics with noise, as published.
 
-        A schedule sees nothing else of it.
+        None if not due in this round.
+
+        `total` [width] is the sum without noise. A schedule sees nothing else of it.
         """
         statistic = self.statistic
         if statistic is None or not statistic.due(round.number):
@@ -366,18 +428,19 @@ class PrivacyPlan:
     def next_state(
         self, round: Round, statistic: torch.Tensor, params: torch.Tensor
     ) -> torch.Tensor:
-        """The adaptive state for the next round.
+        """The adaptive state for the next round, float64. It stays the same without a clip.
 
         Args:
             round: The round that ends.
-            statistic: The sum of its clients' statistics.
-            params: The model after it.
+            statistic: The sum of its clients' statistics [width], without noise, which is added
+                here.
+            params: The model after it [P].
         """
         if self.schedule is None:
             return round.adaptive_state
         return self.schedule.next_state(
             round.adaptive_state,
-            self.noisy_statistic(statistic, round),
+            None if self.statistic is None else self.noisy_statistic(statistic, round),
             self.expected,
             round.start,
             params,
@@ -388,14 +451,24 @@ class PrivacyPlan:
 def unprotected(
     sampler: Sampler, population: int, *, rounds: int, schedule: ClipSchedule | None = None
 ) -> PrivacyPlan:
-    """A plan without noise and without a claim. A clip, if given, limits what a client can do."""
+    """A plan without noise and without a claim.
+
+    Args:
+        sampler: Who takes part in a round.
+        population: The number of clients.
+        rounds: The number of planned rounds.
+        schedule: A clip, which limits what a client can do. An adaptive one raises BadInput.
+    """
     if schedule is not None and schedule.statistic is not None:
         raise BadInput("an adaptive clip watches clients, which needs a claim: use a fixed one")
     return PrivacyPlan(sampler, population, rounds, schedule=schedule)
 
 
-def _uncounted(metrics: PricedMetrics, line: BudgetLine) -> str:
-    """What a line about clients leaves out of metrics on the clients, "" if nothing."""
+def _uncounted_metrics(metrics: PricedMetrics, line: BudgetLine) -> str:
+    """How a line about clients leaves out metrics measured on them, as a clause.
+
+    "" if the line counts them, or if they are measured on held-out owners.
+    """
     if not metrics.of_clients:
         return ""
     event, (measured, count) = line.event, metrics.beside
@@ -412,29 +485,10 @@ def _uncounted(metrics: PricedMetrics, line: BudgetLine) -> str:
     return ""
 
 
-def check_uncapped(sampler: Sampler) -> None:
-    """Refuse a cap on participations where nobody counts them."""
-    if getattr(sampler, "max_participations", None) is not None:
-        raise BadArgument(
-            "{max_participations} is for local DP, where turns are counted; a capped cohort is not "
-            "uniformly random, so nothing amplifies it: leave it out",
-            "max_participations",
-        )
-
-
 def check_clip_schedule(schedule: ClipSchedule) -> None:
-    """Refuse what is no clip schedule: what it watches would not be accounted."""
+    """Raise BadInput for anything that is not an instance of `ClipSchedule`.
+
+    What another object collects of clients would not be accounted.
+    """
     if not isinstance(schedule, ClipSchedule):
         raise BadInput(f"the clip is {shown(schedule)}: a ClipSchedule is needed")
-
-
-def check_deltas(lines: tuple[BudgetLine, ...], population: int) -> None:
-    """Refuse a delta so large that it would allow publishing somebody outright."""
-    for line in lines:
-        if line.budget.delta >= 1 / population:
-            raise BadArgument(
-                f"{{delta}} is {line.budget.delta:g}, not below 1 / {population} clients: a delta "
-                "that large would allow publishing somebody outright; use less than "
-                f"{1 / population:g}",
-                "delta",
-            )

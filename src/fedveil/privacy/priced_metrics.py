@@ -15,7 +15,7 @@ from fedveil.base.checks import LOSS_CLIP
 from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
-from fedveil.privacy.accounting.calibration import a_little_more, least_noise
+from fedveil.privacy.accounting.calibration import least_noise, with_margin
 from fedveil.privacy.accounting.claims import (
     HELD_OUT,
     OF_CLIENTS,
@@ -61,27 +61,41 @@ class OwnerClip:
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        """Raise BadInput without weights, or for one that is not positive and finite."""
         if not self.weights or not all(0 < weight < math.inf for weight in self.weights):
             raise BadInput(f"weights are {self.weights}: positive numbers are needed")
 
     def apply(self, means: torch.Tensor) -> torch.Tensor:
-        """Rows [owners, numbers] of means, float64, as they may be summed."""
+        """Clip means [owners, numbers] to [0, 1] and weigh them: float64 rows to sum, a new tensor.
+
+        NaN becomes 0.
+        """
         weights = torch.tensor(self.weights, dtype=torch.float64)
         return means.to(torch.float64).nan_to_num(nan=0.0).clamp(0.0, 1.0) * weights
 
     @property
     def sensitivity(self) -> float:
-        """How far one owner can move a sum of clipped rows, under every relation alike."""
-        return a_little_more(math.sqrt(math.fsum(weight**2 for weight in self.weights)))
+        """How far one owner can move a sum of clipped rows, in L2, under every relation alike."""
+        return with_margin(math.sqrt(math.fsum(weight**2 for weight in self.weights)))
 
 
 @dataclass(frozen=True)
 class PricedMetrics:
-    """What is measured of a model on whose records, with which noise, and what that costs.
+    """Metrics of a model on owners' records, with their noise and their budget line.
 
-    Guarantee: docs/proofs/metrics.md. `released` is one Gaussian release of `line.event` about
-    each of the `owners`. All numbers of one measurement are one joint release; the loss gets at
-    most a fifth of its squared mu. `loss_clip` is public: a record's loss counts as at most that.
+    Make them with `priced_metrics`.
+
+    Guarantee: docs/proofs/metrics.md. `measure` is one Gaussian release of `line.event` about each
+    of the `owners`. All numbers of one measurement are one joint release; the loss gets at most a
+    fifth of its squared mu. `loss_clip` is public: a record's loss counts as at most that.
+
+    Attributes:
+        names: The metrics, of which "loss" is clipped by `loss_clip`.
+        owners: The number of owners of the records.
+        of_clients: Whether owners are the clients themselves. Otherwise they are held out.
+        loss_clip: The largest loss of a record, above which it is cut off.
+        mechanism: The noise.
+        line: The budget line of all measurements.
 
     | edge | behaviour |
     |---|---|
@@ -99,7 +113,10 @@ class PricedMetrics:
 
     @property
     def identity(self) -> Stated:
-        """What a measurement computes: two that differ in it must not share their noise."""
+        """Identity pairs: names, owners, of clients, loss clip, mechanism, rounds.
+
+        Measurements that differ in one of them must not share their noise.
+        """
         return (
             *named_values(self, "names", "owners"),
             ("of clients", self.of_clients),
@@ -108,6 +125,7 @@ class PricedMetrics:
         )
 
     def __post_init__(self) -> None:
+        """Raise BadInput for a wrong loss clip, line or delta: see the edges above."""
         LOSS_CLIP.check("loss_clip", self.loss_clip)
         if self.line.event != Gaussian(self.mechanism.multiplier) or not self.line.rounds:
             raise BadInput(
@@ -124,16 +142,23 @@ class PricedMetrics:
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """After which rounds the model is measured."""
+        """The rounds after which the model is measured, in ascending order."""
         return self.line.rounds
 
     @property
     def beside(self) -> tuple[Gaussian, int]:
-        """What all measurements are beside another release about the same units."""
+        """(event of one measurement, number of measurements), to compose with a release.
+
+        The release is about the same units.
+        """
         return Gaussian(self.mechanism.multiplier), len(self.rounds)
 
     @cached_property
     def clip(self) -> OwnerClip:
+        """The clip of owners' means: the weight of each metric, in the order of `names`.
+
+        The squares of the weights add up to 1. The loss has a fifth of that beside other metrics.
+        """
         others = len(self.names) - (LOSS in self.names)
         loss = LOSS_SHARE if others else 1.0
         rest = (1 - LOSS_SHARE * (LOSS in self.names)) / max(others, 1)
@@ -141,12 +166,20 @@ class PricedMetrics:
 
     @property
     def _scale(self) -> float:
+        """The standard deviation of the noise on the sum of rows."""
         return self.mechanism.multiplier * self.clip.sensitivity
 
-    def released(self, means: torch.Tensor, round: int, streams: Streams) -> dict[str, float]:
-        """The numbers of one measurement, with noise, from owners' means [owners, numbers].
+    def measure(self, means: torch.Tensor, round: int, streams: Streams) -> dict[str, float]:
+        """The metrics of one measurement by name, with noise.
 
-        Each mean is of numbers in [0, 1], the loss divided by `loss_clip`.
+        Raises AssertionError for means of another shape. The same round and seeded streams give the
+        same noise again.
+
+        Args:
+            means: The mean of each owner, [owners, names], in [0, 1]. The loss is divided by
+                `loss_clip`.
+            round: The round after which the model is measured.
+            streams: The source of the noise.
         """
         if means.shape != (self.owners, len(self.names)):
             raise AssertionError(f"means of shape {tuple(means.shape)} are measured")
@@ -163,18 +196,22 @@ class PricedMetrics:
         }
 
     def _unit(self, name: str) -> float:
+        """The factor from [0, 1] back to the metric: `loss_clip` for the loss, otherwise 1."""
         return self.loss_clip if name == LOSS else 1.0
 
     @property
     def intervals(self) -> dict[str, float]:
-        """How far noise moves each number, up or down, in 95 % of measurements."""
+        """By metric, half the width of the interval that holds 95 % of its noise.
+
+        It is in the metric's own unit, such as 0.02 for 2 points of accuracy.
+        """
         return {
             name: _Z * self._scale / weight / self.owners * self._unit(name)
             for name, weight in zip(self.names, self.clip.weights, strict=True)
         }
 
     def described(self) -> str:
-        """What is going to be measured and how wide its intervals will be, in one line."""
+        """One line for people: the metrics, the owners, the rounds, the price and the intervals."""
         widths = [
             f"{name} +-{width:.3g}" if name == LOSS else f"{name} +-{100 * width:.3g} points"
             for name, width in self.intervals.items()
@@ -192,7 +229,11 @@ class PricedMetrics:
 
     @property
     def warning(self) -> str | None:
-        """Why the numbers will be of no use, if they will not."""
+        """A warning if noise makes a metric useless, None otherwise.
+
+        Useless is an interval wider than +-10 points. The loss is not looked at, and one metric is
+        named.
+        """
         wide = {n: w for n, w in self.intervals.items() if n != LOSS and w > _USELESS}
         if not wide:
             return None
@@ -203,11 +244,12 @@ class PricedMetrics:
         )
 
     def until(self, last: int, every: int | None) -> "PricedMetrics":
-        """The same, measured up to round `last`, where fewer rounds are done than were planned.
+        """The metrics measured up to round `last`, where fewer rounds are done than planned.
 
-        Noise stays that of all planned measurements, of which these are no more.
+        Noise stays that of all planned measurements. `every` is as in `measurement_rounds`. Raises
+        AssertionError if there would be more measurements than planned.
         """
-        rounds = measured_rounds(last, every)
+        rounds = measurement_rounds(last, every)
         if len(rounds) > len(self.rounds):
             raise AssertionError("fewer rounds have more measurements")
         return replace(self, line=replace(self.line, rounds=rounds))
@@ -217,10 +259,13 @@ _USELESS = 0.1
 """An interval of a number in [0, 1] beyond which a warning is due."""
 
 
-def measured_rounds(last: int, every: int | None) -> tuple[int, ...]:
-    """After which of `last` rounds a model is measured: the last, and some on the way.
+def measurement_rounds(last: int, every: int | None) -> tuple[int, ...]:
+    """The rounds after which a model is measured, in ascending order. `last` is always one of them.
 
-    >>> measured_rounds(30, None), measured_rounds(3, None), measured_rounds(10, 4)
+    `every` is the number of rounds between two measurements. None: four measurements, evenly
+    spread, or fewer if there are fewer rounds.
+
+    >>> measurement_rounds(30, None), measurement_rounds(3, None), measurement_rounds(10, 4)
     ((8, 15, 23, 30), (1, 2, 3), (4, 8, 10))
     """
     if every is None:
@@ -240,11 +285,20 @@ def priced_metrics(
     relation: Relation = Relation.ZERO_OUT,
     unit: Unit = Unit.CLIENT,
 ) -> PricedMetrics:
-    """Measurements after these rounds that together cost each of `owners` the budget.
+    """Priced metrics whose measurements after `rounds` together cost each owner the budget.
 
     Guarantee: docs/proofs/metrics.md. Noise is the least with which that many Gaussian releases
-    stay within the budget. `relation` is that of the claim beside which metrics are measured,
-    `unit` what an owner is: a record, where nobody knows whose records belong together.
+    stay within the budget.
+
+    Args:
+        names: The metrics to measure.
+        owners: The number of owners of the records, which is public.
+        budget: Epsilon and delta of all measurements together.
+        rounds: The rounds after which the model is measured, in ascending order.
+        loss_clip: The largest loss of a record, above which it is cut off.
+        of_clients: Whether owners are the clients themselves. Otherwise they are held out.
+        relation: The relation of the claim beside which metrics are measured.
+        unit: What an owner is: a record, where nobody knows whose records belong together.
 
     | edge | behaviour |
     |---|---|

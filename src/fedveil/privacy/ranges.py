@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import torch
 
-from fedveil.base.checks import FINITE, RADIUS, SMALLEST_RADIUS, at_least
+from fedveil.base.checks import FINITE, GROWTH, RADIUS, SMALLEST_RADIUS
 from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.clip import Clip
@@ -16,7 +16,7 @@ _LARGEST, _ROUNDING = 1e30, 1e-9
 
 
 class Perturb(StrEnum):
-    """What a client reports: its weights, as published, or its update around the model sent."""
+    """The subject of a report: a client's weights, as published, or its update."""
 
     WEIGHTS = "weights"
     UPDATE = "update"
@@ -55,12 +55,17 @@ class Ranges(ClipSchedule):
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ranges "layers", then all fields."""
         return (
             ("ranges", "layers"),
             *named_values(self, "centre", "radius", "sizes", "adaptive", "perturb", "growth"),
         )
 
     def __post_init__(self) -> None:
+        """Raise BadArgument for a number outside its limits or a missing radius.
+
+        Only adaptive ranges of weights need no radius. Ranges of updates have the centre 0.
+        """
         FINITE.check("centre", self.centre)
         if self.radius is None:
             if not self.adaptive or self.perturb is not Perturb.WEIGHTS:
@@ -69,7 +74,7 @@ class Ranges(ClipSchedule):
                 )
         else:
             RADIUS.check("radius", self.radius)
-        at_least(1).check("growth", self.growth)
+        GROWTH.check("growth", self.growth)
         if self.perturb is Perturb.UPDATE and self.centre != 0:
             raise BadArgument(
                 f"{{centre}} is {self.centre}: updates are centred on the model sent, so leave it "
@@ -83,15 +88,18 @@ class Ranges(ClipSchedule):
         return None
 
     def first_value(self) -> float:
+        """Raise AssertionError: the state of ranges is not one value."""
         raise AssertionError("ranges have a state for each layer")
 
     def clip(self, value: float, round: int) -> Clip:
+        """Raise AssertionError: ranges clip nothing."""
         raise AssertionError("ranges clip nothing")
 
-    def clip_for(self, state: torch.Tensor, round: int) -> None:
-        """None: nothing is clipped."""
-
     def first_state(self, params: torch.Tensor) -> torch.Tensor:
+        """The centres, then the radii, of all layers, float64 [2 x layers].
+
+        Without a `radius` they are those of the weights in `params` [P], radii at least 1e-6.
+        """
         layers = len(self.sizes)
         if self.radius is None:
             low, high = self._extremes(params)
@@ -99,7 +107,7 @@ class Ranges(ClipSchedule):
         return torch.tensor([self.centre] * layers + [self.radius] * layers, dtype=torch.float64)
 
     def per_coordinate(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Centre and radius of every coordinate, float32 [P] each."""
+        """(centre, radius) of every coordinate, float32 [P] each, from an adaptive state."""
         centres, radii = state.to(torch.float32).chunk(2)
         repeats = torch.tensor(self.sizes)
         return centres.repeat_interleave(repeats), radii.repeat_interleave(repeats)
@@ -113,6 +121,12 @@ class Ranges(ClipSchedule):
         after: torch.Tensor,
         round: int,
     ) -> torch.Tensor:
+        """The centres, then the radii, of all layers after this round.
+
+        `state` itself if not adaptive.
+
+        They follow from the models `before` and `after` alone. The other arguments are not used.
+        """
         if not self.adaptive:
             return state
         low, high = self._extremes(after if self.perturb is Perturb.WEIGHTS else after - before)
@@ -126,8 +140,10 @@ class Ranges(ClipSchedule):
     def reachable(
         self, state: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
     ) -> bool:
-        """As `ClipSchedule.reachable`: every number that follows from the models, or is fixed,
-        must be so, and radii are within their limits.
+        """As `ClipSchedule.reachable`: whether `state` is possible in `round`.
+
+        Every number that is fixed, or follows from the models, must be exactly so. Radii that grow
+        must be from 1e-6 to what `growth` permits by then.
         """
         begin = self.first_state(first)
         if state.shape != begin.shape or not bool(torch.isfinite(state).all()):
@@ -149,7 +165,7 @@ class Ranges(ClipSchedule):
         )
 
     def _extremes(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least and the greatest value of each layer, float64."""
+        """(least, greatest) value of each layer, float64 [layers] each, of values [P]."""
         layers = torch.split(values.to(torch.float64), list(self.sizes))
         low = torch.stack([layer.min() for layer in layers])
         return low, torch.stack([layer.max() for layer in layers])

@@ -7,25 +7,28 @@ To add a mechanism, subclass it: say what a client does to its report, what the 
 reports and to their sum, and how that can differ from what a budget line claims.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedveil.base.checks import CLIENTS, MULTIPLIER, NOMINAL, RATE, ROUNDS, STEPS
-from fedveil.base.errors import BadArgument, BadInput
+from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Event, Gaussian
-from fedveil.privacy.clip import Clip, Norm, add_weighted_
+from fedveil.privacy.clip import Clip, add_weighted_
 from fedveil.privacy.clip_schedules import ClipSchedule
-from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.streams import JointStreams, Streams
 from fedveil.privacy.sampling import FixedSize, Sampler
+
+if TYPE_CHECKING:
+    from fedveil.privacy.plan import PrivacyPlan
 
 Ids = npt.NDArray[np.int64]
 
@@ -35,7 +38,7 @@ SERVER = np.zeros(1, dtype=np.int64)
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What a round asks of its clients: sampled, charged, and with its clip fixed.
+    """A round for its clients, once it is sampled and charged and its clip is fixed.
 
     Attributes:
         number: The round, from 1.
@@ -60,14 +63,20 @@ class Round:
 
     @property
     def own_streams(self) -> Streams:
-        """The streams of the round's training."""
+        """The streams of the one training.
+
+        Raises AssertionError if `streams` are those of several trainings.
+        """
         if isinstance(self.streams, JointStreams):
             raise AssertionError("clients of several trainings have no streams in common")
         return self.streams
 
     @property
     def server_streams(self) -> Streams:
-        """The server's own random numbers: a round that is charged again draws new ones."""
+        """The streams of the server's own noise. Each attempt at the round has other ones.
+
+        Raises AssertionError if clients of several trainings are computed together.
+        """
         return self.own_streams.for_attempt(self.attempt)
 
 
@@ -85,47 +94,52 @@ class Channel:
     def add_(
         self, total: torch.Tensor, reports: torch.Tensor, weights: torch.Tensor, round: Round
     ) -> None:
-        """Add the weighted sum of the updates behind reports [K, P] to `total`, float64 [P]."""
+        """total += the weighted sum of the updates that the reports stand for, in place.
+
+        Args:
+            total: The sum so far, float64 [P].
+            reports: The clients' reports [K, P].
+            weights: The weight of each client, float64 [K]. 0 leaves a report out.
+            round: The round in which they were made.
+        """
         add_weighted_(total, reports, weights)
 
     def updates(self, reports: torch.Tensor, round: Round) -> torch.Tensor:
-        """The updates behind reports [K, P]."""
+        """The updates [K, P] that reports [K, P] stand for.
+
+        Here they are the reports themselves.
+        """
         return reports
 
     def encode_(self, updates: torch.Tensor, round: Round) -> None:
-        """Turn updates [K, P] in place into the nearest reports that this channel can carry."""
+        """Turn updates [K, P] in place into the nearest reports that this channel can carry.
+
+        Here they stay as they are.
+        """
 
 
-class PlanParts(Protocol):
-    """The parts of a plan that a release is compared with."""
+_OVERFLOW_NATS = 90 * math.log(2)
 
-    @property
-    def sampler(self) -> Sampler: ...
-    @property
-    def population(self) -> int: ...
-    @property
-    def rounds(self) -> int: ...
-    @property
-    def schedule(self) -> ClipSchedule | None: ...
-    @property
-    def lines(self) -> tuple[BudgetLine, ...]: ...
-    @property
-    def statistic(self) -> ClipStatistic | None: ...
-    @property
-    def norm(self) -> Norm | None: ...
-    @property
-    def parameters(self) -> int | None: ...
-    @property
-    def secure(self) -> bool: ...
+MOST_RECORDS = 1 << 24
+"""Records of a client whose batches are drawn by secure noise: each costs a word."""
+
+STEP_DRAWS = 1 << 23
+"""What a secure local step costs beside its noise, in draws of 2^-110: one chance of 2^-90 that a
+batch overflows its slots, and two words, of 2^-113 each, for each of at most 2^24 records."""
 
 
 @dataclass(frozen=True)
 class NoisySteps:
-    """`steps` steps a round, on records that join with `rate`, with noise of `multiplier` clips.
+    """The noisy local steps of DP-SGD that a client takes in a round.
 
-    A sum is divided by rate x n, where n is the client's public number of records, or `nominal`
-    for everyone. A plan makes this, its account counts it, and the work is made from it: nobody
-    types these numbers twice.
+    A plan makes this, its account counts it, and the work is made from it: nobody types these
+    numbers twice. Each step's sum of gradients is divided by rate x n.
+
+    Attributes:
+        rate: The probability with which a record joins a step.
+        steps: The number of steps in a round.
+        multiplier: The standard deviation of the noise, in clips.
+        nominal: n for every client. None: n is the client's own number of records, which is public.
 
     | edge | behaviour |
     |---|---|
@@ -139,6 +153,7 @@ class NoisySteps:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: steps "noisy", then rate, count, multiplier and nominal."""
         return (
             ("steps", "noisy"),
             ("rate", self.rate),
@@ -146,7 +161,28 @@ class NoisySteps:
             *named_values(self, "multiplier", "nominal"),
         )
 
+    def slots(self, records: int) -> int:
+        """How many slots a batch of secure noise has, for a client of `records` records.
+
+        More records than slots join with probability at most 2^-90 (Chernoff's bound), and
+        never where there is a slot for every record.
+
+        >>> NoisySteps(0.01, 1, 1.0).slots(60_000), NoisySteps(1.0, 1, 1.0).slots(60)
+        (892, 60)
+        """
+        most = records if self.nominal is None else self.nominal
+        low, high = math.floor(self.rate * most), most  # too few slots, enough slots
+        while high - low > 1:
+            middle = (low + high) // 2
+            share = middle / most
+            divergence = share * math.log(share / self.rate)
+            if share < 1:
+                divergence += (1 - share) * math.log((1 - share) / (1 - self.rate))
+            low, high = (low, middle) if most * divergence >= _OVERFLOW_NATS else (middle, high)
+        return high
+
     def __post_init__(self) -> None:
+        """Raise BadArgument for a number outside its limits."""
         RATE.check("rate", self.rate)
         STEPS.check("steps", self.steps)
         MULTIPLIER.check("multiplier", self.multiplier)
@@ -156,17 +192,22 @@ class NoisySteps:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a release needs of the training that it is part of.
+    """Requirements of a release on the training that it is part of.
 
     Attributes:
         steps: The noisy local steps of the clients, None if local work is free.
         equal_weights: Why all clients must count alike; empty if they need not.
         only_sum: Why the server may use nothing but the sum of reports; empty if it may.
+        sends_sum: A report is the noisy sum of one step, and not where the steps lead.
+        all_honest: Why every client must report honestly, and the server use nothing but the mean;
+            empty if a claim holds whatever others do.
     """
 
     steps: NoisySteps | None = None
     equal_weights: str = ""
     only_sum: str = ""
+    sends_sum: bool = False
+    all_honest: str = ""
 
 
 _SIZES_ARE_PRIVATE = (
@@ -184,77 +225,112 @@ class Release:
         local: Clients protect themselves: the server may see their reports, and each client is
             charged for the rounds in which it takes part.
         additive: A report is the clipped update plus noise that does not depend on it.
+        needs_clip: A plan without a clip is refused: its noise would protect nobody.
         channel: What carries reports to the server.
+        wide: Reports are float64, so that sums of multiples of a grid stay exact.
     """
 
     local = False
     additive = False
+    wide = False
+    needs_clip = False
+    channel: Channel = Channel()
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: release "none"."""
         return (("release", "none"),)
 
     @property
     def adds_noise(self) -> bool:
-        """Whether clients randomise their reports at the end of their work."""
+        """Whether clients randomise their reports: whether the class overrides `randomise_`."""
         return type(self).randomise_ is not Release.randomise_
 
     @property
-    def channel(self) -> Channel:
-        return Channel()
-
-    @property
     def requires(self) -> Requirements:
-        """What the training must be for the claim to hold."""
+        """The requirements on the training without which the claim does not hold.
+
+        Weights must be equal under local trust. Otherwise only the sum may be used, unless the
+        class is `Release` itself, which requires nothing.
+        """
         if self.local:
             return Requirements(equal_weights=_SIZES_ARE_PRIVATE)
         return Requirements(only_sum="" if type(self) is Release else NOISE_IS_FOR_THE_SUM)
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
-        """The noise in a few words, for people."""
+        """The noise as a phrase, such as "Gaussian noise, multiplier 1.1, at the server".
+
+        `lines` are the plan's budget lines: some releases show the epsilon of a report.
+        """
         return "no noise"
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
-        """The arguments that make this noise without calibration, empty if none do."""
+        """The keys of a recipe's [noise] that fix this noise, such as {"multiplier": 1.1}.
+
+        With them the noise is not calibrated again. {} if no single number fixes it: no noise,
+        noise that differs between clients, or noise that is shared with the statistic of an
+        adaptive `schedule`.
+        """
         return {}
 
-    def check(self, plan: PlanParts) -> None:
-        """Refuse a plan whose parts do not go together with this release."""
+    def check(self, plan: "PrivacyPlan") -> None:
+        """Raise BadInput for a plan whose parts do not go together with this release.
 
-    def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
-        """How the plan falls short of what a strict line claims, None if it does not."""
+        A plan calls this when it is made. Here every plan passes.
+        """
+
+    def difference(self, plan: "PrivacyPlan", line: BudgetLine) -> str | None:
+        """How the plan falls short of what a strict line claims, None if it does not.
+
+        A clause that ends a message, such as "noise of 0.5 sensitivities is added". Here it is
+        always "no noise is added".
+        """
         return "no noise is added"
 
     def randomise_(self, rows: torch.Tensor, round: Round) -> None:
-        """What clients do to their clipped updates [K, P] before they send them, in place."""
+        """Randomise the clipped updates [K, P] of clients in place, before they are sent.
+
+        Here they stay as they are.
+        """
 
     def read_(self, rows: torch.Tensor, round: Round) -> torch.Tensor:
-        """Process accepted reports [K, P] in place. Returns which are refused, bool [K]."""
+        """Process the reports [K, P] that arrived, in place. Returns which are refused, bool [K].
+
+        Here nothing is changed and nothing is refused.
+        """
         return torch.zeros(len(rows), dtype=torch.bool)
 
     def noise_(self, total: torch.Tensor, round: Round) -> None:
-        """Add the server's noise to the sum of a round's reports, float64 [P], in place."""
+        """Add the server's noise to the sum of a round's reports, float64 [P], in place.
+
+        Here nothing is added.
+        """
 
     def divisor(self, weight: float, expected: float) -> float:
-        """The number by which the sum is divided: the weight that arrived, or `expected` clients.
+        """The number by which the sum is divided: here `weight`, at least 1.
 
         Each report is private by itself, or nothing is: the realised weight reveals nothing new.
+
+        Args:
+            weight: The sum of the weights of the reports that arrived.
+            expected: The expected number of clients, which is public.
         """
         return max(weight, 1.0)
 
     def noise_length(self, round: Round, size: int) -> float:
-        """The expected L2 length of all noise on a sum of `size` coordinates: a diagnostic."""
+        """The expected L2 length of all noise on a sum of `size` coordinates, for diagnostics.
+
+        Here 0.
+        """
         return 0.0
 
 
-def check_clipped(plan: PlanParts) -> None:
-    """Refuse noise in a plan that clips nothing."""
-    if plan.schedule is None or plan.norm is None:
-        raise BadInput("noise without a clip protects nobody: add a clip")
+def wrong_terms(line: BudgetLine, unit: Unit, relation: Relation, *trusts: Trust) -> str | None:
+    """How a line's unit, relation or trust differs from those given, None if none differs.
 
-
-def misnamed(line: BudgetLine, unit: Unit, relation: Relation, *trusts: Trust) -> str | None:
-    """What a line says wrongly of whom it protects from whom, or None."""
+    A clause about the first difference, such as "a record is protected, not a client". Any of
+    `trusts` is right.
+    """
     if line.unit is not unit:
         return f"a {unit} is protected, not a {line.unit}"
     if line.relation is not relation:
@@ -270,7 +346,12 @@ TURNS = "who takes part, and how often, is public"
 def line_of(
     sampler: Sampler, population: int, budget: Budget, event: Event | None = None
 ) -> BudgetLine:
-    """The line of a client's own reports."""
+    """The budget line of clients that randomise their own reports.
+
+    It is per client, under replacement and local trust, with seeded noise. Share and cap of
+    participations are the sampler's. `event` is one report, by default `Gaussian(1.0)`: callers
+    replace it once the noise is known.
+    """
     return BudgetLine(
         event=event or Gaussian(1.0),
         share=sampler.participation_share(population),
@@ -289,7 +370,7 @@ def line_of(
 
 
 def check_multiplier(multiplier: float | None) -> None:
-    """Refuse noise of no size."""
+    """Raise BadArgument for a multiplier that is not a positive number up to 1e6. None passes."""
     if multiplier is not None:
         MULTIPLIER.check("multiplier", multiplier)
     if multiplier == 0:
@@ -297,7 +378,11 @@ def check_multiplier(multiplier: float | None) -> None:
 
 
 def check_sampler(sampler: Sampler, population: int, rounds: int) -> None:
-    """Refuse cohorts that nobody could fill to the last round."""
+    """Raise BadInput if `rounds` rounds cannot be drawn from `population` clients.
+
+    Refuses numbers outside their limits, populations that the sampler refuses, and a cap on
+    participations (`max_participations`) that all clients would reach before the last round.
+    """
     CLIENTS.check("clients", population)
     ROUNDS.check("rounds", rounds)
     sampler.check(population)

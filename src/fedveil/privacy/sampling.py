@@ -7,7 +7,7 @@ The two cannot drift apart because they are one object.
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,10 @@ from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
-from fedveil.privacy.noise.secure_random import joining
-from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noise.secure_random import poisson_subset
+
+if TYPE_CHECKING:
+    from fedveil.privacy.noise.streams import Streams
 
 __all__ = [
     "Everyone",
@@ -35,43 +37,61 @@ Counts = npt.NDArray[np.int64]
 class Sampler(Protocol):
     """Chooses a cohort for each round, deterministically in (seed, round).
 
-    `relation` is the neighbouring relation under which its accounting holds, `assumption` what
-    the accounting takes for granted.
+    What has a default here is the plain case: any population, no amplification, every round.
+
+    Attributes:
+        relation: The neighbouring relation under which its accounting holds.
+        assumption: What the accounting takes for granted.
     """
 
     @property
-    def relation(self) -> Relation: ...
-    @property
-    def assumption(self) -> str: ...
-
-    def check(self, population: int) -> None:
-        """Refuse a population this sampler cannot draw from."""
+    def relation(self) -> Relation:
+        """The neighbouring relation under which the accounting holds."""
         ...
 
-    def cohort(
-        self, population: int, round: int, streams: Streams, counts: Counts | None = None
-    ) -> Cohort:
-        """The clients of `round`, in ascending order.
+    @property
+    def assumption(self) -> str:
+        """A sentence for claims: what the accounting takes for granted."""
+        ...
 
-        `counts` says how often each client took part before; only a sampler with a cap asks.
+    def check(self, population: int) -> None:
+        """Raise BadInput for a population that this sampler cannot draw from.
+
+        By default any will do.
+        """
+        return
+
+    def cohort(
+        self, population: int, round: int, streams: "Streams", counts: Counts | None = None
+    ) -> Cohort:
+        """The ids of the clients of `round`, int64, in ascending order. It may be empty.
+
+        `streams` are the source of randomness: seeded ones give the same cohort again. `counts` [N]
+        is how often each client took part before. Only a sampler with a cap needs it.
         """
         ...
 
     def expected(self, population: int) -> float:
-        """The public number of clients a round is divided by."""
+        """The public number of clients by which the sum of a round is divided."""
         ...
 
     def event(self, release: Gaussian, population: int) -> Event:
-        """What one round releases about one client."""
-        ...
+        """The event of one round, as it concerns one client. By default `release` itself.
+
+        `release` is the event without sampling.
+        """
+        return release
 
     def participation_share(self, population: int) -> Fraction:
-        """The share of rounds that concern a client: it is charged ceil(rounds x share) events."""
-        ...
+        """The share of rounds that concern a client, who is charged ceil(rounds x share) events.
+
+        By default 1: every round concerns every client.
+        """
+        return Fraction(1)
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Sampler):
     """Every client joins independently with probability `rate`.
 
     Guarantee: accounted as Poisson sampling under zero-out: the number of clients is public and
@@ -91,38 +111,38 @@ class Poisson:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: sampler "poisson", rate."""
         return (("sampler", "poisson"), ("rate", self.rate))
 
     def __post_init__(self) -> None:
+        """Raise BadArgument for a rate outside [1e-12, 1]."""
         RATE.check("rate", self.rate)
 
-    def check(self, population: int) -> None:
-        """Any population will do."""
-
     def cohort(
-        self, population: int, round: int, streams: Streams, counts: Counts | None = None
+        self, population: int, round: int, streams: "Streams", counts: Counts | None = None
     ) -> Cohort:
-        """By a binomial size and a uniform subset, or by gaps: the law of one coin per client."""
+        """The ids of the clients that join, in ascending order, as if by one coin each.
+
+        Seeded, by a binomial size and a uniform subset. With secure randomness, by the gaps between
+        clients. `counts` are not used.
+        """
         if streams.secure_random is not None:
-            return joining(streams.secure_random, self.rate, population)
+            return poisson_subset(streams.secure_random, self.rate, population)
         generator = streams.generator("cohort", round)
-        return _chosen(generator, population, int(generator.binomial(population, self.rate)))
+        size = int(generator.binomial(population, self.rate))
+        return np.sort(generator.choice(population, size, replace=False, shuffle=False))
 
     def expected(self, population: int) -> float:
-        """rate x N, fixed in advance: never the realised size."""
+        """rate x N, fixed in advance, and never the size of a cohort."""
         return self.rate * population
 
     def event(self, release: Gaussian, population: int) -> Event:
-        """Poisson-sampled, or the plain release when everyone always joins."""
+        """`PoissonSampled`, or the plain `release` at rate 1."""
         return release if self.rate == 1 else PoissonSampled(self.rate, release)
-
-    def participation_share(self, population: int) -> Fraction:
-        """Every round concerns every client."""
-        return Fraction(1)
 
 
 @dataclass(frozen=True)
-class FixedSize:
+class FixedSize(Sampler):
     """A uniformly random cohort of exactly `size` clients.
 
     Guarantee: accounted as sampling without replacement under replacement of one client; it is
@@ -145,21 +165,27 @@ class FixedSize:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: sampler "fixed", size, max_participations."""
         return (("sampler", "fixed"), *named_values(self, "size", "max_participations"))
 
     def __post_init__(self) -> None:
+        """Raise BadArgument for a size or cap that is not a whole number from 1 on."""
         COHORT.check("size", self.size)
         if self.max_participations is not None:
             COUNT.check("max_participations", self.max_participations)
 
     def check(self, population: int) -> None:
-        """Refuse more clients per round than there are."""
-        _check_fits(self.size, population)
+        """Raise BadArgument for more clients per round than there are."""
+        _check_size(self.size, population)
 
     def cohort(
-        self, population: int, round: int, streams: Streams, counts: Counts | None = None
+        self, population: int, round: int, streams: "Streams", counts: Counts | None = None
     ) -> Cohort:
-        """`size` clients, drawn each round from those below their cap."""
+        """`size` ids of clients below their cap, drawn uniformly, in ascending order.
+
+        Fewer, possibly none, if fewer are below it. With a cap, raises AssertionError without
+        `counts`.
+        """
         if self.max_participations is None:
             return _subset(streams, round, population, self.size)
         if counts is None:
@@ -168,20 +194,19 @@ class FixedSize:
         return eligible[_subset(streams, round, len(eligible), min(self.size, len(eligible)))]
 
     def expected(self, population: int) -> float:
-        """Exactly `size`."""
+        """`size`, as a float."""
         return float(self.size)
 
     def event(self, release: Gaussian, population: int) -> Event:
-        """Sampled without replacement, or the plain release when everyone always joins."""
-        return release if self.size == population else FixedSampled(self.size, population, release)
+        """`FixedSampled`, or the plain `release` if the cohort is everyone.
 
-    def participation_share(self, population: int) -> Fraction:
-        """Every round concerns every client."""
-        return Fraction(1)
+        A cap does not change it.
+        """
+        return release if self.size == population else FixedSampled(self.size, population, release)
 
 
 @dataclass(frozen=True)
-class RoundRobin:
+class RoundRobin(Sampler):
     """`size` clients at a time, around a seeded random order that never changes.
 
     Guarantee: no amplification. A client is charged for the rounds in which it takes part, at
@@ -200,29 +225,30 @@ class RoundRobin:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: sampler "round-robin", size."""
         return (("sampler", "round-robin"), ("size", self.size))
 
     def __post_init__(self) -> None:
+        """Raise BadArgument for a size that is not a whole number from 1 on."""
         COHORT.check("size", self.size)
 
     def check(self, population: int) -> None:
-        """Refuse more clients per round than there are."""
-        _check_fits(self.size, population)
+        """Raise BadArgument for more clients per round than there are."""
+        _check_size(self.size, population)
 
     def cohort(
-        self, population: int, round: int, streams: Streams, counts: Counts | None = None
+        self, population: int, round: int, streams: "Streams", counts: Counts | None = None
     ) -> Cohort:
-        """The next `size` clients in order."""
+        """The next `size` clients of the fixed order, as ids in ascending order.
+
+        No `counts` are used.
+        """
         order = _order(streams, population)
         return np.sort(order[(round * self.size + np.arange(self.size)) % population])
 
     def expected(self, population: int) -> float:
-        """Exactly `size`."""
+        """`size`, as a float."""
         return float(self.size)
-
-    def event(self, release: Gaussian, population: int) -> Event:
-        """The plain release: turns are public, so nothing is amplified."""
-        return release
 
     def participation_share(self, population: int) -> Fraction:
         """size / N: the client whose turn comes first has had ceil(rounds x size / N) turns."""
@@ -230,7 +256,7 @@ class RoundRobin:
 
 
 @dataclass(frozen=True)
-class Everyone:
+class Everyone(Sampler):
     """All clients in every round.
 
     Guarantee: no amplification, one charge per round, under zero-out (the number of clients is
@@ -242,48 +268,42 @@ class Everyone:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: sampler "all"."""
         return (("sampler", "all"),)
 
-    def check(self, population: int) -> None:
-        """Any population will do."""
-
     def cohort(
-        self, population: int, round: int, streams: Streams, counts: Counts | None = None
+        self, population: int, round: int, streams: "Streams", counts: Counts | None = None
     ) -> Cohort:
-        """Everyone."""
+        """The ids 0 .. population - 1."""
         return np.arange(population, dtype=np.int64)
 
     def expected(self, population: int) -> float:
-        """All of them."""
+        """`population`, as a float."""
         return float(population)
 
-    def event(self, release: Gaussian, population: int) -> Event:
-        """The plain release."""
-        return release
 
-    def participation_share(self, population: int) -> Fraction:
-        """Every round concerns every client."""
-        return Fraction(1)
+def _subset(streams: "Streams", round: int, population: int, size: int) -> Cohort:
+    """A uniformly random subset of `size` out of 0 .. population - 1, in ascending order.
 
-
-def _subset(streams: Streams, round: int, population: int, size: int) -> Cohort:
+    Secure streams draw another one each time, seeded ones the same for the same `round`.
+    """
     if streams.secure_random is not None:
         return streams.secure_random.subset(population, size)
-    return _chosen(streams.generator("cohort", round), population, size)
-
-
-def _chosen(generator: np.random.Generator, population: int, size: int) -> Cohort:
-    chosen = generator.choice(population, size=size, replace=False, shuffle=False)
-    return np.sort(chosen).astype(np.int64)
+    generator = streams.generator("cohort", round)
+    return np.sort(generator.choice(population, size, replace=False, shuffle=False))
 
 
 @lru_cache(maxsize=4)
-def _order(streams: Streams, population: int) -> Cohort:
-    """The order of turns: the same in every round, so it is drawn once."""
+def _order(streams: "Streams", population: int) -> Cohort:
+    """The clients' ids in the order of turns, which follows from the seed and never changes.
+
+    Cached.
+    """
     return streams.generator("order").permutation(population)
 
 
-def _check_fits(size: int, population: int) -> None:
+def _check_size(size: int, population: int) -> None:
+    """Raise BadArgument for a cohort larger than the population."""
     if size > population:
         raise BadArgument(
             f"{{size}} is {size} but there are only {population} clients: lower {{size}} or raise "

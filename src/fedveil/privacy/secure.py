@@ -10,6 +10,7 @@ from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.grid import delta_of_sampler, grid_for
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import STEP_DRAWS
 from fedveil.privacy.sampling import Poisson
 
 SLIP = 2.0**-20
@@ -19,6 +20,10 @@ SECURE = (
     "the operating system's entropy is unpredictable and AES-256 is a good cipher; nobody sees the "
     "server's memory or measures its time"
 )
+KERNELS = (
+    "a record's gradient in a batch is the same to the last bit whatever the other slots of the "
+    "batch hold, which is tried on this model and machine before it is relied on"
+)
 DIAGNOSTICS = (
     "the share of clipped updates, signal/noise, cohort sizes and refused reports were recorded as "
     "asked for: they are computed from private data and outside this claim"
@@ -26,12 +31,20 @@ DIAGNOSTICS = (
 
 
 def planned_for(budget: Budget) -> Budget:
-    """The budget to plan with, so that the sampler's share of delta is left."""
+    """The budget less the sampler's share of delta, with which a plan for secure noise is made.
+
+    `with_secure_noise` adds the share again.
+    """
     return Budget(budget.epsilon, budget.delta * (1 - SLIP))
 
 
 def with_secure_noise(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> PrivacyPlan:
-    """The plan, made with `planned_for` budgets, for secure noise on `parameters` coordinates.
+    """The plan with secure noise on `parameters` coordinates.
+
+    Args:
+        plan: The plan, made with budgets of `planned_for`.
+        parameters: The number of coordinates of an update.
+        diagnostics: Whether numbers outside the claim are recorded. An assumption then says so.
 
     Guarantee: docs/proofs/secure.md. Every claim is the plan's own; its delta contains what the
     sampler's distance from the exact law may cost, and a pure claim has that as its delta.
@@ -39,21 +52,37 @@ def with_secure_noise(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) 
     | edge | behaviour |
     |---|---|
     | nothing is claimed | the plan as it is |
-    | noise in every local step | BadInput |
+    | noise in every local step | each step's draws, and batches that overflow, count |
     | an epsilon so large that the sampler's share of delta is not enough | BadInput |
     | sums of so many clients that float64 would round them on the grid | BadInput |
     | another account of the same release with such an epsilon | claimed as not vouched for |
     """
     plan = replace(plan, parameters=parameters)
-    return plan.with_lines(lambda line: _secure(line, plan, parameters, diagnostics=diagnostics))
+    lines = [
+        _secure_line(line, plan, parameters, diagnostics=diagnostics) for line in plan.every_line
+    ]
+    return plan.with_lines(lines)
 
 
-def _secure(
+def _secure_line(
     line: BudgetLine, plan: PrivacyPlan, parameters: int, *, diagnostics: bool
 ) -> BudgetLine:
+    """The line for secure noise: delta with the sampler's share, its source and assumptions.
+
+    Raises BadArgument if the sampler's share of delta is too small for the claim of all rounds. A
+    line that is only another reading is then not vouched for instead.
+    """
     whole = line.budget.delta / (1 - SLIP)
     measured = 0 if plan.metrics is None else len(plan.metrics.names)
-    draws = _reports(line, plan) * parameters + plan.width + plan.population + measured
+    reports = 1  # of a round, among which one client's is hidden: its own, or all that are added up
+    if line.trust is Trust.SECURE_SUM or (line.trust is Trust.CENTRAL and plan.release.local):
+        reports = plan.population
+    elif line.trust is Trust.SHUFFLED:
+        everyone = isinstance(plan.sampler, Poisson)
+        reports = plan.population if everyone else math.ceil(plan.expected)
+    draws = reports * parameters + plan.width + plan.population + measured
+    if plan.steps is not None:
+        draws += plan.steps.steps * (reports * parameters + STEP_DRAWS)
     slip = whole - line.budget.delta
     attempts = 2 * plan.rounds  # the ledger permits no more
     vouched = math.log(slip / delta_of_sampler(draws, attempts, 0.0))
@@ -65,6 +94,10 @@ def _secure(
             "source",
         )
     assumptions = [SECURE if a == SEEDED else a for a in line.assumptions]
+    if plan.steps is not None:
+        assumptions.append(KERNELS)
+        if plan.steps.nominal is not None:
+            assumptions.append(f"no client has more than {plan.steps.nominal} records")
     return replace(
         line,
         budget=Budget(line.budget.epsilon, whole),
@@ -75,15 +108,6 @@ def _secure(
     )
 
 
-def _reports(line: BudgetLine, plan: PrivacyPlan) -> int:
-    """How many clients' reports of a round hide one of them: its own, or all that are shuffled."""
-    if line.trust is not Trust.SHUFFLED:
-        return 1
-    if isinstance(plan.sampler, Poisson):
-        return plan.population
-    return math.ceil(plan.expected)
-
-
 _LARGEST_NOISE = 3 * 2.0**30
 """Multiplier x sqrt(parameters), or x parameters in L1: beyond, noise may exceed 2^32 steps."""
 
@@ -91,7 +115,14 @@ _LARGEST_NOISE = 3 * 2.0**30
 def check_grid(
     schedule: ClipSchedule | None, most: float, relation: Relation, parameters: int
 ) -> None:
-    """Refuse noise of up to `most` sensitivities that has no grid."""
+    """Raise BadInput if secure noise on this many parameters has no grid.
+
+    Args:
+        schedule: The clip schedule, whose first clip counts. None raises AssertionError.
+        most: The largest noise multiplier.
+        relation: The relation whose sensitivity scales the noise.
+        parameters: The number of coordinates.
+    """
     if schedule is None:
         raise AssertionError("noise without a clip was refused")
     clip = schedule.clip(schedule.first_value(), 1)

@@ -40,6 +40,7 @@ class Multisets:
     report_counts: Counts
 
     def __post_init__(self) -> None:
+        """Copy both counts to read-only int64, and raise BadInput for the edges above."""
         high = np.array(self.high_counts, dtype=np.int64)
         reports = np.array(self.report_counts, dtype=np.int64)
         if high.ndim != 1 or high.shape != reports.shape or not len(high):
@@ -54,7 +55,10 @@ class Multisets:
             object.__setattr__(self, name, counts)
 
     def sums(self, centre: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
-        """The sum of the reports at each position, float64 [P], where reach is radius times kappa.
+        """The sum of the reports at each position, float64 [P].
+
+        High reports are centre + reach, low ones centre - reach, [P] each; reach is radius times
+        kappa.
 
         Guarantee: with float32 centre and reach, and fewer than 2^29 reports, each sum is the sum
         of the reports as made, rounded once to float64.
@@ -65,7 +69,7 @@ class Multisets:
 
 
 def highs(rows: torch.Tensor, centre: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
-    """Which reports of rows [K, P] are high: the one bit that a message carries.
+    """Which reports of rows [K, P] are high, bool [K, P]: the one bit that a message carries.
 
     Rows must be as `TwoPointMechanism.report_` left them, centre and reach [P] of the same dtype.
 
@@ -96,7 +100,7 @@ def highs(rows: torch.Tensor, centre: torch.Tensor, reach: torch.Tensor) -> torc
 def multisets(
     rows: torch.Tensor, centre: torch.Tensor, reach: torch.Tensor, minimum: int
 ) -> Multisets:
-    """What an ideal shuffler hands on of report rows [K, P]: `mix_all` of their messages at once.
+    """The multisets that an ideal shuffler makes of report rows [K, P].
 
     Guarantee: `sums(centre, reach)` of the result are the column sums of the rows; the order of
     the rows does not matter, and nothing comes out below `minimum` reports.
@@ -110,11 +114,17 @@ def multisets(
     high = torch.zeros(rows.shape[1:], dtype=torch.int64)
     for block in torch.split(rows, max(1, _BLOCK // max(1, len(centre)))):
         high += highs(block, centre, reach).sum(dim=0)
-    return handed_on(high.numpy(), np.full(high.shape, len(rows), dtype=np.int64), minimum)
+    return multisets_if_enough(
+        high.numpy(), np.full(high.shape, len(rows), dtype=np.int64), minimum
+    )
 
 
-def handed_on(high: Counts, reports: Counts, minimum: int) -> Multisets:
-    """The multisets, if there are at least `minimum` reports everywhere."""
+def multisets_if_enough(high: Counts, reports: Counts, minimum: int) -> Multisets:
+    """Multisets of these counts [P]: high reports, and all reports, per position.
+
+    Raises BadArgument if a position has fewer than `minimum` reports or `minimum` is below 1, and
+    BadInput for counts that `Multisets` refuses.
+    """
     if minimum < 1:
         raise BadArgument(
             f"{{minimum}} is {minimum}: at least one honest report is needed", "minimum"

@@ -1,17 +1,18 @@
 """From a recipe to a training: each section builds its part, and the parts are checked together."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.base.checks import OWN, TABLE, shown
+from fedveil.base.checks import OWN, TABLE, TEXT_MODELS, shown
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import with_secure_noise
-from fedveil.runs.modules import Model, add_metrics, module_digest, own_task
+from fedveil.runs.modules import Model, module_digest, own_task, set_metrics
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.client_section import DpSgdSection
 from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
@@ -52,8 +53,9 @@ RECIPE_KEYS = {
     "metrics": "evaluate.epsilon",
     "mechanism": "noise.kind",
     "schedule": "clip.kind",
+    "share": "noise.share",
 }
-"""The recipe's keys of arguments that are refused only beside other parts."""
+"""The recipe's key of each argument that another part of the training may refuse."""
 
 
 @one_thread()
@@ -66,42 +68,61 @@ def build(
     model: Model | None = None,
     allow_code: bool = False,
     make_engine: EngineMaker | None = None,
+    on_step: Callable[[str], None] = lambda step: None,
 ) -> Training:
-    """Build the training of a recipe. Sections that contradict each other are refused.
+    """Build the training of a recipe. Raises BadInput for a recipe, data or model that is refused.
 
-    `data`, when given, are the caller's own, or what `Recipe.load_data` has loaded already,
-    `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
-    `allow_code` says that the code which the recipe names may be run. `make_engine` is for clients
-    that are not on this machine.
+    Nothing is written or charged. The caller's module is copied, not trained.
+
+    Args:
+        recipe: What to train.
+        data_root: The folder with published data sets, None for that in FEDVEIL_DATA.
+        data: The caller's own records, or those that `Recipe.load_data` has loaded already. None
+            loads the recipe's.
+        plan: The plan of the same recipe with another seed. None builds it.
+        model: The caller's own module or task. None builds the recipe's.
+        allow_code: Whether the code that the recipe names (model.path) may be run.
+        make_engine: Makes an engine for clients that are not on this machine.
+        on_step: Called with what is done next, such as "reading data".
     """
     recipe.check_values()
     recipe.model.check_allowed(allow_code)
-    rounds, sampler = recipe.total_rounds, recipe.sample.build()
+    rounds, sampler, evaluate = recipe.rounds, recipe.sample.build(), recipe.evaluate
     # The plan may depend on the work, but the work of DP-SGD depends on the plan.
-    work = None if isinstance(recipe.client, DpSgdSection) else recipe.client.build(rounds)
+    from_plan = isinstance(recipe.client, DpSgdSection) or recipe.noise.where == "site"
+    work = None if from_plan else recipe.client.build(rounds)
     server = recipe.server.build(rounds)
+    on_step("reading data")
     data = recipe.load_data(data_root) if data is None else data
+    on_step("building the model")
     if model is None:
-        words = recipe.model.vocabulary(data)
+        words = recipe.model.vocabulary(data) if recipe.model.name in TEXT_MODELS else 0
         task = recipe.model.build(
             data.record_shape, data.target, recipe.seed, words, allow_code=allow_code
         )
     else:
-        task = own_task(model, data.target)
-    add_metrics(task, recipe.evaluate.metrics, model)
+        with in_keys("model"):
+            task = own_task(model, data.target, recipe.model.class_weights)
+    if evaluate.metrics is not None:
+        set_metrics(task, evaluate.metrics, model)
     if recipe.model.digest is not None and module_digest(task) != recipe.model.digest:
         raise BadInput(
             f"the module {type(task.module).__name__} is not the one that the run was started "
             "with: its layers, loss, metrics and first weights must be the same; give the same, "
             "made after the same torch.manual_seed"
         )
+    on_step("solving for the noise")
     if plan is None:
-        metrics = recipe.evaluate.build_price(recipe, sampler, data, task)
-        inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics, rounds)
-        with in_keys(**RECIPE_KEYS):
-            plan = _plan(recipe, inputs)
+        priced = evaluate.epsilon is not None
+        metrics = evaluate.build_price(recipe, sampler, data, task) if priced else None
+        inputs = PlanInputs(
+            recipe, sampler, data.clients, work, task, metrics, rounds, data.records
+        )
+        with in_keys(recipe=recipe, **RECIPE_KEYS):
+            plan = _build_plan(recipe, inputs)
+    on_step("trying the model")
     on_ray = recipe.engine.kind == "ray" and make_engine is None
-    with in_keys(**RECIPE_KEYS):
+    with in_keys(recipe=recipe, **RECIPE_KEYS):
         return Training(
             task=task,
             data=data,
@@ -120,34 +141,39 @@ def build(
             memory=recipe.engine.memory,
             workers=recipe.engine.workers,
             cluster=RayCluster(recipe.engine.address) if on_ray else None,
-            every=recipe.evaluate.every or 1,
-            diagnostics=recipe.evaluate.diagnostics,
-            clients_every=recipe.evaluate.rounds_between_clients(rounds),
+            every=evaluate.every or 1,
+            diagnostics=evaluate.diagnostics,
+            clients_every=(evaluate.clients_every or rounds) if evaluate.clients else None,
             make_engine=make_engine,
         )
 
 
-def resolved(recipe: Recipe, training: Training) -> Recipe:
-    """The recipe with every choice that was left open filled in, so that it can be repeated.
+def resolve_recipe(recipe: Recipe, training: Training) -> Recipe:
+    """Return a copy of the recipe with the noise, engine mode and chunk, and digest of `training`.
 
-    Noise that clients do not have in common, or that updates share with an adaptive clip's bits,
-    is no single multiplier of a recipe: it is found from the budget again.
+    So filled in, it can be repeated. Noise that differs between clients, or that updates share with
+    an adaptive clip's bits, has no single multiplier and is left as it is: it is found from the
+    budget again. The model's digest is filled in only for modules that the recipe does not define.
     """
     noise, plan = recipe.noise, training.plan
     noise = noise.model_copy(update=plan.release.settings(plan.schedule))
     engine, choice = training.engine, dict[str, Any]()
     if isinstance(engine, Serial):
         choice = {"mode": str(engine.mode), "chunk": engine.chunk}
-        if training.timings:
+        if training.fastest:
             choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
     changes: dict[str, Any] = {"noise": noise, "engine": recipe.engine.model_copy(update=choice)}
-    if recipe.model.recorded:
+    if recipe.model.needs_digest:
         changes["model"] = recipe.model.model_copy(update={"digest": module_digest(training.task)})
     return recipe.model_copy(update=changes)
 
 
-def _plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
-    """Build the privacy plan of a recipe. Sections that contradict each other are refused."""
+def _build_plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
+    """Build the privacy plan of a recipe, with its priced metrics and secure noise if it has any.
+
+    Raises BadInput if sections contradict each other, or metrics would measure clients that protect
+    themselves.
+    """
     _check_sections(recipe)
     metrics, noise = inputs.metrics, recipe.noise
     beside = metrics if metrics is not None and metrics.of_clients else None
@@ -168,8 +194,18 @@ def _plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
 
 
 def _check_sections(recipe: Recipe) -> None:
-    """Refuse sections that contradict each other."""
-    if recipe.data.resample is not None and recipe.client.kind == "dp-sgd":
+    """Raise BadInput if keys of a recipe contradict each other, mostly across sections."""
+    evaluate = recipe.evaluate
+    for key in evaluate.present_values("delta", "loss_clip") if evaluate.epsilon is None else ():
+        raise BadInput(f"evaluate.{key} has no effect without evaluate.epsilon")
+    if evaluate.clients_every is not None and not evaluate.clients:
+        raise BadInput("evaluate.clients_every has no effect without evaluate.clients = true")
+    if evaluate.clients and evaluate.diagnostics is False:
+        raise BadInput(
+            "evaluate.clients is a diagnostic and evaluate.diagnostics is false: leave one out"
+        )
+    of_records = recipe.client.kind == "dp-sgd" or recipe.noise.where == "site"
+    if recipe.data.resample is not None and of_records:
         raise BadInput(
             f"data.resample is {recipe.data.resample} and the claim is about one record, of which "
             "a client may then have several copies: leave it out"
@@ -204,6 +240,11 @@ def _check_sections(recipe: Recipe) -> None:
         )
     if (noise.kind == "two-point") != (clip is not None and clip.kind == "range"):
         raise BadInput("clip.kind 'range' and noise.kind 'two-point' go together")
+    if noise.where == "site" and recipe.client.kind != "gradient":
+        raise BadInput(
+            f"client.kind is {recipe.client.kind!r} and noise.where is 'site', where every record "
+            "has one gradient: use client.kind = 'gradient'"
+        )
     if (recipe.client.kind == "dp-sgd") != (noise.where == "training"):
         raise BadInput("client.kind 'dp-sgd' and noise.where = 'training' go together")
     if recipe.shuffle is not None and noise.kind != "two-point":
@@ -217,20 +258,22 @@ def _check_sections(recipe: Recipe) -> None:
             raise BadInput("budget.epsilons is a list of one or more, for noise at the clients")
 
 
-def check_given(
+def check_own_parts(
     recipe: Recipe, model: Model | None, data: FederatedData | None
 ) -> FederatedData | None:
-    """Check the module and records given from Python, and return the records as they are now.
+    """Check that `model` and `data` are given from Python exactly if the recipe says "own".
 
-    A recipe that needs one of them is refused without it, and so is one that the recipe ignores.
+    Returns `data`, or a copy with a new fingerprint if the recipe says "own". Data of a table that
+    are loaded already, and data whose records are elsewhere, may be given too. Raises BadInput if a
+    part is missing, has no effect on this recipe, or is of the wrong type.
     """
-    for key, named, given in (
-        ("model", recipe.model.name, model),
-        ("data", recipe.data.name, data),
+    for key, what, named, given in (
+        ("model", "a module", recipe.model.name, model),
+        ("data", "records", recipe.data.name, data),
     ):
         if named == OWN and given is None:
             raise BadInput(
-                f"{key}.name is {OWN!r}: this run has {_WORDS[key]} of its own, which no file "
+                f"{key}.name is {OWN!r}: this run has {what} of its own, which no file "
                 f"holds; use fedveil.run or fedveil.resume in Python, with {key}="
             )
         remote = isinstance(given, FederatedData) and bool(given.elsewhere)
@@ -243,6 +286,3 @@ def check_given(
     if data is None or recipe.data.name != OWN:
         return data
     return replace(data)  # whose fingerprint is taken again
-
-
-_WORDS = {"model": "a module", "data": "records"}

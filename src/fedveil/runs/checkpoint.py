@@ -15,17 +15,21 @@ from fedveil.runs.run_directory import write_atomic
 from fedveil.training.server import ServerState
 
 KEEP = 2
+_FILES = "round-*.safetensors"
 
 
 def save(folder: Path, state: ServerState, head: Head) -> None:
-    """Write the state and the ledger's head atomically, and delete all but the newest two."""
+    """Write a checkpoint of the state and the ledger's head, and delete all but the newest two.
+
+    The folder is made if it is missing. The file is round-NNNNNNNN.safetensors.
+    """
     tensors = {"params": state.params.clone(), "moving": state.adaptive_state.clone()}
     tensors |= {f"memory.{name}": value.clone() for name, value in state.memory.items()}
     about = {"round": json.dumps(state.round), "ledger": json.dumps(head.to_dict())}
     content = safetensors.torch.save(tensors, about | {"digest": _digest(tensors, about)})
     folder.mkdir(exist_ok=True)
     write_atomic(folder / f"round-{state.round:08d}.safetensors", content)
-    for old in _files(folder)[:-KEEP]:
+    for old in sorted(folder.glob(_FILES))[:-KEEP]:
         old.unlink()
 
 
@@ -38,12 +42,13 @@ class Checkpoint:
 
 
 def load_latest(folder: Path, like: ServerState) -> tuple[Checkpoint | None, list[str]]:
-    """The newest usable checkpoint, and a remark on each newer one that is not.
+    """Return the newest usable checkpoint or None, and a remark on each newer one that is not.
 
-    A usable checkpoint can be read, and has the shapes of the run's first state, `like`.
+    A usable checkpoint can be read, is undamaged, and has the shapes of `like`, the run's first
+    state. Never raises for a damaged file.
     """
     remarks: list[str] = []
-    for path in reversed(_files(folder)):
+    for path in sorted(folder.glob(_FILES), reverse=True):
         try:
             return _load(path, like), remarks
         except BadInput as e:
@@ -52,23 +57,25 @@ def load_latest(folder: Path, like: ServerState) -> tuple[Checkpoint | None, lis
 
 
 def recorded_head(folder: Path) -> Head | None:
-    """The ledger's head in the newest checkpoint whose header can be read, or None."""
-    for path in reversed(_files(folder)):
+    """Return the ledger's head from the newest checkpoint that can be read, None if there is none.
+
+    The checkpoint's digest is not checked.
+    """
+    for path in sorted(folder.glob(_FILES), reverse=True):
         try:
             with safetensors.safe_open(path, framework="pt") as f:
-                return _head(f.metadata())
+                head = json.loads(f.metadata()["ledger"])
+            return Head(str(head["head"]), int(head["length"]))
         except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError):
             continue
     return None
 
 
-def _head(about: dict[str, str]) -> Head:
-    head = json.loads(about["ledger"])
-    return Head(str(head["head"]), int(head["length"]))
-
-
 def _digest(tensors: dict[str, torch.Tensor], about: dict[str, str]) -> str:
-    """SHA-256 over everything a checkpoint holds."""
+    """Return the SHA-256, in hexadecimal, of a checkpoint's metadata and named tensors.
+
+    `about` are the metadata without the digest itself.
+    """
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -77,16 +84,14 @@ def _digest(tensors: dict[str, torch.Tensor], about: dict[str, str]) -> str:
     return digest.hexdigest()
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*.safetensors"))
-
-
 def _load(path: Path, like: ServerState) -> Checkpoint:
+    """Read a checkpoint. Raises BadInput if it is damaged or its shapes are not those of `like`."""
     try:
         with safetensors.safe_open(path, framework="pt") as f:
-            round, head = int(json.loads(f.metadata()["round"])), _head(f.metadata())
-            tensors = {name: f.get_tensor(name) for name in list(f.keys())}
             about = {name: f.metadata()[name] for name in ("round", "ledger")}
+            round, head = int(json.loads(about["round"])), json.loads(about["ledger"])
+            head = Head(str(head["head"]), int(head["length"]))
+            tensors = {name: f.get_tensor(name) for name in list(f.keys())}
             if f.metadata()["digest"] != _digest(tensors, about):
                 raise ValueError("it was changed after it was written")
         params, moving = tensors.pop("params"), tensors.pop("moving")
@@ -95,10 +100,6 @@ def _load(path: Path, like: ServerState) -> Checkpoint:
     memory = {name.removeprefix("memory."): value for name, value in tensors.items()}
     pairs = [(params, like.params), (moving, like.adaptive_state)]
     pairs += [(value, like.params.double()) for value in memory.values()]
-    if any(_form(a) != _form(b) for a, b in pairs):
+    if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
         raise BadInput(f"checkpoint {path.name} belongs to another model or plan")
     return Checkpoint(ServerState(round, params, memory, moving), head)
-
-
-def _form(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.dtype

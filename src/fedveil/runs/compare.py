@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.errors import BadInput
-from fedveil.pages.comparison import comparison_page
+from fedveil.pages.comparison import comparison_page, short_names
 from fedveil.pages.run_report import RunContents
+from fedveil.privacy.accounting.strongest import strongest_promise
 from fedveil.runs.opened_run import OpenedRun
 
-_OF_THE_MACHINE = ("engine",)
-"""Sections that change no result."""
 
+def comparison_rows(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
+    """Return one row per run: its directory, recipe, rounds, metrics and headline claim.
 
-def rows_of(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
-    """One row per run: its directory, rounds, metrics and the claim that counts."""
-    metrics = [_numbers(run.result["metrics"]) for run in runs]
+    The keys are "run", "recipe", "rounds", every metric that any of the runs has ("-" where this
+    one has not), and "claim", a text. Raises BadInput for a run that has not ended.
+    """
+    metrics = [_with_nan(run.result["metrics"]) for run in runs]
     names = list(dict.fromkeys(name for measured in metrics for name in measured))
     rows = []
     for run, measured in zip(runs, metrics, strict=True):
@@ -34,8 +36,11 @@ def rows_of(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
 
 
 def across_clients(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
-    """One row per statistic across clients, one column per run. Empty if no run has any."""
-    statistics = {str(run.folder): _numbers(run.result.get("over_clients", {})) for run in runs}
+    """Return one row per statistic across clients: its name under "number", and one column per run.
+
+    A column is named by the run's directory, "-" stands for a missing number. [] if no run has any.
+    """
+    statistics = {str(run.folder): _with_nan(run.result.get("over_clients", {})) for run in runs}
     names = dict.fromkeys(name for numbers in statistics.values() for name in numbers)
     return [
         {"number": name, **{run: numbers.get(name, "-") for run, numbers in statistics.items()}}
@@ -44,11 +49,21 @@ def across_clients(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
 
 
 def differing_keys(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
-    """One row per recipe key on which the runs do not agree, one column per run."""
-    flat = [_flat(run) for run in runs]
+    """Return one row per recipe key in which the runs differ: "key", and one column per run.
+
+    Values are texts, "-" where a recipe lacks the key. The section [engine], which changes no
+    result, is left out.
+    """
+    settings: list[dict[str, Any]] = []  # by section.key
+    for run in runs:
+        settings.append({})
+        for section, value in run.recipe.model_dump(exclude={"engine"}).items():
+            for name, one in (value if isinstance(value, dict) else {None: value}).items():
+                if one is not None:
+                    settings[-1][section if name is None else f"{section}.{name}"] = one
     rows = []
-    for key in dict.fromkeys(key for each in flat for key in each):
-        values = [each.get(key) for each in flat]
+    for key in dict.fromkeys(key for each in settings for key in each):
+        values = [each.get(key) for each in settings]
         if any(value != values[0] for value in values):
             texts = ["-" if value is None else str(value) for value in values]
             columns = {str(run.folder): text for run, text in zip(runs, texts, strict=True)}
@@ -56,19 +71,17 @@ def differing_keys(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
     return rows
 
 
-def not_comparable(runs: Sequence[OpenedRun]) -> str | None:
-    """Why the epsilons of these runs cannot be compared, or None if they can."""
-    claims = [run.claim for run in runs if run.claim is not None]
-    for what in ("unit", "neighbours", "trust", "delta", "as_published"):
-        values = list(dict.fromkeys(str(getattr(claim, what)) for claim in claims))
-        if len(values) > 1:
-            difference = f"{what.replace('_', ' ')} is {' and '.join(values)}"
-            return f"the epsilons are not comparable: {difference}"
-    return None
+def verdict(runs: Sequence[OpenedRun]) -> str:
+    """Return which run makes the strongest promise, in a sentence, or why that cannot be said."""
+    names = short_names([run.folder for run in runs])
+    return strongest_promise(dict(zip(names, (run.claim for run in runs), strict=True)))
 
 
-def opened(folders: Sequence[Path]) -> list[OpenedRun]:
-    """Open two or more runs that have ended."""
+def open_runs(folders: Sequence[Path]) -> list[OpenedRun]:
+    """Open two or more runs.
+
+    Raises BadInput for fewer, and for one that is named twice or not ended.
+    """
     if len(folders) < 2:
         raise BadInput(f"{len(folders)} run to compare: name two or more run directories")
     if len(set(folders)) < len(folders):
@@ -80,23 +93,16 @@ def opened(folders: Sequence[Path]) -> list[OpenedRun]:
 
 
 def comparison_html(runs: Sequence[OpenedRun]) -> bytes:
-    """The page of runs side by side."""
+    """Return an HTML page that compares runs: metrics, claims, and differing recipe keys.
+
+    Writes no file.
+    """
     contents = [RunContents(run.folder, "", run.history, run.result, run.claims) for run in runs]
-    return comparison_page(contents, rows_of(runs), differing_keys(runs), across_clients(runs))
+    return comparison_page(
+        contents, verdict(runs), comparison_rows(runs), differing_keys(runs), across_clients(runs)
+    )
 
 
-def _numbers(metrics: dict[str, float | None]) -> dict[str, float]:
-    """Metrics with NaN in place of JSON's null, which stands for a number that is not finite."""
+def _with_nan(metrics: dict[str, float | None]) -> dict[str, float]:
+    """Return metrics with NaN in place of None, which JSON has for numbers that are not finite."""
     return {name: math.nan if value is None else value for name, value in metrics.items()}
-
-
-def _flat(run: OpenedRun) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in run.recipe.model_dump().items():
-        if key in _OF_THE_MACHINE:
-            continue
-        inner = value if isinstance(value, dict) else {None: value}
-        for name, one in inner.items():
-            if one is not None:
-                flat[key if name is None else f"{key}.{name}"] = one
-    return flat

@@ -1,8 +1,8 @@
 """The ledger of a run as evidence: statements, verification against the files, and an export."""
 
-import hashlib
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,28 +11,24 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger import hash_chain
-from fedveil.privacy.ledger.file import one_look, read_about, read_closing, read_runs
-from fedveil.privacy.ledger.hash_chain import (
-    Head,
-    check_head,
-    first_hash,
-    read_hashes,
-    read_links,
-    verify,
-)
+from fedveil.privacy.ledger.file import ledger_snapshot, read_about, read_closing, read_runs
+from fedveil.privacy.ledger.hash_chain import Head, digest
+from fedveil.privacy.ledger.ledger import note_file
 from fedveil.privacy.ledger.shared import common_of, spent_in
 from fedveil.privacy.ledger.statement import (
     Charged,
     Statement,
-    lines_of,
     read_charged,
     statement,
     statements,
 )
 from fedveil.runs import checkpoint
-from fedveil.runs.recipe import Recipe, load_recipe, to_toml
-from fedveil.runs.run_directory import write_atomic, write_new
+from fedveil.runs.ending import RESUMABLE
+from fedveil.runs.recipe import load_recipe, to_toml
+from fedveil.runs.run_directory import json_text, write_atomic, write_new
 
+REPORT = "report.html"
+UNCHANGED = "recipe, metrics, model and result are those that the run left"
 OPEN = (
     "the run is open, since it is running or was killed: nothing in its directory is covered but "
     "its recipe (fedveil run --resume ends it)"
@@ -45,8 +41,9 @@ class LedgerStatements:
 
     Attributes:
         runs: One statement per run.
-        shared_spending: What the runs of a shared ledger spent together, or None.
-        warnings: Where the ledger and the run directory disagree.
+        shared_spending: A sentence on what the runs of a shared ledger spent together. None for a
+            ledger that is not shared.
+        warnings: Sentences on where the ledger and the run directory disagree.
     """
 
     runs: list[Statement]
@@ -54,7 +51,11 @@ class LedgerStatements:
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: a run's own, or a list of runs for a shared ledger."""
+        """Return JSON values: the statement of a single run, or a list of runs.
+
+        For the only run of a ledger that is not shared, the keys of `Statement.to_dict` and
+        "warnings". Otherwise "runs", "common" (`shared_spending`) and "warnings".
+        """
         if self.shared_spending is None and len(self.runs) == 1:
             return {**self.runs[0].to_dict(), "warnings": self.warnings}
         runs = [run.to_dict() for run in self.runs]
@@ -62,61 +63,76 @@ class LedgerStatements:
 
 
 def statements_of(path: Path) -> LedgerStatements:
-    """Read a ledger file, or the ledger of a run directory. What disagrees becomes a warning."""
-    file = file_of(path)
-    with one_look(file):
+    """Read the statements of a ledger file, or of the ledger of a run directory.
+
+    Disagreements between the ledger and the directory become warnings, and so does a run that is
+    still open. Raises BadInput if the ledger cannot be read.
+    """
+    file = ledger_path(path)
+    with ledger_snapshot(file):
         runs, common = statements(file), common_of(file)
         text = None
         if common is not None:
             text = common.spent_text(spent_in(file, common))
         warnings = []
         try:
-            hashes = read_hashes(file)
+            hashes = hash_chain.read_hashes(file)
             for head in saved_heads(path):
-                check_head(file, head, hashes)
+                hash_chain.check_head(file, head, hashes)
         except BadInput as e:
             warnings.append(str(e))
-        name = _run_in(path, [run.run for run in runs])
+        name = _run_name(path, [run.run for run in runs])
         for run in (run for run in runs if run.run == name):
             warnings += differences(path, file, run)
-            warnings += [OPEN] if is_open(file, run.run) else []
+            warnings += [] if read_closing(file, run.run) else [OPEN]
     return LedgerStatements(runs, text, warnings)
 
 
 def statement_of(folder: Path) -> Statement | None:
-    """The ledger's statement on the run in a directory.
+    """Return the ledger's statement on the run in a directory: its charges and claims.
 
-    None for a file, and for a directory that does not say which run of its ledger it is.
+    None for a ledger file, and for a directory that does not name its run in the ledger. Raises
+    BadInput if the ledger cannot be read or does not know the run.
     """
-    file = file_of(folder)
-    with one_look(file):
-        name = _run_in(folder, list(read_runs(file)))
+    file = ledger_path(folder)
+    with ledger_snapshot(file):
+        name = _run_name(folder, list(read_runs(file)))
         return None if name is None else statement(file, name)
 
 
-def charged_of(folder: Path) -> Charged | None:
-    """The ledger's charges of the run in a directory. None as in `statement_of`."""
-    file = file_of(folder)
-    with one_look(file):
-        name = _run_in(folder, list(read_runs(file)))
+def read_charges_of(folder: Path) -> Charged | None:
+    """Return the ledger's lines and charges of the run in a directory.
+
+    None as in `statement_of`.
+    """
+    file = ledger_path(folder)
+    with ledger_snapshot(file):
+        name = _run_name(folder, list(read_runs(file)))
         return None if name is None else read_charged(file, name)
 
 
-def verify_ledger(path: Path, head: str | None, run: Statement | None = None) -> str:
-    """Check a ledger and its run directory against each other, and return the verdict as text.
+def verify_ledger(path: Path, head: str | None) -> str:
+    """Check a ledger and its run directory against each other, and return the verdict as one line.
 
-    The chain must reach every head that is known: `head` and those saved in the run directory. The
-    files in the directory must be those that the run left, with the claims that the charges give.
-    `run` is the statement on the run, where the caller has read it in the same `one_look`.
+    Raises BadInput if the hash chain is broken or does not reach a known head (`head` and those
+    saved in the run directory), or if a file in the directory, the report included, differs from
+    what the ledger recorded. An open run is no error: the verdict says so.
+
+    Args:
+        path: A ledger file or a run directory.
+        head: A head from elsewhere, as HASH:LENGTH.
     """
-    file = file_of(path)
-    known = saved_heads(path) + ([] if head is None else [_read_head(head)])
-    with one_look(file):
-        end = verify(file, *known)
-        run = run or statement_of(path)
-        for difference in [] if run is None else differences(path, file, run):
-            raise BadInput(difference)
-        opened = run is not None and is_open(file, run.run)
+    file = ledger_path(path)
+    known = saved_heads(path)
+    if head is not None:
+        hash, colon, length = head.partition(":")
+        if not colon or not length.isdecimal() or len(hash) != 64:
+            raise BadInput(f"--head is {head!r}: write it as HASH:LENGTH, as --verify prints it")
+        known.append(Head(hash, int(length)))
+    with ledger_snapshot(file):
+        run = statement_of(path)
+        end = check_unchanged(path, run, known)
+        closed = {} if run is None else read_closing(file, run.run)
     seen = max((one.length for one in known), default=None)
     verdict = f"{file}: {end.length} entries, none changed, removed, inserted or moved"
     if seen is None:
@@ -126,77 +142,161 @@ def verify_ledger(path: Path, head: str | None, run: Statement | None = None) ->
         )
     else:
         verdict += f", and none missing of the {seen} seen before"
-    if opened:
+    if run is not None and not closed:
         verdict += f"; {OPEN}"
     elif run is not None:
-        verdict += "; recipe, metrics, model and result are those that the run left"
+        verdict += f"; {UNCHANGED}; {_report_verdict(path, closed)}"
     return f"{verdict}; head {end.hash}:{end.length}"
 
 
+def check_unchanged(path: Path, run: Statement | None, known: Sequence[Head]) -> Head:
+    """Check a ledger and the files of its run directory, and return the ledger's head.
+
+    Raises BadInput if the hash chain is broken or does not reach the `known` heads, or if recipe,
+    metrics, model or result differ from those that the run left. The report is not compared.
+
+    Args:
+        path: A ledger file or a run directory.
+        run: The ledger's statement on the run, or None without a run directory.
+        known: Heads that the ledger had before.
+    """
+    file = ledger_path(path)
+    with ledger_snapshot(file):
+        end = hash_chain.verify(file, *known)
+        for difference in [] if run is None else differences(path, file, run):
+            raise BadInput(difference)
+    return end
+
+
+def record_report(folder: Path, content: bytes) -> None:
+    """Record in the ledger that report.html of a run that has ended is written again.
+
+    `content` is the new page. Does nothing if the ledger has this page already, and for runs that
+    are open, have no ledger, or have files that differ from those the run left.
+    """
+    file = ledger_path(folder)
+    if not file.is_file():
+        return
+    try:
+        run = statement_of(folder)
+        check_unchanged(folder, run, saved_heads(folder))
+    except BadInput:  # the page says so, and --verify
+        return
+    if run is None or read_closing(file, run.run).get(REPORT) == digest(content):
+        return
+    head = note_file(file, run.run, REPORT, digest(content))
+    if head is not None:
+        text = json_text(head.to_dict(), indent=2)
+        write_atomic(folder / "head.json", text.encode())
+
+
+def complete_result(folder: Path) -> dict[str, Any] | None:
+    """Return the result of a run that has nothing left to do or to mend, otherwise None.
+
+    All planned rounds are done or the budget is spent, and the ledger and every file that it
+    records are as the run left them.
+    """
+    file = ledger_path(folder)
+    try:
+        with ledger_snapshot(file):
+            run = statement_of(folder)
+            closed = {} if run is None else read_closing(file, run.run)
+            if REPORT not in closed or not (folder / "head.json").is_file():
+                return None
+            check_unchanged(folder, run, saved_heads(folder))
+        if _file_differences(folder / REPORT, closed[REPORT]):
+            return None
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    except (BadInput, OSError, ValueError):
+        return None
+    return None if result["stopped"] in RESUMABLE else result
+
+
+def _report_verdict(folder: Path, closed: Mapping[str, str]) -> str:
+    """Return what the ledger's closing entry says of report.html. Raises BadInput if it differs."""
+    path = folder / REPORT
+    if not path.exists():
+        return f"there is no {REPORT}"
+    if REPORT not in closed:
+        return f"{REPORT} is not covered until fedveil report writes it again"
+    if _file_differences(path, closed[REPORT]):
+        raise BadInput(
+            f"{path} is not the one that fedveil wrote: it was changed; fedveil report {folder} "
+            "writes it again"
+        )
+    return f"{REPORT} is the one that fedveil wrote"
+
+
 def charged_lines(folder: Path) -> tuple[BudgetLine, ...] | None:
-    """The budget lines that a run was charged for, or None without its ledger, which is private.
+    """Return the budget lines that a run was charged for.
+
+    None without its private ledger, or if the directory does not name its run there.
 
     | edge | behaviour |
     |---|---|
     | recipe, metrics, model or result were changed | BadInput |
     | the charges come to other claims than the result has | BadInput |
     """
-    file = file_of(folder)
+    file = ledger_path(folder)
     if not file.is_file():
         return None
-    with one_look(file):
+    with ledger_snapshot(file):
         run = statement_of(folder)
         if run is None:
             return None
         for difference in differences(folder, file, run):
             raise BadInput(difference)
-        return lines_of(file, run.run)
+        return read_charged(file, run.run).lines
 
 
-def check_charged(
+def check_same_lines(
     folder: Path, charged: tuple[BudgetLine, ...] | None, lines: tuple[BudgetLine, ...]
 ) -> None:
-    """Refuse `lines` that differ from those the run was charged for in anything but their
-    assumptions.
+    """Raise BadInput if `lines` differ from the `charged` lines in more than their assumptions.
 
     A run that is rebuilt from its recipe has the noise and the accounting of this version of
-    fedveil, which may differ from those it had. Without a ledger they are assumed to be the same.
+    fedveil, which may differ from those it had. With `charged` None, for a run without its ledger,
+    they are assumed to be the same. `folder` is for the message.
     """
-    if charged is not None and [*map(_deciding, charged)] != [*map(_deciding, lines)]:
+    if charged is None:
+        return
+    before, now = ([replace(line, assumptions=()) for line in some] for some in (charged, lines))
+    if before != now:
         raise BadInput(
             f"{folder} was charged for something else than this version of fedveil makes of its "
             "recipe: use the version that made it"
         )
 
 
-def _deciding(line: BudgetLine) -> BudgetLine:
-    """The line without its assumptions, which are text."""
-    return replace(line, assumptions=())
-
-
 def export_ledger(path: Path, target: Path) -> None:
-    """Write the ledger as JSON.
+    """Write the ledger as JSON to `target`, a file that must not exist (BadInput).
 
     `chain` has charges and closing entries as their hashes cover them, from `first` on, so that
     anybody can compute every hash again (`privacy.ledger.hash_chain`). Data and cohorts appear as
-    digests with a salt. The salt is left out, so that nobody can check a guess.
+    digests with a salt. The salt is left out, so that nobody can check a guess. Raises BadInput if
+    the chain is broken.
     """
-    file = file_of(path)
-    with one_look(file):
+    file = ledger_path(path)
+    with ledger_snapshot(file):
         about = read_about(file)
+        links = hash_chain.read_links(file, about["salt"])
         content = {
             "about": {key: value for key, value in about.items() if key != "salt"},
             "runs": read_runs(file),
-            "first": first_hash(about),
-            "chain": [{**vars(e), "hash": noted} for e, noted in read_links(file, about["salt"])],
+            "first": hash_chain.json_digest(about),
+            "chain": [{**vars(entry), "hash": noted} for entry, noted in links],
             "statements": statements_of(path).to_dict(),
-            **verify(file).to_dict(),
+            **hash_chain.verify(file).to_dict(),
         }
     write_new(target, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def file_of(path: Path) -> Path:
-    """The ledger of a run directory, or the file itself."""
+def ledger_path(path: Path) -> Path:
+    """Return the path of a run directory's ledger, its own or a shared one.
+
+    A file is returned as is. The ledger need not exist. Raises BadInput for a ledger.json that
+    cannot be read.
+    """
     pointer = path / "ledger.json"
     try:
         if not path.is_dir():
@@ -208,8 +308,12 @@ def file_of(path: Path) -> Path:
     return path / "ledger.db"
 
 
-def name_of(folder: Path) -> str:
-    """The run's name in a shared ledger: its directory's first name, with a token."""
+def ledger_run_name(folder: Path) -> str:
+    """Return the run's name in its shared ledger, from the directory's ledger.json.
+
+    The name is that of the directory when the run started, with a random token. Raises BadInput
+    without a readable ledger.json: only runs with a shared ledger have one.
+    """
     pointer = folder / "ledger.json"
     try:
         return str(json.loads(pointer.read_text())["run"])
@@ -218,28 +322,26 @@ def name_of(folder: Path) -> str:
 
 
 def unchanged_file(path: Path) -> Path:
-    """Return the path of a file that a run left, unless the ledger shows that it was changed.
+    """Return `path`, or raise BadInput if the file differs from its digest in the ledger.
 
-    A model may be given away without the ledger, which is private. Then nothing is compared, and
-    `fedveil ledger --verify` is for those who have both.
+    The ledger is that of the file's folder. Without a ledger, which is private, or without a digest
+    of this file in it, nothing is compared. `fedveil ledger --verify` is for those who have both.
     """
-    folder, file = path.parent, file_of(path.parent)
+    folder, file = path.parent, ledger_path(path.parent)
     if file.is_file():
         shared = (folder / "ledger.json").is_file()
-        run = name_of(folder) if shared else next(iter(read_runs(file)), "")
+        run = ledger_run_name(folder) if shared else next(iter(read_runs(file)), "")
         noted = read_closing(file, run).get(path.name)
-        for difference in [] if noted is None else _of_file(path, noted):
+        for difference in [] if noted is None else _file_differences(path, noted):
             raise BadInput(difference)
     return path
 
 
-def save_head(folder: Path, head: Head) -> None:
-    """Save the ledger's head at the end of the run, beside its files."""
-    write_atomic(folder / "head.json", (json.dumps(head.to_dict(), indent=2) + "\n").encode())
-
-
 def saved_heads(path: Path) -> list[Head]:
-    """The heads of the ledger that a run directory has saved. Empty for a file."""
+    """Return the ledger heads in head.json, result.json and the newest checkpoint of a directory.
+
+    Missing files have none. [] for a ledger file. Raises BadInput for a file that cannot be read.
+    """
     try:
         if not path.is_dir():
             return []
@@ -254,7 +356,10 @@ def saved_heads(path: Path) -> list[Head]:
 
 
 def read_head(path: Path) -> Head | None:
-    """The ledger's head in head.json, or in result.json as its entry "ledger". None without it."""
+    """Return the ledger's head from a head.json or result.json, or None if the file is missing.
+
+    Raises BadInput if the file has no readable head.
+    """
     try:
         if not path.is_file():
             return None
@@ -265,57 +370,43 @@ def read_head(path: Path) -> Head | None:
         raise BadInput(f"{path} cannot be read: {e}") from e
 
 
-def _run_in(path: Path, runs: list[str]) -> str | None:
-    """The name of the run whose directory `path` is, or None.
+def _run_name(path: Path, runs: list[str]) -> str | None:
+    """Return the name, one of `runs`, of the run whose directory `path` is. None if there is none.
 
-    A ledger file has no such run, and neither has a site's folder: its runs' files are at the
-    server.
+    None for a ledger file, and for a site's folder, since the server has the files of its runs.
+    Raises BadInput if the directory's run is not in its shared ledger.
     """
     if not path.is_dir():
         return None
     if not (path / "ledger.json").is_file():
-        of_site = any("site" in about for about in read_runs(file_of(path)).values())
+        of_site = any("site" in about for about in read_runs(ledger_path(path)).values())
         return runs[0] if len(runs) == 1 and not of_site else None
-    name = name_of(path)
+    name = ledger_run_name(path)
     if name not in runs:
-        raise BadInput(f"{file_of(path)} does not know the run {name!r}: it was replaced")
+        raise BadInput(f"{ledger_path(path)} does not know the run {name!r}: it was replaced")
     return name
 
 
-def _read_head(text: str) -> Head:
-    digest, colon, length = text.partition(":")
-    if not colon or not length.isdecimal() or len(digest) != 64:
-        raise BadInput(f"--head is {text!r}: write it as HASH:LENGTH, as --verify prints it")
-    return Head(digest, int(length))
+CLOSING_FILES = ("recipe.toml", "metrics.jsonl", "model.safetensors", "result.json", REPORT)
 
-
-CLOSING_FILES = ("recipe.toml", "metrics.jsonl", "model.safetensors", "result.json")
-
-_ALIKE = 1e-6
+_RELATIVE_TOLERANCE = 1e-6
 """Epsilons of one account, computed on two machines, differ in their last digits."""
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every file that the ledger's closing entry commits to."""
-    return {name: _digest(folder / name) for name in CLOSING_FILES}
+    """Return the SHA-256 of every file that the ledger's closing entry lists, by file name.
 
-
-def recipe_digest(recipe: Recipe) -> str:
-    """The digest by which a ledger identifies a recipe."""
-    return hash_chain.digest(to_toml(recipe.model_dump()))
-
-
-def is_open(file: Path, run: str) -> bool:
-    """Whether the ledger has no closing entry of a run: it is running, or was killed."""
-    return not read_closing(file, run)
+    They are the `CLOSING_FILES` of the run directory. OSError if one is missing.
+    """
+    return {name: digest((folder / name).read_bytes()) for name in CLOSING_FILES}
 
 
 def differences(folder: Path, file: Path, statement: Statement) -> list[str]:
-    """Where a run directory differs from what the ledger in `file` notes, a sentence for each.
+    """Return a sentence for each difference between a run directory and the ledger in `file`.
 
-    Guarantee: if the run has ended and there are none, recipe, metrics, model and result are,
-    byte for byte, those it ended with. The report is drawn from them. Recipe and claims are also
-    compared with the charges, so that a closing entry cannot vouch for what was never charged.
+    Guarantee: if the run has ended and the list is empty, recipe, metrics, model and result are,
+    byte for byte, those it ended with. Recipe and claims are also compared with the charges, so
+    that a closing entry cannot vouch for what was never charged. The report is not compared.
 
     | edge | behaviour |
     |---|---|
@@ -323,44 +414,40 @@ def differences(folder: Path, file: Path, statement: Statement) -> list[str]:
     | a file is missing or cannot be read | a sentence |
     | epsilons that differ by less than 1e-6 of them | the same |
     """
-    closed = read_closing(file, statement.run)
-    return [
-        *_of_recipe(folder, read_runs(file)[statement.run]),
-        *(text for name, noted in closed.items() for text in _of_file(folder / name, noted)),
-        *_of_claims(folder, statement, ended=bool(closed)),
-    ]
+    closed, about = read_closing(file, statement.run), read_runs(file)[statement.run]
+    path, found = folder / "recipe.toml", []
+    if path.exists():  # if it is missing, the closing entry of an ended run shows it
+        try:
+            recipe = load_recipe(str(path))
+            source = getattr(recipe.noise, "source", "seeded")
+            noted = about.get("noise")
+            if source != noted:
+                found.append(f"{path}: noise.source is {source!r} and {noted!r} in the ledger")
+            elif digest(to_toml(recipe.model_dump())) != about.get("recipe"):
+                found.append(f"{path} is not the recipe that the run was started with")
+        except BadInput as e:
+            found.append(f"{path} cannot be read: {e}")
+    for name, file_digest in closed.items():
+        if name != REPORT:
+            found += _file_differences(folder / name, file_digest)
+    return found + _claim_differences(folder, statement, ended=bool(closed))
 
 
-def _of_recipe(folder: Path, about: dict[str, str]) -> list[str]:
-    path = folder / "recipe.toml"
-    if not path.exists():
-        return []  # a run that has ended names it
+def _file_differences(path: Path, noted: str) -> list[str]:
+    """Return [] if the file's SHA-256 is `noted`, otherwise a list of one sentence."""
     try:
-        recipe = load_recipe(str(path))
-    except BadInput as e:
-        return [f"{path} cannot be read: {e}"]
-    source = getattr(recipe.noise, "source", "seeded")
-    if source != about.get("noise"):
-        return [f"{path}: noise.source is {source!r} and {about.get('noise')!r} in the ledger"]
-    if recipe_digest(recipe) != about.get("recipe"):
-        return [f"{path} is not the recipe that the run was started with"]
-    return []
-
-
-def _of_file(path: Path, noted: str) -> list[str]:
-    try:
-        same = _digest(path) == noted
+        same = digest(path.read_bytes()) == noted
     except OSError as e:
         return [f"{path}, which the run left, cannot be read: {e.strerror}"]
     return [] if same else [f"{path} is not the one that the run left: it was changed"]
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _claim_differences(folder: Path, statement: Statement, *, ended: bool) -> list[str]:
+    """Return [] if the claims in result.json are those of the ledger, else a list of one sentence.
 
-
-def _of_claims(folder: Path, statement: Statement, *, ended: bool) -> list[str]:
+    Without a result there is nothing to compare. A run that has not `ended` may have an older
+    result of fewer rounds, which is not compared either.
+    """
     path = folder / "result.json"
     if not path.is_file():
         return []
@@ -370,24 +457,18 @@ def _of_claims(folder: Path, statement: Statement, *, ended: bool) -> list[str]:
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as e:
         return [f"{path} cannot be read: {e}"]
     if not ended and rounds < len({charge.round for charge in statement.charges}):
-        return []  # an older result of a run that was resumed
-    own = [claim.to_dict() for claim in statement.claims]
-    if len(own) == len(claims) and all(map(_same, claims, own)):
         return []
-    return [f"{path}: its claims are not what the charges in the ledger come to"]
-
-
-def _same(claim: Any, own: dict[str, Any]) -> bool:
-    try:
-        read = PrivacyClaim.from_dict(claim).to_dict()  # older results lack newer fields
-    except (TypeError, ValueError, AttributeError):
-        return False
-    if "composed" not in claim:
-        own = {**own, "composed": None}
-    claim = read
-    if claim.keys() != own.keys():
-        return False
-    a, b = claim["epsilon"], own["epsilon"]
-    numbers = isinstance(a, int | float) and isinstance(b, int | float)
-    alike = math.isclose(a, b, rel_tol=_ALIKE) if numbers else a == b
-    return alike and {**claim, "epsilon": b} == json.loads(json.dumps(own))
+    same = len(claims) == len(statement.claims)
+    for raw, charged in zip(claims, statement.claims, strict=False):
+        own = json.loads(json.dumps(charged.to_dict()))
+        try:
+            claim = PrivacyClaim.from_dict(raw).to_dict()  # older results lack newer fields
+            if "composed" not in raw:
+                own["composed"] = None
+            a, b = claim["epsilon"], own["epsilon"]
+            numbers = isinstance(a, int | float) and isinstance(b, int | float)
+            alike = math.isclose(a, b, rel_tol=_RELATIVE_TOLERANCE) if numbers else a == b
+            same = same and alike and {**claim, "epsilon": b} == own
+        except (TypeError, ValueError, AttributeError):
+            same = False
+    return [] if same else [f"{path}: its claims are not what the charges in the ledger come to"]

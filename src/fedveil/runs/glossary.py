@@ -6,17 +6,16 @@ python -m fedveil.runs.glossary > docs/glossary.md
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from fedveil.base.checks import meant, nearest, shown
 from fedveil.base.errors import BadInput
 from fedveil.runs.explain import Part, find_part
-from fedveil.runs.recipe import FORMS
-from fedveil.runs.sections.section import is_key
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.sections.section import forms_of, is_key
 
 _HEAD = """\
 # Glossary
@@ -37,7 +36,13 @@ _TAIL = """\
 class Term:
     """A word and its meaning.
 
-    `also` are other names, `see` pages under docs, `claim` whether claims are printed with it.
+    Attributes:
+        name: The word.
+        group: The heading under which the glossary has it.
+        means: Its meaning.
+        also: Other names of it.
+        see: Pages under docs.
+        claim: Whether the word may be in a printed claim.
     """
 
     name: str
@@ -47,30 +52,22 @@ class Term:
     see: tuple[str, ...] = ()
     claim: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
 
 @cache
 def terms() -> tuple[Term, ...]:
-    """All of them, group by group."""
+    """Return all terms of glossary.toml, in its order."""
     written = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return tuple(
-        Term(
-            name=raw["name"],
-            group=raw["group"],
-            means=" ".join(raw["means"].split()),
-            also=tuple(raw.get("also", ())),
-            see=tuple(raw.get("see", ())),
-            claim=raw.get("claim", False),
-        )
-        for raw in written["term"]
-    )
+    every = []
+    for raw in written["term"]:
+        lists = {key: tuple(raw.get(key, ())) for key in ("also", "see")}
+        every.append(Term(**{**raw, **lists, "means": " ".join(raw["means"].split())}))
+    return tuple(every)
 
 
 def find_term(name: str) -> Term | None:
-    """The term of that name, or None. Case, hyphens and spaces do not matter.
+    """Return the term with that name, or with that other name, or None.
+
+    Case, hyphens and spaces do not matter.
 
     >>> find_term("Zero out").name, find_term("central").name, find_term("no such word")
     ('zero-out', 'central trust', None)
@@ -78,10 +75,14 @@ def find_term(name: str) -> Term | None:
     return _by_name().get(_plain(name))
 
 
-def looked_up(name: str) -> tuple[Term | None, Part | None]:
-    """The term of that name, and the section or key. A name that is neither is refused."""
+def look_up(name: str) -> tuple[Term | None, Part | None]:
+    """Return (the term of that name, the recipe's section or key of that name).
+
+    Either may be None, not both. A term that is not also a key has no second part. Raises BadInput,
+    with near names, if there is neither.
+    """
     term = find_term(name)
-    if term is not None and not is_key(FORMS, name.split(".")):
+    if term is not None and not is_key(forms_of(Recipe), name.split(".")):
         return term, None
     try:
         return term, find_part(name)
@@ -93,7 +94,9 @@ def looked_up(name: str) -> tuple[Term | None, Part | None]:
 
 
 def terms_of(claims: Iterable[object]) -> list[Term]:
-    """The terms with which these claims are printed, in the glossary's order.
+    """Return the terms that the texts of these claims contain, in the glossary's order.
+
+    Only terms that are marked for claims are looked for.
 
     >>> [term.name for term in terms_of(["epsilon 2 at delta 1e-05 per client (zero-out)"])]
     ['epsilon', 'delta', 'client', 'zero-out']
@@ -107,17 +110,17 @@ def terms_of(claims: Iterable[object]) -> list[Term]:
 
 
 def terms_line(claims: Iterable[object]) -> str:
-    """A line with the terms of these claims and how to look them up, or "".
+    """Return a line with the terms of these claims and how to look them up. "" without terms.
 
     >>> terms_line(["epsilon 2 at delta 0 per client"])
-    'terms: epsilon, delta, client (fedveil explain TERM tells what one means)'
+    'terms: epsilon, delta, client (fedveil explain TERM)'
     """
     names = ", ".join(term.name for term in terms_of(claims))
-    return f"terms: {names} (fedveil explain TERM tells what one means)" if names else ""
+    return f"terms: {names} (fedveil explain TERM)" if names else ""
 
 
 def page() -> str:
-    """docs/glossary.md."""
+    """Return the text of docs/glossary.md, in Markdown. Writes no file."""
     lines = [_HEAD]
     for group, members in groupby(terms(), key=lambda term: term.group):
         lines += [f"## {group}", ""]
@@ -130,10 +133,12 @@ def page() -> str:
 
 @cache
 def _by_name() -> dict[str, Term]:
+    """Return all terms by each of their names, as `_plain` writes them."""
     return {_plain(name): term for term in terms() for name in (term.name, *term.also)}
 
 
 def _plain(name: str) -> str:
+    """Return a name in lower case, with single spaces for spaces, hyphens and underscores."""
     return re.sub(r"[\s_-]+", " ", name.strip().lower())
 
 

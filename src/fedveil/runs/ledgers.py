@@ -4,7 +4,7 @@ import json
 import math
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedveil.base.errors import BadInput
@@ -19,113 +19,153 @@ from fedveil.privacy.ledger.shared import (
     common_of,
     renyi_curve,
 )
-from fedveil.runs.evidence import file_of, name_of
+from fedveil.runs.evidence import ledger_path, ledger_run_name
 from fedveil.runs.run_directory import write_atomic
 from fedveil.training.session import Training
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedLedger:
     """A ledger that several runs share, and their common epsilon.
 
-    The first run makes the ledger. An epsilon of None is that of an existing ledger, or else the
-    budget of the first run.
+    The first run makes the ledger.
+
+    Attributes:
+        path: The ledger's file.
+        epsilon: The common epsilon. None takes that of an existing ledger, or for a new ledger the
+            budget of the first run.
     """
 
     path: Path
     epsilon: float | None = None
 
     def check(self, training: Training) -> None:
-        """Refuse, before anything is written, a run that the ledger cannot take."""
+        """Raise BadInput, before anything is written, if the ledger cannot take this run.
+
+        An existing ledger must be shared, unbroken, and for the same data, promise and number of
+        counted clients, and no run on it may have the same seed of noise. The folder of a new one
+        must exist. The plan's noise must be of a kind that shared ledgers can add up.
+        """
         plan, data = training.plan, training.data.fingerprint
         if not self.path.exists():
-            _ = self.common(plan.every_line, data, None).filter
+            _ = self.common_terms(plan.every_line, data, None).filter
             if not self.path.resolve().parent.is_dir():
                 raise BadInput(f"--ledger {self.path}: its directory does not exist; make it")
         else:
             stored = common_of(self.path)
             if stored is None:
                 raise BadInput(f"--ledger {self.path} is a run's own ledger: name another file")
-            check_common(self.path, self.common(plan.every_line, data, stored))
+            check_common(self.path, self.common_terms(plan.every_line, data, stored))
             seed = "" if training.plan.secure else str(training.seed)
             check_company(self.path, read_runs(self.path), seed, plan.counted_clients)
             verify(self.path)
         renyi_curve(plan.lines[0].event, plan.lines[0].relation)
 
-    def common(self, lines: tuple[BudgetLine, ...], data: str, stored: Common | None) -> Common:
-        """What a run of these lines would have in common with others on the ledger."""
+    def common_terms(
+        self, lines: tuple[BudgetLine, ...], data: str, stored: Common | None
+    ) -> Common:
+        """Return what runs on the ledger have in common: unit, trust, data and epsilon.
+
+        Args:
+            lines: The budget lines of this run.
+            data: The fingerprint of its data.
+            stored: The common part of an existing ledger, None for a new one.
+        """
         epsilon = self.epsilon
         if epsilon is None:
             epsilon = stored.epsilon if stored else lines[0].budget.epsilon if lines else math.inf
         return Common.from_lines(lines, data, float(epsilon))
 
-    def point(self, folder: Path) -> None:
-        """Note in the run directory where its ledger is, and what it calls the run."""
+    def write_pointer(self, folder: Path) -> None:
+        """Write ledger.json in a run directory: the ledger's path, and a new name for the run."""
         name = f"{folder.resolve().name}-{secrets.token_hex(4)}"
         text = json.dumps({"path": str(self.path.resolve()), "run": name}, indent=2) + "\n"
         write_atomic(folder / "ledger.json", text.encode())
 
 
 def open_ledger(
-    folder: Path, about: dict[str, str], training: Training, shared: Shared | None
+    folder: Path, about: dict[str, str], training: Training, shared: SharedLedger | None
 ) -> Ledger:
-    """Create, join or reopen the ledger of the run in `folder`. A lost one is not made again.
+    """Create, join or reopen the ledger of the run in `folder`. The caller closes it.
 
-    `about` is what the ledger notes about the run beside its name. `shared` is for new runs.
+    Raises BadInput if the run has begun and its ledger, or its entry in a shared one, is missing.
+
+    Args:
+        folder: The run directory.
+        about: What the ledger notes about the run beside its name.
+        training: The run's training, with its plan and data.
+        shared: The ledger that a new run shares with others. None for a run's own ledger, and for a
+            run that is resumed.
     """
-    path, plan = file_of(folder), training.plan
+    path = ledger_path(folder)
     # A round may have been charged, since metrics are written before the first.
     begun = any((folder / name).exists() for name in ("checkpoint", "metrics.jsonl"))
     if begun and not path.exists():
         raise BadInput(f"{path} is missing: what this run has spent is unknown; start over")
-    account = (plan.every_line, plan.permitted, plan.counted_clients)
-    repeats = not training.data.elsewhere  # other clients may answer the next time
+    run = _ledger_run(about, training)
     if shared is None and not (folder / "ledger.json").exists():
-        if not path.exists() or (not begun and _unmade(path)):
-            about = {"run": folder.resolve().name, **about}
-            return Ledger.create(path, LedgerRun(about, *account, repeats=repeats))
-        name = next(iter(read_runs(path)), "")  # the directory may have been renamed since
-        return Ledger.reopen(path, LedgerRun({"run": name, **about}, *account, repeats=repeats))
-    about = {"run": name_of(folder), **about}
-    rest = (about, *account)
+        # A ledger without tables is left by a crash while it was made: nothing was charged.
+        tables = "SELECT 1 FROM sqlite_master LIMIT 1"
+        if not path.exists() or (not begun and not query(path, tables)):
+            return Ledger.create(path, replace(run, about={"run": folder.resolve().name, **about}))
+        return Ledger.reopen(path, _begun_run(folder, about, training))
+    name = ledger_run_name(folder)
+    run = replace(run, about={"run": name, **about})
     if not path.exists():
         if shared is None:
             raise BadInput(
                 f"{path} is missing, which this run shares with others: restore it; if it was "
                 "never made, start this run over"
             )
-        _make_shared(path, shared, *rest)
-    common = (shared or Shared(path)).common(plan.every_line, about["data"], common_of(path))
-    if about["run"] in read_runs(path):
-        return Ledger.reopen(path, LedgerRun(*rest, common, repeats=repeats))
+        common = shared.common_terms(run.lines, about["data"], None)
+        _make_shared(path, replace(run, common=common))
+    shared = shared or SharedLedger(path)
+    common = shared.common_terms(run.lines, about["data"], common_of(path))
+    if name in read_runs(path):
+        return Ledger.reopen(path, replace(run, common=common))
     if begun:
         raise BadInput(
-            f"{path} does not know the run {about['run']!r}: what it has spent is unknown; "
+            f"{path} does not know the run {name!r}: what it has spent is unknown; "
             "restore the ledger it was started with, or start over"
         )
-    return Ledger.join(path, LedgerRun(*rest, common, repeats=repeats))
+    return Ledger.join(path, replace(run, common=common))
 
 
-def _make_shared(
-    path: Path,
-    shared: Shared,
-    about: dict[str, str],
-    lines: tuple[BudgetLine, ...],
-    permitted: int,
-    clients: int,
-) -> None:
-    """Make a shared ledger with this run on it, atomically, unless another process was faster."""
-    common = shared.common(lines, about["data"], None)
-    new = path.with_name(f".{path.name}.{about['run']}.tmp")
-    Ledger.create(new, LedgerRun(about, lines, permitted, clients, common)).close()
+def check_ledger_of(folder: Path, about: dict[str, str], training: Training) -> None:
+    """Raise LedgerMismatch if the ledger of the run in `folder` belongs to something else.
+
+    Writes nothing. Arguments are as in `open_ledger`.
+    """
+    Ledger.check_same(ledger_path(folder), _begun_run(folder, about, training))
+
+
+def _begun_run(folder: Path, about: dict[str, str], training: Training) -> LedgerRun:
+    """Return the run in `folder`, which has begun, by its name in its own or a shared ledger."""
+    path, run = ledger_path(folder), _ledger_run(about, training)
+    if (folder / "ledger.json").exists():
+        common = SharedLedger(path).common_terms(run.lines, about["data"], common_of(path))
+        return replace(run, about={"run": ledger_run_name(folder), **about}, common=common)
+    name = next(iter(read_runs(path)), "")  # the directory may have been renamed since
+    return replace(run, about={"run": name, **about})
+
+
+def _ledger_run(about: dict[str, str], training: Training) -> LedgerRun:
+    """Return the run of a training as its own ledger registers it, without its name."""
+    plan = training.plan
+    repeats = not training.data.elsewhere  # other clients may answer the next time
+    return LedgerRun(about, plan.every_line, plan.permitted, plan.counted_clients, repeats=repeats)
+
+
+def _make_shared(path: Path, run: LedgerRun) -> None:
+    """Create the file of a shared ledger with this run in it, atomically.
+
+    If another process has created the file meanwhile, that file stays and this run is not in it.
+    """
+    new = path.with_name(f".{path.name}.{run.about['run']}.tmp")
+    Ledger.create(new, run).close()
     try:
         os.link(new, path)
     except FileExistsError:
         pass
     finally:
         new.unlink()
-
-
-def _unmade(path: Path) -> bool:
-    """Whether a ledger has no tables: a crash came before it was made, and nothing was charged."""
-    return not query(path, "SELECT 1 FROM sqlite_master LIMIT 1")

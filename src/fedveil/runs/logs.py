@@ -9,13 +9,13 @@ import importlib.util
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedveil.base.errors import BadInput, one_line
-from fedveil.runs.run_directory import last_round
 
 _RESUMED = "resumed_after_round"
 _FINISH_SECONDS = 60.0
@@ -29,23 +29,10 @@ _OFF = {
 """What the libraries read when they are imported; a user's own setting wins."""
 
 
-class Tracker(Protocol):
-    """Where rounds are logged. Made early, to refuse wrong settings; opened when it may be seen."""
-
-    def open(self, resumed: int) -> None:
-        """Begin a log. `resumed` is the round after which the run resumes, or 0."""
-
-    def write(self, round: int, numbers: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        """Log one round."""
-
-    def close(self) -> None:
-        """End the log, with everything in it."""
-
-
 class TensorBoard:
     """Event files in the run directory, in single precision, which is what TensorBoard draws.
 
-    Those of earlier executions stay there and do not count.
+    Event files of earlier executions stay there, and TensorBoard ignores them.
     """
 
     def __init__(self, folder: Path, name: str, about: Mapping[str, str]) -> None:
@@ -54,11 +41,13 @@ class TensorBoard:
         self._make, self._folder, self._about = SummaryWriter, folder / "tensorboard", about
 
     def open(self, resumed: int) -> None:
+        """Create an event file, and write the texts about the run. `resumed` has no effect."""
         self._writer = self._make(str(self._folder), purge_step=0)
         for name, text in self._about.items():
             self._writer.add_text(name, text, 0)
 
     def write(self, round: int, numbers: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        """Write the numbers of a round, and the given texts, to the event file."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, round)
         for name, text in texts.items():
@@ -66,28 +55,31 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
+        """Close the event file. Only after `open`."""
         self._writer.close()
 
 
 class Mlflow:
     """One MLflow run, in the store and the experiment that MLflow's own variables name.
 
-    By the client, not by `mlflow.start_run`, which adds the user, the script and the git commit.
+    It is made by MLflow's client, not by `mlflow.start_run`, which adds the user, the script and
+    the git commit.
     """
 
     def __init__(self, folder: Path, name: str, about: Mapping[str, str]) -> None:
-        _switch_off()
         import mlflow
 
         self._entities, self._client = mlflow.entities, mlflow.MlflowClient()
         self._name, self._about = name, about
 
     def open(self, resumed: int) -> None:
+        """Create an MLflow run. A tag has the round `resumed`, unless it is 0."""
         tags = {**self._about, **({_RESUMED: str(resumed)} if resumed else {})}
-        run = self._client.create_run(self._experiment(), tags=tags, run_name=self._name)
+        run = self._client.create_run(self._experiment_id(), tags=tags, run_name=self._name)
         self._id = run.info.run_id
 
     def write(self, round: int, numbers: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        """Log the numbers of a round as metrics, and the given texts as tags."""
         now = int(1000 * time.time())
         self._client.log_batch(
             self._id,
@@ -97,10 +89,14 @@ class Mlflow:
         )
 
     def close(self) -> None:
+        """Mark the MLflow run as finished."""
         self._client.set_terminated(self._id)
 
-    def _experiment(self) -> str:
-        """The experiment's id: by its name, which is created, by its id, or MLflow's default."""
+    def _experiment_id(self) -> str:
+        """Return the experiment's id, of MLFLOW_EXPERIMENT_NAME, else MLFLOW_EXPERIMENT_ID, or "0".
+
+        An experiment of that name is created if there is none.
+        """
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
         if not name:
             return os.environ.get("MLFLOW_EXPERIMENT_ID") or "0"
@@ -111,11 +107,10 @@ class Mlflow:
 class Wandb:
     """One W&B run, with its files in the run directory and the user's mode, project and account.
 
-    A missing key is refused beforehand, so that W&B does not ask for it during the run.
+    BadInput at once if the key of an account is missing, so that W&B does not ask for it later.
     """
 
     def __init__(self, folder: Path, name: str, about: Mapping[str, str]) -> None:
-        _switch_off()
         import wandb
 
         self._wandb, self._folder, self._name, self._about = wandb, folder, name, about
@@ -124,6 +119,7 @@ class Wandb:
             raise BadInput("log wandb has no account: use `wandb login`, or set WANDB_MODE=offline")
 
     def open(self, resumed: int) -> None:
+        """Begin a W&B run, tagged "resumed" unless `resumed` is 0."""
         self._run: Any = self._wandb.init(
             dir=str(self._folder),
             name=self._name,
@@ -146,89 +142,106 @@ class Wandb:
         )
 
     def write(self, round: int, numbers: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        """Log the numbers of a round, and put the given texts into the config."""
         if texts:
             self._run.config.update(dict(texts), allow_val_change=True)
         self._run.log(dict(numbers), step=round, commit=True)
 
     def close(self) -> None:
+        """Finish the W&B run. Waits for its server for up to a minute, and raises after that."""
         self._run.finish()
 
 
-def _switch_off() -> None:
-    for name, value in _OFF.items():
-        os.environ.setdefault(name, value)
-
-
 Line = dict[str, Any]
-Make = Callable[[Path, str, Mapping[str, str]], Tracker]
+Tracker = TensorBoard | Mlflow | Wandb
+"""Where rounds are logged. Made early, to refuse wrong settings, and opened later.
 
-_MAKERS: dict[str, Make] = {"tensorboard": TensorBoard, "mlflow": Mlflow, "wandb": Wandb}
+`open(resumed)` begins a log, with the round after which the run resumes, 0 for a new run. `write`
+logs the numbers of a round by name, and the texts that have changed. `close` sends what waits.
+"""
+
+_MAKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": Mlflow, "wandb": Wandb}
 KINDS = tuple(_MAKERS)
 """The trackers, by the name of the package and of the extra that brings it."""
 
 
+@dataclass
 class Logs:
-    """The logs of one execution of a run. `remarks` lists those that failed, and why.
+    """The logs of one execution of a run.
 
     A live log gets every line at once. Any other gets all lines at the end, because trackers note
     the time of every entry, which would show how long a round took. A log that fails is dropped,
     and the training goes on.
+
+    Attributes:
+        trackers: The trackers that have not failed, by kind.
+        resumed: The round after which the run resumes, 0 for a new run.
+        live: Whether lines are logged at once.
+        remarks: Gets a line about each log that fails.
     """
 
-    def __init__(
-        self, trackers: Mapping[str, Tracker], resumed: int, *, live: bool, remarks: list[str]
-    ) -> None:
-        self.remarks = remarks
-        self._trackers, self._resumed, self._live = dict(trackers), resumed, live
-        self._waiting: list[Line] = []
-        self._texts: dict[str, str] = {}
-        self._last = -1
+    trackers: dict[str, Tracker]
+    resumed: int
+    live: bool
+    remarks: list[str]
+    _waiting: list[Line] = field(default_factory=list)
+    _texts: dict[str, str] = field(default_factory=dict)
+    _last: int = -1
 
     def write(self, line: Line) -> None:
-        """Log a line, unless its round was logged before."""
-        if line["round"] <= self._last or not self._trackers:
+        """Log a line of metrics, or keep it until the end if not live.
+
+        A line whose round was logged before is ignored. Never raises for a tracker that fails.
+        """
+        if line["round"] <= self._last or not self.trackers:
             return
-        if self._live:
+        if self.live:
             self._pass_on(line)
         else:
             self._waiting.append(line)
         self._last = line["round"]
 
     def close(self) -> None:
-        """Write the lines that wait, and close all logs."""
-        if not self._live:
-            for kind, tracker in list(self._trackers.items()):
-                with self._left_out_if_it_fails(kind, 0):
-                    tracker.open(self._resumed)
+        """Write the lines that wait, and close all trackers. Nothing can be logged afterwards."""
+        if not self.live:
+            for kind, tracker in list(self.trackers.items()):
+                with self._drop_on_error(kind, 0):
+                    tracker.open(self.resumed)
         for line in self._waiting:
             self._pass_on(line)
         self._waiting.clear()
-        for kind, tracker in list(self._trackers.items()):
-            with self._left_out_if_it_fails(kind, self._last):
+        for kind, tracker in list(self.trackers.items()):
+            with self._drop_on_error(kind, self._last):
                 tracker.close()
-        self._trackers.clear()
-
-    def __enter__(self) -> "Logs":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.trackers.clear()
 
     def _pass_on(self, line: Line) -> None:
-        numbers = {name: value for name, value in line.items() if _is_number(name, value)}
+        """Write a line's finite numbers, and the texts that have changed, to every tracker.
+
+        The round is the step, not a number. True and False are texts.
+        """
+        numbers = {}
+        for name, value in line.items():  # the round is the step, and null is no number
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if name != "round" and is_number and math.isfinite(value):
+                numbers[name] = value
         texts = {name: str(value) for name, value in line.items() if isinstance(value, str | bool)}
         changed = {name: text for name, text in texts.items() if self._texts.get(name) != text}
-        for kind, tracker in list(self._trackers.items()):
-            with self._left_out_if_it_fails(kind, line["round"]):
+        for kind, tracker in list(self.trackers.items()):
+            with self._drop_on_error(kind, line["round"]):
                 tracker.write(line["round"], numbers, changed)
         self._texts |= changed
 
     @contextmanager
-    def _left_out_if_it_fails(self, kind: str, round: int) -> Iterator[None]:
+    def _drop_on_error(self, kind: str, round: int) -> Iterator[None]:
+        """Context manager: drop the tracker `kind`, with a remark, if the block raises an error.
+
+        The error is not raised further. `round` is for the remark.
+        """
         try:
             yield
         except Exception as e:
-            del self._trackers[kind]
+            del self.trackers[kind]
             self.remarks.append(
                 f"log {kind} was left out from round {round} on, metrics.jsonl has every round: "
                 f"{one_line(e)}"
@@ -236,7 +249,7 @@ class Logs:
 
 
 def check_logs(kinds: Iterable[str]) -> None:
-    """Refuse a kind that is unknown or whose package is missing, without importing any."""
+    """Raise BadInput for a tracker that is unknown or not installed. Imports none of them."""
     for kind in kinds:
         if kind not in KINDS:
             raise BadInput(f"log {kind!r} is unknown: use one of {', '.join(KINDS)}")
@@ -255,7 +268,9 @@ def open_logs(
     live: bool = False,
     remarks: list[str] | None = None,
 ) -> Logs:
-    """Open the logs of a run.
+    """Make the trackers of a run, and log its `history` to them. The caller closes the logs.
+
+    Raises BadInput if a tracker is unknown, not installed or has wrong settings.
 
     Args:
         kinds: The trackers, such as "tensorboard".
@@ -269,38 +284,26 @@ def open_logs(
     """
     kinds, history = tuple(dict.fromkeys(kinds)), list(history)
     check_logs(kinds)
-    resumed, trackers = last_round(history), {}
+    resumed = int(history[-1]["round"]) if history else 0
+    trackers: dict[str, Tracker] = {}
+    for variable, value in _OFF.items():
+        os.environ.setdefault(variable, value)
     with ExitStack() as opened:
         for kind in kinds:
-            with _refused_if_it_fails(kind):
+            try:
                 trackers[kind] = _MAKERS[kind](folder, name, about)
                 if live:
                     trackers[kind].open(resumed)
                     opened.callback(trackers[kind].close)
+            except BadInput:
+                raise
+            except Exception as e:
+                raise BadInput(
+                    f"log {kind} cannot be opened: {one_line(e)}; correct its settings or leave it "
+                    "out"
+                ) from e
         opened.pop_all()
-    logs = Logs(trackers, resumed, live=live, remarks=[] if remarks is None else remarks)
+    logs = Logs(trackers, resumed, live, [] if remarks is None else remarks)
     for line in history:
         logs.write(line)
     return logs
-
-
-@contextmanager
-def _refused_if_it_fails(kind: str) -> Iterator[None]:
-    try:
-        yield
-    except BadInput:
-        raise
-    except Exception as e:
-        raise BadInput(
-            f"log {kind} cannot be opened: {one_line(e)}; correct its settings or leave it out"
-        ) from e
-
-
-def _is_number(name: str, value: object) -> bool:
-    """Whether a tracker takes it: the round is the step, and null is no number."""
-    return (
-        name != "round"
-        and isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    )

@@ -20,8 +20,8 @@ from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import digest_of
 from fedveil.base.inputs import Target
-from fedveil.models.lineage import earlier, note_copy, note_training, note_weights
-from fedveil.models.metrics import metric_of, usual
+from fedveil.models.lineage import earlier_claims, note_copy, note_training, note_weights
+from fedveil.models.metrics import default_loss, metric_of
 from fedveil.models.task import Task, first_line
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
@@ -30,26 +30,37 @@ Model = nn.Module | Task
 """A module, which then gets the usual loss for its targets, or a task with one of its own."""
 
 
-def own_task(model: Model, target: Target) -> Task:
-    """A task on a copy of `model`: the caller's module keeps the weights it has.
+def own_task(model: Model, target: Target, class_weights: Sequence[float] | None = None) -> Task:
+    """Return a task on a copy of `model`: the caller's module keeps the weights it has.
 
     A module without a loss learns labels by cross-entropy, several at once by binary cross-entropy,
-    and numbers by squared error.
+    and numbers by squared error. `class_weights` weigh the cross-entropy, and are refused for a
+    `Task`, which has a loss of its own.
     """
+    if class_weights is not None and isinstance(model, Task):
+        raise BadInput(
+            "model.class_weights is given and the Task has a loss of its own: leave it out, or "
+            "give the module alone"
+        )
     if not isinstance(model, nn.Module | Task):
         raise BadInput(f"model is {shown(model)}: give an instance of nn.Module, or a Task")
+    module = model.module if isinstance(model, Task) else model
+    try:
+        copied = copy.deepcopy(module)
+    except (RuntimeError, TypeError, AttributeError) as e:
+        reason = " ".join(str(e).split())
+        raise BadInput(f"the module cannot be copied, and a run trains a copy: {reason}") from e
+    note_copy(copied, module)
     if isinstance(model, Task):
-        return Task(_copied(model.module), model.loss, model.measures)
-    return Task(_copied(model), *usual(target))
+        return Task(copied, model.loss, model.measures)
+    return Task(copied, *default_loss(target, class_weights))
 
 
-def add_metrics(task: Task, names: Sequence[str] | None, model: Model | None) -> Task:
-    """The task with the metrics that a recipe names, beside those of a `Task` that was given.
+def set_metrics(task: Task, names: Sequence[str], model: Model | None) -> None:
+    """Set the task's metrics to those called `names`, after those of `model` if it is a `Task`.
 
-    If the recipe names none, the task stays as it is.
+    Raises BadInput for an unknown name, and if two different metrics share a name.
     """
-    if names is None:
-        return task
     metrics = dict(model.measures) if isinstance(model, Task) else {}
     for name in names:
         metric = metric_of(name)
@@ -58,23 +69,13 @@ def add_metrics(task: Task, names: Sequence[str] | None, model: Model | None) ->
                 f"evaluate.metrics has {name!r}, and the Task another metric of that name: "
                 "rename one of them"
             )
-    return task.measuring(metrics)
+    task.measuring(metrics)
 
 
 def module_digest(task: Task) -> str:
-    """A digest of a module: its layers, their code, loss, metrics and first weights."""
+    """Return a hexadecimal digest of a task's layers and their code, loss, metrics and weights."""
     parts = (task.module, task.loss, task.measures, task.parameters, task.frozen)
     return digest_of(*parts)
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    try:
-        copied = copy.deepcopy(module)
-    except (RuntimeError, TypeError, AttributeError) as e:
-        reason = " ".join(str(e).split())
-        raise BadInput(f"the module cannot be copied, and a run trains a copy: {reason}") from e
-    note_copy(copied, module)
-    return copied
 
 
 _NAME = "model_path"
@@ -85,21 +86,37 @@ and one that is called like a package would be taken for it."""
 def module_from_code(
     path: str, options: Mapping[str, Any], shape: object, classes: int
 ) -> nn.Module:
-    """What the function in `path` returns for these options.
+    """Run a Python file and return the module that a function in it makes.
 
-    It also gets `shape` and `classes`, if it names such parameters. The caller seeds torch.
+    The caller seeds torch. Raises BadInput if the file or the function fails, or returns no module.
+
+    Args:
+        path: File and function, as "net.py:make".
+        options: Keyword arguments of the function.
+        shape: The shape of a record, passed if the function has a parameter `shape`.
+        classes: The number of labels, passed if it has a parameter `classes`.
     """
     file, _, name = path.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
         raise BadInput(f"model.path is {shown(path)}: write it as 'net.py:make', file and function")
-    function = getattr(_executed(file), name, None)
+    function = getattr(_run_file(file), name, None)
     if not callable(function):
         raise BadInput(f"model.path is {shown(path)}: {file} has no function {name!r}")
-    arguments = _arguments(path, function, options, {"shape": shape, "classes": classes})
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as e:
+        raise BadInput(f"model.path is {shown(path)}: its parameters are unknown: {e}") from e
+    known = {"shape": shape, "classes": classes}
+    arguments = {key: value for key, value in known.items() if key in signature.parameters}
+    arguments |= options
+    try:
+        signature.bind(**arguments)
+    except TypeError as e:
+        raise BadInput(f"model.options does not fit {name}{signature}: {e}") from e
     try:
         module = function(**arguments)
     except (Exception, SystemExit) as e:
-        raise BadInput(f"model.path: {_told(e, file)}") from e
+        raise BadInput(f"model.path: {_error_text(e, file)}") from e
     if not isinstance(module, nn.Module):
         raise BadInput(
             f"model.path: {name} in {file} returned a {type(module).__name__}: return an instance "
@@ -108,7 +125,11 @@ def module_from_code(
     return module
 
 
-def _executed(file: str) -> types.ModuleType:
+def _run_file(file: str) -> types.ModuleType:
+    """Run a Python file as the module `model_path`, which is put into sys.modules, and return it.
+
+    Raises BadInput if the file cannot be read or raises an exception.
+    """
     try:
         source = Path(file).read_bytes()
     except (OSError, ValueError) as e:
@@ -120,35 +141,18 @@ def _executed(file: str) -> types.ModuleType:
     try:
         exec(compile(source, file, "exec"), vars(module))
     except (Exception, SystemExit) as e:
-        raise BadInput(f"model.path: {_told(e, file)}") from e
+        raise BadInput(f"model.path: {_error_text(e, file)}") from e
     return module
 
 
-def _arguments(
-    path: str, function: Any, options: Mapping[str, Any], known: Mapping[str, Any]
-) -> dict[str, Any]:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError) as e:
-        raise BadInput(f"model.path is {shown(path)}: its parameters are unknown: {e}") from e
-    filled = {name: value for name, value in known.items() if name in signature.parameters}
-    arguments = {**filled, **options}
-    try:
-        signature.bind(**arguments)
-    except TypeError as e:
-        name = path.rpartition(":")[2]
-        raise BadInput(f"model.options does not fit {name}{signature}: {e}") from e
-    return arguments
-
-
-def _told(error: BaseException, file: str) -> str:
-    """Where it was raised in the file, and what it says, on one line."""
+def _error_text(error: BaseException, file: str) -> str:
+    """Return one line: which line of `file` raised the error, the error's type and its message."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return f"{file}, line {error.lineno}, is not Python: {error.msg}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
     where = f", line {lines[-1]}," if lines else ""
-    said = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
-    return f"{file}{where} raised {said}"
+    text = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+    return f"{file}{where} raised {text}"
 
 
 METADATA_KEY = "fedveil"
@@ -156,12 +160,23 @@ METADATA_KEY = "fedveil"
 
 
 def read_weights_(module: nn.Module, path: str, new: Sequence[str]) -> None:
-    """Write the file's weights into the module, but for names that match `new`.
+    """Copy the weights of a safetensors file into the module, except names that match `new`.
 
-    All other names, of parameters and of buffers, must be those of the module, with its shapes. A
-    tensor that has several names may have any of them in the file.
+    `new` are shell patterns. Claims in the file are noted on the module, since training it further
+    adds to them. Raises BadInput, with the module unchanged, unless all other names, of parameters
+    and of buffers, and their shapes are those of the module and all numbers are finite. A tensor
+    that has several names may have any of them in the file.
     """
-    stored = _stored(path)
+    try:
+        stored = load_file(path)
+    except FileNotFoundError as e:
+        raise BadInput(f"model.weights is {shown(path)}: there is no such file") from e
+    except (OSError, ValueError, safetensors.SafetensorError) as e:
+        reason = " ".join(str(e).split())
+        raise BadInput(
+            f"model.weights is {shown(path)}, which is no safetensors file: {reason}; write one "
+            "with safetensors.torch.save_file(module.state_dict(), path)"
+        ) from e
     places = module.state_dict()
     _check_matches("model.new", new, [*places, *stored])
     stored = {name: value for name, value in stored.items() if not _matches(name, new)}
@@ -189,22 +204,26 @@ def read_weights_(module: nn.Module, path: str, new: Sequence[str]) -> None:
     with torch.no_grad():
         for name, value in stored.items():
             places[name].copy_(value)
-    note_claims(module, path, _claims(path))
+    note_claims(module, path, _claims_in_file(path))
 
 
 def note_claims(module: nn.Module, source: str, claims: Sequence[PrivacyClaim]) -> None:
-    """Record that a module has weights of a fedveil run, whose claims add to the next one."""
+    """Record on a module that its weights come from a run with these claims.
+
+    Claims of runs that train it further then include them. Nothing is recorded without claims.
+    `source` names the run.
+    """
     claim = counting(claims)
     if claim is None:
         return
     note_training(module, source, lambda: claim)
-    for number, text in enumerate(earlier(claim.assumptions)):
+    for number, text in enumerate(earlier_claims(claim.assumptions)):
         note_training(module, f"{source} {number}", lambda text=text: text)  # type: ignore[misc]
     note_weights(module)
 
 
-def _claims(path: str) -> tuple[PrivacyClaim, ...]:
-    """The claims in a model file that a fedveil run wrote. Empty for other files."""
+def _claims_in_file(path: str) -> tuple[PrivacyClaim, ...]:
+    """Return the claims in the model file of a fedveil run. () for other files."""
     with safetensors.safe_open(path, framework="pt") as file:
         about = (file.metadata() or {}).get(METADATA_KEY)
     try:
@@ -214,7 +233,10 @@ def _claims(path: str) -> tuple[PrivacyClaim, ...]:
 
 
 def freeze_(module: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the parameters whose names match."""
+    """Set requires_grad to False for the parameters whose names match one of the shell patterns.
+
+    Raises BadInput for a pattern that matches no parameter.
+    """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     _check_matches("model.freeze", patterns, list(parameters))
     for name, parameter in parameters.items():
@@ -222,24 +244,16 @@ def freeze_(module: nn.Module, patterns: Sequence[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def _stored(path: str) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(path)
-    except FileNotFoundError as e:
-        raise BadInput(f"model.weights is {shown(path)}: there is no such file") from e
-    except (OSError, ValueError, safetensors.SafetensorError) as e:
-        reason = " ".join(str(e).split())
-        raise BadInput(
-            f"model.weights is {shown(path)}, which is no safetensors file: {reason}; write one "
-            "with safetensors.torch.save_file(module.state_dict(), path)"
-        ) from e
-
-
 def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a name matches one of the shell patterns, such as 'head.*'."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _check_matches(key: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Raise BadInput for a pattern that matches none of `names`.
+
+    `key` is the recipe's key that holds the patterns, for the message.
+    """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise BadInput(

@@ -1,7 +1,6 @@
 """A finished run, opened from its directory: claims, history, result, model, predictions."""
 
 import csv
-import hashlib
 import html
 import io
 import json
@@ -21,23 +20,24 @@ from torch import nn
 from fedveil.base.checks import OWN
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import one_thread
-from fedveil.base.identity import identity
+from fedveil.base.identity import digest_of
 from fedveil.base.inputs import Inputs, Target, count, join_inputs, mapped, taken
 from fedveil.data.columns import Column
 from fedveil.data.data_files import UNREADABLE, warnings_as_errors
+from fedveil.data.entries import as_texts
 from fedveil.data.federated import Array, FederatedData
 from fedveil.data.schema import TableSchema
-from fedveil.data.tables import SUFFIXES
+from fedveil.data.tables import SUFFIXES, read_table
 from fedveil.data.vocabulary import lines_of
 from fedveil.models.task import Task
+from fedveil.pages.run_report import ended_text
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.evidence import unchanged_file
-from fedveil.runs.modules import METADATA_KEY, Model, add_metrics, note_claims, own_task
+from fedveil.runs.modules import METADATA_KEY, Model, note_claims, own_task, set_metrics
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.run_directory import read_metrics
 from fedveil.runs.sections.model_section import ModelSection
-from fedveil.training.cohort import tensors
 from fedveil.training.evaluate import BATCH, evaluate
 from fedveil.training.session import Training
 
@@ -50,10 +50,10 @@ class StoredModel:
         tensors: The trainable weights by name.
         model: The recipe's [model] section.
         record_shape: The shape of a record, or of each input by name.
-        record_type: The type of a record likewise, "" in older files.
+        record_type: The NumPy type of a record, or of each input by name. "" in older files.
         target: What is predicted.
         claims: What the run claims.
-        layers_text: A digest of the module's layers as they print, and of its frozen weights.
+        layers_digest: A digest of the module's layers as they print, and of its frozen weights.
         schema: How rows of a table become records. Records that were arrays are a column "x", or
             one column per input.
     """
@@ -64,7 +64,7 @@ class StoredModel:
     record_type: Inputs[str]
     target: Target
     claims: tuple[PrivacyClaim, ...]
-    layers_text: str
+    layers_digest: str
     schema: TableSchema
 
     @classmethod
@@ -75,15 +75,32 @@ class StoredModel:
         params: torch.Tensor,
         claims: tuple[PrivacyClaim, ...],
     ) -> "StoredModel":
-        """The model of a training with the parameters `params`."""
+        """Return the model of a training with copies of the parameters `params`.
+
+        `model` and `claims` are stored with it. Data without a schema get one: their arrays are
+        columns as they are, and labels are their numbers.
+        """
         task, data = training.task, training.data
         tensors = {name: value.clone() for name, value in task.named(params).items()}
-        layers = layers_of(task)
-        schema, types = data.schema or array_schema(data), mapped(lambda x: str(x.dtype), data.x)
+        layers = digest_of(str(task.module), task.frozen)
+        types = mapped(lambda x: str(x.dtype), data.x)
+        schema, by_name = data.schema, isinstance(data.x, dict)
+        if schema is None:
+            columns = []
+            for name, array in (data.x if isinstance(data.x, dict) else {"x": data.x}).items():
+                if array.ndim == 1:
+                    columns.append(Column(name, mean=0.0, std=1.0))
+                else:
+                    whole = array.dtype.kind in "iu"
+                    columns.append(Column(name, shape=tuple(array.shape[1:]), whole=whole))
+            schema = TableSchema(tuple(columns), Column.of_target("y", data.target), by_name)
         return cls(tensors, model, data.record_shape, types, data.target, claims, layers, schema)
 
     def inputs(self, rows: object) -> Inputs[Array]:
-        """The records of a table, in the shape and type that the model was trained on."""
+        """Encode the rows of a table as records of the shape and type that the model expects.
+
+        Raises BadInput for rows that do not fit the schema.
+        """
         encoded = self.schema.encode(rows)
         if not self.record_type:
             return encoded
@@ -96,7 +113,10 @@ class StoredModel:
         return join_inputs([encoded, self.record_shape, self.record_type], cast)
 
     def check_layers(self, task: Task, where: Path) -> None:
-        """Refuse weights for another module than the one they were trained in."""
+        """Raise BadInput unless `task` has the parameters, layers and frozen weights of this model.
+
+        `where` names the run in the message.
+        """
         shapes = {name: tuple(v.shape) for name, v in task.named(task.parameters).items()}
         wanted = {name: tuple(value.shape) for name, value in self.tensors.items()}
         for name in {**wanted, **shapes}:
@@ -105,28 +125,32 @@ class StoredModel:
                     f"{name!r} of the module is {shapes.get(name, 'missing')}, and "
                     f"{wanted.get(name, 'missing')} in {where}: give the module that was trained"
                 )
-        if layers_of(task) != self.layers_text:
+        if digest_of(str(task.module), task.frozen) != self.layers_digest:
             raise BadInput(
                 f"the module has the parameters of {where} beside other layers, such as another "
                 "activation, or other frozen weights: give the module that was trained"
             )
 
     def to_bytes(self) -> bytes:
-        """A safetensors file. The same model always gives the same bytes."""
+        """Return the content of a safetensors file with this model, for `read`. Writes no file.
+
+        The weights are tensors, everything else is JSON in one metadata entry. The same model
+        always gives the same bytes.
+        """
         about = {
             "model": self.model.model_dump(),
             "record_shape": mapped(list, self.record_shape),
             "record_type": self.record_type,
             "target": asdict(self.target),
             "claims": [claim.to_dict() for claim in self.claims],
-            "layers": self.layers_text,
+            "layers": self.layers_digest,
             "schema": self.schema.to_dict(),
         }
         return safetensors.torch.save(self.tensors, {METADATA_KEY: json.dumps(about)})
 
     @classmethod
     def read(cls, path: Path) -> "StoredModel":
-        """Read the file that a run left."""
+        """Read a run's model.safetensors. Raises BadInput if it is missing or damaged."""
         if not path.is_file():
             raise BadInput(f"{path} is missing: the run has not ended (fedveil run --resume)")
         try:
@@ -155,23 +179,6 @@ class StoredModel:
             ) from e
 
 
-def layers_of(task: Task) -> str:
-    """A digest of the layers as they print, and of the frozen weights."""
-    return hashlib.sha256(identity((str(task.module), task.frozen)).encode()).hexdigest()
-
-
-def array_schema(data: FederatedData) -> TableSchema:
-    """The schema of records that are arrays: as they are, with labels called by their numbers."""
-    columns = []
-    for name, array in (data.x if isinstance(data.x, dict) else {"x": data.x}).items():
-        if array.ndim == 1:
-            columns.append(Column(name, mean=0.0, std=1.0))
-        else:
-            whole = array.dtype.kind in "iu"
-            columns.append(Column(name, shape=tuple(array.shape[1:]), whole=whole))
-    return TableSchema(tuple(columns), Column.of_target("y", data.target), isinstance(data.x, dict))
-
-
 @dataclass(frozen=True, eq=False)
 class OpenedRun:
     """What a run left in its directory.
@@ -195,13 +202,21 @@ class OpenedRun:
     def at(
         cls, folder: Path | str, model: Model | None = None, *, allow_code: bool = False
     ) -> "OpenedRun":
-        """The run in a directory."""
+        """Open the run in a directory, ended or not, by reading its recipe. No other file is read.
+
+        `model` is needed to use the model if the run had a module of the user's. Raises BadInput if
+        there is no run.
+        """
         folder = Path(folder)
         return cls(folder, recipe_in(folder), model, allow_code)
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """What result.json holds: metrics, claims, budget, timing, notes."""
+        """Return the content of result.json: metrics, claims, budget, timing, notes.
+
+        Numbers that are not finite are None. Raises BadInput if the run has not ended, or the
+        ledger shows that the file was changed.
+        """
         path = self.folder / "result.json"
         if not path.is_file():
             raise BadInput(
@@ -217,27 +232,40 @@ class OpenedRun:
 
     @property
     def claims(self) -> tuple[PrivacyClaim, ...]:
-        """Everything that is claimed for the model, by every line and accountant."""
+        """Return all claims of the result, by every budget line and accountant, possibly none."""
         return tuple(map(PrivacyClaim.from_dict, self.result["claims"]))
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """The claim that counts, or None if nothing is claimed."""
+        """Return the headline claim, the one with the fewest conditions. None without claims."""
         return counting(self.claims)
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One row per round, as in metrics.jsonl. Round 0 is before training."""
+        """Return the lines of metrics.jsonl as dictionaries, one per round.
+
+        The first line, round 0, is from before training and has only its metrics and epsilon. []
+        without the file, which is read even if the run has not ended. Lines after a damaged one are
+        left out. The file is not compared with the ledger.
+        """
         return read_metrics(self.folder / "metrics.jsonl")[0]
 
     @cached_property
     def stored(self) -> StoredModel:
-        """The run's model file: weights, and all that a prediction needs."""
+        """Return the model in model.safetensors: weights, and all that a prediction needs.
+
+        Raises BadInput if the file is missing, or the ledger shows that it was changed.
+        """
         return StoredModel.read(unchanged_file(self.folder / "model.safetensors"))
 
     @cached_property
     def task(self) -> Task:
-        """The trained module with its loss and metrics."""
+        """Return a task of the module with the trained weights, its loss and metrics.
+
+        The module is new, or a copy of `model`. Raises BadInput if the module's code is missing or
+        not allowed, or its layers differ. The claims of the run are noted on the module, so that
+        training it further adds to them.
+        """
         stored = self.stored
         if stored.model.name != OWN:
             words = (stored.schema.vocabulary_size or stored.model.words) or 0
@@ -254,8 +282,9 @@ class OpenedRun:
                 "open it with the module, fedveil.open_run(folder, model=...)"
             )
         else:
-            task = own_task(self.model, stored.target)
-        add_metrics(task, self.recipe.evaluate.metrics, self.model)
+            task = own_task(self.model, stored.target, stored.model.class_weights)
+        if self.recipe.evaluate.metrics is not None:
+            set_metrics(task, self.recipe.evaluate.metrics, self.model)
         stored.check_layers(task, self.folder)
         for name, value in task.named(task.parameters).items():
             value.copy_(stored.tensors[name])
@@ -264,40 +293,40 @@ class OpenedRun:
 
     @property
     def module(self) -> nn.Module:
-        """The trained module, in eval mode."""
+        """Return the trained module, in eval mode. Raises BadInput as `task` does."""
         return self.task.module.eval()
 
     def predict(self, rows: object) -> dict[str, Array]:
-        """Predictions by column: "prediction", and "p(LABEL)" for every label.
+        """Return the model's predictions by column: "prediction", and "p(LABEL)" for every label.
 
         `rows` is a table as people write it (a .csv or .parquet file, a data frame, a dict of
         columns), or an array of records where the run was trained on arrays, or a dict of them
-        where it was trained on inputs by name.
+        where it was trained on inputs by name. Raises BadInput for rows that do not fit.
         """
         schema = self.stored.schema
-        x = self.stored.inputs(_table(rows))
-        pieces = [taken(x, slice(a, a + BATCH)) for a in range(0, max(1, count(x)), BATCH)]
-        parts = [schema.decode(self._outputs(piece), piece) for piece in pieces]
+        x = self.stored.inputs(_as_table(rows))
+        task, parts = self.task, []
+        with torch.inference_mode(), one_thread():
+            for start in range(0, max(1, count(x)), BATCH):
+                piece = taken(x, slice(start, start + BATCH))
+                outputs = task.answers(task.parameters, mapped(torch.tensor, piece)).numpy()
+                parts.append(schema.decode(outputs, piece))
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
     def evaluate(self, rows: object) -> dict[str, float]:
-        """Loss and metrics on rows with a target.
+        """Return the model's loss and metrics, by name, on rows with a target.
 
         Arrays are given as {"x": records, "y": targets}, or with inputs by their names beside "y".
-        The metrics have no noise: publishing them is outside every claim.
+        The metrics have no noise: publishing them is outside every claim. Raises BadInput for rows
+        that do not fit, and for none.
         """
-        schema, rows = self.stored.schema, _table(rows)
+        schema, rows = self.stored.schema, _as_table(rows)
         x, y = self.stored.inputs(rows), schema.targets(rows)
         if not len(y):
             raise BadInput("there are no rows: nothing can be measured")
         one = np.array([0, 1], dtype=np.int64)
         data = FederatedData(taken(x, slice(1)), y[:1], one, x, y, self.stored.target.classes)
         return evaluate(self.task, self.task.parameters, data)
-
-    def _outputs(self, x: Inputs[Array]) -> Array:
-        task = self.task
-        with torch.inference_mode(), one_thread():
-            return task.answers(task.parameters, tensors(x)).numpy()
 
     def __repr__(self) -> str:
         path = self.folder / "result.json"
@@ -308,35 +337,47 @@ class OpenedRun:
         except BadInput as e:
             return f"OpenedRun({str(self.folder)!r}, {e})"
         claim = "nothing is claimed" if self.claim is None else self.claim.short
-        return f"OpenedRun({str(self.folder)!r}, {self._measured}, {claim})"
+        return f"OpenedRun({str(self.folder)!r}, {self._metrics_text}, {claim})"
 
     @property
-    def _measured(self) -> str:
+    def _metrics_text(self) -> str:
+        """Return the result's metrics as text, such as "loss 0.5, accuracy 0.81"."""
         measured: Mapping[str, float | None] = self.result["metrics"]
         numbers = {name: math.nan if v is None else v for name, v in measured.items()}
         return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
 
     def _repr_html_(self) -> str:
-        """For notebooks: what was learnt, and the claims in full."""
+        """Return HTML for notebooks: metrics, how the run ended, all claims, and the notes."""
         try:
             result = self.result
         except BadInput:
             return html.escape(repr(self))
         summary = f"<b>{html.escape(result['recipe'])}</b>: {result['rounds']} rounds, "
-        summary += f"{html.escape(self._measured)}; stopped by {html.escape(result['stopped'])}; "
+        summary += f"{html.escape(ended_text(result['stopped']))}; "
+        summary += f"{html.escape(self._metrics_text)}; "
         summary += f"<code>{html.escape(str(self.folder))}</code>"
         claims = "".join(claim._repr_html_() for claim in self.claims) or "nothing is claimed"
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in result["notes"])
         return f"<p>{summary}</p>{claims}" + (f"<ul>{notes}</ul>" if notes else "")
 
 
-def _table(rows: object) -> object:
-    """An array is the one column of its table."""
+def _as_table(rows: object) -> object:
+    """Return an array as a table of one column "x", and anything else unchanged."""
     return {"x": rows} if isinstance(rows, np.ndarray | torch.Tensor) else rows
 
 
 def measure_run(run: OpenedRun, source: Path | None) -> dict[str, float]:
-    """Metrics on a table with targets, or on the test split of the run's own data."""
+    """Return loss and metrics of a run's model on a table, or on the test split of its own data.
+
+    The metrics have no noise. Raises BadInput if the run's own data are not in a file or have no
+    test split, if its metrics have a price, and if secure noise protects the owners of the test
+    records.
+
+    Args:
+        run: The run.
+        source: A table with targets, or the folder with published data sets, None for that in
+            FEDVEIL_DATA.
+    """
     if source is not None and source.suffix in SUFFIXES:
         _check_takes_tables(run, source)
         return run.evaluate(source)
@@ -357,14 +398,27 @@ def measure_run(run: OpenedRun, source: Path | None) -> dict[str, float]:
     return evaluate(run.task, run.task.parameters, data)
 
 
-def predictions_csv(run: OpenedRun, source: Path) -> str:
-    """Predictions as CSV: a header, and one line per row or per non-blank line of text."""
+def predictions_csv(run: OpenedRun, source: Path, id_column: str | None = None) -> str:
+    """Return predictions for a file as CSV: a header, and a line per row or non-blank line of text.
+
+    Probabilities have six digits. With `id_column`, the entries of this column of a table come
+    first in each line. Raises BadInput unless the file is a table, .npy records or, for models of
+    texts, .txt.
+    """
     features = run.stored.schema.feature_columns
-    if source.suffix in SUFFIXES:
+    ids: dict[str, list[str]] = {}
+    if id_column is not None and source.suffix.lower() not in SUFFIXES:
+        raise BadInput(f"--id is {id_column!r} and {source} is no table: leave it out")
+    if source.suffix.lower() in SUFFIXES:
         _check_takes_tables(run, source)
-        predictions = run.predict(source)
+        table = read_table(source)
+        if id_column is not None:
+            ids[id_column] = [text or "" for text in as_texts(table[id_column])]
+        predictions = run.predict(table)
+        if id_column in predictions:
+            raise BadInput(f"--id is {id_column!r}, which is a column of predictions: rename it")
     elif source.suffix == ".npy":
-        predictions = run.predict(_records(source))
+        predictions = run.predict(_read_npy(source))
     elif source.suffix == ".txt" and features[0].text is not None:
         predictions = run.predict({features[0].name: lines_of(source)})
     else:
@@ -372,13 +426,17 @@ def predictions_csv(run: OpenedRun, source: Path) -> str:
         raise BadInput(f"{source} is no input: name a {known} or .npy file")
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(predictions)
-    columns = [column.tolist() for column in predictions.values()]
-    writer.writerows(zip(*columns, strict=True))
+    writer.writerow([*ids, *predictions])
+    columns = [
+        [f"{share:.6f}" for share in column] if name.startswith("p(") else column.tolist()
+        for name, column in predictions.items()
+    ]
+    writer.writerows(zip(*ids.values(), *columns, strict=True))
     return out.getvalue()
 
 
 def _check_takes_tables(run: OpenedRun, source: Path) -> None:
+    """Raise BadInput if the run was trained on arrays, which the table `source` cannot hold."""
     schema = run.stored.schema
     if any(column.shape and column.text is None for column in schema.feature_columns):
         way_out = "use fedveil.open_run(folder).predict" if schema.by_name else "give them as .npy"
@@ -388,7 +446,8 @@ def _check_takes_tables(run: OpenedRun, source: Path) -> None:
         )
 
 
-def _records(path: Path) -> Array:
+def _read_npy(path: Path) -> Array:
+    """Read the array of a .npy file. Raises BadInput if it has none or cannot be read."""
     try:
         with warnings_as_errors():
             records = np.load(path, allow_pickle=False)

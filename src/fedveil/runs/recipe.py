@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from fedveil.base.checks import OWN, ROUNDS, SEED, hint, whole
+from fedveil.base.checks import CODE, OWN, ROUNDS, SEED, TABLE, hint, whole
 from fedveil.base.errors import BadInput
 from fedveil.runs.sections.attack_section import AttackSection
 from fedveil.runs.sections.client_section import ClientSection, SampleSection
@@ -28,7 +28,14 @@ from fedveil.runs.sections.noise_section import (
     NoNoiseSection,
     ShuffleSection,
 )
-from fedveil.runs.sections.section import Forms, Section, forms_of, is_key, setting, unknown
+from fedveil.runs.sections.section import (
+    Forms,
+    Section,
+    forms_of,
+    is_key,
+    setting,
+    unknown_key_text,
+)
 from fedveil.runs.sections.server_section import EngineSection, EvaluateSection, ServerSection
 
 if TYPE_CHECKING:
@@ -43,7 +50,7 @@ class Recipe(Section):
     seed: int = setting(SEED, 1)
     """Decides what is drawn: first model, partition, cohorts, batches and noise; with secure noise,
     only the first two."""
-    rounds: int | None = setting(ROUNDS, None)
+    rounds: int = setting(ROUNDS, None)  # load_recipe fills it in
     """Rounds that are trained, if the budget allows. Left out: iterations is needed."""
     iterations: int | None = setting(whole(1, "at least one is needed"), None)
     """Local steps over all rounds, in place of rounds: rounds x client.steps. Left out: rounds is
@@ -78,24 +85,15 @@ class Recipe(Section):
     """How a round is computed; nothing here changes a result beyond rounding. Left out: with every
     key left out."""
 
-    @property
-    def total_rounds(self) -> int:
-        """The number of rounds, which `load_recipe` has filled in."""
-        if self.rounds is None:
-            raise AssertionError("a recipe is made by load_recipe")
-        return self.rounds
-
     def load_data(self, root: Path | None = None) -> "FederatedData":
-        """Load the records and divide them. They depend on `[data]` and the seed alone.
+        """Load the records and divide them among clients, by `[data]` and the seed alone.
+
+        Raises BadInput for data that are missing or do not fit the section.
 
         Args:
-            root: The folder with published data sets.
+            root: The folder with published data sets, None for that in FEDVEIL_DATA.
         """
         return self.data.divide(self.data.load(root), self.seed)
-
-
-FORMS = forms_of(Recipe)
-"""The sections of a recipe in all their kinds, and the keys that stand before them."""
 
 
 DEFAULT = "central"
@@ -105,6 +103,9 @@ _BY_KIND = ("sample", "client", "clip", "noise", "attack")
 _OLD_SECTIONS = {"bound": "clip", "local": "client"}
 _OLD_NAMES = {"local": "dp-sgd"}
 _PATHS = (["data", "path"], ["model", "path"])
+_NAMES_OF_PATHS = {"data": TABLE, "model": CODE}
+"""The key `name` of a section that has a path and no name."""
+
 _LARGEST, _DEEPEST = 1 << 18, 100  # bytes of a file, parts of a key
 
 _SHOWN = reprlib.Repr()
@@ -119,9 +120,9 @@ _COLUMNS, _OPTIONS = ["data", "columns"], ["model", "options"]
 
 
 def shipped_recipes() -> list[dict[str, str]]:
-    """The recipes that come with fedveil: name, what they protect, whose paper they are.
+    """Return a row "name", "protects" and "paper" for each recipe that comes with fedveil, by name.
 
-    All three come from the first comment line of the file: "# PROTECTS | PAPER".
+    The last two come from the first comment line of the file: "# PROTECTS | PAPER".
     """
     out = []
     for file in sorted(_SHIPPED.iterdir(), key=lambda f: f.name.removesuffix(".toml")):
@@ -133,17 +134,26 @@ def shipped_recipes() -> list[dict[str, str]]:
     return out
 
 
+def name_paths(raw: dict[str, Any]) -> None:
+    """Add the key `name` to the sections [data] and [model] that have a path and no name."""
+    for section, name in _NAMES_OF_PATHS.items():
+        table = raw.get(section)
+        if isinstance(table, dict) and "path" in table and "name" not in table:
+            raw[section] = {"name": name, **table}
+
+
 def recipe_in(folder: Path) -> Recipe:
-    """The recipe of the run in a directory, as it was recorded."""
+    """Read the recipe.toml of a run directory. Raises BadInput if it is missing or refused."""
     if not (folder / "recipe.toml").is_file():
         raise BadInput(f"{folder} holds no run: it has no recipe.toml")
     return load_recipe(str(folder / "recipe.toml"))
 
 
 def with_engine(recipe: Recipe, where: Sequence[str]) -> Recipe:
-    """The recipe computed elsewhere: `where` are settings of engine.kind and engine.address.
+    """Return a copy of the recipe with another engine, or the recipe itself if `where` is empty.
 
-    Given a kind, the address that the recipe names counts no more.
+    `where` holds the overrides "engine.kind=..." and "engine.address=...". Without the latter the
+    recipe's own address is dropped. The new values are not checked here.
     """
     if not where:
         return recipe
@@ -152,8 +162,12 @@ def with_engine(recipe: Recipe, where: Sequence[str]) -> Recipe:
 
 
 def on_this_machine(recipe: Recipe) -> Recipe:
-    """The recipe computed by processes of this machine."""
+    """Return a copy of the recipe with engine.kind "processes" and no engine.address."""
     return with_engine(recipe, ["engine.kind=processes"])
+
+
+_LOSS_OF_OWN = ("model", "class_weights")
+"""The one key of `[model]` that a module from Python leaves open: it is about the default loss."""
 
 
 def load_recipe(
@@ -163,38 +177,60 @@ def load_recipe(
 ) -> Recipe:
     """Read a shipped recipe by name, a file by path, or a dict, and apply overrides.
 
-    Overrides are `section.key=value` texts, or a dict of section.key to value. Setting a section's
-    `kind` clears that section first, so that no key of the old kind is left behind; so do
-    `data.path` and `model.path` where the recipe names no path. `data.columns.COLUMN.key` declares
-    a column of a table, `model.options.NAME` is an argument of the function in `model.path`.
-    `section=none` and `section.key=none` leave something out. `own` names the sections (model,
-    data) in whose place something comes from Python.
+    Setting a section's `kind` clears that section first, so that no key of the old kind is left
+    behind. So do `data.path` and `model.path` if the recipe names no path. An override
+    `data.columns.COLUMN.key` declares a column of a table, `model.options.NAME` is an argument of
+    the function in `model.path`, and `section=none` or `section.key=none` leaves something out.
+    Raises BadInput for unknown keys, values out of range and keys that contradict each other.
+
+    Args:
+        source: A shipped recipe's name, a path, or the recipe as a dict.
+        overrides: `section.key=value` texts, or a dict of section.key to value.
+        own: The sections ("model", "data") that are replaced by objects from Python.
     """
-    raw = read_recipe(source) if isinstance(source, str) else copy.deepcopy(dict(source))
+    if isinstance(source, str):
+        raw = read_recipe(source)
+    else:
+        keys = dict(source)
+        raw = {key: copy.deepcopy(value) for key, value in keys.items() if value is not None}
     settings = parse_overrides(overrides)
     for section in own:
         raw[section] = {"name": OWN}
         for path, _ in settings:
-            if path[0] == section:
+            if path[0] == section and tuple(path) != _LOSS_OF_OWN:
                 raise BadInput(f"{'.'.join(path)} has no effect on {section} of your own")
-    _apply(raw, settings)
+    _apply_overrides(raw, settings)
     source = source if isinstance(source, str) else str(raw.get("name", "given"))
     for old, new in _OLD_SECTIONS.items():
         if old in raw:
             raise BadInput(f"recipe {source}: {old!r} is now called {new!r}: rename the section")
     if isinstance(raw.get("data"), dict) and raw["data"].get("test") == "owners":
         raise BadInput(f"recipe {source}: data.test 'owners' is now called 'by-client'")
-    _check_numbers(raw)
+    name_paths(raw)
+    _check_integers(raw)
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as e:
-        raise BadInput(f"recipe {source}: {explain_error(e, FORMS)}") from e
+        raise BadInput(f"recipe {source}: {explain_error(e, forms_of(Recipe))}") from e
     recipe.check_values()
-    return _with_rounds(recipe)
+    if ("rounds" in raw) == (recipe.iterations is not None):
+        raise BadInput("give rounds, or iterations (rounds x client.steps), and not both")
+    if recipe.iterations is None:
+        return recipe
+    # Fill in the rounds that so many local steps take.
+    steps = getattr(recipe.client, "steps", None)
+    if steps is None or steps < 1 or recipe.iterations % steps:
+        raise BadInput(
+            f"iterations is {recipe.iterations}, not a multiple of client.steps, {steps}: every "
+            "round takes client.steps of them"
+        )
+    rounds = recipe.iterations // steps
+    ROUNDS.check("rounds", rounds)
+    return recipe.model_copy(update={"rounds": rounds, "iterations": None})
 
 
-def _check_numbers(raw: dict[str, Any]) -> None:
-    """Refuse whole numbers beyond 64 bits, which TOML does not have, wherever they are."""
+def _check_integers(raw: dict[str, Any]) -> None:
+    """Raise BadInput for an integer beyond 64 bits, at any depth, which TOML cannot hold."""
     left: list[tuple[str, Any]] = [("", raw)]
     while left:
         where, value = left.pop()
@@ -207,47 +243,28 @@ def _check_numbers(raw: dict[str, Any]) -> None:
             raise BadInput(f"{where} is {shown}: a whole number of at most 64 bits is needed")
 
 
-def _with_rounds(recipe: Recipe) -> Recipe:
-    """The recipe with `rounds` filled in from `iterations`, if that was given."""
-    if (recipe.rounds is None) == (recipe.iterations is None):
-        raise BadInput("give rounds, or iterations (rounds x client.steps), and not both")
-    if recipe.iterations is None:
-        return recipe
-    steps = getattr(recipe.client, "steps", None)
-    if steps is None or steps < 1 or recipe.iterations % steps:
-        raise BadInput(
-            f"iterations is {recipe.iterations}, not a multiple of client.steps, {steps}: every "
-            "round takes client.steps of them"
-        )
-    rounds = recipe.iterations // steps
-    ROUNDS.check("rounds", rounds)
-    return recipe.model_copy(update={"rounds": rounds, "iterations": None})
-
-
-def _text(source: str) -> str:
-    """The text of a file that can be a recipe: not so large or deep that reading it is work."""
-    with Path(source).open("rb") as stream:
-        content = stream.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise BadInput(f"recipe {source} is longer than {_LARGEST} bytes: no recipe is")
-    text = content.decode()
-    for line in text.splitlines():
-        if not line.lstrip().startswith("#") and line.partition("=")[0].count(".") > _DEEPEST:
-            raise BadInput(f"recipe {source} has a key of more than {_DEEPEST} parts: use sections")
-    return text.replace("\r\n", "\n")
-
-
 def read_recipe(source: str) -> dict[str, Any]:
-    """A shipped recipe by name, or a file by path, as it is written."""
+    """Parse the TOML of a shipped recipe by name, or of a file by path, without checking its keys.
+
+    Raises BadInput for an unknown name, and for a file that cannot be read, is too large, has keys
+    of too many parts, or is not TOML.
+    """
     if source.endswith(".toml") or "/" in source:
         try:
-            text = _text(source)
+            with Path(source).open("rb") as stream:
+                content = stream.read(_LARGEST + 1)
+            too_large = len(content) > _LARGEST
+            text = "" if too_large else content.decode().replace("\r\n", "\n")
         except (OSError, ValueError) as e:
-            if isinstance(e, BadInput):
-                raise
             raise BadInput(f"recipe {source} cannot be read: {e}") from e
+        if too_large:
+            raise BadInput(f"recipe {source} is longer than {_LARGEST} bytes: no recipe is")
+        keys = [x.partition("=")[0] for x in text.splitlines() if not x.lstrip().startswith("#")]
+        if any(key.count(".") > _DEEPEST for key in keys):
+            raise BadInput(f"recipe {source} has a key of more than {_DEEPEST} parts: use sections")
     else:
-        names = [recipe["name"] for recipe in shipped_recipes()]
+        shipped = (file.name for file in _SHIPPED.iterdir())
+        names = sorted(name.removesuffix(".toml") for name in shipped if name.endswith(".toml"))
         if source in _OLD_NAMES:
             raise BadInput(f"recipe {source!r} is now called {_OLD_NAMES[source]!r}")
         if source not in names:
@@ -262,37 +279,37 @@ def read_recipe(source: str) -> dict[str, Any]:
         raise BadInput(f"recipe {source} is not TOML: {e}") from e
 
 
-def _apply(raw: dict[str, Any], settings: Settings) -> None:
+def _apply_overrides(raw: dict[str, Any], settings: Settings) -> None:
+    """Set keys of the recipe `raw` in place, making sections that are not there.
+
+    A kind, or a path where there was none, clears its section first. The value "none" removes a
+    key. Raises BadInput if a key's section is not a table in `raw`.
+    """
     for path, value in settings:
         by_kind = path[-1] == "kind" and path[0] in _BY_KIND
-        if by_kind and raw.get(path[0]) != {"kind": value}:
-            raw[path[0]] = {}
-        if path in _PATHS and "path" not in _inner(raw, path):
+        section = raw.get(path[0], {})
+        new_path = path in _PATHS and isinstance(section, dict) and "path" not in section
+        if new_path or (by_kind and section != {"kind": value}):
             raw[path[0]] = {}
     for path, value in settings:
-        section = _inner(raw, path)
-        if value == "none" and path[-1] != "kind" and is_key(FORMS, path):
+        section = raw
+        for depth, part in enumerate(path[:-1]):
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise BadInput(
+                    f"--set {'.'.join(path)}: {'.'.join(path[: depth + 1])} is not a section"
+                )
+        if value == "none" and path[-1] != "kind" and is_key(forms_of(Recipe), path):
             section.pop(path[-1], None)
         else:
             section[path[-1]] = value
 
 
-def _inner(raw: dict[str, Any], path: list[str]) -> dict[str, Any]:
-    """The section that the last part of a path is a key of, made if it is not there."""
-    section = raw
-    for depth, part in enumerate(path[:-1]):
-        section = section.setdefault(part, {})
-        if not isinstance(section, dict):
-            raise BadInput(
-                f"--set {'.'.join(path)}: {'.'.join(path[: depth + 1])} is not a section"
-            )
-    return section
-
-
 def explain_error(error: ValidationError, forms: Forms) -> str:
-    """The first problem, on one line. Unknown keys come before the missing keys they may stand for.
+    """Return the first problem of a recipe or another file of sections, on one line.
 
-    `forms` are the sections of the file that was read (`forms_of`).
+    Unknown keys come first, since a missing key may be one that was misspelt. `forms` are the
+    sections of the file (`forms_of`). The line does not name the file.
     """
     first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     place = [str(part) for part in first["loc"]]
@@ -300,7 +317,7 @@ def explain_error(error: ValidationError, forms: Forms) -> str:
     where = " ".join(".".join(place).split())
     match first["type"]:
         case "extra_forbidden":
-            return unknown(forms, place, kind)
+            return unknown_key_text(forms, place, kind)
         case "missing":
             return f"{where} is missing" + (f" for kind {kind!r}" if kind else "")
         case "union_tag_not_found":
@@ -314,50 +331,46 @@ def explain_error(error: ValidationError, forms: Forms) -> str:
 
 
 def parse_overrides(overrides: Overrides) -> Settings:
-    """Split overrides into the parts of their keys, and their values."""
+    """Return each override as a pair (parts of its key, value), in order.
+
+    The value in a `section.key=value` text is parsed as TOML. Text that is not TOML is a string. In
+    a dict, None becomes "none" and a tuple a list. Raises BadInput if a text has no "=", or a key
+    too few or too many parts.
+    """
     if isinstance(overrides, str):
         raise BadInput(f"set is {_SHOWN.repr(overrides)}: use a dict, or a list of texts")
-    settings: Settings = []
+    given: list[tuple[str, str, Any]] = []  # how a message names the override, its key and value
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
-            path = _place(str(key), f"set {_SHOWN.repr(key)}")
             value = list(value) if isinstance(value, tuple) else value
-            settings.append((path, "none" if value is None else value))
-        return settings
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        option = f"--set {_SHOWN.repr(override)}"
-        if not equals:
+            given.append((f"set {_SHOWN.repr(key)}", str(key), "none" if value is None else value))
+    else:
+        for override in overrides:
+            option = f"--set {_SHOWN.repr(override)}"
+            key, equals, text = override.partition("=")
+            if not equals:
+                raise BadInput(f"{option}: write it as section.key=value")
+            if any("\ud800" <= character <= "\udfff" for character in override):
+                raise BadInput(f"{option}: it is not UTF-8")
+            try:
+                document = tomllib.loads(f"value = {text.strip()}")
+            except (ValueError, RecursionError):
+                document = {}
+            given.append((option, key, document["value"] if len(document) == 1 else text.strip()))
+    settings: Settings = []
+    for option, key, value in given:
+        path = key.strip().split(".")
+        if path[:2] == _COLUMNS and len(path) > 4:  # a column's name may contain dots
+            path = [*_COLUMNS, ".".join(path[2:-1]), path[-1]]
+        in_table = path[:2] == _COLUMNS or (path[:2] == _OPTIONS and len(path) == 3)
+        if not all(path) or (len(path) > 2 and not in_table):
             raise BadInput(f"{option}: write it as section.key=value")
-        path = _place(key, option)
-        if any("\ud800" <= character <= "\udfff" for character in override):
-            raise BadInput(f"{option}: it is not UTF-8")
-        settings.append((path, _parse_value(text.strip())))
+        settings.append((path, value))
     return settings
 
 
-def _place(key: str, option: str) -> list[str]:
-    """Split a key into its parts. The name of a table's column may contain dots."""
-    path = key.strip().split(".")
-    if path[:2] == _COLUMNS and len(path) > 4:
-        path = [*_COLUMNS, ".".join(path[2:-1]), path[-1]]
-    in_table = path[:2] == _COLUMNS or (path[:2] == _OPTIONS and len(path) == 3)
-    if not all(path) or (len(path) > 2 and not in_table):
-        raise BadInput(f"{option}: write it as section.key=value")
-    return path
-
-
-def _parse_value(text: str) -> Any:
-    """Parse a TOML value. Text that is not TOML is a string."""
-    try:
-        document = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    return document["value"] if len(document) == 1 else text
-
-
 def to_toml(document: dict[str, Any]) -> str:
-    """Write top-level scalars first, then one table per section, without None.
+    """Return a document as TOML: scalars first, then one table per section. None is left out.
 
     >>> print(to_toml({"name": "x", "data": {"clients": 3, "alpha": None}}), end="")
     name = "x"
@@ -366,24 +379,28 @@ def to_toml(document: dict[str, Any]) -> str:
     clients = 3
     """
     scalars = {k: v for k, v in document.items() if not isinstance(v, dict)}
-    lines = _pairs(scalars)
+    lines = _toml_pairs(scalars)
     for name, section in document.items():
         if isinstance(section, dict):
-            lines += ["", f"[{name}]", *_pairs(section)]
+            lines += ["", f"[{name}]", *_toml_pairs(section)]
     return "\n".join(lines) + "\n"
 
 
-def _pairs(section: dict[str, Any]) -> list[str]:
-    """`key = value` for each key, in quotes unless TOML can do without."""
+def _toml_pairs(section: dict[str, Any]) -> list[str]:
+    """Return a line `key = value` for each key that is not None, with quotes around odd keys."""
     pairs = []
     for key, value in section.items():
         if value is not None:
             bare = key and not set(key) - _BARE
-            pairs.append(f"{key if bare else _value(key)} = {_value(value)}")
+            pairs.append(f"{key if bare else _toml_value(key)} = {_toml_value(value)}")
     return pairs
 
 
-def _value(value: Any) -> str:
+def _toml_value(value: Any) -> str:
+    """Return a bool, number, string, list or dict as a TOML value on one line.
+
+    AssertionError for any other type.
+    """
     match value:
         case bool():
             return str(value).lower()
@@ -396,7 +413,7 @@ def _value(value: Any) -> str:
             plain = [c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped]
             return f'"{"".join(plain)}"'
         case list() | tuple():
-            return "[" + ", ".join(_value(v) for v in value) + "]"
+            return "[" + ", ".join(_toml_value(v) for v in value) + "]"
         case dict():
-            return "{ " + ", ".join(_pairs(value)) + " }"
+            return "{ " + ", ".join(_toml_pairs(value)) + " }"
     raise AssertionError(f"no TOML for {type(value).__name__}")

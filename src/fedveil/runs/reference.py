@@ -5,7 +5,7 @@ python -m fedveil.runs.reference > docs/recipes.md
 
 from collections.abc import Sequence
 
-from fedveil.runs.explain import Key, Part, apart, parts, recipes_text
+from fedveil.runs.explain import Key, Part, parts, recipes_text, split_kind
 
 _HEAD = """\
 # Recipes: every section and key
@@ -24,24 +24,26 @@ in `src/fedveil/runs/sections`: change those.*
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
-    return "\n".join([_HEAD, *(line for part in parts() for line in _part(part)), _TAIL])
+    """Return the text of docs/recipes.md, in Markdown. Writes no file."""
+    return "\n".join([_HEAD, *(line for part in parts() for line in _part_lines(part)), _TAIL])
 
 
-def _part(part: Part) -> list[str]:
+def _part_lines(part: Part) -> list[str]:
+    """Return the Markdown lines on a section: a heading, its meaning, and a table per kind."""
     heading = f"[{part.section}]" if part.section else "Before all sections"
     left_out = f" Left out: {part.left_out}." if part.left_out else ""
     lines = [f"## {heading}", "", f"{part.meaning}{left_out}", ""]
     for keys in part.kinds.values():
-        named, others = apart(keys)
+        named, others = split_kind(keys)
         if named is not None:
             recipes = f" Recipes: {', '.join(named.recipes)}." if named.recipes else ""
             lines += [f"### {named.key} = {named.type}", "", f"{named.meaning}{recipes}", ""]
-        lines += _table(others)
+        lines += _table_lines(others)
     return lines
 
 
-def _table(keys: Sequence[Key]) -> list[str]:
+def _table_lines(keys: Sequence[Key]) -> list[str]:
+    """Return the lines of a Markdown table with one row per key. [] without keys."""
     if not keys:
         return []
     rows = [("key", "value", "left out", "meaning", "in recipes"), ("---",) * 5]

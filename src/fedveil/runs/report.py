@@ -9,26 +9,40 @@ from fedveil.base.errors import BadInput
 from fedveil.pages.html import Markup
 from fedveil.pages.run_report import RunContents, run_page
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.ledger.file import one_look
-from fedveil.runs.evidence import file_of, statement_of, unchanged_file, verify_ledger
+from fedveil.privacy.ledger.file import ledger_snapshot, read_closing
+from fedveil.privacy.ledger.statement import Statement
+from fedveil.runs.evidence import (
+    OPEN,
+    UNCHANGED,
+    check_unchanged,
+    ledger_path,
+    saved_heads,
+    statement_of,
+    unchanged_file,
+)
 from fedveil.runs.glossary import terms_of
-from fedveil.runs.run_directory import read_metrics, write_atomic
+from fedveil.runs.run_directory import read_metrics
 
 
-def write_report(folder: Path) -> None:
-    """Write the report of a run directory into it."""
-    write_atomic(folder / "report.html", report_of(folder))
+def report_html(folder: Path, sections: Sequence[Markup] = (), *, ending: bool = False) -> bytes:
+    """Return the report of a run directory as an HTML page. Writes no file.
 
+    The same files give the same page, as long as the directory has the same name.
 
-def report_of(folder: Path, sections: Sequence[Markup] = ()) -> bytes:
-    """The report of a run directory as a page, with more `sections`, such as that of an audit."""
-    contents = read_contents(folder)
+    Args:
+        folder: The run directory.
+        sections: Sections to append, such as that of an audit.
+        ending: Whether the run itself draws the page, before the ledger records its end.
+    """
+    contents = read_contents(folder, ending=ending)
     terms = {term.name: term.means for term in terms_of(contents.claims)}
     return run_page(contents, terms, sections)
 
 
-def read_contents(folder: Path) -> RunContents:
-    """Read a run directory, ended or not.
+def read_contents(folder: Path, *, ending: bool = False) -> RunContents:
+    """Read recipe, metrics, result and ledger of a run directory, ended or not.
+
+    `ending` is as in `report_html`.
 
     | edge | behaviour |
     |---|---|
@@ -43,46 +57,60 @@ def read_contents(folder: Path) -> RunContents:
     try:
         if not path.is_file() or not (folder / "metrics.jsonl").is_file():
             raise BadInput(f"{folder} holds no run: name the directory of a run that has begun")
-        recipe = path.read_text(errors="replace")
+        recipe = path.read_text(encoding="utf-8", errors="replace")
         history, trouble = read_metrics(folder / "metrics.jsonl")
     except OSError as e:
         raise BadInput(f"{folder} cannot be read: {e}") from e
-    path, result = folder / "result.json", {}
-    if path.is_file():
-        try:
-            content = unchanged_file(path).read_bytes()
-        except OSError as e:
-            raise BadInput(f"{path} cannot be read: {e}") from e
-        result = parse_result(path, content)
     statement, verified = None, ""
-    if file_of(folder).is_file():
+    if ledger_path(folder).is_file():
         try:
-            with one_look(file_of(folder)):
+            with ledger_snapshot(ledger_path(folder)):
                 statement = statement_of(folder)
-                verified = verify_ledger(folder, None, statement)
+                verified = _verified_text(folder, statement, ending=ending)
         except BadInput as e:
             trouble.append(str(e))
     else:
         trouble.append("there is no ledger beside this run: nothing vouches for what it says")
-    claims = () if statement is None else statement.claims
-    if result:
-        claims = claims_in(result, path)
+    path, result, claims = folder / "result.json", dict[str, Any](), tuple[PrivacyClaim, ...]()
+    if path.is_file():
+        try:
+            if statement is None or not verified:  # otherwise the verdict covers this file
+                unchanged_file(path)
+            content = path.read_bytes()
+        except OSError as e:
+            raise BadInput(f"{path} cannot be read: {e}") from e
+        result, claims = parse_result(path, content)
+    elif statement is not None:
+        claims = statement.claims
     return RunContents(folder, recipe, history, result, claims, statement, verified, trouble)
 
 
-def parse_result(path: Path, content: bytes) -> dict[str, Any]:
-    """The result.json of a run, from its content."""
+def _verified_text(folder: Path, statement: Statement | None, *, ending: bool) -> str:
+    """Check a run directory against its ledger and return the verdict. Raises BadInput.
+
+    The text says nothing that changes when the ledger records the report.
+    """
+    end = check_unchanged(folder, statement, saved_heads(folder))
+    if statement is None:
+        return f"{end.length:,} entries, none changed, removed, inserted or moved"
+    closed = ending or read_closing(ledger_path(folder), statement.run)
+    charges = f"{len(statement.charges):,} charges, none changed, removed, inserted or moved"
+    return f"{charges}; {UNCHANGED if closed else OPEN}"
+
+
+def parse_result(path: Path, content: bytes) -> tuple[dict[str, Any], tuple[PrivacyClaim, ...]]:
+    """Return the content of a result.json as a dictionary, and its claims.
+
+    Its "notes" become a list of texts. Raises BadInput if it is not a JSON object, or if a claim
+    has an epsilon below 0, a delta outside [0, 1] or an assumption that is not text. `path` is for
+    messages: no file is read.
+    """
     try:
         result = json.loads(content)
     except (ValueError, RecursionError) as e:
         raise BadInput(f"{path} cannot be read: {e}") from e
     if not isinstance(result, dict) or not result:
         raise BadInput(f"{path} is not a run's result: it holds {type(result).__name__}")
-    return result
-
-
-def claims_in(result: dict[str, Any], path: Path) -> tuple[PrivacyClaim, ...]:
-    """The claims of a result, if they can be claims."""
     try:
         claims = tuple(PrivacyClaim.from_dict(raw) for raw in result.get("claims", []))
         for claim in claims:
@@ -90,6 +118,8 @@ def claims_in(result: dict[str, Any], path: Path) -> tuple[PrivacyClaim, ...]:
                 raise ValueError(f"epsilon {claim.epsilon} at delta {claim.delta}")
             if not all(isinstance(one, str) for one in (*claim.assumptions, claim.covers)):
                 raise ValueError("what it assumes is not text")
-        return claims
     except (TypeError, ValueError, AttributeError, OverflowError) as e:
         raise BadInput(f"{path}: its claims cannot be read: {e}") from e
+    notes = result.get("notes", [])
+    result["notes"] = [str(note) for note in notes] if isinstance(notes, list) else [str(notes)]
+    return result, claims

@@ -6,13 +6,13 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedveil.base.checks import CODE, OWN
+from fedveil.base.checks import CODE, OWN, TABLE
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import one_thread
 from fedveil.data.federated import FederatedData
@@ -22,25 +22,23 @@ from fedveil.privacy.ledger.hash_chain import digest, verify
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs import checkpoint
-from fedveil.runs.build import RECIPE_KEYS, build, check_given, resolved
-from fedveil.runs.ending import Ending, diagnose, room
-from fedveil.runs.evidence import file_digests, file_of, read_head, recipe_digest, save_head
-from fedveil.runs.ledgers import Shared, open_ledger
-from fedveil.runs.logs import open_logs
+from fedveil.runs.build import RECIPE_KEYS, build, check_own_parts, resolve_recipe
+from fedveil.runs.ending import constant_note, diagnose, ending, noise_warning, room_warning
+from fedveil.runs.evidence import REPORT, complete_result, file_digests, ledger_path, read_head
+from fedveil.runs.ledgers import SharedLedger, check_ledger_of, open_ledger
+from fedveil.runs.logs import Logs, open_logs
 from fedveil.runs.modules import Model
 from fedveil.runs.opened_run import StoredModel
 from fedveil.runs.recipe import Recipe, recipe_in, to_toml, with_engine
-from fedveil.runs.report import write_report
+from fedveil.runs.report import report_html
 from fedveil.runs.run_directory import (
+    STOP_FILE,
     check_free,
     check_run_name,
     json_text,
-    last_round,
     locked,
+    make_run_directory,
     read_metrics,
-    reserve,
-    stop_requested,
-    without_stop_request,
     write_atomic,
 )
 from fedveil.runs.sections.section import in_keys
@@ -51,12 +49,18 @@ from fedveil.training.session import Training
 OnRound = Callable[[dict[str, Any]], None]
 """Called with each round's line of metrics."""
 
-_PACKAGES = ("fedveil", "torch", "numpy", "dp-accounting")
+_PACKAGES = ("fedveil", "torch", "numpy", "scipy")
 
 
 @dataclass(frozen=True)
 class FinishedRound:
-    """A finished round: its line of metrics, the number of clients, and who was refused."""
+    """A finished round.
+
+    Attributes:
+        line: Its line of metrics.
+        clients: The number of clients, 0 without diagnostics.
+        refused_names: The names of the clients whose reports were refused.
+    """
 
     line: dict[str, Any]
     clients: int
@@ -67,38 +71,48 @@ class FinishedRound:
 class FinishedRounds:
     """The server's state, the metrics from before the start, and the rounds since.
 
-    A round is added before the state changes, so an interruption in between leaves it undone.
+    A round is appended before `state` changes, so an interruption in between leaves it undone.
+
+    Attributes:
+        state: The server's state after the last round.
+        before: Lines of metrics of earlier executions, with that of round 0.
+        rounds: The rounds of this execution.
     """
 
     state: ServerState
     before: list[dict[str, Any]]
     rounds: list[FinishedRound] = field(default_factory=list)
 
-    def add(self, round: FinishedRound, state: ServerState) -> None:
-        """Add a round, which leads to `state`."""
-        self.rounds.append(round)
-        self.state = state
-
-    @property
-    def completed_rounds(self) -> list[FinishedRound]:
-        """The rounds that the state includes."""
-        return [round for round in self.rounds if round.line["round"] <= self.state.round]
-
 
 @dataclass
 class Run:
-    """One run and its directory. Create it with `start` or `resume`, then call `execute`."""
+    """One run and its directory. Create it with `start` or `resume`, then call `execute`.
+
+    Attributes:
+        folder: The run directory.
+        recipe: The recipe, with every choice filled in.
+        training: The training that the recipe builds.
+        fresh: True for a new run, False for one that is resumed.
+        remarks: What went wrong, for the notes of the result.
+        shared: The ledger that a new run shares with others, or None.
+        first_remarks: What `describe` adds at the start, such as the round to resume after.
+        result: The content of result.json, empty until the run has ended.
+        logs: The experiment trackers, such as "tensorboard".
+        stop_requested: True once a request to stop (`request_stop`) has ended the run.
+        already_complete: True if there was nothing left to do, so that nothing was changed.
+    """
 
     folder: Path
     recipe: Recipe
     training: Training
     fresh: bool
     remarks: list[str] = field(default_factory=list)
-    shared: Shared | None = None
+    shared: SharedLedger | None = None
     first_remarks: list[str] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     logs: tuple[str, ...] = ()
     stop_requested: bool = False
+    already_complete: bool = False
 
     @classmethod
     def start(
@@ -106,14 +120,17 @@ class Run:
         recipe: Recipe,
         out: Path | None,
         data_root: Path | None,
-        shared: Shared | None = None,
+        shared: SharedLedger | None = None,
         *,
         model: Model | None = None,
         data: FederatedData | None = None,
         allow_code: bool = False,
         make_engine: EngineMaker | None = None,
+        on_step: Callable[[str], None] = lambda step: None,
     ) -> "Run":
-        """Check everything, then create the directory: a refused recipe leaves nothing behind.
+        """Build the training of a recipe, then create the run directory. Nothing is trained yet.
+
+        A recipe that is refused (BadInput) leaves no directory behind.
 
         Args:
             recipe: What to train.
@@ -125,12 +142,13 @@ class Run:
                 loaded already; or data whose records are elsewhere, for `make_engine`.
             allow_code: Whether code that the recipe names may be run.
             make_engine: Makes an engine that reaches clients elsewhere.
+            on_step: Called with what is done next, such as "reading data".
         """
         if out is not None:
             check_free(out)
         else:
             check_run_name(recipe.name)
-        data = check_given(recipe, model, data)
+        data = check_own_parts(recipe, model, data)
         training = build(
             recipe,
             data_root,
@@ -138,12 +156,14 @@ class Run:
             model=model,
             allow_code=allow_code,
             make_engine=make_engine,
+            on_step=on_step,
         )
         if shared is not None:
-            shared.check(training)
+            with in_keys(recipe=recipe, **RECIPE_KEYS):
+                shared.check(training)
         training.open()
-        folder = reserve(out, recipe.name)
-        return cls(folder, resolved(recipe, training), training, fresh=True, shared=shared)
+        folder = make_run_directory(out, recipe.name)
+        return cls(folder, resolve_recipe(recipe, training), training, fresh=True, shared=shared)
 
     @classmethod
     def resume(
@@ -156,13 +176,16 @@ class Run:
         allow_code: bool = False,
         where: Sequence[str] = (),
         make_engine: EngineMaker | None = None,
+        on_step: Callable[[str], None] = lambda step: None,
     ) -> "Run":
-        """Open an interrupted run with the recipe, model and data that it was started with.
+        """Rebuild the training of an interrupted run from its directory. Nothing is trained yet.
 
-        `where` overrides its engine's kind and address for this time. They change no result.
+        Arguments are as in `start`. `where` holds overrides of engine.kind and engine.address for
+        this time, which change no result. Raises BadInput if there is no run, or model or data are
+        not those of the start.
         """
         recipe = recipe_in(folder)
-        data = check_given(recipe, model, data)
+        data = check_own_parts(recipe, model, data)
         training = build(
             with_engine(recipe, where),
             data_root,
@@ -170,38 +193,51 @@ class Run:
             model=model,
             allow_code=allow_code,
             make_engine=make_engine,
+            on_step=on_step,
         )
         training.open()
         return cls(folder, recipe, training, fresh=False)
 
     def describe(self) -> str:
-        """One line about the run and, once it has started, about where it resumes."""
+        """Return one line: model, clients, rounds, noise and, once begun, where the run resumes."""
+        return "; ".join(self.summary())
+
+    def summary(self) -> list[str]:
+        """Return the parts of `describe`: the run, its noise, and remarks at the start."""
         training = self.training
         data, plan = training.data, training.plan
-        name, where = self.recipe.model.name, self.recipe.data.title
+        name, where, path = self.recipe.model.name, self.recipe.data.name, self.recipe.data.path
         if name in (OWN, CODE):
             name = type(training.task.module).__name__
+        if where == TABLE and path:
+            where = Path(path).name if isinstance(path, str) else f"{len(path)} files"
         text = (
             f"{self.recipe.name}: {name} "
             f"with {training.task.size:,} parameters over {data.clients:,} clients"
             f"{'' if where == OWN else f' of {where}'}, {plan.rounds} rounds"
         )
-        text = f"{text}, {plan.describe()}" + ("" if plan.private else ", no privacy claim")
+        noise = plan.describe() + ("" if plan.private else ", no privacy claim")
         remarks = [training.remark] if training.remark else []
         priced = [] if plan.metrics is None else [plan.metrics.described()]
-        return "; ".join([text, *remarks, *priced, *self.first_remarks])
+        warning = noise_warning(training)
+        warnings = [] if warning is None else [warning]
+        return [text, noise, *remarks, *priced, *warnings, *self.first_remarks]
 
     def execute(
         self,
         on_round: OnRound = lambda line: None,
         on_start: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """Train to the end and return the result.
+        """Train to the end, write all files of the run directory, and return the result.
 
         The end is that of the plan or the budget, Ctrl-C, or a request to stop (`request_stop`). A
         disk that is full or read-only raises `BadInput`: a round whose charge is not on disk does
         not begin, and files are whole. An error in `on_round` ends the run as Ctrl-C does, and is
         raised.
+
+        Args:
+            on_round: Called with each round's line of metrics.
+            on_start: Called once the ledger is open, before the first round.
         """
         lines = self.metric_lines(on_start)
         try:
@@ -218,45 +254,45 @@ class Run:
     ) -> Generator[dict[str, Any], None, None]:
         """Train like `execute`, yielding each round's line of metrics. Closing it ends the run.
 
-        A line is yielded once it is on disk and in the logs.
+        A line is yielded once it is on disk and in the logs. `on_start` is called once the ledger
+        is open, before the first round. The result is then in `result`. A run that is complete, and
+        whose files are as it left them, yields nothing and changes nothing.
         """
+        if not self.fresh and self._is_complete():
+            return
         checkpoints = self.folder / "checkpoint"
         try:
             with (
-                in_keys(**RECIPE_KEYS),
-                locked(self.folder),
-                without_stop_request(self.folder),
+                in_keys(recipe=self.recipe, **RECIPE_KEYS),
+                locked(self.folder, drop_stop_request=True),
                 closing(self._open_ledger()) as ledger,
             ):
-                done = self._begin(ledger)
+                done = self._load_progress(ledger)
                 on_start()
-                self.training.plan.spent(0)  # computed once, before the first round is timed
+                self.training.plan.spent(0)  # epsilon of all rounds, before one is timed
                 began = time.perf_counter()
                 try:
-                    with (
-                        open_logs(
-                            self.logs,
-                            self.folder,
-                            name=self.folder.name,
-                            about={"recipe": self.recipe.name},
-                            history=done.before,
-                            live=self.training.gate.diagnostics,
-                            remarks=self.remarks,
-                        ) as logs,
-                        (self.folder / "metrics.jsonl").open("a") as metrics,
-                    ):
+                    with ExitStack() as files:
+                        logs = None
+                        if self.logs:
+                            logs = self._open_logs(done.before)
+                            files.callback(logs.close)
+                        metrics = files.enter_context((self.folder / "metrics.jsonl").open("a"))
                         for result in self.training.rounds(done.state, ledger):
-                            line, refused = result.numbers(), self.training.gate.names(result)
-                            done.add(
-                                FinishedRound(line, result.clients or 0, refused), result.state
+                            line, refused = (
+                                result.numbers(),
+                                self.training.gate.refused_names(result),
                             )
+                            done.rounds.append(FinishedRound(line, result.clients or 0, refused))
+                            done.state = result.state
                             metrics.write(json_text(line))
                             metrics.flush()
                             if result.round % self.recipe.engine.checkpoint == 0:
                                 checkpoint.save(checkpoints, result.state, ledger.head())
-                            logs.write(line)
+                            if logs is not None:
+                                logs.write(line)
                             yield line
-                            if stop_requested(self.folder):
+                            if (self.folder / STOP_FILE).is_file():
                                 self.stop_requested = True
                                 break
                     self.result = self._finish(done, ledger, time.perf_counter() - began)
@@ -272,48 +308,83 @@ class Run:
                 f"{self.how_to_resume}"
             ) from e
 
+    def _is_complete(self) -> bool:
+        """Return whether nothing is left to do or to mend, and take over the result if so.
+
+        Raises LedgerMismatch if model or data are not those of the start. Writes nothing.
+        """
+        result = complete_result(self.folder)
+        if result is None:
+            return False
+        check_ledger_of(self.folder, self._ledger_about(), self.training)
+        self.result, self.already_complete = result, True
+        return True
+
+    def _open_logs(self, history: list[dict[str, Any]]) -> Logs:
+        """Open the experiment trackers, and log the rounds of `history` to them."""
+        return open_logs(
+            self.logs,
+            self.folder,
+            self.folder.name,
+            {"recipe": self.recipe.name},
+            history,
+            live=self.training.gate.diagnostics,
+            remarks=self.remarks,
+        )
+
     def _open_ledger(self) -> Ledger:
-        """Write the recipe of a new run, or compare that of an old one, and open the ledger."""
-        file, training = self.folder / "recipe.toml", self.training
+        """Write recipe.toml of a new run, and open or create the ledger. The caller closes it.
+
+        The first line of the file names the versions and the machine, on which results depend in
+        their last bits. If a run is resumed by others, a remark is added.
+        """
+        file = self.folder / "recipe.toml"
+        toml = to_toml(self.recipe.model_dump())
+        versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
+        resolved_by = f"{versions} on {platform.system()} {platform.machine()}"
         if self.fresh:
             if self.shared is not None:
-                self.shared.point(self.folder)
-            text = f"{_resolved_by()}\n{to_toml(self.recipe.model_dump())}"
-            write_atomic(file, text.encode())
+                self.shared.write_pointer(self.folder)
+            write_atomic(file, f"# resolved by {resolved_by}\n{toml}".encode())
         else:
             try:
                 with file.open() as f:
                     before = f.readline().strip()
             except (OSError, ValueError) as e:
                 raise BadInput(f"{file} cannot be read: {e}") from e
-            if before != _resolved_by():
+            if before != f"# resolved by {resolved_by}":
                 self.remarks.append(
-                    f"the run was {before.lstrip('# ')} and was resumed by "
-                    f"{_resolved_by().removeprefix('# resolved by ')}: it repeats to about 1e-5, "
-                    "not to the last bit"
+                    f"the run was {before.lstrip('# ')} and was resumed by {resolved_by}: it "
+                    "repeats to about 1e-5, not to the last bit"
                 )
-        about = {
-            "recipe": recipe_digest(self.recipe),
+        return open_ledger(self.folder, self._ledger_about(), self.training, self.shared)
+
+    def _ledger_about(self) -> dict[str, str]:
+        """Return what the ledger notes about the run beside its name."""
+        training = self.training
+        return {
+            "recipe": digest(to_toml(self.recipe.model_dump())),
             "data": training.data.fingerprint,
             "noise": "secure" if training.plan.secure else "seeded",
             "seed": "" if training.plan.secure else str(training.seed),
             "identity": training.digest,
         }
-        return open_ledger(self.folder, about, training, self.shared)
 
     @one_thread()
-    def _begin(self, ledger: Ledger) -> FinishedRounds:
-        """Load the state to go on from, and the metrics up to it.
+    def _load_progress(self, ledger: Ledger) -> FinishedRounds:
+        """Return the newest checkpoint's state, or the first one, and the metrics up to it.
 
-        A ledger that lacks charges for it, or whose chain is broken, is refused. The ledger notes
-        that the run is open again before any file changes.
+        Adds remarks on damaged files, notes in the ledger that the run is open again, and then cuts
+        metrics.jsonl to these rounds. Raises BadInput if the ledger lacks charges for them or its
+        chain is broken.
         """
         plan, gate, first = self.training.plan, self.training.gate, self.training.start()
         saved, damage = checkpoint.load_latest(self.folder / "checkpoint", first)
         state = first if saved is None else saved.state
         metrics = self.folder / "metrics.jsonl"
         history, damaged_metrics = read_metrics(metrics)
-        measured, digest_at_end = last_round(history), ledger.closing_files().get(metrics.name)
+        measured = history[-1]["round"] if history else 0
+        digest_at_end = ledger.closing_files().get(metrics.name)
         self.remarks += damage + damaged_metrics
         compared = not damaged_metrics and digest_at_end is not None and metrics.exists()
         if compared and digest(metrics.read_bytes()) != digest_at_end:
@@ -330,20 +401,25 @@ class Run:
             promise = plan.promise
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
             history.insert(0, {"round": 0, **spent, **gate.first(first.params)})
-        too_few = room(ledger, plan.permitted, file_of(self.folder))
-        self.first_remarks += [] if too_few is None else [too_few]
+        if ledger.shared is not None:
+            warning = room_warning(ledger, plan.permitted, ledger_path(self.folder))
+            self.first_remarks += [] if warning is None else [warning]
         if plan.metrics is not None and plan.metrics.warning is not None:
             self.remarks.append(plan.metrics.warning)
             self.first_remarks.append(plan.metrics.warning)
         ledger.note_resumed()
-        self._write_metrics(history)
+        write_atomic(self.folder / "metrics.jsonl", "".join(map(json_text, history)).encode())
         return FinishedRounds(state, history)
 
     def _check_ledger(
         self, ledger: Ledger, saved: checkpoint.Checkpoint | None, measured: int
     ) -> None:
-        """Refuse a ledger with fewer rounds than the run directory, or with another history."""
-        reached, file = 0 if saved is None else saved.state.round, file_of(self.folder)
+        """Raise BadInput if the ledger has fewer rounds than the checkpoint or the metrics.
+
+        Also raises it if the hash chain does not reach the heads in the directory. A head file that
+        cannot be read becomes a remark.
+        """
+        reached, file = 0 if saved is None else saved.state.round, ledger_path(self.folder)
         for what, rounds in (("checkpoint", reached), ("metrics", measured)):
             if self.training.plan.private and ledger.charged() < rounds:
                 raise BadInput(
@@ -362,70 +438,67 @@ class Run:
 
     @one_thread()
     def _finish(self, done: FinishedRounds, ledger: Ledger, seconds: float) -> dict[str, Any]:
-        """Write metrics, checkpoint, model and result of the same rounds, then close the run.
+        """Write metrics, checkpoint, model, result and report, and close the run in the ledger.
 
-        A crash before the ledger has the closing entry leaves the run open: `--verify` says so,
-        `--resume` ends it. The report is drawn last, from those files. After a crash before that,
-        `fedveil report` draws it.
+        Returns the result. `seconds` is the time that the rounds took. A crash before the ledger
+        has the closing entry leaves the run open: `--verify` says so, `--resume` ends it.
         """
-        plan, state, rounds = self.training.plan, done.state, done.completed_rounds
-        gate = self.training.gate
+        ledger.note_resumed()  # an interrupted end may be in the ledger already
+        plan, state, gate = self.training.plan, done.state, self.training.gate
+        rounds = [round for round in done.rounds if round.line["round"] <= state.round]
         history = done.before + [round.line for round in rounds]
         data = self.training.data
         if self.recipe.data.name == OWN and replace(data).fingerprint != data.fingerprint:
             self.remarks.append(
                 "the records were changed in place during the run: it cannot be repeated or resumed"
             )
-        self._write_metrics(history)
+        write_atomic(self.folder / "metrics.jsonl", "".join(map(json_text, history)).encode())
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         measured = gate.last(history, state.params)
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.extra_attempts)
-        ending = Ending(
-            plan=plan,
-            done=state.round,
-            claims=claims,
-            ledger=ledger,
-            file=file_of(self.folder),
-            resume=self.how_to_resume,
+        stopped, why = ending(
+            plan,
+            state.round,
+            claims,
+            ledger,
+            ledger_path(self.folder),
+            self.how_to_resume,
             requested=self.stop_requested,
         )
         updates = sum(round.clients for round in rounds)
         refused = Counter(name for round in rounds for name in round.refused_names)
-        attack = self.training.participants.describe(claims)
+        dishonest = self.training.dishonest
+        attack = None if dishonest is None else dishonest.describe(claims)
+        constant = constant_note(measured["metrics"].get("accuracy"), gate.commonest_share())
         result = {
             "run_dir": str(self.folder),
+            "date": datetime.now(UTC).date().isoformat(),
             "recipe": self.recipe.name,
             "rounds": state.round,
-            "stopped": ending.stopped,
-            "why": str(ending),
+            "stopped": stopped,
+            "why": why,
             **measured,
             **({"attack": attack} if attack else {}),
-            **gate.last_over_clients(history, state.params),
             "claims": [claim.to_dict() for claim in claims],
             "ledger": ledger.head().to_dict(),
             "budget": budget_entry(plan, claims),
             "noise": plan.describe(),
             "timing": gate.timing(seconds, len(rounds), updates),
             "refused": dict(refused.most_common()),
-            "notes": self.remarks + diagnose(history),
+            "notes": self.remarks + diagnose(history) + constant,
         }
         stored = StoredModel.from_training(self.recipe.model, self.training, state.params, claims)
         write_atomic(self.folder / "model.safetensors", stored.to_bytes())
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
-        save_head(self.folder, ledger.note_end(file_digests(self.folder)))
-        write_report(self.folder)
+        write_atomic(self.folder / REPORT, report_html(self.folder, ending=True))
+        head = ledger.note_end(file_digests(self.folder)).to_dict()
+        write_atomic(self.folder / "head.json", json_text(head, indent=2).encode())
         return result
-
-    def _write_metrics(self, history: list[dict[str, Any]]) -> None:
-        """Write `history` to the metrics file, unless it is there."""
-        path, content = self.folder / "metrics.jsonl", "".join(map(json_text, history)).encode()
-        if not path.exists() or path.read_bytes() != content:
-            write_atomic(path, content)
 
     @property
     def how_to_resume(self) -> str:
-        """The command, or the call, that continues this run."""
+        """Return the command, or the Python call, that continues this run, as text."""
         if self.training.data.elsewhere:
             return f"flwr run again, with {self.folder} as the run directory"
         names = {"model": self.recipe.model.name, "data": self.recipe.data.name}
@@ -436,15 +509,12 @@ class Run:
         return f"fedveil.resume({', '.join([repr(str(self.folder)), *own])})"
 
 
-@lru_cache(maxsize=1)
-def _resolved_by() -> str:
-    """The versions, and the kind of machine, that results depend on in their last bits."""
-    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
-    return f"# resolved by {versions} on {platform.system()} {platform.machine()}"
-
-
 def budget_entry(plan: PrivacyPlan, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any] | None:
-    """The result's entry about the budget, None if nothing is claimed."""
+    """Return the entry "budget" of result.json, or None if nothing is claimed.
+
+    Keys: "epsilon" (the limit), "left" (what the `claims` leave of it), both "inf" without a limit,
+    "claim" (the conditions of the limit, as text) and "rounds_permitted" by the plan.
+    """
     claim, limit = budgeted(claims), plan.limit
     if plan.promise is None or claim is None:
         return None

@@ -1,12 +1,10 @@
 """The run directory: its creation, lock, atomic files, stop request and metrics file."""
 
-import fcntl
 import json
 import math
 import os
 import reprlib
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.base.errors import BadInput
+from fedveil.base.platforms import open_unfollowed, take_lock
 
 STOP_FILE = "stop"
 History = list[dict[str, Any]]
@@ -21,12 +20,15 @@ History = list[dict[str, Any]]
 
 _LONGEST_NAME = 100
 _MOST = int(sys.float_info.max)
-_TRIES, _PAUSE = 10, 0.05
-"""Attempts to take the lock, and seconds between them: `in_use` holds it for a moment."""
+_LOCK_SECONDS, _IN_USE_SECONDS = 0.5, 0.001
+"""Seconds to wait for the lock: `in_use` takes it for a moment."""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write to a temporary name, sync, rename: a crash leaves the old file or the new one."""
+    """Write a file, new or in place of an old one: a crash leaves the old file or the new.
+
+    By a temporary name, sync and rename. The file is on disk on return.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as f:
         f.write(content)
@@ -37,7 +39,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a file that the user named. It must not exist."""
+    """Write a file that the user named. Raises BadInput if it exists or cannot be written."""
     if path.exists():
         raise BadInput(f"{path} exists: name another file")
     try:
@@ -47,7 +49,12 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` survive a power cut."""
+    """Sync a folder to disk, so that renames inside it survive a power cut.
+
+    Windows has no such call, and its file system writes renames to a journal.
+    """
+    if sys.platform == "win32":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -56,7 +63,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_run_name(name: str) -> None:
-    """Refuse a recipe name that cannot name a run directory below `runs`."""
+    """Raise BadInput for a recipe name that cannot name a run directory below `runs`."""
     if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()) or "/" in name or name[0] == ".":
         raise BadInput(
             f"name is {reprlib.repr(name)}: it names the run directory, so 1 to {_LONGEST_NAME} "
@@ -65,15 +72,19 @@ def check_run_name(name: str) -> None:
 
 
 def check_free(out: Path) -> None:
-    """Refuse a directory that is not empty."""
+    """Raise BadInput if `out` is a file, or a directory that is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(
             f"--out {out} exists and is not an empty directory: choose another, or --resume {out}"
         )
 
 
-def reserve(out: Path | None, name: str) -> Path:
-    """Create the run directory: `out`, or a new one below `runs` named after the recipe."""
+def make_run_directory(out: Path | None, name: str) -> Path:
+    """Create the run directory and return it: `out`, or runs/NAME-DATE-TIME if `out` is None.
+
+    The latter is below the current directory, with -2, -3, ... appended if it exists. `name` is
+    used for it only. Raises BadInput if it cannot be made, or `out` is a file or not empty.
+    """
     try:
         if out is not None:
             check_free(out)
@@ -91,36 +102,64 @@ def reserve(out: Path | None, name: str) -> Path:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Context manager: lock the run directory. A second process gets `BadInput`."""
-    with (folder / "lock").open("w") as f:
-        for tries in range(_TRIES):
-            try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as e:
-                if tries == _TRIES - 1:
-                    raise BadInput(
-                        f"{folder} is in use by another process: wait for it or use another --out"
-                    ) from e
-                time.sleep(_PAUSE)
-        yield
+def locked(folder: Path, *, drop_stop_request: bool = False) -> Iterator[None]:
+    """Context manager: lock a run directory. Raises BadInput if another process has it locked.
+
+    With `drop_stop_request`, a request to stop (`request_stop`) is removed at the start, when it is
+    left over, and again at the end.
+    """
+    with lock_held(folder / "lock", _LOCK_SECONDS) as free:
+        if not free:
+            raise BadInput(
+                f"{folder} is in use by another process: wait for it or use another --out"
+            )
+        if not drop_stop_request:
+            yield
+            return
+        (folder / STOP_FILE).unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            (folder / STOP_FILE).unlink(missing_ok=True)
+
+
+@contextmanager
+def lock_held(path: Path, seconds: float) -> Iterator[bool]:
+    """Context manager: lock a file, which is made if it is missing. Yields whether that worked.
+
+    Raises BadInput if the file cannot be opened, or its file system has no locks.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as e:
+        raise BadInput(f"{path} cannot be written: {e.strerror}") from e
+    try:
+        try:
+            free = take_lock(descriptor, seconds)
+        except OSError as e:
+            raise BadInput(f"{path} cannot be locked: {e.strerror}") from e
+        yield free
+    finally:
+        os.close(descriptor)
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process has the run directory locked. A lock that cannot be read is nobody's.
+    """Return whether a process has the run directory locked. False if the lock cannot be read.
 
-    The kernel releases a lock when the process that has it ends, however it ends.
+    The system releases a lock when the process that has it ends, however it ends. This function
+    holds a free lock for an instant, and looks twice before it calls a lock taken: the other
+    holder might be this function in another process.
     """
+    path = folder / "lock"
     try:
-        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            descriptor = open_unfollowed(path, os.O_RDWR)
+        except PermissionError:  # a network file system needs the right to write, others do not
+            descriptor = open_unfollowed(path)
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
+        return not take_lock(descriptor, _IN_USE_SECONDS)
     except OSError:
         return False
     finally:
@@ -128,10 +167,10 @@ def in_use(folder: Path) -> bool:
 
 
 def request_stop(folder: Path) -> None:
-    """Ask the run that is going on in `folder` to end after its round, by a file.
+    """Write the file that asks the run in `folder` to end after its current round.
 
-    Anybody who may write the directory may make one. A run checks for it between rounds: the
-    current round is finished, charged and noised as planned.
+    Anybody who may write the directory may do so. A run checks for it between rounds: the current
+    round is finished, charged and noised as planned.
 
     Guarantee: a request ends the training early and changes nothing else. Fewer rounds are charged
     than were planned, and the claim is about those. The run does not read what the file holds.
@@ -146,23 +185,11 @@ def request_stop(folder: Path) -> None:
     write_atomic(folder / STOP_FILE, b"asked to end after this round\n")
 
 
-def stop_requested(folder: Path) -> bool:
-    """Whether there is a request to end the run in `folder`."""
-    return (folder / STOP_FILE).is_file()
-
-
-@contextmanager
-def without_stop_request(folder: Path) -> Iterator[None]:
-    """Context manager: remove a request that is left over, and at the end one that came since."""
-    (folder / STOP_FILE).unlink(missing_ok=True)
-    try:
-        yield
-    finally:
-        (folder / STOP_FILE).unlink(missing_ok=True)
-
-
 def read_metrics(path: Path) -> tuple[History, list[str]]:
-    """The lines up to the first that is damaged, and a remark if there is one."""
+    """Return the lines of metrics.jsonl up to the first damaged one, and a list of remarks.
+
+    The remarks are [] unless a line is damaged. ([], []) if the file is missing.
+    """
     lines: History = []
     if not path.exists():
         return lines, []
@@ -176,7 +203,7 @@ def read_metrics(path: Path) -> tuple[History, list[str]]:
 
 
 def parse_metrics(text: str) -> dict[str, Any] | None:
-    """Parse a line of the metrics file. None if it is not one that a run writes."""
+    """Return a line of the metrics file as a dictionary. None if no run writes such a line."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -195,13 +222,11 @@ def parse_metrics(text: str) -> dict[str, Any] | None:
     return line if (claim is None if line["epsilon"] is None else isinstance(claim, str)) else None
 
 
-def last_round(history: History) -> int:
-    """The last round that was measured."""
-    return int(history[-1]["round"]) if history else 0
-
-
 def json_text(value: dict[str, Any], indent: int | None = None) -> str:
-    """One JSON document, with null in place of numbers that are not finite."""
+    """Return a JSON document and a newline, with null in place of numbers that are not finite.
+
+    `indent` None is one line.
+    """
     try:
         return json.dumps(value, indent=indent, allow_nan=False) + "\n"
     except ValueError:
@@ -209,6 +234,7 @@ def json_text(value: dict[str, Any], indent: int | None = None) -> str:
 
 
 def _without_nan(value: Any) -> Any:
+    """Return a copy of nested dicts and lists with None in place of NaN and infinite floats."""
     if isinstance(value, dict):
         return {key: _without_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):

@@ -5,7 +5,7 @@ server they are refused, because one client can move a median or a choice of row
 clip. Where every report is private by itself they are post-processing, like anything else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,29 +20,34 @@ _COLUMNS = 1 << 22
 
 
 class Aggregate(Protocol):
-    """From the updates of a round to the one that the server steps along."""
+    """A rule that combines the updates of a round into the one that the server steps along."""
 
     def check(self, cohort: float) -> None:
-        """Refuse cohorts of this expected size."""
+        """Raise BadInput if cohorts of this expected size are too small for the rule."""
         ...
 
     def combine(self, updates: torch.Tensor) -> torch.Tensor:
-        """From finite updates [K, P], K at least 1, to one of them or between them, float64 [P]."""
+        """Combine finite updates [K, P], K at least 1, into one, float64 [P]."""
         ...
 
 
 @dataclass(frozen=True)
 class CoordinateMedian:
-    """The median of every coordinate by itself (Yin et al. 2018)."""
+    """The median of every coordinate by itself (Yin et al. 2018).
+
+    With an even number of updates, the median is the mean of the two middle values.
+    """
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: (("aggregate", "median"),)."""
         return (("aggregate", "median"),)
 
     def check(self, cohort: float) -> None:
-        """Any cohort has a median."""
+        """Accept a cohort of any size, and never raise."""
 
     def combine(self, updates: torch.Tensor) -> torch.Tensor:
+        """The median of each column of updates [K, P], float64 [P]."""
         middle = (len(updates) - 1) // 2, len(updates) // 2
         return _by_column(updates, lambda block: block.sort(dim=0).values[list(middle)].mean(dim=0))
 
@@ -51,22 +56,25 @@ class CoordinateMedian:
 class TrimmedMean:
     """The mean of every coordinate without its largest and smallest values (Yin et al. 2018).
 
-    `trim` is the share that is left out at either end, rounded down.
+    `trim` is the share of updates left out at either end. Of K updates, int(trim K) are left out at
+    the top and as many at the bottom.
     """
 
     trim: float = 0.1
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("aggregate", "trimmed-mean") and ("trim", trim)."""
         return (("aggregate", "trimmed-mean"), ("trim", self.trim))
 
     def __post_init__(self) -> None:
         TRIM.check("trim", self.trim)
 
     def check(self, cohort: float) -> None:
-        """Any cohort can be trimmed by less than half."""
+        """Accept a cohort of any size, and never raise."""
 
     def combine(self, updates: torch.Tensor) -> torch.Tensor:
+        """The trimmed mean of each column of updates [K, P], float64 [P]."""
         out = int(self.trim * len(updates))
         return _by_column(
             updates, lambda block: block.sort(dim=0).values[out : len(block) - out].mean(dim=0)
@@ -75,11 +83,12 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Krum:
-    """The update that is nearest to its neighbours (Blanchard et al. 2017).
+    """The mean of the updates that are nearest to their neighbours (Blanchard et al. 2017).
 
-    Each has a score: the sum of its squared distances to the K - `malicious` - 2 updates nearest to
-    it. The mean is taken of the `chosen` updates with the least scores: one is Krum, more are
-    multi-Krum, None is all but `malicious`. A round too small for a score does not move the model.
+    The score of an update is the sum of its squared distances to the K - `malicious` - 2 updates
+    nearest to it. The mean is taken over the `chosen` updates with the lowest scores: 1 is Krum,
+    more is multi-Krum, None is K - `malicious` updates. A round of fewer than `malicious` + 3
+    updates has no scores and does not move the model.
     """
 
     malicious: int
@@ -87,6 +96,7 @@ class Krum:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("aggregate", "krum"), and "malicious" and "chosen" with values."""
         return (("aggregate", "krum"), ("malicious", self.malicious), ("chosen", self.chosen))
 
     def __post_init__(self) -> None:
@@ -95,6 +105,10 @@ class Krum:
             COUNT.check("chosen", self.chosen)
 
     def check(self, cohort: float) -> None:
+        """Raise BadArgument for cohorts of fewer than 2 * malicious + 3 clients.
+
+        Below that size, Krum's bound on malicious updates does not hold.
+        """
         least = 2 * self.malicious + 3
         if cohort < least:
             raise BadArgument(
@@ -104,11 +118,18 @@ class Krum:
             )
 
     def combine(self, updates: torch.Tensor) -> torch.Tensor:
+        """The mean of the updates with the lowest scores, float64 [P].
+
+        All zeros if there are fewer than `malicious` + 3 updates.
+        """
         near = len(updates) - self.malicious - 2
         if near < 1:
             return updates.new_zeros(updates.shape[1], dtype=torch.float64)
-        squares = _squared_distances(updates).fill_diagonal_(torch.inf)
-        scores = squares.sort(dim=1).values[:, :near].sum(dim=1)
+        products = _products(updates)
+        squares = products.diagonal()
+        distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min_(0)
+        distances.fill_diagonal_(torch.inf)
+        scores = distances.sort(dim=1).values[:, :near].sum(dim=1)
         chosen = len(updates) - self.malicious if self.chosen is None else self.chosen
         best = torch.argsort(scores, stable=True)[:chosen]
         return updates[best].double().mean(dim=0)
@@ -116,22 +137,28 @@ class Krum:
 
 @dataclass(frozen=True)
 class Flame:
-    """The mean of the largest cluster by direction, clipped to the median length.
+    """The mean of the largest cluster of updates by direction, each clipped to the median length.
 
-    Clustering and clipping of FLAME (Nguyen et al. 2022), without its noise, which has no claim: a
-    cluster has more than half of the round's updates, by HDBSCAN on cosine distances. Where there
-    is none, all updates count.
+    Clustering and clipping are those of FLAME (Nguyen et al. 2022), without its noise, for which
+    nothing is claimed here. The cluster has more than half of the round's updates, by HDBSCAN on
+    cosine distances. If there is no such cluster, all updates count.
     """
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: (("aggregate", "flame"),)."""
         return (("aggregate", "flame"),)
 
     def check(self, cohort: float) -> None:
+        """Raise BadInput for cohorts of fewer than 3 clients, which have no clusters."""
         if cohort < 3:
             raise BadInput(f"a round has {cohort:g} clients: clusters need at least 3")
 
     def combine(self, updates: torch.Tensor) -> torch.Tensor:
+        """The mean of the cluster's updates, each scaled down to the median length, float64 [P].
+
+        The median length is that of all updates, including those outside the cluster.
+        """
         norms = updates.double().norm(dim=1)
         kept = _largest_cluster(updates, norms)
         scale = (norms.median() / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
@@ -140,7 +167,11 @@ class Flame:
 
 
 def _largest_cluster(updates: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-    """Which updates are in the cluster of more than half of them, all if there is none."""
+    """Mask of the updates in the cluster of more than half of all updates, bool [K].
+
+    All True if there is no such cluster, and with fewer than 3 updates. `norms` are the updates'
+    lengths, float64 [K].
+    """
     from sklearn.cluster import HDBSCAN  # half a second, for this aggregate only
 
     everyone = torch.ones(len(updates), dtype=torch.bool)
@@ -161,14 +192,8 @@ def _largest_cluster(updates: torch.Tensor, norms: torch.Tensor) -> torch.Tensor
     return found if bool(found.any()) else everyone
 
 
-def _squared_distances(updates: torch.Tensor) -> torch.Tensor:
-    products = _products(updates)
-    squares = products.diagonal()
-    return (squares[:, None] + squares[None, :] - 2 * products).clamp_min_(0)
-
-
 def _products(updates: torch.Tensor) -> torch.Tensor:
-    """All inner products, float64 [K, K]."""
+    """The inner products of all pairs of updates, float64 [K, K]."""
     total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for block in _blocks(updates):
         wide = block.double()
@@ -176,16 +201,13 @@ def _products(updates: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _blocks(updates: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The updates by columns, so that what is computed of them stays small."""
-    yield from torch.split(updates, max(1, _COLUMNS // max(1, len(updates))), dim=1)
+def _blocks(updates: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Split updates [K, P] into views of a few columns, to keep their float64 copies small."""
+    return torch.split(updates, max(1, _COLUMNS // max(1, len(updates))), dim=1)
 
 
-def _by_column(updates: torch.Tensor, of: "Columns") -> torch.Tensor:
-    return torch.cat([of(block.double()) for block in _blocks(updates)])
-
-
-class Columns(Protocol):
-    """From columns [K, p] to one value each, [p]."""
-
-    def __call__(self, block: torch.Tensor) -> torch.Tensor: ...
+def _by_column(
+    updates: torch.Tensor, combine: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Apply `combine`, float64 [K, p] to [p], to blocks of columns, and join the results to [P]."""
+    return torch.cat([combine(block.double()) for block in _blocks(updates)])

@@ -5,19 +5,19 @@ once, in the plan; what a training is given besides is held to it here.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from fedveil.base.checks import ANY_COUNT, COUNT, SEED, check_workers, one_of, shown
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import Unit
-from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import MOST_RECORDS, NoisySteps
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.gradients.modes import Mode
-from fedveil.training.server import Weights
-from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork, OneGradient
+from fedveil.training.server import RateSchedule, ServerOptimizer, Weights
+from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork, OneGradient, SiteSum
 
 _STEPS_LOOKED_AT = 1 << 16
 _ROUNDING = 1e-9
@@ -25,9 +25,14 @@ _SPREAD = 6.0
 
 
 def check_agreement(
-    plan: PrivacyPlan, work: ClientWork, task: Task, data: FederatedData, weights: Weights
+    plan: PrivacyPlan,
+    work: ClientWork,
+    server: ServerOptimizer,
+    task: Task,
+    data: FederatedData,
+    weights: Weights,
 ) -> None:
-    """Refuse what the plan's account is not about.
+    """Raise BadInput for parts of a training that the plan does not account for.
 
     | given | refused unless |
     |---|---|
@@ -39,16 +44,22 @@ def check_agreement(
     | a clip per gradient | the work is `ClientSgd`, and its rates add up to what is accounted |
     | a median of norms | the work is one gradient, whose norm is not clipped before |
     | ranges, secure noise | the model has as many parameters as are accounted |
+    | DP-SGD with secure noise | no client has more records than nominal, or than 2^24 |
     | a claim of secure noise | the plan was made by `with_secure_noise` |
     | weights by examples | nothing is claimed about how many records a client has |
+    | learning rates over the rounds | they are for the plan's number of rounds |
     """
     plan.check_lines()
     if plan.population != data.clients:
         raise BadInput(
             f"the plan is for {plan.population} clients and the data have {data.clients}"
         )
-    if plan.secure:
-        _check_secure(plan)
+    if plan.secure and (plan.parameters is None or any(not line.slip for line in plan.lines)):
+        # such claims are made by `with_secure_noise`, which pays for the sampler
+        raise BadInput(
+            "the plan claims secure noise and was not made for it: use planned_for and "
+            "with_secure_noise"
+        )
     if plan.parameters is not None and plan.parameters != task.size:
         raise BadInput(
             f"the plan accounts for {plan.parameters:,} parameters and the model has "
@@ -71,27 +82,39 @@ def check_agreement(
     reason = plan.release.requires.equal_weights
     if weights is Weights.EXAMPLES and reason:
         raise BadInput(f"server.weights is 'examples' {reason}: use 'uniform'")
-    _check_steps(plan, work)
-    if plan.schedule is not None:
-        _check_schedule(plan.schedule, plan.rounds, work)
+    _check_work(plan, work)
+    if plan.secure and plan.steps is not None:
+        _check_secure_steps(plan.steps, data)
+    for name, part in (("work", work), ("server", server)):
+        rates = getattr(part, "schedule", None)
+        if isinstance(rates, RateSchedule) and rates.rounds != plan.rounds:
+            raise BadInput(
+                f"the {name}'s learning rate is for {rates.rounds} rounds and the plan has "
+                f"{plan.rounds}: make its schedule for those"
+            )
 
 
 def check_aggregate(
     aggregate: Aggregate, plan: PrivacyPlan, task: Task, weights: Weights, memory: int
 ) -> None:
-    """Refuse an aggregate of rows that a claim, weights or the memory do not allow.
+    """Raise BadInput for an aggregate that a claim, the weights or the memory do not allow.
+
+    `memory` is in MiB.
 
     | given | refused if |
     |---|---|
-    | noise for the sum, a shuffler | always: the claim, or what a server sees, is a sum |
+    | a class, or an object without `check` and `combine` | always |
+    | noise for the sum, a shuffler, sites | always: a claim, or what a server sees, is a sum |
     | weights by examples | always: rows count alike |
+    | a cohort too small for the rule | its `check` says so |
     | a cohort of which the rows do not fit | they take more than `memory` MiB |
     """
     for method in ("check", "combine"):
         if isinstance(aggregate, type) or not callable(getattr(aggregate, method, None)):
             raise BadInput(f"aggregate is {shown(aggregate)}: an instance of Krum or another")
     name = type(aggregate).__name__
-    reason = plan.release.requires.only_sum
+    requires = plan.release.requires
+    reason = requires.only_sum or requires.all_honest
     if reason:
         raise BadInput(
             f"the aggregate {name} looks at updates one by one and {reason}: use "
@@ -109,30 +132,27 @@ def check_aggregate(
         )
 
 
-def _check_secure(plan: PrivacyPlan) -> None:
-    """Claims of secure noise are made by `with_secure_noise`, which pays for the sampler."""
-    if plan.parameters is None or any(not line.slip for line in plan.lines):
+def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
+    """Raise BadInput for local work whose noisy steps, gradients or rates are not the plan's.
+
+    DP-SGD and sites protect inside the work, which must be the plan's own and take its steps.
+    """
+    steps, schedule = plan.steps, plan.schedule
+    right = SiteSum if plan.release.requires.sends_sum else ClientDpSgd
+    fits = not isinstance(work, ClientDpSgd | SiteSum) if steps is None else type(work) is right
+    if not fits:
         raise BadInput(
-            "the plan claims secure noise and was not made for it: use planned_for and "
-            "with_secure_noise"
+            "client.kind 'dp-sgd' and noise.where 'training' go together, and so do sums of sites "
+            "(SiteSum) and noise.where 'site'"
         )
-
-
-def _check_steps(plan: PrivacyPlan, work: ClientWork) -> None:
-    """DP-SGD protects inside the work, so that the work is ours and takes the plan's steps."""
-    steps = plan.steps
-    if steps is None and not isinstance(work, ClientDpSgd):
-        return
-    if steps is None or type(work) is not ClientDpSgd:
-        raise BadInput("client.kind 'dp-sgd' and noise.where 'training' go together")
-    if work.noisy != steps:
+    if isinstance(work, ClientDpSgd | SiteSum) and work.noisy != steps:
+        made = "SiteSum(plan.steps)" if right is SiteSum else "ClientDpSgd(plan.steps, lr=...)"
         raise BadInput(
             f"the plan accounts for {steps} and the work takes {work.noisy}: make the work as "
-            "ClientDpSgd(plan.steps, lr=...)"
+            f"{made}"
         )
-
-
-def _check_schedule(schedule: ClipSchedule, rounds: int, work: ClientWork) -> None:
+    if schedule is None:
+        return
     if schedule.needs_raw_gradients and not isinstance(work, OneGradient):
         raise BadInput(
             "clip.kind 'median' needs the norms of unclipped gradients: use client.kind = "
@@ -142,7 +162,9 @@ def _check_schedule(schedule: ClipSchedule, rounds: int, work: ClientWork) -> No
         return
     if not isinstance(work, ClientSgd):
         raise BadInput("clip.each = 'gradient' needs client.kind = 'sgd'")
-    for round in _looked_at(rounds, work.batches.steps or 1):
+    # all rounds, or as many as can be checked quickly, and the last
+    quick = min(plan.rounds, max(1, _STEPS_LOOKED_AT // (work.batches.steps or 1)))
+    for round in (*range(1, quick + 1), plan.rounds):
         taken, accounted = work.reach(round), schedule.rates_allowed(round) or 0.0
         if taken > accounted * (1 + _ROUNDING):
             raise BadInput(
@@ -151,29 +173,28 @@ def _check_schedule(schedule: ClipSchedule, rounds: int, work: ClientWork) -> No
             )
 
 
-def _looked_at(rounds: int, steps: int) -> Iterator[int]:
-    """The rounds to check: all, or as many as can be checked quickly, and the last."""
-    yield from range(1, min(rounds, max(1, _STEPS_LOOKED_AT // steps)) + 1)
-    yield rounds
+def _check_secure_steps(steps: NoisySteps, data: FederatedData) -> None:
+    """Refuse clients whose batches may have more records than slots.
+
+    Numbers of records are public, or at most the nominal one, which is then a cap.
+    """
+    if steps.nominal is not None and steps.nominal > MOST_RECORDS:
+        raise BadInput(f"nominal is {steps.nominal}: with secure noise {MOST_RECORDS} at most")
+    most = MOST_RECORDS if steps.nominal is None else steps.nominal
+    largest = int(data.sizes.max())
+    if largest > most:
+        name = "nominal is" if steps.nominal is not None else "the most are"
+        raise BadInput(
+            f"client {data.client_name(int(data.sizes.argmax()))!r} has {largest} records and "
+            f"{name} {most}: with secure noise a batch has slots for no more; raise nominal, or "
+            "leave records out (data.most_records)"
+        )
 
 
-def check_arguments(
-    *,
-    task: object,
-    data: object,
-    plan: object,
-    work: object,
-    server: object,
-    weights: object,
-    seed: object,
-    mode: object,
-    chunk: object,
-    memory: object,
-    workers: object,
-    every: object,
-    clients_every: object,
-) -> None:
-    """Refuse arguments of `Training` of a wrong type or out of range, each by itself.
+def check_arguments(arguments: Mapping[str, object]) -> None:
+    """Raise BadInput for arguments of `Training` of a wrong type or out of range, each by itself.
+
+    `arguments` maps the names of all fields of `Training` to their values.
 
     | edge | behaviour |
     |---|---|
@@ -181,27 +202,23 @@ def check_arguments(
     | seed, chunk, memory, workers or every that is not whole | BadInput |
     | work or server that is a class and not one of its instances | BadInput |
     """
-    for name, value, kind in (
-        ("task", task, Task),
-        ("data", data, FederatedData),
-        ("plan", plan, PrivacyPlan),
-    ):
+    for name, kind in (("task", Task), ("data", FederatedData), ("plan", PrivacyPlan)):
+        value = arguments[name]
         if not isinstance(value, kind) or (kind is PrivacyPlan and type(value) is not kind):
             raise BadInput(f"{name} is {shown(value)}: a {kind.__name__} is needed")
-    _check_method("work", work, "updates", "ClientSgd, ClientDpSgd or OneGradient")
-    _check_method("server", server, "step", "SgdServer, AdamServer or another server optimiser")
-    one_of("weights", weights, Weights)
-    if mode is not None:
-        one_of("mode", mode, Mode)
-    SEED.check("seed", seed)
-    ANY_COUNT.check("chunk", chunk)
-    COUNT.check("memory", memory)
-    check_workers("workers", workers)
-    COUNT.check("every", every)
-    if clients_every is not None:
-        COUNT.check("clients_every", clients_every)
-
-
-def _check_method(name: str, value: object, method: str, such: str) -> None:
-    if isinstance(value, type) or not callable(getattr(value, method, None)):
-        raise BadInput(f"{name} is {shown(value)}: an instance of {such} is needed")
+    for name, method, such in (
+        ("work", "updates", "ClientSgd, ClientDpSgd or OneGradient"),
+        ("server", "step", "SgdServer, AdamServer or another server optimiser"),
+    ):
+        value = arguments[name]
+        if isinstance(value, type) or not callable(getattr(value, method, None)):
+            raise BadInput(f"{name} is {shown(value)}: an instance of {such} is needed")
+    one_of("weights", arguments["weights"], Weights)
+    if arguments["mode"] is not None:
+        one_of("mode", arguments["mode"], Mode)
+    check_workers("workers", arguments["workers"])
+    limits = {"seed": SEED, "chunk": ANY_COUNT, "memory": COUNT, "every": COUNT}
+    if arguments["clients_every"] is not None:
+        limits["clients_every"] = COUNT
+    for name, limit in limits.items():
+        limit.check(name, arguments[name])

@@ -1,5 +1,6 @@
 """The records of K clients as one padded array, and the batches of their local steps."""
 
+import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,8 +12,8 @@ import torch
 from fedveil.base.checks import BATCH, STEPS
 from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated, named_values
-from fedveil.base.inputs import Inputs, mapped, taken
-from fedveil.data.federated import Array, FederatedData
+from fedveil.base.inputs import mapped, taken
+from fedveil.data.federated import FederatedData
 from fedveil.models.task import Features
 from fedveil.privacy.noise.streams import KeySource, bits, bits_at
 
@@ -54,23 +55,24 @@ class CohortData:
         object.__setattr__(self, "longest", int(sizes.max(initial=1)))
 
     def __len__(self) -> int:
+        """The number of clients, K."""
         return len(self.ids)
 
     @cached_property
     def x(self) -> Features:
-        """Records, [K, longest, ...], or a dictionary of such tensors for named inputs."""
+        """The records, [K, longest, ...], or a dictionary of such tensors for named inputs."""
         return mapped(self._rows, self.data.x)
 
     @cached_property
     def y(self) -> torch.Tensor:
-        """Targets, [K, longest, ...]."""
+        """The targets, [K, longest, ...]."""
         return self._rows(self.data.y)
 
     def _rows(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """[K, longest, ...] of `array`, aligned to a cache line as torch's own tensors are.
+        """The clients' records in `array`, as a copy [K, longest, ...] aligned to a cache line.
 
-        The last bits of a product may depend on the alignment of its factors. This way it is the
-        same for a client's records wherever they were stored.
+        `array` holds one entry per record of all clients, such as `data.y`. The last bits of a
+        product may depend on the alignment of its factors, so all copies have the same alignment.
         """
         starts, sizes, longest = self.data.offsets[self.owners], self.sizes, self.longest
         last = len(array) - longest
@@ -95,20 +97,36 @@ class CohortData:
         padded = torch.from_numpy(out)
         return padded if padded.data_ptr() % _ALIGNMENT == 0 else padded.clone()
 
+    def gather(self, index: torch.Tensor) -> "CohortData":
+        """The same clients with no records but those at `index` [K, B] of each, in that order.
+
+        Only these are copied. For work that takes one step.
+        """
+        rows = self.data.offsets[self.owners][:, None] + index.numpy()
+        few = copy.copy(self)
+        vars(few).update(
+            longest=index.shape[1],
+            x=mapped(lambda array: torch.from_numpy(array[rows]), self.data.x),
+            y=torch.from_numpy(self.data.y[rows]),
+        )
+        return few
+
     @property
     def weights(self) -> torch.Tensor:
-        """Weights by number of records, float64 [K]."""
+        """The clients' numbers of records, as weights in a mean, float64 [K]."""
         return torch.from_numpy(self.sizes.astype(np.float64))
-
-
-def tensors(inputs: Inputs[Array]) -> Features:
-    """A copy of records as tensors."""
-    return mapped(torch.tensor, inputs)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The source of the dropout keys for the records of one local step of a cohort."""
+    """The source of the dropout keys for the records of one local step of a cohort.
+
+    Attributes:
+        key_source: The streams of the training.
+        round: The round.
+        ids: The clients, [K].
+        step: The local step, counted from 0.
+    """
 
     key_source: KeySource
     round: int
@@ -116,7 +134,7 @@ class Draws:
     step: int
 
     def record_keys(self, index: Ids) -> torch.Tensor:
-        """One key per record, int64 [K, B], for the records `index` [K, B] of each client.
+        """One dropout key per record, int64 [K, B], for the records `index` [K, B] of each client.
 
         A key is a pure function of (streams, round, client, step, the record's index in its
         client). It does not depend on the rest of the batch or cohort.
@@ -126,32 +144,39 @@ class Draws:
 
 
 class Batch:
-    """The records that K clients use in one local step.
+    """The records that K clients use in one local step, at most B each.
 
     Attributes:
-        index: Indices [K, B] of the records in their clients. None means all records in order, so
-            that nothing need be copied.
-        mask: [K, B], 0 on padding and for idle clients.
-        draws: The source of dropout keys.
+        index: Indices [K, B] of the records in their clients. None means all records in order,
+            which are then not copied.
+        draws: The source of dropout keys, None if the model needs none.
     """
 
     def __init__(
         self, index: torch.Tensor | None, mask: torch.Tensor, draws: Draws | None = None
     ) -> None:
         self.index, self._mask, self.draws = index, mask, draws
+        self._places = index
 
     @property
     def mask(self) -> torch.Tensor:
+        """1 for records and 0 for padding and idle clients, float32 [K, B]."""
         return self._mask
 
     def select(self, values: torch.Tensor) -> torch.Tensor:
-        """The step's part [K, B, ...] of values [K, n, ...], one for each record."""
+        """This step's part [K, B, ...] of `values`, which are of all records, [K, n, ...].
+
+        With `index` None it is `values` itself, not a copy.
+        """
         if self.index is None:
             return values
         return values[torch.arange(len(values))[:, None], self.index]
 
     def scatter(self, values: torch.Tensor, records: int) -> torch.Tensor:
-        """The reverse of `select`: [K, records, ...] with zeros for records not in this step."""
+        """The reverse of `select`: this step's values [K, B, ...], put into [K, records, ...].
+
+        Records that are not in this step have zeros. With `index` None it is `values` itself.
+        """
         if self.index is None:
             return values
         out = values.new_zeros(len(values), records, *values.shape[2:])
@@ -159,7 +184,10 @@ class Batch:
         return out.index_put_((rows, self.index), values, accumulate=True)
 
     def client_records(self, cohort: CohortData, k: int) -> tuple[Features, torch.Tensor]:
-        """The records and targets of client k, without padding."""
+        """The records and targets of client `k` (a row of `cohort`) in this step, without padding.
+
+        They may be views of the cohort's tensors.
+        """
         real = self.mask[k] > 0
         x, y = taken(cohort.x, k), cohort.y[k]
         if self.index is not None:
@@ -170,14 +198,26 @@ class Batch:
 
     @cached_property
     def dropout_keys(self) -> torch.Tensor:
-        """The records' keys for dropout, int64 [K, B]."""
+        """The records' keys for dropout, int64 [K, B]. AssertionError without `draws`."""
         if self.draws is None:
             raise AssertionError("the model has dropout and this batch has no source of keys")
         index = np.broadcast_to(np.arange(self.mask.shape[1]), self.mask.shape)
-        return self.draws.record_keys(index if self.index is None else self.index.numpy())
+        return self.draws.record_keys(index if self._places is None else self._places.numpy())
+
+    def gathered(self) -> "Batch":
+        """The same batch for a cohort that holds its records alone (`CohortData.gather`).
+
+        Dropout keys stay those of the records' places in their clients.
+        """
+        other = Batch(None, self.mask, self.draws)
+        other._places = self.index
+        return other
 
     def with_draws(self, draws: Draws) -> "Batch":
-        """The same records with other dropout keys."""
+        """A batch of the same records with the dropout keys of `draws`.
+
+        It shares this batch's tensors.
+        """
         other = object.__new__(type(self))  # once per step: `copy` takes five times as long
         vars(other).update(vars(self), draws=draws)
         vars(other).pop("dropout_keys", None)
@@ -185,58 +225,74 @@ class Batch:
 
     @cached_property
     def weights(self) -> torch.Tensor:
-        """The weight of each record in its client's mean: [K, B], zeros for idle clients."""
+        """The weight of each record in its client's mean, [K, B].
+
+        Rows of idle clients are zeros.
+        """
         return self.mask / self.mask.sum(dim=1, keepdim=True).clamp_min(1)
 
     def zero_idle_(self, rows: torch.Tensor) -> torch.Tensor:
-        """Set the rows of idle clients to zero: weights of 0 do not, where a loss overflows."""
-        if not self._all_working:
-            rows[~self.working] = 0.0
+        """Set the rows [K, ...] of idle clients to zero, in place, and return `rows`.
+
+        Weights of 0 are not enough where a loss overflows.
+        """
+        if self.idle is not None:
+            rows[self.idle] = 0.0
         return rows
 
     @cached_property
-    def _all_working(self) -> bool:
-        return bool(self.working.all())
+    def idle(self) -> torch.Tensor | None:
+        """Mask of the clients without records in this step, bool [K].
 
-    @cached_property
-    def working(self) -> torch.Tensor:
-        """Which clients have records in this step: bool [K]."""
-        return self.mask.amax(dim=1) > 0
+        None if every client has some.
+        """
+        idle = self.mask.amax(dim=1) == 0
+        return idle if bool(idle.any()) else None
 
 
 class FullBatch(Batch):
-    """All records of every working client. The mask is made on first access.
+    """A batch of all records of every client that is not idle. The mask is made on first access.
 
-    Attributes:
+    Args:
         sizes: Number of records [K], 0 for an idle client.
         longest: Width of the padded records.
+        draws: The source of dropout keys.
     """
 
     def __init__(self, sizes: Ids, longest: int, draws: Draws | None = None) -> None:
-        self.index, self.draws = None, draws
+        self.index, self._places, self.draws = None, None, draws
         self._sizes, self._longest = sizes, longest
 
     def client_records(self, cohort: CohortData, k: int) -> tuple[Features, torch.Tensor]:
+        """All records and targets of client `k` (a row of `cohort`), without padding.
+
+        Both are empty if the client is idle.
+        """
         if self._sizes[k] == self._longest:
             return taken(cohort.x, k), cohort.y[k]
         return super().client_records(cohort, k)
 
     @cached_property
     def mask(self) -> torch.Tensor:
+        """1 for records and 0 for padding and idle clients, float32 [K, longest]."""
         real = np.arange(self._longest)[None, :] < self._sizes[:, None]
         return torch.from_numpy(real.astype(np.float32))
 
     @cached_property
-    def working(self) -> torch.Tensor:
-        return torch.from_numpy(self._sizes > 0)
+    def idle(self) -> torch.Tensor | None:
+        """Mask of the clients whose size is 0, bool [K]. None if there are none."""
+        idle = self._sizes == 0
+        return torch.from_numpy(idle) if idle.any() else None
 
 
 @dataclass(frozen=True)
 class Batches:
     """`epochs` passes over each client's records, or exactly `steps` batches, shuffled per pass.
 
-    `size` 0 is the full batch. A client with n records has ceil(n / size) batches per pass, the
-    last one shorter. The order of client c in pass e is a pure function of (seed, round, c, e).
+    `size` is the number of records per batch, 0 for all of a client's records. A client with n
+    records has ceil(n / size) batches per pass, and the last one may be shorter. The order of
+    client c's records in pass e is a pure function of (seed, round, c, e). Exactly one of `epochs`
+    and `steps` must be given (BadArgument).
     """
 
     size: int
@@ -245,6 +301,7 @@ class Batches:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("batches", "shuffled"), and "size", "epochs" and "steps" with values."""
         return (("batches", "shuffled"), *named_values(self, "size", "epochs", "steps"))
 
     def __post_init__(self) -> None:
@@ -256,7 +313,7 @@ class Batches:
         BATCH.check("size", self.size)
 
     def for_round(self, ids: Ids, sizes: Ids, round: int, streams: KeySource) -> "RoundBatches":
-        """The batches of a cohort with `sizes` [K] records in `round`."""
+        """The batches in `round` of the clients `ids` [K], which have `sizes` [K] records."""
         return RoundBatches(self, ids, sizes, round, streams)
 
 
@@ -264,7 +321,7 @@ class RoundBatches:
     """The batches of a cohort in one round.
 
     Attributes:
-        steps: Number of local steps of the client that takes most.
+        steps: The largest number of local steps that any of the clients takes.
     """
 
     def __init__(
@@ -281,7 +338,10 @@ class RoundBatches:
         self._all: Batch | None = None
 
     def batch(self, step: int) -> Batch:
-        """The records that each client uses in local step `step`."""
+        """The batch of local step `step`, counted from 0.
+
+        Clients that have taken all their steps are idle in it.
+        """
         draws = Draws(self._streams, self._round, self._ids, step)
         working = step < self._last
         if self._width == self._longest:
@@ -298,7 +358,11 @@ class RoundBatches:
         return Batch(torch.from_numpy(index), torch.from_numpy(real.astype(np.float32)), draws)
 
     def _order(self, passes: Ids) -> Ids:
-        """The order of each client's records in its pass `passes` [K]: [K, n], padding last."""
+        """The indices of each client's records in shuffled order, [K, n], padding last.
+
+        `passes` [K] is the pass, counted from 0, that each client is in. Only the orders of these
+        passes are kept in memory.
+        """
         wanted = {int(e) for e in np.unique(passes)}
         self._orders = {e: order for e, order in self._orders.items() if e in wanted}
         for e in wanted - self._orders.keys():

@@ -14,14 +14,19 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import one_thread
-from fedveil.base.inputs import Inputs, taken
+from fedveil.base.inputs import Inputs, mapped, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.data.provenance import PUBLIC, by_record
 from fedveil.models.memory import is_plain_function
-from fedveil.models.metrics import OVER_CLIENTS, Metric, is_of_numbers, no_value
-from fedveil.models.task import Measurements, Task
+from fedveil.models.metrics import (
+    OVER_CLIENTS,
+    Measurements,
+    Metric,
+    is_of_numbers,
+    why_unmeasurable,
+)
+from fedveil.models.task import Task
 from fedveil.privacy.priced_metrics import LOSS
-from fedveil.training.cohort import tensors
 
 BATCH = 1000
 _OUTPUTS = 1 << 24
@@ -36,12 +41,15 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BatchMetrics:
-    """What the metrics need to know of one batch of the test split.
+    """Sums and arrays from one batch of the test split, from which metrics are computed.
+
+    A metric is either in `sums` or in `statistics`.
 
     Attributes:
         records: Number of records.
-        sums: Sum over the records of each metric that is a mean over records.
-        statistics: Arrays that each other metric keeps of the records.
+        sums: By name, the sum over the records of the loss and of each metric that is a mean over
+            records.
+        statistics: By name, the arrays that any other metric keeps of the records.
     """
 
     records: int
@@ -52,17 +60,25 @@ class BatchMetrics:
 def evaluate(
     task: Task, params: torch.Tensor, data: FederatedData, batch: int = BATCH
 ) -> dict[str, float]:
-    """Loss and metrics over the test split, means summed in float64. Empty without a test split."""
-    check_kept(task, data)
+    """Loss and metrics over the test split, by name, means summed in float64.
+
+    {} without a test split. `batch` is the largest number of records measured at once. Raises
+    BadInput if a metric would keep too much of the split (`check_kept`).
+    """
+    if any(isinstance(metric, Metric) for metric in task.measures.values()):
+        check_kept(task, data)
     with one_thread():
         batches = [
             measure_batch(task, params, data, part) for part in evaluation_batches(data, batch)
         ]
-        return combined_metrics(task, batches)
+        return combine_metrics(task, batches)
 
 
 def evaluation_batches(data: FederatedData, batch: int = BATCH) -> list[slice]:
-    """The test split in slices of `batch` records, fewer where a record has many outputs."""
+    """The test split in slices of `batch` records, fewer where a record has many outputs.
+
+    The last slice may reach beyond the end. [] without a test split.
+    """
     batch = max(1, min(batch, _OUTPUTS // math.prod(data.target.output_shape)))
     return [slice(a, a + batch) for a in range(0, len(data.test_y), batch)]
 
@@ -70,14 +86,20 @@ def evaluation_batches(data: FederatedData, batch: int = BATCH) -> list[slice]:
 def measure_batch(
     task: Task, params: torch.Tensor, data: FederatedData, batch: slice
 ) -> BatchMetrics:
-    """Measure one batch of the test split."""
+    """Measure a model with parameters `params` [P] on the test records in the slice `batch`.
+
+    The result is one of the batches that `combine_metrics` takes.
+    """
     measured = _measure(task, params, data.test_x, data.test_y, batch)
     sums = {name: float(each.double().sum()) for name, each in measured.per_example.items()}
     return BatchMetrics(len(data.test_y[batch]), sums, measured.batch_statistics)
 
 
-def combined_metrics(task: Task, batches: Sequence[BatchMetrics]) -> dict[str, float]:
-    """The metrics over all batches, in the task's order."""
+def combine_metrics(task: Task, batches: Sequence[BatchMetrics]) -> dict[str, float]:
+    """The values of the loss and the metrics over all batches, by name, in the task's order.
+
+    {} without batches.
+    """
     metrics: dict[str, float] = {}
     if not batches:
         return metrics
@@ -92,24 +114,29 @@ def combined_metrics(task: Task, batches: Sequence[BatchMetrics]) -> dict[str, f
 
 
 def check_measurable(task: Task, data: FederatedData) -> None:
-    """Refuse metrics that tell no models apart on this test split, or keep too much of it."""
+    """Raise BadInput for a metric that has no value on this test split, or keeps too much of it.
+
+    Without a test split nothing is refused.
+    """
     if not len(data.test_y):
         return
     for name, metric in task.measures.items():
-        reason = no_value(metric, data.classes, data.test_y)
+        reason = why_unmeasurable(metric, data.classes, data.test_y)
         if reason:
             raise BadInput(f"metric {name!r} {reason}: leave it out")
-    check_kept(task, data)
+    if any(isinstance(metric, Metric) for metric in task.measures.values()):
+        check_kept(task, data)
 
 
 def check_kept(task: Task, data: FederatedData) -> None:
-    """Refuse metrics that would keep more of the test split than `MOST_KEPT` bytes.
+    """Raise BadInput for a metric that would keep more than `MOST_KEPT` bytes of the test split.
 
-    The bytes per record are estimated from a few records, less what a single record takes: sums are
-    as long for one record as for many.
+    The bytes per record are estimated on the first records, less the bytes that a single record
+    takes: arrays of sums are as long for one record as for many. With fewer than two test records
+    nothing is refused.
     """
     few = min(_FEW, len(data.test_y))
-    if few < 2 or not any(isinstance(metric, Metric) for metric in task.measures.values()):
+    if few < 2:
         return
     one, many = (
         _measure(task, task.parameters, data.test_x, data.test_y, slice(n)).batch_statistics
@@ -129,23 +156,30 @@ def check_kept(task: Task, data: FederatedData) -> None:
 def _measure(
     task: Task, params: torch.Tensor, x: Inputs[Array], y: Array, rows: slice | Rows
 ) -> Measurements:
+    """Measure a model of parameters `params` on the records `rows` of x and y, without autograd."""
     with torch.inference_mode():
-        return task.measure_batch(params, tensors(taken(x, rows)), torch.tensor(y[rows]))
+        here = mapped(torch.tensor, taken(x, rows))
+        return task.measure_batch(params, here, torch.tensor(y[rows]))
 
 
 @dataclass(frozen=True)
 class ClientSums:
-    """Sums of each metric over a slice of the clients' records, for the clients from `first` on."""
+    """Sums of each metric over a slice of the clients' records, for one client after the other.
+
+    Attributes:
+        first: The client of the slice's first record.
+        sums_by_client: By metric, one sum for each client from `first` on that has records in it.
+    """
 
     first: int
     sums_by_client: dict[str, npt.NDArray[np.float64]]
 
 
 def over_clients(task: Task, params: torch.Tensor, data: FederatedData) -> dict[str, float]:
-    """Loss and metrics across clients, on their own records: for simulations.
+    """Loss and metrics across clients, on their own records, in the form of `client_spread`.
 
-    It is computed from private data in the clear: a diagnostic, not a release. It exists only where
-    the user asked for it and noise is seeded.
+    Computed from private data in the clear: a diagnostic of simulations, not a release. Call it
+    only where the user asked for it and noise is seeded.
     """
     with one_thread():
         slices = record_slices(data)
@@ -153,14 +187,20 @@ def over_clients(task: Task, params: torch.Tensor, data: FederatedData) -> dict[
 
 
 def record_slices(data: FederatedData, batch: int = BATCH) -> list[slice]:
-    """The clients' records in slices, regardless of whose they are."""
+    """Slices of `batch` records that cover all clients' records.
+
+    A slice may span several clients.
+    """
     return [slice(a, min(a + batch, data.records)) for a in range(0, data.records, batch)]
 
 
 def measure_clients(
     task: Task, params: torch.Tensor, data: FederatedData, piece: slice
 ) -> ClientSums:
-    """Measure a slice of the clients' records, summed by client."""
+    """The sums of each metric over the clients' records in the slice `piece`, client by client.
+
+    Metrics that are not means over records are left out.
+    """
     each = _measure(task, params, data.x, data.y, piece).per_example
     first, last = np.searchsorted(data.offsets, [piece.start, piece.stop - 1], side="right") - 1
     begins = np.maximum(data.offsets[first : last + 1] - piece.start, 0)
@@ -169,9 +209,12 @@ def measure_clients(
 
 
 def client_spread(data: FederatedData, pieces: Iterable[ClientSums]) -> dict[str, float]:
-    """Means over clients, each counting once: of all, of the lowest and of the highest tenth.
+    """Each metric's mean per client, averaged over all clients and over the extreme tenths of them.
 
-    Metrics that are no means over records have no value for a client with few.
+    The keys are "<prefix><metric>/mean", ".../lowest_decile" and ".../highest_decile", with the
+    prefix `OVER_CLIENTS`. Every client counts once. A tenth is rounded up to whole clients. Metrics
+    that are not means over records are left out: they have no value for a client with few records.
+    `pieces` must be the sums of all slices of `record_slices`.
     """
     totals: dict[str, npt.NDArray[np.float64]] = {}
     for piece in pieces:
@@ -190,14 +233,17 @@ def client_spread(data: FederatedData, pieces: Iterable[ClientSums]) -> dict[str
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """Records in the order of their owners.
+    """Records in the order of their owners, on which priced metrics are measured.
 
     Attributes:
-        x, y: Arrays that hold the records, in any order.
+        x: An array that holds the records, in any order.
+        y: An array that holds the targets, in the same order.
         record_rows: Indices of the records in `x` and `y`, owner by owner.
         offsets: Owner k has `record_rows[offsets[k]:offsets[k + 1]]`.
-        of_clients: The owners are clients of the training. Otherwise nobody trains on the records.
-        single_records: Every record counts as an owner, since it is unknown which belong together.
+        of_clients: True if the owners are clients of the training. If False, nobody trains on the
+            records.
+        single_records: True if every record counts as an owner, since it is unknown which records
+            belong to the same person.
     """
 
     x: Inputs[Array]
@@ -211,7 +257,7 @@ class Owners:
         return len(self.offsets) - 1
 
 
-def measured_owners(data: FederatedData) -> Owners:
+def owners_to_measure(data: FederatedData) -> Owners:
     """The owners on whose records priced metrics are measured, each with at least one record.
 
     Held-out owners where there are any. Otherwise the clients: on their own test records if the
@@ -249,7 +295,7 @@ def measured_owners(data: FederatedData) -> Owners:
 
 
 def priced_names(task: Task) -> tuple[str, ...]:
-    """Names of the metrics measured at a price: the task's, and the loss. Others are refused.
+    """Names of the metrics measured at a price: the task's metrics, then the loss.
 
     | edge | behaviour |
     |---|---|
@@ -281,14 +327,16 @@ def owner_means(
 ) -> torch.Tensor:
     """The mean over each owner's records of each metric, float64 [owners, metrics], in [0, 1].
 
+    Columns are in the order of `names`. Losses are divided by `loss_clip` before the mean.
+
     Guarantee: a row depends on its owner's records and on nothing else, to the last bit. Each owner
     is computed alone, whatever a metric does with the records of a batch.
 
-    | edge | behaviour |
+    | edge, for one record | its value |
     |---|---|
-    | a loss above `loss_clip`, or no number | 1 |
+    | a loss above `loss_clip`, or NaN | 1 |
     | a loss below 0 | 0 |
-    | another number that is none | 0 |
+    | another metric that is NaN | 0 |
     """
     means = torch.zeros(len(owners), len(names), dtype=torch.float64)
     with one_thread():
@@ -304,7 +352,10 @@ def owner_means(
 
 
 def _clamped(name: str, values: torch.Tensor, loss_clip: float) -> torch.Tensor:
-    """One number per record, float64 in [0, 1]."""
+    """The values of a metric as numbers in [0, 1], float64.
+
+    Losses are divided by `loss_clip` first. NaN becomes 1 in a loss and 0 in any other metric.
+    """
     values = values.to(torch.float64)
     if name == LOSS:
         return (values / loss_clip).nan_to_num(nan=1.0).clamp(0.0, 1.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import Tensors, sealed
+from fedveil.base.forks import Tensors, run_in_sealed_fork
 from fedveil.models.memory import common_generators, difference
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.clip_schedules import Lengths
@@ -31,10 +31,14 @@ def client_report(
     batch: ClientBatch,
     before_noise: Callable[[Rows], None] = lambda rows: None,
 ) -> ClientReports:
-    """Train, clip and, where clients protect themselves, randomise.
+    """Train, clip and, where clients add the noise, randomise the reports of a block of clients.
 
-    Guarantee: what is randomised is finite and within the clip, whoever wrote `work`. A client
-    that diverged sends a randomised zero: that it diverged is private as well.
+    `before_noise` is called with the clipped rows before noise is added to them, and not at all
+    where clients add none. Raises BadInput if the work does not return one norm and one `clipped`
+    per client.
+
+    Guarantee: what is randomised is finite and within the clip, whoever wrote `work`. A client that
+    diverged sends a randomised zero: that it diverged is private as well.
     """
     round, release = batch.round, plan.release
     done = forked_updates(work, batch) if batch.gradients.forks else work.updates(batch)
@@ -47,7 +51,8 @@ def client_report(
             raise AssertionError("updates in the span of records are for sums nobody looks into")
         statistic = plan.client_statistic(Lengths(norms, done.clipped), round)
         return ClientReports(done, statistic, done.clipped, diverged)
-    rows, clipped = Rows.from_reports(done.rows, round.start.shape[-1]), done.clipped != 0
+    rows = Rows.from_reports(done.rows, round.start.shape[-1], wide=release.wide)
+    clipped = done.clipped != 0
     if release.adds_noise:
         own = accept(rows, round.clip)
         clipped, diverged = clipped | own.clipped, own.refused
@@ -58,31 +63,30 @@ def client_report(
 
 
 def forked_updates(work: ClientWork, batch: ClientBatch) -> Clipped:
-    """A client's update, computed in a fork of its own, where the model's own code has to run.
+    """The update of one client, computed in a fork, for models whose own code has to run.
+
+    Raises BadInput for a model that draws from the process-wide random generators. AssertionError
+    unless the batch has exactly one client.
 
     Guarantee: a client's update is a function of its own records, the round's model and its keys.
     """
     if len(batch.cohort) != 1:
         raise AssertionError("in a fork there is one client")
-    return Clipped(**sealed(lambda: _without_draws(work, batch)))
 
+    def updates() -> Tensors:
+        before = common_generators()
+        done = work.updates(batch)
+        drew = difference(before, common_generators())
+        if drew is not None:
+            raise BadInput(
+                f"the model draws random numbers from {drew} for some records, so no round could "
+                "be repeated: use dropout, which is keyed, or remove it"
+            )
+        if not isinstance(done, Clipped):
+            raise AssertionError("one client after the other has rows")
+        return vars(done)
 
-def _without_draws(work: ClientWork, batch: ClientBatch) -> Tensors:
-    """The updates as a fork returns them.
-
-    Refuses a model that draws from the common generators, which code may use without naming them.
-    """
-    before = common_generators()
-    done = work.updates(batch)
-    drew = difference(before, common_generators())
-    if drew is not None:
-        raise BadInput(
-            f"the model draws random numbers from {drew} for some records, so no round could be "
-            "repeated: use dropout, which is keyed, or remove it"
-        )
-    if not isinstance(done, Clipped):
-        raise AssertionError("one client after the other has rows")
-    return vars(done)
+    return Clipped(**run_in_sealed_fork(updates))
 
 
 def server_sum(
@@ -92,7 +96,16 @@ def server_sum(
     sent: ClientReports,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Accept reports, add each part of the block to its sum, and return the reports' lengths.
+    """Accept reports, add them to their sums in place, and return their lengths, float64 [K].
+
+    The lengths are those before clipping, zero where a report was refused.
+
+    Args:
+        parts: The sums, each with the slice of the K clients that belongs to it.
+        plan: The privacy plan.
+        round: The round, whose `ids` are the K clients.
+        sent: The reports and statistics of the K clients. Its rows are changed.
+        weights: Weights of the K clients in the sum.
 
     Guarantee: every report passes `accept` before it counts: one that is not finite, of the wrong
     form or not of this plan is zero, and where the server adds the noise none is longer than the
@@ -116,7 +129,8 @@ def server_sum(
             if total.updates_by_client is not None:
                 usable = weights[part] > 0
                 ids = round.ids[part][usable.numpy()]
-                total.updates_by_client.append((ids, channel.updates(rows[usable], round)))
+                updates = channel.updates(rows[usable], round).float()
+                total.updates_by_client.append((ids, updates))
         else:
             reports.add_to_(total.total, weights)
         total.statistic += statistic[part].sum(dim=0)

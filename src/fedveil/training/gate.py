@@ -10,17 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedveil.base.checks import INTERVAL
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.models.metrics import OVER_CLIENTS
+from fedveil.models.metrics import OVER_CLIENTS, correct
 from fedveil.models.task import Task
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.evaluate import Owners, measured_owners, owner_means, priced_names
+from fedveil.privacy.priced_metrics import PricedMetrics
+from fedveil.training.evaluate import Owners, owner_means, owners_to_measure, priced_names
 from fedveil.training.round import RoundResult
 from fedveil.training.server import ServerState
 
@@ -30,10 +32,14 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """What leaves a training beside its model, and in which form.
+    """Everything that leaves a training beside its model, and in which form.
 
-    `in_clear` measures a model on the test records, `across` on each client's own records, both
-    without noise. `diagnostics`: what comes from private data of a round may be seen.
+    Attributes:
+        every: Rounds between measurements on the test records.
+        clients_every: Rounds between measurements across clients, None for none.
+        in_clear: Measures a model on the test records, without noise.
+        across: Measures a model on each client's own records, without noise.
+        diagnostics: Whether numbers from private data of a round may be seen.
 
     Guarantee: what passes, and how.
 
@@ -57,11 +63,11 @@ class Gate:
     across: Callable[[torch.Tensor], Numbers]
     diagnostics: bool
 
-    def check(self) -> None:
-        """Refuse metrics with a price that are not those of this task and these data."""
-        priced = self.plan.metrics
-        if priced is None:
-            return
+    def check(self, priced: PricedMetrics) -> None:
+        """Raise BadInput unless the priced metrics are those of this task and these data.
+
+        Also if clients whose metrics have a price would be measured in the clear as well.
+        """
         names, owners = priced_names(self.task), self._owners
         if set(priced.names) != set(names):
             raise BadInput(
@@ -82,79 +88,103 @@ class Gate:
 
     @cached_property
     def _owners(self) -> Owners:
-        return measured_owners(self.data)
+        """The owners on whose records metrics with a price are measured."""
+        return owners_to_measure(self.data)
 
     # Metrics.
 
     def first(self, params: torch.Tensor) -> Numbers:
-        """What is known of the first model."""
+        """The metrics of the model before the first round, in the clear.
+
+        {} if metrics have a price.
+        """
         return {} if self.plan.metrics is not None else self.in_clear(params)
 
     def evaluate_round(self, state: ServerState, ledger: Ledger, streams: Streams) -> Numbers:
-        """Metrics of the model after a round, empty in rounds that are not measured.
+        """Metrics of the model in `state` after its round, {} in rounds that are not measured.
 
-        `streams` are those of the round's attempt, so that a round done again has other noise.
+        Metrics with a price are charged to `ledger`, come with noise, and have for each name a
+        second key with the suffix `INTERVAL`: the half-width of its interval. {} as well if the
+        ledger refuses the charge. `streams` are those of the round's attempt, so that a round done
+        again has other noise.
         """
         priced = self.plan.metrics
         if priced is None:
-            return self.in_clear(state.params) if self._due(state, self.every) else {}
+            return self.in_clear(state.params) if self._due(state.round, self.every) else {}
         if state.round not in priced.rounds or not ledger.charge_measurement(state.round):
             return {}
         means = owner_means(self.task, state.params, self._owners, priced.names, priced.loss_clip)
-        found = priced.released(means, state.round, streams)
+        found = priced.measure(means, state.round, streams)
         return found | {f"{name}{INTERVAL}": width for name, width in priced.intervals.items()}
 
     def last(self, history: Sequence[Line], params: torch.Tensor) -> Line:
-        """What a result says of the last model.
+        """The entries about the last model in a run's result.
 
-        With a price that is the last measurement there was, with its intervals and its round.
+        Without a price: "metrics", measured on `params`. With a price: "metrics", "intervals" and
+        "measured_after" (a round) of the last measurement in `history`, which are {}, {} and None
+        if there is none. "over_clients" is a key only if metrics across clients are measured.
         """
         priced = self.plan.metrics
         if priced is None:
-            return {"metrics": self.in_clear(params)}
-        for line in reversed(history):
-            if all(name in line for name in priced.names):
-                return {
-                    "metrics": {name: line[name] for name in priced.names},
-                    "intervals": {name: line[f"{name}{INTERVAL}"] for name in priced.names},
-                    "measured_after": line["round"],
-                }
-        return {"metrics": {}, "intervals": {}, "measured_after": None}
+            entries: Line = {"metrics": self.in_clear(params)}
+        else:
+            entries = {"metrics": {}, "intervals": {}, "measured_after": None}
+            for line in history:
+                if all(name in line for name in priced.names):
+                    entries["metrics"] = {name: line[name] for name in priced.names}
+                    intervals = {name: line[f"{name}{INTERVAL}"] for name in priced.names}
+                    entries |= {"intervals": intervals, "measured_after": line["round"]}
+        if self.clients_every is not None:
+            last = history[-1] if history else {}
+            known = {name: value for name, value in last.items() if name.startswith(OVER_CLIENTS)}
+            entries["over_clients"] = known or self.across(params)
+        return entries
 
-    def over_clients(self, state: ServerState) -> Numbers:
-        """How the model does across clients, in the clear."""
-        if self.clients_every is None or not self._due(state, self.clients_every):
-            return {}
-        return self.across(state.params)
+    def commonest_share(self) -> float | None:
+        """The accuracy on the test records of always predicting their commonest label.
 
-    def last_over_clients(self, history: Sequence[Line], params: torch.Tensor) -> Line:
-        """The same at the end, if it was asked for: as the last line has it."""
-        if self.clients_every is None:
-            return {}
-        last = history[-1] if history else {}
-        found = {name: value for name, value in last.items() if name.startswith(OVER_CLIENTS)}
-        return {"over_clients": found or self.across(params)}
+        None where the accuracy of the model is not shown in the clear, or records have several
+        labels.
+        """
+        accuracy, target = self.task.measures.get("accuracy"), self.data.target
+        labels = self.data.test_y
+        alone = target.classes > 1 and not target.shape and not target.several
+        if self.plan.metrics is not None or accuracy is not correct or not alone or not len(labels):
+            return None
+        return float(np.bincount(labels).max() / len(labels))
 
-    def _due(self, state: ServerState, every: int) -> bool:
-        return state.round % every == 0 or state.round == self.plan.permitted
+    def _due(self, round: int, every: int) -> bool:
+        """Whether `round` is measured in the clear: a multiple of `every`, or the budget's last."""
+        return round % every == 0 or round == self.plan.permitted
 
-    # What a round tells of clients.
+    # Diagnostics.
 
     def result(self, result: RoundResult) -> RoundResult:
-        """A round's result, without what only diagnostics may show."""
-        if self.diagnostics:
-            return result
-        nothing: Line = {"over_clients": {}, "notes": {}, "refused": ()}
-        for name in ("clients", "clipped", "snr", "seconds"):
-            nothing[name] = None
-        return replace(result, **nothing)
+        """The part of a round's result that may leave the training.
 
-    def names(self, result: RoundResult) -> list[str]:
-        """Whose reports were refused, by name."""
+        With diagnostics: all of it, and metrics across clients where they are due. Without: a copy
+        with None for `clients`, `clipped`, `snr` and `seconds`, and nothing in `over_clients`,
+        `notes` and `refused`.
+        """
+        if not self.diagnostics:
+            nothing: Line = {"over_clients": {}, "notes": {}, "refused": ()}
+            for name in ("clients", "clipped", "snr", "seconds"):
+                nothing[name] = None
+            return replace(result, **nothing)
+        if self.clients_every is None or not self._due(result.round, self.clients_every):
+            return result
+        return replace(result, over_clients=self.across(result.state.params))
+
+    def refused_names(self, result: RoundResult) -> list[str]:
+        """The names of the clients whose reports were refused, [] without diagnostics."""
         return [self.data.client_name(client) for client in result.refused if self.diagnostics]
 
     def timing(self, seconds: float, rounds: int, updates: int) -> Line:
-        """How fast the run was."""
+        """Entries "seconds_per_round" and "client_updates_per_second" of a run's result.
+
+        Both are None without diagnostics. `seconds` is the time that `rounds` rounds with `updates`
+        client updates in total took.
+        """
         if not self.diagnostics:
             return {"seconds_per_round": None, "client_updates_per_second": None}
         return {
@@ -164,4 +194,5 @@ class Gate:
 
 
 def _whom(owners: int, *, of_clients: bool) -> str:
+    """A number of owners in words, such as "100 clients"."""
     return f"{owners:,} {'clients' if of_clients else 'held-out owners'}"

@@ -14,13 +14,15 @@ from fedveil.base.forks import one_thread
 from fedveil.training.engines.engine import keep_memory
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
-from fedveil.training.participants import Participants
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training
 
 
-def fitting_together(training: Training) -> int:
-    """How many repetitions of a training make up a chunk, 1 if they cannot be computed together."""
+def repetitions_per_chunk(training: Training) -> int:
+    """The number of repetitions of a training that fit into one chunk of its engine, at least 1.
+
+    1 as well if its repetitions cannot be computed together.
+    """
     engine = _engine(training)
     if engine is None:
         return 1
@@ -28,21 +30,24 @@ def fitting_together(training: Training) -> int:
 
 
 def _engine(training: Training) -> Serial | None:
-    """The engine that computes repetitions together, or None.
+    """The engine that can compute repetitions of a training together, None if none can.
 
-    Not client by client, which secure noise always is, nor where a clip or range moves: that would
-    be a different one for each repetition.
+    None if clients are computed one by one (as with secure noise), if the clip or the ranges adapt
+    (each repetition would have different ones), or if some clients are dishonest.
     """
     engine = training.engine
     if not isinstance(engine, Serial) or engine.mode is Mode.LOOPED or training.plan.adaptive:
         return None
-    return engine if type(training.participants) is Participants else None
+    return engine if training.dishonest is None else None
 
 
 def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, RoundResult]]]:
     """Train one plan several times, on the same data or on others, a round of all at a time.
 
-    Yields (number of the training, its result); one that reaches its budget drops out.
+    Yields for each round a list of pairs (index of a training, its result). A training that reaches
+    its budget is missing from then on. Ledgers are in memory. AssertionError, when iteration
+    begins, unless all have the same plan and equal work and can be computed together
+    (`repetitions_per_chunk`).
     """
     first = trainings[0]
     if any(t.plan is not first.plan for t in trainings):

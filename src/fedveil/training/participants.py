@@ -34,8 +34,8 @@ class Group:
     Attributes:
         ids: The clients.
         honest: Whether they report as the round asks.
-        other_records: The client of `Participants.records` on whose records each of them trains,
-            -1 for its own; None if all train on their own.
+        other_records: For each client, the index in `Participants.records` of the client on whose
+            records it trains, -1 for its own. None if all train on their own.
     """
 
     ids: Ids
@@ -48,8 +48,8 @@ class Participants:
 
     Attributes:
         records: Records on which dishonest clients may train instead of their own.
-        remembers: Whether something stays from one call to the next. Everything is then computed
-            in one process.
+        remembers: Whether a subclass keeps something from one call to the next. Everything is then
+            computed in one process.
     """
 
     records: FederatedData | None = None
@@ -57,57 +57,73 @@ class Participants:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: (("adversary", "honest"),)."""
         return ((IDENTITY, "honest"),)
 
     def check_plan(self, plan: PrivacyPlan) -> None:
-        """Refuse a plan that these participants make no sense with."""
+        """Raise BadInput if the plan does not suit these participants.
+
+        Honest ones suit every plan.
+        """
 
     def assumption(self, plan: PrivacyPlan) -> str:
-        """The assumption that every claim about the training must add, empty if none."""
+        """The assumption to add to every claim about the training, as a clause. "" for none."""
         return ""
 
     def cohort(self, round: int, drawn: Ids) -> Ids:
-        """The clients that take part in `round`, ascending: those drawn, and uninvited ones."""
+        """The clients that take part in `round`, ascending: all of `drawn`, and uninvited ones."""
         return drawn
 
     def groups(self, round: int, ids: Ids) -> Iterator[Group]:
-        """The clients `ids` in the groups in which they are computed."""
+        """Yield the clients `ids` of `round` split into groups, each with one way to report."""
         yield Group(ids)
 
     def report(self, work: ClientWork, plan: PrivacyPlan, clients: ClientBatch) -> ClientReports:
-        """What dishonest clients send."""
+        """The reports of dishonest clients. By default they report as the round asks."""
         return client_report(work, plan, clients)
 
     def notes(self, group: Group, lengths: torch.Tensor) -> dict[str, float]:
-        """Numbers to record about some clients of a group and the lengths of their reports."""
+        """Numbers, by name, to add to the round's notes about clients of a group.
+
+        `lengths` are the lengths of their reports as they arrived. {} for honest clients.
+        """
         return {}
 
     def summary(self, notes: dict[str, float], clients: int) -> dict[str, float]:
-        """The notes of a round with `clients` clients, as its result shows them."""
+        """The entries of a round's result made from its summed notes, for `clients` clients.
+
+        {} for honest clients.
+        """
         return {}
 
     def measure(self, task: Task, params: torch.Tensor) -> dict[str, float]:
-        """Metrics of a model beside those of the test split."""
+        """Metrics of a model, by name, beyond those of the test split. {} for honest clients."""
         return {}
 
     def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
-        """The section about the participants in a run's result, possibly empty."""
+        """The section about the participants in a run's result, {} for honest clients."""
         return {}
 
 
-def checked_cohort(participants: Participants, round: int, drawn: Ids, population: int) -> Ids:
-    """The cohort of a round. One that names a client twice is refused: its rows would add up.
+def checked_cohort(
+    participants: Participants | None, round: int, drawn: Ids, population: int
+) -> Ids:
+    """The cohort of a round, ascending: the clients `drawn`, and uninvited dishonest ones.
+
+    `population` is the number of clients. `participants` None means that all clients are honest.
+    Raises BadInput for ids that are not in ascending order, repeated or out of range, and for a
+    cohort that would break the guarantee.
 
     Guarantee: all clients that were drawn are in it, and all others are dishonest. So an honest
     client takes part exactly when the sampler says so, which is what it is charged for.
     """
-    ids = participants.cohort(round, drawn)
+    ids = drawn if participants is None else participants.cohort(round, drawn)
     if len(ids) and (ids[0] < 0 or ids[-1] >= population or not (ids[1:] > ids[:-1]).all()):
         raise BadInput(
             f"the sampler drew a cohort that is not {len(ids)} different clients of {population} "
             "in ascending order: nothing was released; draw each client once"
         )
-    if ids is drawn:
+    if participants is None or ids is drawn:
         return drawn
     uninvited = np.setdiff1d(ids, drawn)
     honest = any(g.honest and len(g.ids) for g in participants.groups(round, uninvited))

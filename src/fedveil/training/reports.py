@@ -3,81 +3,70 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from fedveil.privacy.clip import ROUNDING, Clip, Clipped, Norm, add_weighted_, all_finite, row_norms
+from fedveil.privacy.clip import ROUNDING, Clip, Clipped, Norm, all_finite, row_norms
 from fedveil.privacy.release import Ids, Round
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.trajectories import Gradients, LocalTrajectory
 
 
-class Reports(Protocol):
-    """The reports of K clients, as rows of parameters or in another form that stands for them."""
-
-    def norms(self, norm: Norm) -> torch.Tensor:
-        """The norm of each report, float64 [K], not finite where the report is not."""
-        ...
-
-    def zero_(self, which: torch.Tensor) -> None:
-        """Make those marked in `which` [K] zero."""
-        ...
-
-    def clip_(self, clip: Clip, norms: torch.Tensor) -> torch.Tensor:
-        """Scale reports that are too long down to the clip. Returns which ones, bool [K]."""
-        ...
-
-    def add_to_(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """total += weights @ rows, in float64 throughout."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Reports as they are sent: rows [K, P] of float32."""
+    """Reports of K clients as they are sent: `rows` [K, P], float64 if the release is wide."""
 
     rows: torch.Tensor
 
     @classmethod
-    def from_reports(cls, reports: torch.Tensor | Sequence[torch.Tensor], size: int) -> "Rows":
-        """Rows of reports as they arrived. One that is not a vector of `size` numbers becomes NaN.
+    def from_reports(
+        cls, reports: torch.Tensor | Sequence[torch.Tensor], size: int, *, wide: bool = False
+    ) -> "Rows":
+        """Rows of `reports` as they arrived, float64 if `wide` and float32 otherwise.
 
-        A matrix of reports is changed in place: from here on it is the server's.
+        A report that is not a vector of `size` floats becomes NaN. A matrix [K, size] of that type
+        is not copied, so that `accept` later changes the caller's matrix.
         """
+        dtype = torch.float64 if wide else torch.float32
         if isinstance(reports, torch.Tensor):
             if reports.shape[1:] == (size,) and reports.is_floating_point():
-                return cls(reports.to(torch.float32))
+                return cls(reports.to(dtype))
             reports = list(reports)
-        rows = torch.full((len(reports), size), math.nan)
+        rows = torch.full((len(reports), size), math.nan, dtype=dtype)
         for row, report in zip(rows, reports, strict=True):
             if report.shape == (size,) and report.dtype.is_floating_point:
                 row.copy_(report)
         return cls(rows)
 
     def norms(self, norm: Norm) -> torch.Tensor:
+        """The norm of each report, float64 [K]. It is not finite where the report is not."""
         return row_norms(self.rows, norm)
 
     def zero_(self, which: torch.Tensor) -> None:
+        """Set the reports marked in the mask `which`, bool [K], to zero, in place."""
         self.rows[which] = 0.0
 
     def clip_(self, clip: Clip, norms: torch.Tensor) -> torch.Tensor:
-        return clip.apply_(self.rows, norms).clipped
+        """Scale too long reports down to the clip, in place, and return their mask, bool [K].
 
-    def add_to_(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        add_weighted_(total, self.rows, weights)
+        `norms` are the reports' finite norms, [K].
+        """
+        return clip.apply_(self.rows, norms).clipped
 
 
 @dataclass(eq=False)
 class DualUpdates:
-    """Updates that nobody looks at one by one, as coordinates in the span of the records.
+    """Updates of which only the sum is used, as coordinates in the span of the clients' records.
 
-    An update is its coordinates times its scale. `lengths` are upper bounds of the updates' norms.
+    It has the methods of `Rows`. An update is its coordinates times its scale.
 
     Attributes:
         trajectory: The local training, which knows the span.
         moved: The coordinates, [K, width].
-        clipped: Which clients a clip met during training, [K].
+        clipped: Mask of the clients that a clip met during training, bool [K].
+        lengths: Upper bounds of the updates' L2 norms before scaling, float64 [K].
+        scales: The updates' scales, float64 [K], all 1 at first.
     """
 
     trajectory: LocalTrajectory
@@ -89,27 +78,41 @@ class DualUpdates:
         self.scales = torch.ones_like(self.lengths)
 
     def norms(self, norm: Norm) -> torch.Tensor:
+        """Upper bounds of the scaled updates' norms, float64 [K]. AssertionError unless L2."""
         if norm is not Norm.L2:
             raise AssertionError("in the span of records lengths are known in L2 only")
         return self.lengths * self.scales
 
     def zero_(self, which: torch.Tensor) -> None:
+        """Set the updates marked in the mask `which`, bool [K], to zero, in place."""
         self.moved[which], self.lengths[which], self.scales[which] = 0.0, 0.0, 0.0
 
     def clip_(self, clip: Clip, norms: torch.Tensor) -> torch.Tensor:
+        """Scale too long updates down to the clip, in place, and return their mask, bool [K].
+
+        `norms` are the result of `norms`.
+        """
         limit = clip.value * (1 - ROUNDING)
         self.scales *= (limit / norms).clamp_max(1.0)
         return norms > limit
 
     def add_to_(self, total: torch.Tensor, weights: torch.Tensor) -> None:
+        """Add the scaled updates times `weights` [K] to `total` (float64 [P]), in place."""
         self.trajectory.add_weighted_(total, self.moved, weights * self.scales)
+
+
+Reports = Rows | DualUpdates
+"""The reports of K clients."""
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """Which reports were scaled down, and which were refused and count as zero: bool [K] each.
+    """The outcome of `accept` for K reports.
 
-    `lengths` are those of the reports as they arrived, float64 [K]; zero where one was refused.
+    Attributes:
+        clipped: Mask of reports that were scaled down to the clip, bool [K].
+        refused: Mask of reports that were refused and are now zero, bool [K].
+        lengths: Norms of the reports as they arrived, float64 [K], zero for refused ones.
     """
 
     clipped: torch.Tensor
@@ -118,11 +121,11 @@ class Accepted:
 
 
 def accept(reports: Reports, clip: Clip | None) -> Accepted:
-    """Make of whatever was sent reports that are finite and clipped, in place.
+    """Make reports finite and clipped, in place, whatever was sent. Never raises.
 
-    Guarantee: whatever a client sends, its row has a norm of at most the clip, so that it moves
-    the sum by at most the clip's sensitivity. Clients are not trusted to have clipped, nor is the
-    code in which they train.
+    Guarantee: whatever a client sends, its row has a norm of at most the clip, so that it moves the
+    sum by at most the clip's sensitivity. Clients are not trusted to have clipped, nor is the code
+    in which they train.
 
     | edge | behaviour |
     |---|---|
@@ -145,13 +148,13 @@ def accept(reports: Reports, clip: Clip | None) -> Accepted:
 
 @dataclass(frozen=True, eq=False)
 class ClientReports:
-    """What a block of K clients sends.
+    """The reports of a block of K clients, and what else they send.
 
     Attributes:
         reports: The reports themselves.
-        statistic: The statistic of an adaptive clip, [K, width].
-        clipped: Which clients were clipped, as they know it: a diagnostic.
-        diverged: Which clients' training diverged, as they know it: a diagnostic.
+        statistic: The statistic of an adaptive clip, [K, width], with width 0 if there is none.
+        clipped: Mask of clients that were clipped, by their own account: a diagnostic.
+        diverged: Mask of clients whose training diverged, by their own account: a diagnostic.
     """
 
     reports: Reports
@@ -192,47 +195,58 @@ class CohortSum:
 
     @classmethod
     def zero(cls, size: int, width: int, *, noisy: bool, keep: bool = False) -> "CohortSum":
-        """Nothing yet: `size` parameters, `width` numbers of a statistic, `noisy` reports."""
-        numbers = cls.numbers(size, width, noisy=noisy)
-        return cls.over(torch.zeros(numbers, dtype=torch.float64), size, noisy, keep)
+        """A new sum over no clients, with all numbers zero.
 
-    @classmethod
-    def numbers(cls, size: int, width: int, *, noisy: bool) -> int:
-        """How many float64 numbers a sum holds."""
-        return size * (1 + noisy) + width
+        Args:
+            size: Number of parameters.
+            width: Length of the statistic of an adaptive clip, 0 without one.
+            noisy: Whether clients add noise, so that the sum without it is kept as well.
+            keep: Whether every client's update is kept.
+        """
+        numbers = torch.zeros(size * (1 + noisy) + width, dtype=torch.float64)
+        return cls.over(numbers, size, noisy, keep)
 
     @classmethod
     def over(cls, numbers: torch.Tensor, size: int, noisy: bool, keep: bool = False) -> "CohortSum":
-        """A sum that lives in `numbers`, float64, as it finds them."""
+        """A sum whose tensors are views of `numbers`, which holds their values already.
+
+        `numbers` is float64: the total [size], the signal [size] if `noisy`, and then the
+        statistic. The counts are zero. `keep` as in `zero`.
+        """
         signal = numbers[size : 2 * size] if noisy else None
         rows: list[tuple[Ids, torch.Tensor]] | None = [] if keep else None
         rest = numbers[size * (1 + noisy) :]
         return cls(numbers[:size], signal, rest, updates_by_client=rows)
 
     @property
-    def whole(self) -> torch.Tensor:
-        """All of the numbers it lives in, from which `over` makes it again."""
-        whole = self.total._base
-        if whole is None:
+    def numbers(self) -> torch.Tensor:
+        """The one tensor that holds total, signal and statistic: the `numbers` of `over`.
+
+        AssertionError unless the sum was made by `zero` or `over`.
+        """
+        numbers = self.total._base
+        if numbers is None:
             raise AssertionError("a sum is a view of its numbers")
-        return whole
+        return numbers
 
     @property
     def rest(self) -> tuple[Any, ...]:
-        """All that does not live in the numbers, for `with_rest`."""
+        """The values of the fields to send beside `numbers`, for `with_rest`.
+
+        They are weight, clients, clipped_clients, refused, notes and updates_by_client, in this
+        order.
+        """
         return tuple(getattr(self, name) for name in _REST)
 
     def with_rest(self, rest: tuple[Any, ...]) -> "CohortSum":
-        """The same numbers with what another process counted beside them."""
+        """A copy with this sum's tensors and the fields `rest` of another process's sum."""
         return replace(self, **dict(zip(_REST, rest, strict=True)))
 
-    @property
-    def strength(self) -> float:
-        """The length of the sum without clients' noise: a diagnostic."""
-        return float((self.total if self.signal is None else self.signal).norm())
-
     def add_(self, other: "CohortSum") -> None:
-        """Take the other sum in."""
+        """Add `other`, its counts, refused clients, notes and kept updates to this sum, in place.
+
+        `clipping_known` and `enough` stay as they are.
+        """
         self.total += other.total
         if self.signal is not None and other.signal is not None:
             self.signal += other.signal
@@ -241,18 +255,22 @@ class CohortSum:
         self.clients += other.clients
         self.clipped_clients += other.clipped_clients
         self.refused += other.refused
-        self.note(other.notes)
+        if other.notes:
+            self.note(other.notes)
         if self.updates_by_client is not None and other.updates_by_client is not None:
             self.updates_by_client += other.updates_by_client
 
     def note(self, notes: Mapping[str, float]) -> None:
-        """Add numbers to `notes` by name."""
+        """Add each number to the one of the same name in `notes`, in place."""
         for name, number in notes.items():
             self.notes[name] = self.notes.get(name, 0.0) + number
 
     @property
     def updates(self) -> torch.Tensor:
-        """The updates of all clients whose report was not refused, [K, P]."""
+        """The updates of all clients whose report was not refused, [K, P], in the order of the sum.
+
+        AssertionError unless the sum keeps them (`keep`).
+        """
         if self.updates_by_client is None:
             raise AssertionError("nobody asked for the updates one by one")
         rows = [updates for _, updates in self.updates_by_client]
@@ -267,11 +285,11 @@ class ClientBatch:
     """Clients of a round that are computed together.
 
     Attributes:
-        round: What the round asks of them; its `ids` are these clients.
+        round: What the round asks of them. Its `ids` are these clients only.
         cohort: Their records.
         gradients: How gradients are computed.
-        only_sum: Whether nothing but the sum of their updates is used, which may then stay in
-            the span of the records.
+        only_sum: Whether only the sum of their updates is used. Updates may then stay coordinates
+            in the span of the records (`DualUpdates`).
         everyone: All clients of the round.
     """
 
@@ -285,15 +303,16 @@ class ClientBatch:
     def from_round(
         cls, round: Round, cohort: CohortData, gradients: Gradients, *, only_sum: bool = False
     ) -> "ClientBatch":
-        """The clients of `cohort`, as a part of a round."""
+        """The clients of `cohort` as a part of `round`, which holds all clients of the round."""
         some = replace(round, ids=cohort.ids)
         return cls(some, cohort, gradients, only_sum, everyone=round.ids)
 
 
 def clip_rows_(rows: torch.Tensor, clip: Clip | None, norms: torch.Tensor | None = None) -> Clipped:
-    """Clip finite rows in place. A client that diverged keeps its row, which the server refuses.
+    """Clip the finite rows [K, P] in place. Rows that are not finite stay for the server to refuse.
 
-    The norm of such a row is given as zero. `norms` are the rows' lengths, where they are known.
+    `norms` are the rows' norms, [K], computed if None. In the result, a row that is not finite has
+    norm 0, and without a clip no row is marked as clipped.
     """
     if norms is None:
         norms = row_norms(rows, Norm.L2 if clip is None else clip.norm)

@@ -31,7 +31,8 @@ class RoundResult:
         round: The number of the round.
         state: The server's state after it.
         clients: The number of clients (diagnostic).
-        clipped: The share of clients that were clipped (diagnostic); None if it is not reported.
+        clipped: The share of clients that were clipped (diagnostic); None if it is not reported,
+            and for DP-SGD, which clips records and not clients.
         clip: The clip on updates or local gradients, None without one.
         snr: The length of the sum over the expected length of its noise (diagnostic); None without
             noise, or where only clients know the sum.
@@ -60,27 +61,35 @@ class RoundResult:
     notes: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Without the state, and without anything that comes from private data."""
+        """The round's number, metrics and claim, without anything that comes from private data."""
         measured = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         claim = "no claim" if self.claim is None else self.claim.short
         return f"RoundResult(round {self.round}, {', '.join([*measured, claim])})"
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """What to quote if the training ends with this round, whoever ends it and why.
+        """The claim to quote if the training ends with this round, whoever ends it and why.
 
-        An upper bound, computed on request.
+        An upper bound, computed on request. None if nothing is claimed.
         """
         return self.quoted()
 
     @property
     def epsilon(self) -> float | None:
-        """The number of that claim, which means nothing without it."""
+        """The epsilon of `claim`, to be quoted only together with it.
+
+        None if nothing is claimed.
+        """
         claim = self.claim
         return None if claim is None else claim.epsilon
 
     def numbers(self) -> dict[str, Any]:
-        """The round's line of the metrics file, with None for what is not published."""
+        """The round's line of the metrics file, a new flat dictionary.
+
+        Keys: "round", "clients", "clipped", "snr", "refused" (a number of clients), "clip",
+        "epsilon" and "claim" (of `spent`), the metrics, `over_clients` and `notes` by name, and
+        "seconds". Values that are not published are None.
+        """
         spent = self.spent()
         return {
             "round": self.round,
@@ -103,11 +112,12 @@ def begin(
     streams: Streams,
     ledger: Ledger,
     state: ServerState,
-    participants: Participants,
+    participants: Participants | None = None,
 ) -> Round | None:
     """Sample and charge the round after `state`. None at the end of the plan or of the budget.
 
-    Who was drawn is charged, and nobody else: `participants` may add dishonest clients.
+    Clients that were drawn are charged, and no others: `participants` may add dishonest ones. None
+    means that all clients are honest. Raises BadInput for a cohort that `checked_cohort` refuses.
 
     Guarantee: the round is charged, durably, before any client works on it. An empty cohort is
     charged like any other. A round that is charged again draws a new cohort and new noise.
@@ -130,7 +140,10 @@ def begin(
 
 
 def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tensor:
-    """The sum of a round's reports with the server's noise, float64 [P]: what may be published."""
+    """Add the server's noise to `cohort.total` in place, and return it, float64 [P].
+
+    The result may be published. Where clients add the noise themselves, nothing is added.
+    """
     plan.release.noise_(cohort.total, round)
     return cohort.total
 
@@ -146,13 +159,14 @@ def end(
 ) -> RoundResult:
     """Add noise to the sum of a round's reports, divide it, and move the model and the clip.
 
-    `aggregate`, where there is one, takes the place of the mean. The result has no metrics, and is
-    for a `Gate` to let out.
+    `cohort.total` is changed in place. `aggregate`, if given, takes the place of the mean. The
+    result has no metrics and is unfiltered: pass it through a `Gate`.
 
     Guarantee: an empty cohort gets noise like any other. Refused reports change neither noise nor
     divisor. Where too few reports came to hand anything on, the model and the charge stay.
     """
-    release, strength = plan.release, cohort.strength
+    release = plan.release
+    strength = float((cohort.total if cohort.signal is None else cohort.signal).norm())
     # noise
     total = noised_sum(plan, round, cohort)
     # divide
@@ -168,13 +182,14 @@ def end(
         after = replace(after, adaptive_state=adaptive_state)
     noise = release.noise_length(round, len(mean))
     known = cohort.clipping_known or not release.adds_noise
+    share_known = cohort.clipping_known and plan.steps is None
     most = int(ledger.turns(round.number).max()) if release.local else None
     clip = None if round.clip is None or plan.steps else round.clip.gradient or round.clip.value
     return RoundResult(
         round=round.number,
         state=after,
         clients=cohort.clients,
-        clipped=cohort.clipped_clients / max(cohort.clients, 1) if cohort.clipping_known else None,
+        clipped=cohort.clipped_clients / max(cohort.clients, 1) if share_known else None,
         clip=clip,
         snr=strength / noise if noise and known else None,
         refused=cohort.refused,

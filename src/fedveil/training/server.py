@@ -30,7 +30,7 @@ __all__ = [
 
 
 class RateShape(StrEnum):
-    """How a learning rate falls."""
+    """The shapes of a learning rate over the rounds."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -71,6 +71,7 @@ class RateSchedule:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("rates", shape), and "rounds", "warmup" and "floor" with values."""
         return (("rates", self.shape), *named_values(self, "rounds", "warmup", "floor"))
 
     def __post_init__(self) -> None:
@@ -89,7 +90,10 @@ class RateSchedule:
             )
 
     def factor(self, round: int) -> float:
-        """Of `round`, counted from 1."""
+        """The factor of the learning rate in `round`, counted from 1.
+
+        Rounds after the last one have the factor of the last.
+        """
         if round <= self.warmup:
             return round / (self.warmup + 1)
         over = (min(round, self.rounds) - 1 - self.warmup) / (self.rounds - self.warmup)
@@ -105,29 +109,39 @@ class RateSchedule:
 
 
 def scheduled(lr: float, schedule: RateSchedule | None, round: int) -> float:
-    """The learning rate of `round`, counted from 1."""
+    """The learning rate of `round`, counted from 1: `lr` times the schedule's factor.
+
+    `lr` itself if `schedule` is None.
+    """
     return lr if schedule is None else lr * schedule.factor(round)
 
 
-def check_rate_schedule(schedule: object) -> None:
-    """Refuse what is neither a schedule nor None."""
+_LIMITS = {
+    "lr": POSITIVE,
+    "momentum": FRACTION,
+    "beta1": FRACTION,
+    "beta2": FRACTION,
+    "floor": POSITIVE,
+}
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise BadInput for an optimiser with a value out of range or a wrong kind of schedule.
+
+    Checked are the attributes that it has of `lr`, `momentum`, `beta1`, `beta2`, `floor` and
+    `schedule`, which must be a `RateSchedule` or None.
+    """
+    values = vars(optimizer)
+    for name, limit in _LIMITS.items():
+        if name in values:
+            limit.check(name, values[name])
+    schedule = values.get("schedule")
     if schedule is not None and not isinstance(schedule, RateSchedule):
         raise BadInput(f"schedule is {shown(schedule)}: use RateSchedule(shape, rounds), or None")
 
 
-def check_rounds(rounds: int, **parts: object) -> None:
-    """Refuse parts of a training whose learning rate is for another number of rounds."""
-    for name, part in parts.items():
-        schedule = getattr(part, "schedule", None)
-        if isinstance(schedule, RateSchedule) and schedule.rounds != rounds:
-            raise BadInput(
-                f"the {name}'s learning rate is for {schedule.rounds} rounds and the plan has "
-                f"{rounds}: make its schedule for those"
-            )
-
-
 class Weights(StrEnum):
-    """How clients count in the mean."""
+    """The weights of clients in the mean: UNIFORM, all alike, or EXAMPLES, by number of records."""
 
     UNIFORM = "uniform"
     EXAMPLES = "examples"
@@ -140,7 +154,7 @@ class ServerState:
     Attributes:
         round: The number of finished rounds.
         params: The model, [P].
-        memory: What the optimiser remembers, by name.
+        memory: The optimiser's tensors, such as its moments, by name. Empty before the first step.
         adaptive_state: The clip value, or the ranges, of the next round.
     """
 
@@ -151,18 +165,21 @@ class ServerState:
 
 
 class ServerOptimizer(Protocol):
-    """The server's optimizer. What it remembers between rounds is in the state's `memory`."""
+    """The server's optimiser. What it keeps between rounds is in the state's `memory`."""
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
-        """The state after one more round, along the mean update (float64 [P])."""
+        """The state after one more round, along the mean update `mean` (float64 [P]).
+
+        Changes nothing.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class SgdServer:
-    """params += lr x velocity, velocity = momentum x velocity + mean update: FedAvgM.
+    """params += lr x velocity, with velocity = momentum x velocity + mean update (FedAvgM).
 
-    `schedule` changes lr from round to round, here and below.
+    `schedule` multiplies lr by a factor that depends on the round.
     """
 
     lr: float = 1.0
@@ -171,60 +188,37 @@ class SgdServer:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("server", "sgd"), and "lr", "momentum" and "schedule" with values."""
         return (("server", "sgd"), *named_values(self, "lr", "momentum", "schedule"))
 
     def __post_init__(self) -> None:
-        POSITIVE.check("lr", self.lr)
-        FRACTION.check("momentum", self.momentum)
-        check_rate_schedule(self.schedule)
+        check_optimizer(self)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
-        """One round's step along the mean update (float64 [P])."""
+        """The state after one more round, along the mean update (float64 [P]).
+
+        With momentum, the memory holds "velocity".
+        """
         memory = state.memory
         if self.momentum:
             mean = mean + self.momentum * memory.get("velocity", torch.zeros_like(mean))
             memory = {"velocity": mean}
-        return _moved(state, mean, memory, scheduled(self.lr, self.schedule, state.round + 1))
+        return _next_state(state, mean, memory, scheduled(self.lr, self.schedule, state.round + 1))
+
+
+_MOMENTS = ("lr", "beta1", "beta2", "floor", "schedule")
 
 
 @dataclass(frozen=True)
-class AdamServer:
-    """Adam on the mean update, seen as minus a gradient (Reddi et al. 2021)."""
+class _MomentServer:
+    """A server optimiser with two moments of the mean update.
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    floor: float = 1e-3
-    schedule: RateSchedule | None = None
-
-    @property
-    def identity(self) -> Stated:
-        return (
-            ("server", "adam"),
-            *named_values(self, "lr", "beta1", "beta2", "floor", "schedule"),
-        )
-
-    def __post_init__(self) -> None:
-        _check_moments(self)
-        check_rate_schedule(self.schedule)
-
-    def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
-        """One round's step along the mean update (float64 [P])."""
-        zero = torch.zeros_like(mean)
-        first = self.beta1 * state.memory.get("first", zero) + (1 - self.beta1) * mean
-        second = self.beta2 * state.memory.get("second", zero) + (1 - self.beta2) * mean**2
-        rounds = state.round + 1
-        rate = scheduled(self.lr, self.schedule, rounds)
-        unbiased = first / (1 - self.beta1**rounds)
-        scale = (second / (1 - self.beta2**rounds)).sqrt() + self.floor
-        return _moved(state, rate * unbiased / scale, {"first": first, "second": second})
-
-
-@dataclass(frozen=True)
-class YogiServer:
-    """FedYogi (Reddi et al. 2021): Adam whose second moment never changes by more than
-    (1 - beta2) x mean^2, in either direction. As published, it starts from floor^2 and nothing is
-    corrected for its start.
+    Attributes:
+        lr: Learning rate.
+        beta1: Share of the first moment that is kept from round to round.
+        beta2: Share of the second moment that is kept.
+        floor: Added to the root of the second moment.
+        schedule: Changes the learning rate over the rounds.
     """
 
     lr: float = 0.01
@@ -233,31 +227,65 @@ class YogiServer:
     floor: float = 1e-3
     schedule: RateSchedule | None = None
 
+    def __post_init__(self) -> None:
+        check_optimizer(self)
+
+
+class AdamServer(_MomentServer):
+    """Adam on the mean update, seen as minus a gradient (Reddi et al. 2021)."""
+
     @property
     def identity(self) -> Stated:
-        return (
-            ("server", "yogi"),
-            *named_values(self, "lr", "beta1", "beta2", "floor", "schedule"),
-        )
-
-    def __post_init__(self) -> None:
-        _check_moments(self)
-        check_rate_schedule(self.schedule)
+        """Identity pairs: ("server", "adam"), and all fields with values."""
+        return (("server", "adam"), *named_values(self, *_MOMENTS))
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
-        """One round's step along the mean update (float64 [P])."""
+        """The state after one more round, along the mean update (float64 [P]).
+
+        The memory holds "first" and "second", both starting at zero and corrected for that.
+        """
+        zero = torch.zeros_like(mean)
+        first = self.beta1 * state.memory.get("first", zero) + (1 - self.beta1) * mean
+        second = self.beta2 * state.memory.get("second", zero) + (1 - self.beta2) * mean**2
+        rounds = state.round + 1
+        rate = scheduled(self.lr, self.schedule, rounds)
+        unbiased = first / (1 - self.beta1**rounds)
+        scale = (second / (1 - self.beta2**rounds)).sqrt() + self.floor
+        return _next_state(state, rate * unbiased / scale, {"first": first, "second": second})
+
+
+class YogiServer(_MomentServer):
+    """FedYogi (Reddi et al. 2021): Adam with a bounded change of its second moment.
+
+    The second moment never changes by more than (1 - beta2) x mean^2, in either direction. As
+    published, it starts from floor^2, and the moments are not corrected for their start.
+    """
+
+    @property
+    def identity(self) -> Stated:
+        """Identity pairs: ("server", "yogi"), and all fields with values."""
+        return (("server", "yogi"), *named_values(self, *_MOMENTS))
+
+    def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
+        """The state after one more round, along the mean update (float64 [P]).
+
+        The memory holds "first", from zero, and "second", from floor^2.
+        """
         first = state.memory.get("first", torch.zeros_like(mean))
         second = state.memory.get("second", torch.full_like(mean, self.floor**2))
         first = self.beta1 * first + (1 - self.beta1) * mean
         second = second - (1 - self.beta2) * mean**2 * torch.sign(second - mean**2)
         rate = scheduled(self.lr, self.schedule, state.round + 1)
         by = rate * first / (second.sqrt() + self.floor)
-        return _moved(state, by, {"first": first, "second": second})
+        return _next_state(state, by, {"first": first, "second": second})
 
 
 @dataclass(frozen=True)
 class AdagradServer:
-    """FedAdagrad (Reddi et al. 2021): steps over the root of floor^2 plus all squared means."""
+    """FedAdagrad (Reddi et al. 2021).
+
+    A step is lr x mean / (root of (floor^2 + the sum of all squared means) + floor).
+    """
 
     lr: float = 0.01
     floor: float = 1e-3
@@ -265,33 +293,31 @@ class AdagradServer:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("server", "adagrad"), and "lr", "floor" and "schedule" with values."""
         return (("server", "adagrad"), *named_values(self, "lr", "floor", "schedule"))
 
     def __post_init__(self) -> None:
-        POSITIVE.check("lr", self.lr)
-        POSITIVE.check("floor", self.floor)
-        check_rate_schedule(self.schedule)
+        check_optimizer(self)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
-        """One round's step along the mean update (float64 [P])."""
+        """The state after one more round, along the mean update (float64 [P]).
+
+        The memory holds "second", the sum of floor^2 and all squared means.
+        """
         second = state.memory.get("second", torch.full_like(mean, self.floor**2)) + mean**2
         rate = scheduled(self.lr, self.schedule, state.round + 1)
-        return _moved(state, rate * mean / (second.sqrt() + self.floor), {"second": second})
+        return _next_state(state, rate * mean / (second.sqrt() + self.floor), {"second": second})
 
 
-def _moved(
+def _next_state(
     state: ServerState, along: torch.Tensor, memory: dict[str, torch.Tensor], rate: float = 1.0
 ) -> ServerState:
-    """The state moved by rate x along, float64 [P], of which only a piece is held at a time."""
+    """A new state after one more round, with params + rate x along and the given memory.
+
+    `along` is float64 [P]. The old state and its parameters stay as they are.
+    """
     params = torch.empty_like(state.params)
     pieces = (torch.split(each, BLOCK) for each in (params, state.params, along))
     for new, old, by in zip(*pieces, strict=True):
         new.copy_(by.mul(rate).add_(old))
     return replace(state, round=state.round + 1, params=params, memory=memory)
-
-
-def _check_moments(server: AdamServer | YogiServer) -> None:
-    POSITIVE.check("lr", server.lr)
-    FRACTION.check("beta1", server.beta1)
-    FRACTION.check("beta2", server.beta2)
-    POSITIVE.check("floor", server.floor)

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from uuid import uuid4
 
 import numpy as np
@@ -13,13 +13,13 @@ import torch
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import one_thread
 from fedveil.base.identity import Stated, digest_of, named_values, seed_of
-from fedveil.base.inputs import Inputs, count, taken, values_of
+from fedveil.base.inputs import Inputs, count, mapped, taken, values_of
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.lineage import note_training, note_weights
 from fedveil.models.memory import check_process, is_plain_function
 from fedveil.models.metrics import Metric
 from fedveil.models.task import Features, Task
-from fedveil.models.trial import check_fits, check_together, check_unit, isolate, mixes_records
+from fedveil.models.trial import check_fits, check_together, isolate, mixes_records
 from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.noise.streams import Streams
@@ -28,10 +28,9 @@ from fedveil.privacy.release import Ids, Round
 from fedveil.privacy.secure import DIAGNOSTICS
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.agreement import check_aggregate, check_agreement, check_arguments
-from fedveil.training.cohort import tensors
-from fedveil.training.engines.engine import Engine, EngineMaker, Job, keep_memory, one_by_one
+from fedveil.training.engines.engine import Engine, EngineMaker, Job, keep_memory, why_one_by_one
 from fedveil.training.engines.mode_choice import MEMORY, fitting_chunk, mode_of, timings
-from fedveil.training.engines.processes import Pool, Processes, available_workers
+from fedveil.training.engines.processes import Processes, available_workers
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.engines.ray_pool import RayPool
 from fedveil.training.engines.serial import Serial
@@ -41,39 +40,45 @@ from fedveil.training.gradients.modes import Mode
 from fedveil.training.participants import IDENTITY, Participants
 from fedveil.training.reports import CohortSum
 from fedveil.training.round import RoundResult, begin, end
-from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights, check_rounds
+from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
 from fedveil.training.work import ClientWork
 
 _TRIED, _LOOKED_AT = 4, 256
-_CHECKED = (
-    *("task", "data", "plan", "work", "server", "weights", "seed", "mode"),
-    *("chunk", "memory", "workers", "every", "clients_every"),
-)
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What is learnt, from whom, how it is protected, and how a round is computed.
+    """One training: its model, data, privacy plan and local work, and how rounds are computed.
 
-    `mode` None follows by a rule from model, records and work (`mode_of`), so that
-    it is the same wherever clients are computed; `fastest` measures both instead. It is looped
-    where noise is secure, or where the module lets the records of a batch see each other: a
-    client's update must not depend on who else is computed (docs/proofs/secure.md). `chunk` 0 is as
-    many clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one
-    process per core; their number changes nothing. `every` is the number of rounds between
-    measurements on the test split; `clients_every`, unless None, that between measurements across
-    clients, on their own records in the clear, which secure noise refuses. Metrics with a price are
-    in the plan (`PrivacyPlan.measuring`) and measured when that says. `diagnostics` None is True
-    with seeded noise and False with secure noise (`Gate`). `seed` tells repetitions of the same
-    training apart. `cluster`, if given, is where the workers are instead of on this
-    machine; that changes nothing. `make_engine`, if given, makes another engine than these, which
-    then decides about chunk, memory and workers. What the data say of themselves is in the claims
-    of this training's `plan`, not in those of the plan it was given. `participants` may be
-    dishonest; `aggregate`, if given, takes the place of the mean, where the claim allows
-    it.
-
-    Once made, a training knows whether its module lets the records of a batch see each other
-    (`mixes`), and how the model is kept from remembering clients, if not by what it is (`remark`).
+    Attributes:
+        task: The model, its loss and its metrics.
+        data: The clients' records. Its assumptions are added to the claims of `plan`.
+        plan: The privacy plan. Metrics with a price are in it (`PrivacyPlan.measuring`).
+        work: The local work of a client.
+        server: The server's optimiser.
+        weights: The weights of clients in the mean.
+        seed: Tells repetitions of the same training apart.
+        mode: The execution mode. None follows by a rule from model, records and work (`mode_of`),
+            so that it is the same wherever clients are computed. It is looped where noise is
+            secure, or where the module lets the records of a batch see each other: a client's
+            update must not depend on who else is computed (docs/proofs/secure.md).
+        chunk: Clients that are summed together, 0 for as many as fit `memory`. Like `memory`, it
+            changes rounding only.
+        memory: MiB per worker.
+        workers: Processes, 0 for one per core. Their number changes nothing.
+        every: Rounds between measurements on the test split.
+        clients_every: Rounds between measurements across clients, on their own records in the
+            clear, which secure noise refuses. None for none.
+        diagnostics: Whether diagnostics are shown (`Gate`). None is True with seeded noise and
+            False with secure noise.
+        participants: The clients, some of whom may be dishonest.
+        aggregate: Takes the place of the mean, where the claim allows it. None for the mean.
+        make_engine: Makes another engine, which then decides about chunk, memory and workers.
+        cluster: Where the workers are, None for this machine. That changes nothing.
+        fastest: Measure both modes and take the faster one.
+        dishonest: The participants, None if all clients are honest.
+        mixes: The module lets the records of a batch see each other.
+        remark: How the model is kept from remembering clients, if not by what it is.
     """
 
     task: Task
@@ -95,14 +100,15 @@ class Training:
     make_engine: EngineMaker | None = None
     cluster: RayCluster | None = None
     fastest: bool = False
+    dishonest: Participants | None = field(init=False, repr=False)
     _initial: torch.Tensor = field(init=False, repr=False)
     mixes: bool = field(init=False, repr=False)
     remark: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_arguments(
-            **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
-        )
+        check_arguments(vars(self))
+        honest = type(self.participants) is Participants
+        object.__setattr__(self, "dishonest", None if honest else self.participants)
         if self.cluster is not None and self.make_engine is not None:
             raise BadInput("cluster and make_engine are both given: each says where to compute")
         if self.cluster is not None and self.participants.remembers:
@@ -110,21 +116,30 @@ class Training:
                 f"engine 'ray' and {type(self.participants).__name__} remembers what it "
                 "has seen, so all clients are computed in one process: use engine 'processes'"
             )
-        assumption = self.participants.assumption(self.plan)
-        dishonest = (assumption,) if assumption else ()
-        seen = self.data.assumptions
+        texts = [*self.data.assumptions]
         if self.plan.metrics is None:
-            seen = (*seen, *self.data.test_assumptions)
-        for text in (*seen, *self.task.assumptions, *dishonest):
+            texts += self.data.test_assumptions
+        texts += self.task.assumptions
+        if self.dishonest is not None:
+            assumption = self.dishonest.assumption(self.plan)
+            texts += [assumption] if assumption else []
+        for text in texts:
             object.__setattr__(self, "plan", self.plan.assuming(text))
-        self.participants.check_plan(self.plan)
-        check_agreement(self.plan, self.work, self.task, self.data, self.weights)
-        check_rounds(self.plan.rounds, work=self.work, server=self.server)
+        if self.dishonest is not None:
+            reason = self.plan.release.requires.all_honest
+            if reason:
+                raise BadInput(
+                    f"dishonest clients are simulated and {reason}: leave the attack out, or use "
+                    "dp-sgd"
+                )
+            self.dishonest.check_plan(self.plan)
+        check_agreement(self.plan, self.work, self.server, self.task, self.data, self.weights)
         if self.aggregate is not None:
             check_aggregate(self.aggregate, self.plan, self.task, self.weights, self.memory)
         if self.data.elsewhere:
             self._check_elsewhere()
-        self._check_priced()
+        if self.plan.metrics is not None or self.clients_every is not None or self.diagnostics:
+            self._check_measurements()
         if self.plan.secure:
             self.data.check_secure(priced=self.plan.metrics is not None)
             if self.clients_every is not None:
@@ -133,29 +148,29 @@ class Training:
                     "clients' own records in the clear: leave it out, or simulate ('seeded')"
                 )
         self.data.check()
-        with one_thread():  # settle that the module and the loss cannot remember, or refuse them
-            remark = isolate(self.task, *self._few(), self.data.classes)
-        object.__setattr__(self, "remark", remark)
         records = any(line.unit is Unit.RECORD for line in self.plan.lines)
-        check_unit(self.task, records=records or self.plan.steps is not None)
+        records = records or self.plan.steps is not None
+        with one_thread():  # settle that the module and the loss cannot remember, or refuse them
+            remark = isolate(self.task, *self._trial_records(), self.data.classes, records=records)
+        object.__setattr__(self, "remark", remark)
         here, targets = self.data.x, self.data.y
         if self.data.elsewhere:
             here, targets = self.data.examples(2)
-        two = tensors(taken(here, slice(2)))
+        two = mapped(torch.tensor, taken(here, slice(2)))
         check_fits(self.task, two, torch.tensor(targets[:2]), self.data.classes, measured=False)
-        check_fits(self.task, *self._few(), self.data.classes)
+        check_fits(self.task, *self._trial_records(), self.data.classes)
         if self.plan.metrics is None:
             check_measurable(self.task, self.data)
         self._settle_mode()
-        self.gate.check()
+        if self.plan.metrics is not None:
+            self.gate.check(self.plan.metrics)
         object.__setattr__(self, "_initial", self.task.parameters.clone())
 
     def _check_elsewhere(self) -> None:
-        """Refuse what would look at records that are not here."""
-        honest = type(self.participants) is Participants
+        """Raise BadInput for arguments that need clients' records, which are at their sites."""
         for what, given in (
             ("evaluate.clients measures", self.clients_every is not None),
-            ("dishonest clients are simulated", not honest),
+            ("dishonest clients are simulated", self.dishonest is not None),
             ("this machine's engine trains", self.make_engine is None),
         ):
             if given:
@@ -163,10 +178,10 @@ class Training:
                     f"{what} on clients' records, which are at their sites: leave it out"
                 )
 
-    def _check_priced(self) -> None:
-        """Refuse what would measure in the clear beside metrics with a price.
+    def _check_measurements(self) -> None:
+        """Raise BadInput for measurements in the clear that no claim names, or beside priced ones.
 
-        A user's metric runs its own code, which could remember: never on clients' records.
+        Also for a user's metric on clients' records: its code could remember them.
         """
         own = [
             name
@@ -178,7 +193,7 @@ class Training:
                 f"evaluate.clients would run metric {own[0]!r}, a function of your own, on "
                 "clients' records, which it might remember: leave one of them out"
             )
-        if self.plan.metrics is not None and type(self.participants) is not Participants:
+        if self.plan.metrics is not None and self.dishonest is not None:
             raise BadInput(
                 "evaluate.epsilon is given and dishonest clients are simulated, whose success is "
                 "measured in the clear: leave one out"
@@ -201,7 +216,7 @@ class Training:
 
     @cached_property
     def gate(self) -> Gate:
-        """What everything but the model leaves through."""
+        """The gate through which everything but the model leaves this training."""
         shown = not self.plan.secure if self.diagnostics is None else self.diagnostics
         return Gate(
             task=self.task,
@@ -209,7 +224,7 @@ class Training:
             plan=self.plan,
             every=self.every,
             clients_every=self.clients_every,
-            in_clear=self._in_clear,
+            in_clear=self._clear_metrics,
             across=self.across_clients,
             diagnostics=shown,
         )
@@ -221,19 +236,25 @@ class Training:
             f"{type(self.work).__name__}, {self.plan.target})"
         )
 
-    def _few(self) -> tuple[Features, torch.Tensor]:
-        """A few records that are nobody's."""
+    def _trial_records(self) -> tuple[Features, torch.Tensor]:
+        """Up to four example records, with their targets, for trials of the model.
+
+        They are made from the data's public description and belong to no client.
+        """
         examples, targets = self.data.examples(_LOOKED_AT)
-        few = _differing(examples)
-        return tensors(taken(examples, few)), torch.tensor(targets[few])
+        few = _differing_rows(examples)
+        return mapped(torch.tensor, taken(examples, few)), torch.tensor(targets[few])
 
     def _settle_mode(self) -> None:
-        """Compute clients one by one where their updates would depend on each other otherwise."""
-        x, y = self._few()
+        """Set `mixes`, and set `mode` to looped where updates could depend on other clients.
+
+        Raises BadInput if `mode` is vectorised in such a case, or given together with `fastest`.
+        """
+        x, y = self._trial_records()
         with one_thread():
             mixes = mixes_records(self.task, x, y) and self.plan.steps is None
         object.__setattr__(self, "mixes", mixes)
-        alone = one_by_one(self.work, self.plan, mixes=mixes, forks=self.task.forks)
+        alone = why_one_by_one(self.work, self.plan, mixes=mixes, forks=self.task.forks)
         if self.fastest and self.mode is not None:
             raise BadInput(f"mode is {self.mode} and fastest is true: leave one out")
         if alone and self.mode is Mode.VECTORISED:
@@ -246,52 +267,64 @@ class Training:
             object.__setattr__(self, "fastest", False)
 
     def open(self) -> None:
-        """Reach the cluster, if there is one: what fails then has charged nothing."""
+        """Connect the engine to its cluster. Without a cluster nothing happens."""
         if isinstance(self.engine, Processes) and self.cluster is not None:
             self.engine.open()
 
     def start(self) -> ServerState:
-        """The state before the first round: the module's parameters when this was built."""
+        """A new state before the first round, with the parameters of the first model.
+
+        They are a copy of those that the module had when the training was made.
+        """
         params = self._initial.clone()
         return ServerState(0, params, {}, self.plan.first_state(params))
 
     def begin(self, state: ServerState, ledger: Ledger) -> Round | None:
-        """The round after `state`, charged to `ledger`, None at the end of the plan or budget."""
+        """Sample the round after `state` and charge it to `ledger`.
+
+        None at the end of plan or budget. Raises BadInput if `state` is of round 0 and its
+        parameters are not this training's.
+        """
         if state.round == 0 and not torch.equal(state.params, self._initial):
             raise BadInput(
                 "a training starts from its own model, which its noise is drawn for: give the "
                 "module these parameters and make a training of it"
             )
-        return begin(self.plan, self.streams, ledger, state, self.participants)
+        return begin(self.plan, self.streams, ledger, state, self.dishonest)
 
     def round(self, number: int, ids: Ids, state: ServerState) -> Round:
-        """A round of clients `ids` from `state`, which nobody sampled or charged."""
+        """A round of the clients `ids` from the model in `state`, neither sampled nor charged."""
         clip = self.plan.clip(state.adaptive_state, number)
         return Round(number, ids, state.params, clip, state.adaptive_state, self.streams)
 
     def end(
         self, round: Round, state: ServerState, cohort: CohortSum, ledger: Ledger
     ) -> RoundResult:
-        """What the sum of a round's reports comes to, as far as the gate lets it out."""
+        """Finish a round with the sum `cohort` of its reports: noise, step and measurements.
+
+        The noise is added to `cohort.total` in place, and priced metrics are charged to `ledger`.
+        The result holds only what the gate lets out.
+        """
         result = end(self.plan, self.server, ledger, state, round, cohort, self.aggregate)
-        gate, streams = self.gate, round.server_streams
-        result = replace(
-            result,
-            metrics=gate.evaluate_round(result.state, ledger, streams),
-            over_clients=gate.over_clients(result.state),
-            notes=self.participants.summary(cohort.notes, cohort.clients),
-            seconds=time.perf_counter() - round.began,
-        )
-        return gate.result(result)
+        notes, dishonest = {}, self.dishonest
+        if dishonest is not None:
+            notes = dishonest.summary(cohort.notes, cohort.clients)
+        metrics = self.gate.evaluate_round(result.state, ledger, round.server_streams)
+        seconds = time.perf_counter() - round.began
+        return self.gate.result(replace(result, metrics=metrics, notes=notes, seconds=seconds))
 
     def new_ledger(self) -> Ledger:
-        """A ledger in memory, for a training that leaves no run behind."""
+        """A new ledger in memory with this training's budget. Nothing is written."""
         plan = self.plan
         run = LedgerRun({"run": "training"}, plan.every_line, plan.permitted, plan.counted_clients)
         return Ledger.create(None, run)
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
-        """Train on from `state`, charging `ledger` before each round."""
+        """Yield the results of the rounds after `state`, each charged to `ledger` beforehand.
+
+        Ends with the plan or the budget. The engine's processes are ended then, and also when the
+        generator is closed.
+        """
         keep_memory(self.task.size)
         self.open()
         try:
@@ -309,16 +342,21 @@ class Training:
 
     @cached_property
     def streams(self) -> Streams:
-        """The streams of this training and of no other: they depend on `seed` and `identity`.
+        """The random streams of this training, seeded by `seed` and `digest`.
 
-        The difference of two trainings with the same noise would be released without any. The same
-        training draws the same, which is a replay and releases nothing new.
+        Equal trainings draw alike. Two different trainings never share noise: the difference of
+        their sums would have none. The same training draws the same, which is a replay and releases
+        nothing new.
         """
         return Streams(seed_of(self.seed, self.digest), self.plan.secure)
 
     @property
     def identity(self) -> Stated:
-        """Everything but the seed that decides what this training computes and draws."""
+        """Pairs (word, value) for everything but the seed that decides what this training computes.
+
+        A value is a part of the training, a tensor, a tuple, a text or None. `digest` is their
+        hash.
+        """
         return (
             *named_values(self, "plan", "work", "server", "weights"),
             ("module", self.task.module),
@@ -326,7 +364,7 @@ class Training:
             ("first", self._initial),
             ("frozen", tuple(self.task.frozen.values())),
             ("constants", tuple(self.task.constants)),
-            (IDENTITY, None if type(self.participants) is Participants else self.participants),
+            (IDENTITY, self.dishonest),
             ("aggregate", self.aggregate),
             ("data", self.data.fingerprint),
             ("measures", None if self.plan.metrics is None else self.task.measures),
@@ -334,19 +372,25 @@ class Training:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the identity, which a run records: only the same training resumes it."""
+        """SHA-256 of `identity` in hexadecimal.
+
+        A run records it, and only the same training resumes it.
+        """
         return digest_of(self)
 
     @cached_property
     def timings(self) -> dict[Mode, float]:
-        """Seconds per client and local step in each mode, empty unless `fastest` asks for them."""
+        """Measured seconds per client and local step in each mode.
+
+        {} unless `fastest` and `mode` None.
+        """
         if self.mode is not None or not self.fastest:
             return {}
         return timings(self.task, self.data, self.work, self.memory)
 
     @cached_property
     def chosen(self) -> Mode:
-        """The mode that was given, that of the rule, or the faster one."""
+        """The execution mode: `mode` if given, the faster one if `fastest`, otherwise `mode_of`."""
         if self.mode is not None:
             return self.mode
         if self.fastest:
@@ -355,7 +399,11 @@ class Training:
 
     @cached_property
     def engine(self) -> Engine:
-        """The engine that this training runs on."""
+        """The engine of this training, made on first access.
+
+        `make_engine` decides if given. Otherwise workers on the cluster, workers on this machine,
+        or this process alone: with one worker, and where the participants remember.
+        """
         job = Job(
             task=self.task,
             data=self.data,
@@ -363,47 +411,47 @@ class Training:
             plan=self.plan,
             streams=self.streams,
             weights=self.weights,
-            participants=self.participants,
+            participants=self.dishonest,
             mixes=self.mixes,
             keeps_updates=self.aggregate is not None,
         )
-        return (self.make_engine or self._this_machine)(job)
-
-    def _this_machine(self, job: Job) -> Serial:
-        """The engine for this machine: one process where participants remember."""
+        if self.make_engine is not None:
+            return self.make_engine(job)
         mode = self.chosen
         chunk = self.chunk or fitting_chunk(
             self.task, self.data, self.work, mode, self.memory, self.plan.expected
         )
         if self.cluster is not None:
-            return Processes(job, mode, chunk, self.workers, self._on_cluster)
-        workers = self.workers or available_workers()
-        if workers == 1 or self.participants.remembers:
+            return Processes(job, mode, chunk, self.workers, partial(RayPool, self.cluster))
+        if self.participants.remembers:
+            return Serial(job, mode, chunk)
+        workers = self.workers or available_workers(job)
+        if workers == 1:
             return Serial(job, mode, chunk)
         return Processes(job, mode, chunk, workers)
 
-    def _on_cluster(self, engine: Serial, workers: int) -> Pool:
-        if self.cluster is None:
-            raise AssertionError("there is no cluster")
-        return RayPool(self.cluster, engine, workers)
+    def _clear_metrics(self, params: torch.Tensor) -> dict[str, float]:
+        """Metrics of a model on the test records, by name, without noise.
 
-    def _in_clear(self, params: torch.Tensor) -> dict[str, float]:
-        """Metrics on the test records without noise, and those that `participants` adds, such as
-        the success of a backdoor.
+        Includes metrics of dishonest participants, such as the success of a backdoor.
         """
-        return self.engine.evaluate(params) | self.participants.measure(self.task, params)
+        metrics = self.engine.evaluate(params)
+        if self.dishonest is not None:
+            metrics |= self.dishonest.measure(self.task, params)
+        return metrics
 
     def across_clients(self, params: torch.Tensor) -> dict[str, float]:
-        """Loss and metrics over clients' own records, in the clear: see `over_clients`."""
-        if isinstance(self.engine, Serial):
+        """Loss and metrics across clients, on their own records in the clear (`client_spread`)."""
+        if isinstance(self.engine, Processes):
             return self.engine.evaluate_clients(params)
         return over_clients(self.task, params, self.data)
 
 
 def train(training: Training) -> Iterator[RoundResult]:
-    """Train from the start with a ledger in memory, and leave the result in the module.
+    """Train from the start with a ledger in memory, and yield each round's result.
 
-    The budget is enforced as in a run; nothing is written to disk, so nothing survives a crash.
+    After each round, the task's module has that round's parameters. The budget is enforced as in a
+    run. Nothing is written to disk, so nothing survives a crash.
     """
     key, module = uuid4().hex, training.task.module
     try:
@@ -415,12 +463,12 @@ def train(training: Training) -> Iterator[RoundResult]:
         note_weights(module)
 
 
-def _differing(x: Inputs[Array]) -> npt.NDArray[np.intp]:
-    """Row numbers of up to four records whose whole-number inputs differ.
+def _differing_rows(x: Inputs[Array]) -> npt.NDArray[np.intp]:
+    """The row numbers, ascending, of up to four of the first 256 records whose inputs differ.
 
-    A trial cannot change whole numbers. If all inputs are real, these are the first four.
-
-    One after the other, the row that is new in most of the inputs that are no real numbers.
+    Only inputs that are not real numbers are compared, since a trial cannot change those. Each
+    further row is the one that is new in most of them. If all inputs are real, these are the first
+    four rows.
     """
     looked = [part[:_LOOKED_AT] for part in values_of(x) if part.dtype.kind != "f"]
     if not looked:

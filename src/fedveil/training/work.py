@@ -4,19 +4,21 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from fedveil.base.checks import FRACTION, NOT_NEGATIVE, POSITIVE, shown
+from fedveil.base.checks import NOT_NEGATIVE, POSITIVE, shown
 from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated, known_as, named_values
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clipped, Norm
-from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import KeySource, bits
 from fedveil.privacy.release import NoisySteps
 from fedveil.training.cohort import Batch, Batches, CohortData, Draws, FullBatch
+from fedveil.training.gradients.trajectories import LocalTrajectory
 from fedveil.training.reports import ClientBatch, DualUpdates, clip_rows_
-from fedveil.training.server import RateSchedule, RateShape, check_rate_schedule, scheduled
+from fedveil.training.server import RateSchedule, RateShape, check_optimizer, scheduled
 
 __all__ = [
     "Adam",
@@ -25,6 +27,7 @@ __all__ = [
     "OneGradient",
     "RateSchedule",
     "RateShape",
+    "SiteSum",
 ]
 
 
@@ -34,22 +37,19 @@ class OneGradient:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: (("work", "gradient"),)."""
         return (("work", "gradient"),)
 
     def records_per_round(self, records: int) -> int:
-        """How many records a client with `records` of them uses in a round."""
+        """The records that a client with `records` records uses in a round: all of them."""
         return records
 
     def records_per_step(self, records: int) -> int:
-        """How many records such a client uses in one step."""
+        """The records that a client with `records` records uses in one step: all of them."""
         return records
 
-    def full_batches(self, records: int) -> bool:
-        """Whether every step of such a client is the mean over all of its records."""
-        return True
-
     def updates(self, clients: ClientBatch) -> Clipped:
-        """One gradient per client, clipped if there is a clip."""
+        """Minus one full-batch gradient per client, [K, P], clipped if the round has a clip."""
         cohort, round = clients.cohort, clients.round
         draws = Draws(round.streams, round.number, cohort.ids, 0)
         batch = FullBatch(cohort.sizes, cohort.longest, draws)
@@ -59,13 +59,17 @@ class OneGradient:
 
 @dataclass(frozen=True)
 class Decay:
-    """2 / (mu (k + gamma)) in local iteration k, counted over all rounds (Fu et al., Theorem 3)."""
+    """A learning rate that falls with the local iterations k, counted over all rounds.
+
+    It is 2 / (mu (k + gamma)) (Fu et al., Theorem 3).
+    """
 
     mu: float
     gamma: float
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("rates", "decay"), and "mu" and "gamma" with values."""
         return (("rates", "decay"), ("mu", self.mu), ("gamma", self.gamma))
 
     def __post_init__(self) -> None:
@@ -73,6 +77,7 @@ class Decay:
         POSITIVE.check("gamma", self.gamma)
 
     def rate(self, iteration: int) -> float:
+        """The learning rate of `iteration` k, counted from 0 over all rounds."""
         return 2 / (self.mu * (iteration + self.gamma))
 
 
@@ -92,12 +97,11 @@ class Adam:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("direction", "adam"), and "beta1", "beta2" and "floor" with values."""
         return (("direction", "adam"), *named_values(self, "beta1", "beta2", "floor"))
 
     def __post_init__(self) -> None:
-        FRACTION.check("beta1", self.beta1)
-        FRACTION.check("beta2", self.beta2)
-        POSITIVE.check("floor", self.floor)
+        check_optimizer(self)
 
 
 @dataclass(frozen=True)
@@ -131,19 +135,11 @@ class ClientSgd:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("work", "sgd"), and all fields with values."""
         return (
             ("work", "sgd"),
-            *named_values(
-                self,
-                "batches",
-                "lr",
-                "momentum",
-                "weight_decay",
-                "decay",
-                "proximal",
-                "adam",
-                "schedule",
-            ),
+            *named_values(self, "batches", "lr", "momentum", "weight_decay", "decay"),
+            *named_values(self, "proximal", "adam", "schedule"),
         )
 
     def __post_init__(self) -> None:
@@ -161,7 +157,10 @@ class ClientSgd:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is the learning rate times a gradient, and nothing else."""
+        """Whether a step is the learning rate times a gradient, and nothing else.
+
+        False with momentum, weight decay, a proximal term or Adam.
+        """
         return not (self.momentum or self.weight_decay or self.proximal) and self.adam is None
 
     def rate(self, step: int, round: int) -> float:
@@ -172,10 +171,10 @@ class ClientSgd:
 
     @known_as("reach")
     def reach(self, round: int) -> float:
-        """The sum of the learning rates of `round`: the factor of a clip per gradient.
+        """The sum of the learning rates of `round` (from 1): the factor of a clip per gradient.
 
-        Only for a fixed number of plain steps: with anything but gradients in them, the update is
-        not a sum of clipped gradients.
+        Raises BadInput unless the number of steps is fixed and steps are plain: otherwise the
+        update is not a sum of clipped gradients.
         """
         if self.batches.steps is None or not self.plain:
             raise BadInput(
@@ -186,25 +185,28 @@ class ClientSgd:
 
     @known_as("published reach")
     def published_reach(self, round: int) -> float:
-        """The same as Fu et al. have it: all steps with the learning rate of the very first."""
+        """The reach as Fu et al. compute it: all steps have the learning rate of the very first.
+
+        `round` has no effect. Without a fixed number of steps it is one step's rate.
+        """
         return (self.batches.steps or 1) * self.rate(0, 1)
 
     def records_per_round(self, records: int) -> int:
-        """How many records a client with `records` of them uses in a round."""
+        """The records that a client with `records` records uses in a round, counting repeats."""
         if self.batches.epochs is not None:
             return self.batches.epochs * records
         return (self.batches.steps or 1) * self.records_per_step(records)
 
     def records_per_step(self, records: int) -> int:
-        """How many records such a client uses in one step."""
+        """The most records that a client with `records` records uses in one step."""
         return min(self.batches.size or records, records)
 
-    def full_batches(self, records: int) -> bool:
-        """Whether every step of such a client is the mean over all of its records."""
-        return self.records_per_step(records) == records
-
     def updates(self, clients: ClientBatch) -> Clipped | DualUpdates:
-        """Take every client's local steps, all clients side by side."""
+        """The updates of all clients after their local steps, computed side by side.
+
+        `DualUpdates` if only their sum is used and the trajectory has a span. Otherwise rows [K,
+        P].
+        """
         round, cohort = clients.round, clients.cohort
         clip = round.clip
         batches = self.batches.for_round(cohort.ids, cohort.sizes, round.number, round.streams)
@@ -213,19 +215,19 @@ class ClientSgd:
         trajectory = clients.gradients.trajectory(round.start, cohort, spanned=spanned)
         per_gradient = None if clip is None else clip.per_gradient
         per_update = None if clip is None or per_gradient is not None else clip
-        directions, plain = Directions(round.start, self), self.plain
+        directions = None if self.plain else Directions(round.start, self)
         moved: torch.Tensor | None = None
         clipped = torch.zeros(len(cohort), dtype=torch.bool)
         for step in range(batches.steps):
             batch, rate = batches.batch(step), self.rate(step, round.number)
-            if per_gradient is None and plain:
+            if per_gradient is None and directions is None:
                 moved = trajectory.descend_(moved, batch, rate)
             else:
                 gradient = trajectory.mean(moved, batch)
                 if per_gradient is not None:
                     lengths = trajectory.norms(gradient, per_gradient.norm)
                     clipped |= clip_rows_(gradient, per_gradient, lengths).clipped
-                if not plain:
+                if directions is not None:
                     gradient = batch.zero_idle_(directions.next_(gradient, moved))
                 moved = gradient.mul_(-rate) if moved is None else moved.sub_(gradient, alpha=rate)
             if per_update is not None:
@@ -257,6 +259,8 @@ class ClientDpSgd:
     | empty batch | a step of noise alone |
     | lr not positive | BadInput |
     | no clip | cannot be: a plan without one is refused |
+    | secure noise | rows on the grid, in a public number of slots (docs/proofs/secure-dp-sgd.md) |
+    | secure noise, and more records join than there are slots | those with the largest words go |
     """
 
     noisy: NoisySteps
@@ -269,6 +273,7 @@ class ClientDpSgd:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("work", "dp-sgd"), ("steps", noisy), and other fields with values."""
         return (
             ("work", "dp-sgd"),
             ("steps", self.noisy),
@@ -284,69 +289,188 @@ class ClientDpSgd:
         _check_steps(self)
 
     def records_per_round(self, records: int) -> int:
-        """How many records a client with `records` of them uses in a round, on average."""
+        """The mean number of records that a client with `records` uses in a round, rounded up."""
         return self.noisy.steps * self.records_per_step(records)
 
     def records_per_step(self, records: int) -> int:
-        """How many records such a client uses in one step, on average."""
+        """The mean number of records that a client with `records` uses in a step, rounded up."""
         return max(1, math.ceil(self.noisy.rate * records))
 
-    def full_batches(self, records: int) -> bool:
-        """Never: examples are clipped one by one."""
-        return False
-
     def updates(self, clients: ClientBatch) -> Clipped:
-        """Take every client's steps, all clients side by side. The rows are private already."""
-        start, clip = clients.round.start, clients.round.clip
-        if clip is None:
-            raise AssertionError("DP-SGD needs a clip on each example's gradient")
-        round, streams = clients.round.number, clients.round.streams
-        cohort, noisy = clients.cohort, self.noisy
-        mechanism = GaussianMechanism(noisy.multiplier)
-        sensitivity = clip.sensitivity(Relation.ADD_REMOVE)
-        scales = np.full(len(cohort), noisy.multiplier * sensitivity)
+        """The updates [K, P] of all clients, computed side by side, noise included.
+
+        They are not clipped again. AssertionError for a round without a clip.
+        """
+        start = clients.round.start
+        round, cohort, noisy = clients.round.number, clients.cohort, self.noisy
         sizes = np.full(len(cohort), noisy.nominal) if noisy.nominal else cohort.sizes
         divisor = torch.from_numpy(noisy.rate * sizes.astype(np.float64)).float()[:, None]
         trajectory = clients.gradients.trajectory(start, cohort, spanned=False)
         directions, rate = Directions(start, self), scheduled(self.lr, self.schedule, round)
         moved: torch.Tensor | None = None
         for step in range(noisy.steps):
-            batch = self.batch(cohort, round, step, streams)
-            total = trajectory.clipped_sum(moved, batch, clip)
-            mechanism.add_(total, scales, streams.keys("step-noise", round, cohort.ids, step))
+            batch = noisy_batch(noisy, clients, step)
+            total = noisy_sum(noisy, clients, trajectory, moved, batch, step).float()
             direction = directions.next_(total.div_(divisor), moved).mul_(-rate)
             moved = direction if moved is None else moved.add_(direction)
         if moved is None:
             raise AssertionError("DP-SGD takes at least one step")
         return clip_rows_(moved, None)
 
-    def batch(self, cohort: CohortData, round: int, step: int, streams: KeySource) -> Batch:
-        """Poisson batches, moved to the front and padded to the longest of the cohort.
 
-        A record joins with the rate, or up to 2^-53 less where that has more digits.
-        """
-        words = bits(streams.keys("records", round, cohort.ids, step), cohort.longest)
-        drawn = (words >> np.uint64(11)) < np.uint64(math.floor(self.noisy.rate * 2.0**53))
-        joined = drawn & (np.arange(cohort.longest) < cohort.sizes[:, None])
-        width = max(1, int(joined.sum(axis=1).max(initial=0)))
-        index = np.argsort(~joined, axis=1, kind="stable")[:, :width]
-        mask = np.take_along_axis(joined, index, axis=1)
-        draws = Draws(streams, round, cohort.ids, step)
-        return Batch(torch.from_numpy(index), torch.from_numpy(mask.astype(np.float32)), draws)
+@dataclass(frozen=True)
+class SiteSum:
+    """Minus the noisy sum of clipped gradients of a site's sampled records, at the round's model.
+
+    `noisy` comes from the plan: `SiteSum(plan.steps)`. The server adds the sites' sums and divides
+    by the expected number of records.
+
+    Guarantee: a report is `PoissonSampled(rate, Gaussian(multiplier))` about one record of the
+    site, under zero-out. With secure noise it is a multiple of the grid, in float64.
+
+    | edge | behaviour |
+    |---|---|
+    | no record joins | noise alone |
+    | more than one step | BadInput |
+    """
+
+    noisy: NoisySteps
+
+    @property
+    def identity(self) -> Stated:
+        return (("work", "site-sum"), ("steps", self.noisy))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.noisy, NoisySteps) or self.noisy.steps != 1:
+            raise BadInput(
+                f"a site's sum with steps {self.noisy!r}: its rate and noise are the plan's; make "
+                "it as SiteSum(plan.steps)"
+            )
+
+    def records_per_round(self, records: int) -> int:
+        """How many records a site with `records` of them uses in a round, on average."""
+        return max(1, math.ceil(self.noisy.rate * records))
+
+    def records_per_step(self, records: int) -> int:
+        """The same: a round is one step."""
+        return self.records_per_round(records)
+
+    def updates(self, clients: ClientBatch) -> Clipped:
+        """Every site's noisy sum, all sites side by side unless noise is secure."""
+        batch = noisy_batch(self.noisy, clients, 0)
+        if batch.index is None:
+            raise AssertionError("a batch of sampled records has their places")
+        few = clients.cohort.gather(batch.index)
+        trajectory = clients.gradients.trajectory(clients.round.start, few, spanned=False)
+        total = noisy_sum(self.noisy, clients, trajectory, None, batch.gathered(), 0)
+        return clip_rows_(total.neg_(), None)
 
 
-ClientWork = OneGradient | ClientSgd | ClientDpSgd
+def noisy_sum(
+    noisy: NoisySteps,
+    clients: ClientBatch,
+    trajectory: LocalTrajectory,
+    moved: torch.Tensor | None,
+    batch: Batch,
+    step: int,
+) -> torch.Tensor:
+    """The sums of the clients' sampled, clipped single-example gradients with their noise, [K, P].
+
+    Guarantee: one Poisson-sampled Gaussian per client, of `noisy.multiplier` clips. Seeded sums are
+    float32. With secure noise there is one client, and its sum is a multiple of the grid, float64
+    (docs/proofs/secure-dp-sgd.md).
+
+    Args:
+        noisy: How records join, and the noise in clips.
+        clients: The clients and the round.
+        trajectory: The clients' local training.
+        moved: How far each client is from the round's model, None at the start.
+        batch: The records that joined, from `noisy_batch`.
+        step: The number of the local step.
+    """
+    round, cohort = clients.round, clients.cohort
+    if round.clip is None:
+        raise AssertionError("single-example gradients need a clip")
+    mechanism = GaussianMechanism(noisy.multiplier)
+    scale = noisy.multiplier * round.clip.sensitivity(Relation.ADD_REMOVE)
+    keys = round.streams.keys("step-noise", round.number, cohort.ids, step)
+    if not round.streams.secure:
+        total = trajectory.clipped_sum(moved, batch, round.clip)
+        mechanism.add_(total, np.full(len(cohort), scale), keys)
+        return total
+    grid = mechanism.grid(scale, trajectory.width)
+    exact = trajectory.clipped_sum_on_grid(moved, batch, round.clip, grid)
+    add_to_sum_(mechanism, exact, scale, keys)
+    return exact[None, :]
 
 
-def is_builtin_work(work: ClientWork) -> bool:
-    """Whether a work is fedveil's own: a client's update then depends on no other client."""
-    return type(work) in (OneGradient, ClientSgd, ClientDpSgd)
+def noisy_batch(noisy: NoisySteps, clients: ClientBatch, step: int) -> Batch:
+    """The records that join a local step: in public slots with secure noise, else at the front."""
+    draw = slotted_batch if clients.round.streams.secure else poisson_batch
+    round = clients.round
+    return draw(noisy, clients.cohort, round.number, step, round.streams)
+
+
+def poisson_batch(
+    noisy: NoisySteps, cohort: CohortData, round: int, step: int, streams: KeySource
+) -> Batch:
+    """Poisson batches, moved to the front and padded to the longest of the cohort."""
+    joined = _joined(noisy, cohort, round, step, streams)
+    width = max(1, int(joined.sum(axis=1).max(initial=0)))
+    index = np.argsort(~joined, axis=1, kind="stable")[:, :width]
+    mask = np.take_along_axis(joined, index, axis=1)
+    draws = Draws(streams, round, cohort.ids, step)
+    return Batch(torch.from_numpy(index), torch.from_numpy(mask.astype(np.float32)), draws)
+
+
+def slotted_batch(
+    noisy: NoisySteps, cohort: CohortData, round: int, step: int, streams: KeySource
+) -> Batch:
+    """The Poisson batch of one client in a public number of slots, each record in a random one.
+
+    Guarantee: the number of slots is public. Given who else joined, the others' slots have the
+    same law whether or not one record joined. Where more records join than there are slots,
+    those with the largest random words are left out, which has probability 2^-90.
+    """
+    if len(cohort) != 1:
+        raise AssertionError("secure batches are drawn for one client at a time")
+    joined = np.flatnonzero(_joined(noisy, cohort, round, step, streams)[0])
+    count = noisy.slots(int(cohort.sizes[0]))
+    words = bits(streams.keys("slots", round, cohort.ids, step), count)[0]
+    while len(np.unique(words)) < count:  # ties would fall by index: only then is it uniform
+        words = bits(streams.keys("slots", round, cohort.ids, step), count)[0]
+    order = np.argsort(words)
+    if len(joined) > count:
+        words = bits(streams.keys("overflow", round, cohort.ids, step), len(joined))[0]
+        joined = joined[np.argsort(words)[:count]]
+    index, mask = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.float32)
+    index[order[: len(joined)]], mask[order[: len(joined)]] = joined, 1.0
+    draws = Draws(streams, round, cohort.ids, step)
+    return Batch(torch.from_numpy(index)[None, :], torch.from_numpy(mask)[None, :], draws)
+
+
+def _joined(
+    noisy: NoisySteps, cohort: CohortData, round: int, step: int, streams: KeySource
+) -> npt.NDArray[np.bool_]:
+    """Which records of each client join a step, [K, longest].
+
+    A record joins with the rate, or up to 2^-53 less where that has more digits.
+    """
+    words = bits(streams.keys("records", round, cohort.ids, step), cohort.longest)
+    drawn = (words >> np.uint64(11)) < np.uint64(math.floor(noisy.rate * 2.0**53))
+    joined: npt.NDArray[np.bool_] = drawn & (np.arange(cohort.longest) < cohort.sizes[:, None])
+    return joined
+
+
+ClientWork = OneGradient | ClientSgd | ClientDpSgd | SiteSum
+
+BUILTIN_WORK = (OneGradient, ClientSgd, ClientDpSgd, SiteSum)
+"""The exact classes of work in which a client's update depends on no other client."""
 
 
 def _check_steps(work: ClientSgd | ClientDpSgd) -> None:
-    """Refuse invalid numbers of a client's steps, and momentum together with Adam."""
-    POSITIVE.check("lr", work.lr)
-    FRACTION.check("momentum", work.momentum)
+    """Raise BadInput for fields of local work out of range, and for momentum together with Adam."""
+    check_optimizer(work)
     NOT_NEGATIVE.check("weight_decay", work.weight_decay)
     NOT_NEGATIVE.check("proximal", work.proximal)
     if work.adam is not None and not isinstance(work.adam, Adam):
@@ -355,7 +479,6 @@ def _check_steps(work: ClientSgd | ClientDpSgd) -> None:
         raise BadArgument(
             "{momentum} has no effect on adam, which has beta1: leave it out", "momentum"
         )
-    check_rate_schedule(work.schedule)
 
 
 class Directions:
@@ -377,7 +500,11 @@ class Directions:
         self._steps = 0
 
     def next_(self, gradient: torch.Tensor, moved: torch.Tensor | None) -> torch.Tensor:
-        """The direction of the next step from `moved`, computed in place of `gradient`."""
+        """The direction [K, width] of the next step, from the mean gradients at start + `moved`.
+
+        `gradient` is overwritten. `moved` is None in the first step. Call it once per step:
+        momentum and Adam's moments are updated.
+        """
         work = self._work
         if work.proximal and moved is not None:
             gradient.add_(moved, alpha=work.proximal)
@@ -393,7 +520,10 @@ class Directions:
         return gradient
 
     def _adapted_(self, gradient: torch.Tensor, adam: Adam) -> torch.Tensor:
-        """The first moment over the root of the second, both unbiased, in place of `gradient`."""
+        """Adam's direction: the first moment over the root of the second plus floor, both unbiased.
+
+        Updates the moments, and returns `gradient`, overwritten.
+        """
         if self._moments is None:
             self._moments = torch.zeros_like(gradient), torch.zeros_like(gradient)
         first, second = self._moments

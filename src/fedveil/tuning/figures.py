@@ -55,7 +55,7 @@ _DPI = 130
 
 @dataclass(frozen=True)
 class Stroke:
-    """What a line looks like, in colour and in grey."""
+    """The colour, marker and dashes of a line."""
 
     colour: str
     marker: str
@@ -63,7 +63,10 @@ class Stroke:
 
 
 def stroke(number: int) -> Stroke:
-    """One of 13 looks with different markers. The first eight have different colours too."""
+    """Return stroke `number`, counted from 0. The first eight differ in colour, 13 in marker.
+
+    Larger numbers start again.
+    """
     turn, place = divmod(number, len(COLOURS))
     return Stroke(
         COLOURS[place], MARKERS[number % len(MARKERS)], DASHES[(place + turn) % len(DASHES)]
@@ -72,18 +75,24 @@ def stroke(number: int) -> Stroke:
 
 def canvas(
     title: str,
-    said: Sequence[str],
+    notes: Sequence[str],
     size: tuple[float, float],
     looks: Mapping[str, Stroke] | None = None,
 ) -> Figure:
-    """A figure with `size` inches for what is drawn, text above it and a legend below.
+    """Return an empty matplotlib figure with a title, texts below it and a legend at the bottom.
 
-    `looks` are the names and strokes of the legend; a single one needs none.
+    The caller draws the axes, for which `size` is kept free.
+
+    Args:
+        title: The title.
+        notes: Texts below the title.
+        size: (width, height) in inches, the height without title, texts and legend.
+        looks: Names and strokes of the legend, which is omitted for fewer than two.
     """
     width, height = size
     inside, names = width - 2 * _EDGE, looks or {}
     head = textwrap.wrap(title, int(_TITLE_LETTERS * inside))
-    lines = [part for text in said for part in textwrap.wrap(text, int(_SMALL_LETTERS * inside))]
+    lines = [part for text in notes for part in textwrap.wrap(text, int(_SMALL_LETTERS * inside))]
     above = 1.5 * _EDGE + len(head) * _TITLE_LINE + len(lines) * _SMALL_LINE
     columns = int(_SMALL_LETTERS * inside) // (max(map(len, names), default=0) + _HANDLE)
     columns = min(max(1, columns), max(1, len(names)))
@@ -116,13 +125,13 @@ def canvas(
 
 
 def line_style(look: Stroke) -> dict[str, Any]:
-    """The keywords of a line in matplotlib."""
+    """Return keyword arguments of `Axes.plot` for a line with that stroke."""
     drawn = {"color": look.colour, "linestyle": look.dashes, "marker": look.marker}
     return {**drawn, "markersize": 4.5, "linewidth": 1.4}
 
 
 def name_axes(at: Axes, across: str, up: str, title: str = "") -> None:
-    """Name both axes, draw a light grid, and remove the frame where there is no axis."""
+    """Label the axes `at`, set their title, draw a light grid, and hide the top and right frame."""
     at.set_xlabel(across, size=TEXT, color=INK)
     at.set_ylabel(up, size=TEXT, color=INK)
     at.set_title(title, loc="left", size=TEXT, weight="bold", color=INK)
@@ -132,21 +141,24 @@ def name_axes(at: Axes, across: str, up: str, title: str = "") -> None:
     at.spines[["top", "right"]].set_visible(False)
 
 
-def aside(at: Axes, figure: Figure, number: int, count: int) -> Transform:
-    """The places of axes, moved for one of `count` lines, so that no whisker hides another."""
+def offset_transform(at: Axes, figure: Figure, number: int, count: int) -> Transform:
+    """Return the data transform of the axes `at`, shifted sideways for line `number` of `count`.
+
+    Numbers start at 0. The shift, a few points, keeps the intervals of different lines apart.
+    """
     points = min(_ASIDE, _SPREAD / count) * (number - (count - 1) / 2)
     return at.transData + ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a file."""
+    """Return the figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI)
     return buffer.getvalue()
 
 
-def promises(claims: Sequence[PrivacyClaim]) -> list[str]:
-    """What belongs to the epsilons in a figure, one text for each kind of claim."""
+def claim_terms(claims: Sequence[PrivacyClaim]) -> list[str]:
+    """Return the terms of the claims' epsilons as sentences "Epsilon ...", each once."""
     covered = ["" if claim.covers == "updates" else f" of {claim.covers}" for claim in claims]
     pairs = zip(covered, claims, strict=True)
     return list(dict.fromkeys(f"Epsilon{of} {claim.full_terms}." for of, claim in pairs))
@@ -163,7 +175,14 @@ _APART = 0.07
 
 @dataclass(frozen=True)
 class Series:
-    """Means over places of an axis, under a name that has one stroke in all panels of a figure."""
+    """Means at places on the x axis.
+
+    Attributes:
+        name: The name in the legend, the same stroke in all panels of a figure.
+        places: The x of each mean.
+        means: The means.
+        look: The stroke.
+    """
 
     name: str
     places: Sequence[float]
@@ -171,16 +190,22 @@ class Series:
     look: Stroke
 
     @property
-    def long(self) -> bool:
-        """Whether there are too many points for whiskers."""
+    def is_long(self) -> bool:
+        """Return whether there are more than 15 points: then a band is drawn, not whiskers."""
         return len(self.places) > _LONG
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. `across` and `up` are their names, with units.
+    """One pair of axes.
 
-    `levels` are lines that belong to no place; `within` is what the numbers cannot leave.
+    Attributes:
+        series: The lines.
+        across, up: Labels of the x axis and the y axis, with units.
+        title: The title.
+        levels: Horizontal lines by name.
+        log_x, log_y: Whether an axis is logarithmic.
+        within: The range that the numbers cannot leave, at which intervals are cut.
     """
 
     series: Sequence[Series]
@@ -194,17 +219,23 @@ class Panel:
 
     @cached_property
     def places(self) -> list[float]:
-        """Of all lines, each once, rising."""
+        """Return the x of all lines, sorted, each once."""
         return sorted({place for line in self.series for place in line.places})
 
     def interval(self, mean: Mean) -> tuple[float, float]:
-        """The ends of the interval, or twice the mean if nothing is known of the spread."""
+        """Return (low, high) of a mean's interval, cut to `within`.
+
+        Both are the mean if its interval is unknown.
+        """
         half = 0.0 if math.isnan(mean.half) else mean.half
         return max(self.within[0], mean.value - half), min(self.within[1], mean.value + half)
 
     @cached_property
     def heights(self) -> tuple[float, float]:
-        """The ends of the y axis. A logarithmic axis ignores the low ends of intervals."""
+        """Return (low, high) of the y axis, with a margin.
+
+        A logarithmic axis ignores the low ends of intervals.
+        """
         means = [m for line in self.series for m in line.means if math.isfinite(m.value)]
         shown = [*(m.value for m in means), *self.levels.values()] or [1.0]
         ends = [end for mean in means for end in self.interval(mean)]
@@ -217,7 +248,7 @@ class Panel:
 
     @property
     def widths(self) -> tuple[float, float]:
-        """The ends of the x axis."""
+        """Return (low, high) of the x axis, with a margin."""
         first, *_, last = [*self.places, *self.places] or [1.0, 1.0]
         if self.log_x:
             factor = (last / first) ** 0.07 if last > first else 2.0
@@ -226,41 +257,51 @@ class Panel:
         return first - margin, last + margin
 
 
-def numbered(lines: Mapping[str, Sequence[Mean]], places: Sequence[float]) -> list[Series]:
-    """Lines by name over the same places, each with a stroke of its own."""
+def series_of_means(lines: Mapping[str, Sequence[Mean]], places: Sequence[float]) -> list[Series]:
+    """Return a series for each name, with different strokes. The x of each mean is in `places`."""
     return [Series(name, places, means, stroke(i)) for i, (name, means) in enumerate(lines.items())]
 
 
-def draw(title: str, said: Sequence[str], panels: Sequence[Panel], columns: int = 1) -> Figure:
-    """The panels in rows of `columns`, under a title, the setting, and what the marks are."""
+def draw(title: str, notes: Sequence[str], panels: Sequence[Panel], columns: int = 1) -> Figure:
+    """Return a figure of panels with a legend and an explanation of its marks.
+
+    No file is written.
+
+    Args:
+        title: The title.
+        notes: Texts below the title, such as the setting.
+        panels: The panels, row by row. Their number must be a multiple of `columns`.
+        columns: Panels per row.
+    """
     rows = -(-len(panels) // columns)
     size = (6.4, 3.4 * rows) if columns == 1 else (8.6, 2.8 * rows)
     looks = {line.name: line.look for panel in panels for line in panel.series}
-    figure = canvas(title, [*said, _marks(panels)], size, looks)
+    figure = canvas(title, [*notes, _marks_text(panels)], size, looks)
     axes = figure.subplots(rows, columns, squeeze=False)
     for at, panel in zip(axes.flat, panels, strict=True):
-        _fill(at, panel, figure)
+        _draw_panel(at, panel, figure)
     return figure
 
 
-def _marks(panels: Sequence[Panel]) -> str:
-    """What points, intervals, arrows and crosses are."""
+def _marks_text(panels: Sequence[Panel]) -> str:
+    """Return sentences that explain the points, intervals, arrows and crosses of the panels."""
     every = [(panel, line, m) for panel in panels for line in panel.series for m in line.means]
     counts = {mean.count for _, _, mean in every}
     if counts <= {1}:
-        said = "One run each: nothing is known of the spread."
+        notes = "One run each: nothing is known of the spread."
     else:
         repeats = " or ".join(map(str, sorted(counts)))
-        kinds = sorted({"band" if line.long else "whiskers" for _, line, _ in every})
-        said = f"Means of {repeats} repetitions; {' or '.join(kinds)}: 95 % interval."
+        kinds = sorted({"band" if line.is_long else "whiskers" for _, line, _ in every})
+        notes = f"Means of {repeats} repetitions; {' or '.join(kinds)}: 95 % interval."
     if any(panel.interval(mean)[0] < panel.heights[0] for panel, _, mean in every):
-        said += " Arrow: the interval goes on below the axis."
+        notes += " Arrow: the interval goes on below the axis."
     if any(not math.isfinite(mean.value) for _, _, mean in every):
-        said += " Cross at the top: diverged."
-    return said
+        notes += " Cross at the top: diverged."
+    return notes
 
 
-def _fill(at: Axes, panel: Panel, figure: Figure) -> None:
+def _draw_panel(at: Axes, panel: Panel, figure: Figure) -> None:
+    """Draw a panel on the axes `at`: labels, scales, ticks, lines and levels."""
     name_axes(at, panel.across, panel.up, panel.title)
     at.set(xscale="log" if panel.log_x else "linear", yscale="log" if panel.log_y else "linear")
     at.set(xlim=panel.widths, ylim=panel.heights)
@@ -271,13 +312,16 @@ def _fill(at: Axes, panel: Panel, figure: Figure) -> None:
     else:
         at.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     for i, line in enumerate(panel.series):
-        moved = at.transData if line.long else aside(at, figure, i, len(panel.series))
-        _trace(at, panel, line, moved)
-    _name_levels(at, panel.levels)
+        moved = at.transData if line.is_long else offset_transform(at, figure, i, len(panel.series))
+        _draw_line(at, panel, line, moved)
+    _draw_levels(at, panel.levels)
 
 
-def _trace(at: Axes, panel: Panel, line: Series, moved: Transform) -> None:
-    """A line with its intervals, at the places that `moved` has for it."""
+def _draw_line(at: Axes, panel: Panel, line: Series, moved: Transform) -> None:
+    """Draw a line with its intervals, arrows and crosses on the axes `at`.
+
+    `moved` is the transform for everything but a band.
+    """
     bottom, top = panel.heights
     points = list(zip(line.places, line.means, strict=True))
     known = [(x, mean) for x, mean in points if math.isfinite(mean.value)]
@@ -286,7 +330,7 @@ def _trace(at: Axes, panel: Panel, line: Series, moved: Transform) -> None:
     high = [panel.interval(mean)[1] for _, mean in known]
     values = [mean.value if math.isfinite(mean.value) else math.nan for mean in line.means]
     style = line_style(line.look)
-    if line.long:
+    if line.is_long:
         style["markevery"] = len(points) // 8
         at.fill_between(where, low, high, color=line.look.colour, alpha=0.13, linewidth=0)
     else:
@@ -301,8 +345,8 @@ def _trace(at: Axes, panel: Panel, line: Series, moved: Transform) -> None:
         artist.set_in_layout(False)
 
 
-def _name_levels(at: Axes, levels: Mapping[str, float]) -> None:
-    """Draw each level with its name at the right. Levels that are near share a place."""
+def _draw_levels(at: Axes, levels: Mapping[str, float]) -> None:
+    """Draw each level with its name at the right. Levels that are near share a label."""
     groups: list[list[tuple[str, float]]] = []
     for i, (name, level) in enumerate(sorted(levels.items(), key=lambda pair: pair[1])):
         at.axhline(level, color=SOFT, linestyle=DASHES[1 + i % 3], linewidth=1.1)

@@ -3,72 +3,94 @@
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from fedveil.base.checks import check_option
+from fedveil.base.checks import OPTIONS, hint
 from fedveil.base.errors import BadInput
 from fedveil.runs.glossary import terms_line
-from fedveil.runs.run_directory import write_atomic
-from fedveil.tuning.recipe_grid import STEPS, Space
-from fedveil.tuning.search import OnTrial, simulate
-from fedveil.tuning.theory import FormulaSettings, Sizes, convergence, formula_options, thumb
-from fedveil.tuning.theory_plan import theorise
+from fedveil.runs.run_directory import json_text, write_atomic
+from fedveil.tuning.recipe_grid import ITERATIONS, STEPS, Space
+from fedveil.tuning.search import OnTrial, plan_by_training
+from fedveil.tuning.theory import (
+    FormulaSettings,
+    Sizes,
+    convergence,
+    formula_options,
+    rule_of_thumb_text,
+)
+from fedveil.tuning.theory_plan import plan_by_theory
 from fedveil.tuning.trials import Laboratory
 from fedveil.tuning.tuning_pages import PlanReport, plan_page
 
 _SHOWN = 12
 _DELTA = 1e-5
+_AXES = ("steps", "iterations", "clips", "rates")
 
 
-def formula_settings(options: Mapping[str, Any]) -> FormulaSettings:
-    """The settings of a plan without a recipe, from command line options that are complete."""
-    needed = ("clients", "per_round", "parameters", "epsilon")
-    missing = [_option(name) for name in needed if options[name] is None]
+_COUNTS = ("clients", "per_round", "parameters")
+_NEEDED = (*_COUNTS, "epsilon")
+_NAMES = {"noise": ("gaussian", "laplace"), "trust": ("local", "central")}
+_FORMULA_KEYS = (*_NEEDED, "delta", *_NAMES)
+
+
+def formula_settings(assignments: Sequence[str]) -> FormulaSettings:
+    """Return the settings of a plan by formulas from texts such as "clients=350".
+
+    Raise BadInput if a key is unknown or missing, or a value is out of range.
+    """
+    values: dict[str, Any] = {"delta": _DELTA, "noise": "gaussian", "trust": "local"}
+    for text in assignments:
+        key, value = _split("--set", text)
+        if key not in _FORMULA_KEYS:
+            raise BadInput(
+                f"--set {key}: unknown key without a recipe{hint(key, _FORMULA_KEYS)}; choose from "
+                f"{', '.join(_FORMULA_KEYS)}, or name a recipe"
+            )
+        values[key] = _formula_value(key, value)
+    missing = [f"--set {name}=..." for name in _NEEDED if name not in values]
     if missing:
-        raise BadInput(f"formulas need {', '.join(missing)}; or name a recipe to plan")
-    delta = _DELTA if options["delta"] is None else options["delta"]
-    for name in needed:
-        check_option(name, options[name])
-    check_option("delta", delta)
-    for name, names in (("noise", ("laplace", "gaussian")), ("trust", ("local", "central"))):
-        if options[name] not in (None, *names):
-            raise BadInput(f"--{name} is {options[name]!r}: use {' or '.join(names)}")
+        raise BadInput(f"formulas need {' '.join(missing)}; or name a recipe to plan")
     return FormulaSettings(
-        Sizes(options["clients"], options["per_round"], options["parameters"]),
-        options["epsilon"],
-        delta,
-        laplace=options["noise"] == "laplace",
-        trusted_server=options["trust"] == "central",
+        Sizes(*(values[name] for name in _COUNTS)),
+        values["epsilon"],
+        values["delta"],
+        laplace=values["noise"] == "laplace",
+        trusted_server=values["trust"] == "central",
     )
 
 
-def check_unused(options: Mapping[str, Any]) -> None:
-    """Refuse options of a plan by formulas beside a recipe, which sets them itself."""
-    for name, value in options.items():
-        if value is not None:
-            raise BadInput(
-                f"{_option(name)} is for formulas without a recipe: use --set, as in --set "
-                "budget.epsilon=1"
-            )
+def _formula_value(key: str, text: str) -> Any:
+    """Return the value of a key of plans by formulas. Raise BadInput if it is out of range."""
+    if key in _NAMES:
+        if text not in _NAMES[key]:
+            raise BadInput(f"{key} is {text!r}: use {' or '.join(_NAMES[key])}")
+        return text
+    try:
+        value = int(text) if key in _COUNTS else float(text)
+    except ValueError as e:
+        needed = "a whole number" if key in _COUNTS else "a number"
+        raise BadInput(f"{key} is {text!r}: {needed} is needed") from e
+    OPTIONS[key].check(key, value)
+    return value
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def by_formula(assignments: Sequence[str], space: Space, console: Console | None) -> None:
+    """Plan by formulas, without data or training, and print the options, or JSON without a console.
 
-
-def by_formula(options: Mapping[str, Any], space: Space, *, as_json: bool) -> None:
-    """Plan by formulas, without data or training: how much signal the noise leaves."""
+    Raise BadInput if clips or rates are given, or a setting is missing or out of range.
+    """
     if space.clips or space.rates:
-        raise BadInput("--clips and --rates need a recipe: name one")
-    settings = formula_settings(options)
+        raise BadInput("--grid clips and --grid rates need a recipe: name one")
+    settings = formula_settings(assignments)
     ranked = formula_options(settings, space)
-    verdict, rule = str(convergence(settings.exponent)), thumb(settings, max(space.steps_in_all))
-    if as_json:
+    verdict = str(convergence(settings.exponent))
+    rule = rule_of_thumb_text(settings, max(space.steps_in_all))
+    if console is None:
         rows = [
             {
                 "steps": option.steps,
@@ -90,9 +112,8 @@ def by_formula(options: Mapping[str, Any], space: Space, *, as_json: bool) -> No
     for option in ranked[:_SHOWN]:
         counts = (option.steps, option.iterations, option.rounds, option.reports_per_client)
         table.add_row(*map(str, counts), f"{option.noise_std:.3g}", f"{option.signal:.3g}")
-    console = Console(markup=False, emoji=False)
     console.print(table)
-    _say(
+    _print_lines(
         console,
         f"z = {settings.exponent:g}: {verdict}",
         f"theory without constants: {rule}",
@@ -115,51 +136,87 @@ def by_recipe(
     out: Path | None,
     on_trial: OnTrial,
 ) -> PlanReport:
-    """Plan on the recipe's data: by the bound of the theory, or by training."""
+    """Plan on the recipe's data and return the report: by theory, or by training if `simulated`.
+
+    Nothing is written. Raise BadInput if `out` is no new .toml file in a writable place, or
+    `against` is given without `simulated`.
+
+    Args:
+        recipe: A shipped recipe or a .toml file.
+        overrides: Settings "section.key=value".
+        space: The E, T, clips and rates to try.
+        laboratory: Builds and trains recipes.
+        simulated: Whether options are trained.
+        against: Recipes to compare with.
+        repeat: The most trainings of one option.
+        out: The file that will be written later, only checked here. None checks nothing.
+        on_trial: Called with (trials done, trials planned so far, cell) after each training.
+    """
     if against and not simulated:
         raise BadInput("--against compares by training: add --simulate")
     if out is not None:
         _check_out(out)
     if not simulated:
-        return theorise(recipe, overrides, space, laboratory)
-    return simulate(
+        return plan_by_theory(recipe, overrides, space, laboratory)
+    return plan_by_training(
         recipe, overrides, space, laboratory, repeat=repeat, against=against, on_trial=on_trial
     )
 
 
-def space_of(steps: str, iterations: str, clips: str, rates: str) -> Space:
-    """The space that the command line's lists describe.
+def space_of(axes: Sequence[str]) -> Space:
+    """Parse the command line's lists of values to try, such as "steps=1,2,3".
 
-    Of the steps that are looked at unless others are named, those that fit the iterations stay.
+    Of the default steps, those that are more than the largest T are dropped. Raise BadInput if a
+    key is unknown or named twice, or a list is malformed.
     """
-    e, t = _integers("steps", steps), _integers("iterations", iterations)
-    if e == STEPS:
-        e = tuple(number for number in e if number <= max(t, default=0)) or e
-    return Space(e, t, _numbers("clips", clips), _numbers("rates", rates))
+    lists: dict[str, str] = {}
+    for text in axes:
+        key, values = _split("--grid", text)
+        if key not in _AXES:
+            raise BadInput(f"--grid {key}: choose from {', '.join(_AXES)}{hint(key, _AXES)}")
+        if key in lists:
+            raise BadInput(f"--grid {key} is given twice: put all values into one list")
+        lists[key] = values
+    t = _parse_integers("iterations", lists["iterations"]) if "iterations" in lists else ITERATIONS
+    e = tuple(number for number in STEPS if number <= max(t, default=0)) or STEPS
+    if "steps" in lists:
+        e = _parse_integers("steps", lists["steps"])
+    clips, rates = (_parse_numbers(name, lists.get(name, "")) for name in ("clips", "rates"))
+    return Space(e, t, clips, rates)
 
 
-def write_and_print(report: PlanReport, recipe: str, out: Path | None, *, as_json: bool) -> None:
-    """Write the recipe that won, and print the report."""
-    path = _written(report, out, recipe)
-    if as_json:
-        print(json.dumps(_report_json(report, path), indent=2))
+def _split(option: str, text: str) -> tuple[str, str]:
+    """Return (key, value) of "key=value". Raise BadInput if there is no "="."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise BadInput(f"{option} {text}: write {option} KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def write_and_print(
+    report: PlanReport, recipe: str, out: Path | None, console: Console | None
+) -> None:
+    """Write the best recipe and its page, and print the report, or JSON without a console."""
+    path = _write_recipe(report, out, recipe)
+    if console is None:
+        print(json_text(_report_json(report, path), indent=2), end="")
         return
-    console = Console(markup=False, emoji=False)
     first, more = report.options[0], len(report.options) - _SHOWN
-    _say(console, report.title)
+    _print_lines(console, report.title)
     console.print(_options_table(report))
     if more > 0:
-        _say(console, f"and {more} more")
-    _say(console, f"the least {report.ranked_by} over E (down) and T (across):")
+        _print_lines(console, f"and {more} more")
+    _print_lines(console, f"the least {report.ranked_by} over E (down) and T (across):")
     console.print(_least_table(report))
     reasons = [f"why: {line}" for line in report.reasons]
-    _say(console, f"the claim of the first: {first.privacy}", *reasons)
+    _print_lines(console, f"the claim of the first: {first.privacy}", *reasons)
     for line in report.warnings:
-        console.print(f"note: {line}", style="yellow", highlight=False, soft_wrap=True)
-    _say(console, terms_line([first.privacy]), f"run it: fedveil run {path}")
+        console.print(f"note: {line}", style="yellow", highlight=False)
+    _print_lines(console, terms_line([first.privacy]), f"run it: fedveil run {path}")
 
 
 def _options_table(report: PlanReport) -> Table:
+    """Return the best twelve options as a table for the terminal."""
     keys = list(dict.fromkeys(key for option in report.options for key in option.choice))
     remarks = any(option.remark for option in report.options)
     table = Table()
@@ -179,6 +236,10 @@ def _options_table(report: PlanReport) -> Table:
 
 
 def _least_table(report: PlanReport) -> Table:
+    """Return the least value by E (rows) and T (columns) as a table for the terminal.
+
+    Cells that were not tried are empty.
+    """
     steps, times = report.axes
     table = Table()
     table.add_column("E \\ T")
@@ -194,9 +255,13 @@ def _least_table(report: PlanReport) -> Table:
     return table
 
 
-def _written(report: PlanReport, out: Path | None, recipe: str) -> Path:
-    """Write the recipe, and its page beside it."""
-    path = out or _free(Path("runs"), f"plan-{Path(recipe).stem}")
+def _write_recipe(report: PlanReport, out: Path | None, recipe: str) -> Path:
+    """Write the best recipe to `out` and its page beside it, and return the recipe's path.
+
+    None takes the first free name plan-RECIPE.toml, plan-RECIPE-2.toml, ... below runs/. Raise
+    BadInput if the directory cannot be made.
+    """
+    path = out or _free_path(Path("runs"), f"plan-{Path(recipe).stem}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -207,7 +272,10 @@ def _written(report: PlanReport, out: Path | None, recipe: str) -> Path:
 
 
 def _check_out(out: Path) -> None:
-    """Refuse, before any training, a path that cannot be written."""
+    """Raise BadInput unless `out` is a new .toml file in a writable directory.
+
+    Its page, the same name with .html, must be new too. Directories may be missing.
+    """
     if out.suffix != ".toml" or out.exists():
         raise BadInput(f"--out {out}: name a .toml file that does not exist")
     if out.with_suffix(".html").exists():
@@ -217,7 +285,11 @@ def _check_out(out: Path) -> None:
         raise BadInput(f"--out {out}: nothing can be written in {there}")
 
 
-def _free(folder: Path, name: str) -> Path:
+def _free_path(folder: Path, name: str) -> Path:
+    """Return the first of name.toml, name-2.toml, ... that does not exist, nor its page.
+
+    Raise BadInput after 999 names.
+    """
     for number in range(1, 1000):
         path = folder / (f"{name}.toml" if number == 1 else f"{name}-{number}.toml")
         if not path.exists() and not path.with_suffix(".html").exists():
@@ -226,6 +298,12 @@ def _free(folder: Path, name: str) -> Path:
 
 
 def _report_json(report: PlanReport, path: Path) -> dict[str, Any]:
+    """Return the report as a dictionary for JSON.
+
+    Keys: title, options, why, notes, and recipe (the path). An option has steps, iterations,
+    rounds, its choices by key, the value by the name in `report.ranked_by`, half, noise, privacy
+    and remark.
+    """
     return {
         "title": report.title,
         "options": [
@@ -234,9 +312,9 @@ def _report_json(report: PlanReport, path: Path) -> dict[str, Any]:
                 "iterations": row.iterations,
                 "rounds": row.rounds,
                 **row.choice,
-                report.ranked_by: _number(row.value),
-                "half": _number(row.half),
-                "noise": _number(row.noise_std),
+                report.ranked_by: row.value,
+                "half": row.half,
+                "noise": row.noise_std,
                 "privacy": row.privacy,
                 "remark": row.remark,
             }
@@ -248,28 +326,29 @@ def _report_json(report: PlanReport, path: Path) -> dict[str, Any]:
     }
 
 
-def _number(value: float) -> float | None:
-    """As JSON can hold it."""
-    return value if math.isfinite(value) else None
-
-
-def _say(console: Console, *texts: str) -> None:
+def _print_lines(console: Console, *texts: str) -> None:
+    """Print each text that is not empty on a line of its own, without colours."""
     for text in filter(None, texts):
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, highlight=False)
 
 
-def _integers(name: str, text: str) -> tuple[int, ...]:
-    numbers = _numbers(name, text)
+def _parse_integers(name: str, text: str) -> tuple[int, ...]:
+    """Parse whole numbers separated by commas. Raise BadInput otherwise. `name` is the option's."""
+    numbers = _parse_numbers(name, text)
     if not all(number.is_integer() for number in numbers):
-        raise BadInput(f"--{name} is {text!r}: whole numbers with commas in between are needed")
+        raise BadInput(f"--grid {name} is {text!r}: give whole numbers, with commas")
     return tuple(int(number) for number in numbers)
 
 
-def _numbers(name: str, text: str) -> tuple[float, ...]:
+def _parse_numbers(name: str, text: str) -> tuple[float, ...]:
+    """Parse numbers separated by commas, () for an empty text.
+
+    Raise BadInput if a number is malformed or repeated. `name` is the option's.
+    """
     try:
         numbers = tuple(float(part) for part in text.split(",")) if text.strip() else ()
     except ValueError as e:
-        raise BadInput(f"--{name} is {text!r}: numbers with commas in between are needed") from e
+        raise BadInput(f"--grid {name} is {text!r}: give numbers, with commas") from e
     if len(set(numbers)) != len(numbers):
-        raise BadInput(f"--{name} is {text!r}: a number appears twice")
+        raise BadInput(f"--grid {name} is {text!r}: a number appears twice")
     return numbers

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedveil.base.errors import BadInput
-from fedveil.runs.recipe import Recipe, load_recipe
+from fedveil.runs.recipe import Recipe, load_recipe, to_toml
 
 STEPS = (1, 2, 3, 4, 6, 12)
 ITERATIONS = (12, 24, 36, 60, 120)
@@ -38,18 +38,26 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Axis:
-    """One key of the recipe, or several joined by ":", and the values it takes, as text."""
+    """A key of the recipe, or several joined by ":", and its values as text.
+
+    Attributes:
+        key: "section.key", or "section.key:section.key" for keys that change together.
+        choices: The values. Those of several keys are joined by ":" in the same order.
+    """
 
     key: str
     choices: tuple[str, ...]
 
     @property
     def joined_keys(self) -> list[str]:
-        """The keys that move together."""
+        """Return the keys of the axis, which change together."""
         return self.key.split(":")
 
     def assign(self, value: str) -> dict[str, str]:
-        """The value of each key of the axis."""
+        """Return the value of each key of the axis, from a choice.
+
+        Raise BadInput if `value` has another number of parts than there are keys.
+        """
         keys = self.joined_keys
         parts = value.split(":") if len(keys) > 1 else [value]
         if len(keys) != len(parts):
@@ -62,38 +70,43 @@ class Axis:
 
 @dataclass(frozen=True)
 class Cell:
-    """One recipe of the grid, with the value chosen for each key of the axes."""
+    """One recipe of a grid.
+
+    Attributes:
+        choice: The value of each key of the axes.
+        recipe: The recipe with these values.
+    """
 
     choice: dict[str, str]
     recipe: Recipe
 
     @property
     def name(self) -> str:
-        """The choices on one line, or "recipe" for a grid without axes."""
+        """Return the choices as "key=value, key=value", or "recipe" for a grid without axes."""
         return ", ".join(f"{key}={value}" for key, value in self.choice.items()) or "recipe"
 
     @property
     def steps_and_rounds(self) -> tuple[int, int]:
-        """(E, rounds)."""
+        """Return (E, rounds). E is local epochs or steps per round, 1 if the client has neither."""
         client = self.recipe.client
         steps = getattr(client, "epochs", None) or getattr(client, "steps", None) or 1
-        return int(steps), self.recipe.total_rounds
+        return int(steps), self.recipe.rounds
 
     @property
     def digest(self) -> str:
-        """A hash of everything that the result of the recipe depends on."""
+        """Return a SHA-256 hash of the recipe without its name, in hexadecimal."""
         recipe = self.recipe.model_copy(update={"name": ""})
         return hashlib.sha256(recipe.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
 
 def axis(text: str) -> Axis:
-    """Read `section.key=value,value,...`.
+    """Parse `section.key=value,value,...`. Raise BadInput if it is malformed or repeats a value.
 
     >>> axis("client.steps=1, 2,12")
     Axis(key='client.steps', choices=('1', '2', '12'))
     """
     key, equals, rest = text.partition("=")
-    keys, values = [part.strip() for part in key.split(":")], _split(rest)
+    keys, values = [part.strip() for part in key.split(":")], _split_at_commas(rest)
     if not equals or not all(keys):
         raise BadInput(f"--grid {text!r}: write it as section.key=value,value,...")
     if not all(values):
@@ -105,10 +118,15 @@ def axis(text: str) -> Axis:
 
 
 def cells(source: str, overrides: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
-    """Every combination of the axes as a checked recipe, the last axis fastest.
+    """Return every combination of the axes as a cell with a checked recipe, the last axis fastest.
 
-    An infinite `budget.epsilon` from which noise is to be calibrated makes a run without noise and
-    without a claim.
+    Without axes there is one cell. Raise BadInput if a key is on two axes, a recipe is refused, or
+    there are more than 100,000 cells.
+
+    Args:
+        source: A shipped recipe or a .toml file.
+        overrides: Settings "section.key=value" of every cell.
+        axes: The axes of the grid. They come after the overrides.
     """
     keys = [key for a in axes for key in a.joined_keys]
     for key in keys:
@@ -124,14 +142,18 @@ def cells(source: str, overrides: Sequence[str], axes: Sequence[Axis]) -> list[C
             choice |= a.assign(value)
         settings = [f"{key}={value}" for key, value in choice.items()]
         try:
-            grid.append(Cell(choice, recipe_of(source, [*overrides, *settings])))
+            grid.append(Cell(choice, load_cell_recipe(source, [*overrides, *settings])))
         except BadInput as e:
             raise BadInput(f"cell {', '.join(settings)}: {e}" if settings else str(e)) from e
     return grid
 
 
-def recipe_of(source: str, settings: Sequence[str]) -> Recipe:
-    """The recipe of one cell."""
+def load_cell_recipe(source: str, settings: Sequence[str]) -> Recipe:
+    """Load a recipe with `settings`, each "section.key=value".
+
+    If `budget.epsilon` is infinite and the noise would be calibrated from it, the recipe has no
+    noise and no budget. Raise BadInput if the recipe is refused.
+    """
     recipe = load_recipe(source, settings)
     budget, calibrated = recipe.budget, getattr(recipe.noise, "multiplier", 0.0) is None
     if budget is None or budget.epsilons or budget.epsilon != math.inf or not calibrated:
@@ -140,8 +162,8 @@ def recipe_of(source: str, settings: Sequence[str]) -> Recipe:
     return load_recipe(source, [*others, "noise.kind=none", "budget=none"])
 
 
-def _split(text: str) -> list[str]:
-    """Split at commas that are not inside brackets."""
+def _split_at_commas(text: str) -> list[str]:
+    """Return the parts of `text` between commas outside square brackets, stripped."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
@@ -153,7 +175,7 @@ def _split(text: str) -> list[str]:
 
 
 def axis_label(key: str) -> str:
-    """The label of a key, or of several that move together. A key without a label stays.
+    """Return the label of a key, or of several joined by ":". Unknown keys are their own label.
 
     >>> axis_label("client.steps:rounds")
     'local steps per round : rounds'
@@ -181,25 +203,32 @@ class Space:
         options = {"steps": self.steps_per_round, "iterations": self.steps_in_all}
         for name, values in options.items():
             if not values:
-                raise BadInput(f"--{name} is empty: give at least one number")
+                raise BadInput(f"--grid {name} is empty: give at least one number")
             if min(values) < 1:
-                raise BadInput(f"--{name} has {min(values)}: numbers from 1 on are needed")
+                raise BadInput(f"--grid {name} has {min(values)}: numbers from 1 on are needed")
         if max(self.steps_per_round) > max(self.steps_in_all):
             raise BadInput(
-                f"--steps has E = {max(self.steps_per_round)}, more than the largest T of "
-                f"--iterations, {max(self.steps_in_all)}: E local steps are part of T iterations"
+                f"--grid steps has E = {max(self.steps_per_round)}, more than the largest T of "
+                f"iterations, {max(self.steps_in_all)}: E local steps are part of T iterations"
             )
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """(E, rounds), each once: max(1, round(T / E)) rounds for every T that E fits in."""
+        """Return pairs (local steps per round, rounds), sorted, each once.
+
+        They are (E, max(1, round(T / E))) for every E and T of the space with E <= T.
+        """
         every = itertools.product(self.steps_per_round, self.steps_in_all)
         return sorted({(e, max(1, round(t / e))) for e, t in every if e <= t})
 
 
 def candidates(source: str, overrides: Sequence[str], space: Space) -> list[Cell]:
-    """The cells of a recipe over the space."""
-    client = recipe_of(source, overrides).client
+    """Return one cell for each (E, rounds), clip norm and learning rate of the space.
+
+    E are epochs if the recipe's clients count epochs, and otherwise steps. Raise BadInput if its
+    clients take a single gradient step, or a recipe is refused.
+    """
+    client = load_cell_recipe(source, overrides).client
     if client.kind == "gradient":
         raise BadInput("client.kind 'gradient' takes one step: use client.kind = 'sgd' to plan E")
     length = "epochs" if getattr(client, "epochs", None) is not None else "steps"
@@ -207,38 +236,59 @@ def candidates(source: str, overrides: Sequence[str], space: Space) -> list[Cell
     axes = [Axis(f"client.{length}:rounds", pairs)]
     for key, numbers in (("clip.value", space.clips), ("client.lr", space.rates)):
         if numbers:
-            axes.append(Axis(key, tuple(map(_number, numbers))))
+            axes.append(Axis(key, tuple(map(_number_text, numbers))))
     return cells(source, [*overrides, "iterations=none"], axes)
 
 
-def alike(base: Recipe, other: Recipe) -> list[str]:
-    """The overrides that give another recipe the base's data, model and budget.
+def shared_settings(base: Recipe, other: Recipe) -> list[str]:
+    """Return settings "section.key=value" that make recipe `other` comparable with `base`.
 
-    And the base's cohorts, if both draw them in the same way.
+    They have the data, model, budget, seed and rounds of `base`, and its sampling if both sample in
+    the same way. Raise BadInput if `base` has no budget.
     """
     budget = base.budget
     if budget is None:
         raise BadInput("--against compares recipes at one budget: the first recipe has none")
-    shared = [f"seed={base.seed}", f"rounds={base.total_rounds}", "iterations=none"]
+    shared = [f"seed={base.seed}", f"rounds={base.rounds}", "iterations=none"]
     sections = {"data": base.data, "model": base.model, "sample": base.sample}
     for name, section in sections.items():
         if name != "sample" or base.sample.kind == other.sample.kind:
             values = section.model_dump()
-            shared += [f"{name}.{key}={_text(value)}" for key, value in values.items()]
+            shared += [f"{name}.{key}={_toml_text(value)}" for key, value in values.items()]
     epsilon = budget.epsilon if budget.epsilons is None else None
-    shared += [f"budget.epsilon={_text(epsilon)}", f"budget.epsilons={_text(budget.epsilons)}"]
-    return [
-        *(*shared, f"budget.delta={_text(budget.delta)}"),
-        f"budget.as_published={_text(budget.as_published)}",
-    ]
+    limits = {"epsilon": epsilon, "epsilons": budget.epsilons, "delta": budget.delta}
+    limits["as_published"] = budget.as_published
+    return shared + [f"budget.{key}={_toml_text(value)}" for key, value in limits.items()]
 
 
-def _number(value: float) -> str:
-    """All digits of a number, and none that it does not need."""
+def _number_text(value: float) -> str:
+    """Return a number as `%g`, or as `repr` if `%g` would lose digits."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
-def _text(value: object) -> str:
+def _toml_text(value: object) -> str:
+    """Return a value as `--set` reads it: "none", "true", "false", or its `str`."""
     if isinstance(value, bool):
         return str(value).lower()
     return "none" if value is None else str(value)
+
+
+def check_budget(recipe: Recipe) -> None:
+    """Raise BadInput if the recipe has a budget and its noise is set directly.
+
+    Options are compared at one claim, so that noise must follow from the budget.
+    """
+    given = [
+        key for key in ("multiplier", "epsilon") if getattr(recipe.noise, key, None) is not None
+    ]
+    if recipe.budget is not None and given:
+        raise BadInput(
+            "options are compared at one claim, so their noise must follow from budget.epsilon: "
+            f"leave noise.{given[0]} out, or use fedveil sweep (always so for noise.kind "
+            "'two-point')"
+        )
+
+
+def recipe_text(recipe: Recipe, how: str) -> str:
+    """Return a recipe as TOML, below a comment "chosen by fedveil plan, from HOW"."""
+    return f"# chosen by fedveil plan, from {how}\n" + to_toml(recipe.model_dump())

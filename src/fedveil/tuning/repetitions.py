@@ -1,7 +1,7 @@
 """Repeated trainings: means with intervals, a paired test, and what all of them cost together."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,11 +19,13 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over repetitions and half the width of its 95 % interval (Student's t).
+    """A mean over repetitions, with a 95 % confidence interval by Student's t.
 
-    `diverged` counts repetitions that ended without a finite number; the mean is then infinite, as
-    it is without any repetition.
-    With one repetition nothing is known of the spread: `half` is NaN.
+    Attributes:
+        value: The mean, infinite if a repetition diverged or there is none.
+        half: Half the width of the interval, NaN if it is unknown, as with one repetition.
+        count: The number of repetitions.
+        diverged: The number of repetitions that ended without a finite number.
     """
 
     value: float
@@ -42,7 +44,9 @@ class Mean:
 
 
 def mean_of(values: Sequence[float]) -> Mean:
-    """The mean of repetitions.
+    """Return the mean of `values`, one per repetition, with its 95 % interval.
+
+    It is infinite if a value is not finite, or there is none.
 
     >>> str(mean_of([1.0, 2.0, 3.0]))
     '2 +- 2.5'
@@ -58,13 +62,18 @@ def mean_of(values: Sequence[float]) -> Mean:
     return Mean(float(array.mean()), float(quantile * spread), len(array))
 
 
-def worse(candidate: Sequence[float], best: Sequence[float]) -> float:
-    """The p-value of "the candidate's mean is larger", paired by repetition, one-sided.
+def paired_p_value(candidate: Sequence[float], best: Sequence[float]) -> float:
+    """Return the one-sided p-value for "the candidate's mean is larger than the best's".
 
-    Small is significant. What a repetition has in common (its clients, its first model) cancels;
-    the rest is independent from one to the next. 0 for a candidate that
-    diverged when the best never did; 1 when the best itself diverged, when the two agree
-    everywhere, and for a single repetition.
+    It is Student's t test on the differences of the same repetition, in which shared clients and
+    first models cancel. Small is significant. Both sequences must be equally long.
+
+    | edge | result |
+    |---|---|
+    | the best diverged | 1 |
+    | only the candidate diverged | 0 |
+    | one repetition, or no difference anywhere | 1 |
+    | the same positive difference everywhere | 0 |
     """
     theirs, ours = np.asarray(candidate, dtype=np.float64), np.asarray(best, dtype=np.float64)
     if not np.isfinite(ours).all():
@@ -83,27 +92,54 @@ def worse(candidate: Sequence[float], best: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """What several trainings on the same records cost together.
+    """The privacy cost of several trainings on the same records.
 
     Attributes:
-        trainings: (cell, how many trainings of it).
+        trainings: Pairs (cell, number of trainings of it).
     """
 
     trainings: Sequence[tuple[PreparedCell, int]]
 
     @cached_property
     def totals(self) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
-        """The totals as charged, and as read otherwise, of all trainings (`together`)."""
-        return together(self.trainings)
+        """Return (total claims as charged, total claims by other readings) of all trainings.
+
+        Epsilons and deltas are added up (basic composition), by unit and neighbours.
+
+        Guarantee: the trainings' noise is independent, so all models together satisfy each total,
+        for a unit that is the same in all of them. A total needs the trust of every training that
+        it adds, is vouched for if all of them are, and is as published if one of them is.
+
+        | edge | behaviour |
+        |---|---|
+        | several lines are charged | all of them are added |
+        | clients have budgets of their own | the largest counts, since a client has one |
+        | units or neighbours differ | a claim for each: such epsilons have no sum |
+        | a line is read in another way (strictly, without shuffler) | added in the second total |
+        | no training is read in another way | the second total is empty |
+        | the epsilon of one weight in one round | not added: it protects nobody |
+        | a cell without a claim, or not trained | nothing is added |
+        """
+        trained = [(prepared.plan, count) for prepared, count in self.trainings if count]
+        costs = [(_claims_of_training(plan), count) for plan, count in trained]
+        charged = _total([(account, count) for (account, _), count in costs])
+        if not any(read for (_, read), _ in costs):
+            return charged, []
+        return charged, _total([(read or account, count) for (account, read), count in costs])
 
     @property
     def totals_text(self) -> str:
-        """The totals in one line: as charged, and after it the other reading of the same."""
+        """Return both totals in one line without a full stop.
+
+        It ends with a warning if repetitions divide the records anew.
+        """
         charged, read = self.totals
-        text = _in_words(charged)
+        text = _claims_text(charged)
         if read:
             strictly = any(claim.as_published for claim in charged)
-            text += f"; {'strictly' if strictly else 'with less trust'} {_in_words(read)}"
+            less = read[0].epsilon >= charged[0].epsilon if charged else True
+            how = "strictly" if strictly else f"with {'less' if less else 'more'} trust"
+            text += f"; {how} {_claims_text(read)}"
         repeated = [prepared.cell.recipe.data for prepared, count in self.trainings if count > 1]
         if all(data.seedless for data in repeated):
             return text
@@ -114,13 +150,16 @@ class Cost:
 
     @property
     def _counts(self) -> tuple[int, int]:
-        """(the number of trainings, the number of those that claim nothing)."""
+        """Return (number of trainings, number of trainings without a claim)."""
         counts = [(count, bool(prepared.shown_claims)) for prepared, count in self.trainings]
         return sum(n for n, _ in counts), sum(n for n, claims in counts if not claims)
 
     @property
     def sentences(self) -> list[str]:
-        """For people, a line each."""
+        """Return texts on the total cost and on trainings without a claim, [] without trainings.
+
+        They have no capital letter and no full stop.
+        """
         (trainings, unclaimed), lines = self._counts, []
         if self.totals[0]:
             lines.append(
@@ -135,7 +174,11 @@ class Cost:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
+        """Return JSON values.
+
+        Keys: trainings, without_claim (their numbers), add_up_to (claims of both totals, one list),
+        and notes (`sentences`).
+        """
         trainings, unclaimed = self._counts
         return {
             "trainings": trainings,
@@ -145,35 +188,11 @@ class Cost:
         }
 
 
-def together(
-    trainings: Iterable[tuple[PreparedCell, int]],
-) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
-    """(the total of all trainings as charged, the total as read otherwise) of (cell, how many).
-
-    Guarantee: the trainings' noise is independent, so all models together satisfy each total (basic
-    composition), for a unit that is the same in all of them. Whatever mechanism or accountant a
-    training has, it is added to the others: a total holds if everybody is trusted whom one of them
-    trusts, is vouched for if all of them are, and is as published if one of them is.
-
-    | edge | behaviour |
-    |---|---|
-    | several lines are charged | all of them are added |
-    | clients have budgets of their own | the largest counts, since a client has one |
-    | units or neighbours differ | a claim for each: such epsilons have no sum |
-    | a line is read in another way (strictly, without the shuffler) | added in the second total |
-    | no training is read in another way | the second total is empty |
-    | the epsilon of one weight in one round | left out: it is nobody's |
-    | a cell without a claim, or not trained | nothing is added |
-    """
-    costs = [(_costs(prepared.plan), count) for prepared, count in trainings if count]
-    charged = _total([(account, count) for (account, _), count in costs])
-    if not any(read for (_, read), _ in costs):
-        return charged, []
-    return charged, _total([(read or account, count) for (account, read), count in costs])
-
-
 def _total(accounts: Sequence[tuple[list[PrivacyClaim], int]]) -> list[PrivacyClaim]:
-    """The claims of all accounts, each so many times, added up by unit and neighbours."""
+    """Return the sum of all claims as one claim per unit and neighbours.
+
+    `accounts` are pairs (claims of one training, number of such trainings).
+    """
     totals: dict[tuple[object, ...], PrivacyClaim] = {}
     for account, count in accounts:
         for one in account:
@@ -181,12 +200,15 @@ def _total(accounts: Sequence[tuple[list[PrivacyClaim], int]]) -> list[PrivacyCl
             if count > 1:
                 epsilon, delta = count * one.epsilon, count * one.delta
                 claim = replace(one, epsilon=epsilon, delta=delta, composed=None)
-            totals[kind] = _added(totals[kind], claim) if kind in totals else claim
+            totals[kind] = _sum_of_two(totals[kind], claim) if kind in totals else claim
     return list(totals.values())
 
 
-def _added(one: PrivacyClaim, other: PrivacyClaim) -> PrivacyClaim:
-    """Two independent releases as one: an accountant that is not pure names both."""
+def _sum_of_two(one: PrivacyClaim, other: PrivacyClaim) -> PrivacyClaim:
+    """Return the claim of two independent releases: epsilons and deltas add up.
+
+    The accountant is that of the first claim that is not pure, and assumptions are joined.
+    """
     pure = one.accountant is Accountant.PURE
     return replace(
         one,
@@ -202,8 +224,8 @@ def _added(one: PrivacyClaim, other: PrivacyClaim) -> PrivacyClaim:
     )
 
 
-def _in_words(total: Sequence[PrivacyClaim]) -> str:
-    """One claim as it is, or several with a warning that none of them is all."""
+def _claims_text(total: Sequence[PrivacyClaim]) -> str:
+    """Return the claims joined by "and", with a warning in brackets if there are several."""
     text = " and ".join(map(str, total))
     if len(total) > 1:
         text += (
@@ -213,28 +235,36 @@ def _in_words(total: Sequence[PrivacyClaim]) -> str:
     return text
 
 
-def _costs(plan: PrivacyPlan) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
-    """The claims of one training as it is charged, then other readings, if there are any."""
+def _claims_of_training(plan: PrivacyPlan) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
+    """Return (claims of one training as charged, claims by other readings).
+
+    The second list is empty if no line is read in another way. The epsilon of one weight is no
+    reading.
+    """
     charged = [line for line in plan.lines if not line.reading]
     readings = {
         line.covers: line for line in plan.lines if line.reading and line.unit is not Unit.WEIGHT
     }
-    account = _account(charged, plan.permitted)
+    account = _claims_of_lines(charged, plan.permitted)
     if not any(line.covers in readings for line in charged):
         return account, []
     read = [readings.get(line.covers, line) for line in charged]
-    return account, _account(read, plan.permitted)
+    return account, _claims_of_lines(read, plan.permitted)
 
 
-def _account(lines: Sequence[BudgetLine], rounds: int) -> list[PrivacyClaim]:
-    """The lines' claims after so many rounds, those that concern the same unit as one."""
+def _claims_of_lines(lines: Sequence[BudgetLine], rounds: int) -> list[PrivacyClaim]:
+    """Return the claims of budget lines after `rounds`, one per unit, neighbours and publication.
+
+    Lines for everybody are added. Of lines for some clients, the one with the largest epsilon
+    counts.
+    """
     totals: dict[tuple[object, ...], PrivacyClaim] = {}
     for line in sorted(lines, key=lambda line: line.members is None):
         claim = replace(line.claims(line.participations(rounds))[0], covers="updates")
         kind = (claim.unit, claim.neighbours, claim.as_published)
         before = totals.get(kind)
         if before is not None and line.members is None:
-            totals[kind] = _added(before, claim)
+            totals[kind] = _sum_of_two(before, claim)
         elif before is None or claim.epsilon > before.epsilon:
             totals[kind] = claim
     return list(totals.values())

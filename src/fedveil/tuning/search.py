@@ -16,16 +16,18 @@ from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.sections.noise_section import NoNoiseSection
-from fedveil.tuning.recipe_grid import Cell, Space, alike, candidates, recipe_of
-from fedveil.tuning.repetitions import Cost, Mean, mean_of, worse
-from fedveil.tuning.trials import Laboratory, PreparedCell, seeded
-from fedveil.tuning.tuning_pages import (
-    PlanReport,
+from fedveil.tuning.recipe_grid import (
+    Cell,
+    Space,
+    candidates,
     check_budget,
-    option_of,
+    load_cell_recipe,
     recipe_text,
-    rounds_text,
+    shared_settings,
 )
+from fedveil.tuning.repetitions import Cost, Mean, mean_of, paired_p_value
+from fedveil.tuning.trials import CellPool, Laboratory, PreparedCell, recipe_of_repetition
+from fedveil.tuning.tuning_pages import PlanReport, option_of, rounds_text
 
 OnTrial = Callable[[int, int, str], None]
 """(trials done, trials planned so far, the cell just finished)."""
@@ -47,24 +49,36 @@ _SIGNIFICANT = 0.05
 
 
 @dataclass
-class Arm:
-    """One candidate and the losses of its repetitions so far."""
+class Rival:
+    """A cell that competes in the search, and its losses so far.
+
+    Attributes:
+        prepared: The cell.
+        trial_losses: The test loss of each repetition so far, in order.
+    """
 
     prepared: PreparedCell
     trial_losses: list[float] = field(default_factory=list)
 
     @property
     def mean_loss(self) -> Mean:
+        """Return the mean of all losses so far.
+
+        It is infinite if one diverged, or there is none.
+        """
         return mean_of(self.trial_losses)
 
     @property
     def steps_per_trial(self) -> float:
-        """The cost of a trial in local steps. A round costs about one step more."""
+        """Return the cost of one training in local steps: rounds x (E + 1)."""
         steps, rounds = self.prepared.cell.steps_and_rounds
         return float(rounds * (steps + 1))
 
     def score(self, repetitions: int) -> float:
-        """The mean loss of the first repetitions, infinite if one of them diverged."""
+        """Return the mean loss of the first `repetitions` trials.
+
+        It is infinite if one of them diverged, or there is none.
+        """
         return mean_of(self.trial_losses[:repetitions]).value
 
 
@@ -73,33 +87,39 @@ class SearchResult:
     """The result of a search.
 
     Attributes:
-        arms: From best to worst. Arms that were tried more often come first, arms that diverged or
-            were not tried come last.
+        rivals: From best to worst. Those that were tried more often come first, and those that
+            diverged or were not tried come last.
         trials: The number of trials.
         seconds: The time that they took.
     """
 
-    arms: list[Arm]
+    rivals: list[Rival]
     trials: int
     seconds: float
 
     @property
-    def winner(self) -> Arm:
-        return self.arms[0]
+    def winner(self) -> Rival:
+        """Return the best rival. Its loss is infinite if all diverged."""
+        return self.rivals[0]
 
-    def p(self, arm: Arm) -> float:
-        """The p-value of "worse than the winner", over common repetitions."""
-        common = min(len(arm.trial_losses), len(self.winner.trial_losses))
-        return worse(arm.trial_losses[:common], self.winner.trial_losses[:common])
+    def p_value(self, rival: Rival) -> float:
+        """Return the p-value of "worse than the winner", over the repetitions that both have.
+
+        Small means clearly worse.
+        """
+        common = min(len(rival.trial_losses), len(self.winner.trial_losses))
+        return paired_p_value(rival.trial_losses[:common], self.winner.trial_losses[:common])
 
 
-def rungs(arms: int) -> list[int]:
-    """How many arms are left on every rung.
+def rungs(rivals: int) -> list[int]:
+    """Return the number of rivals on each rung of the search: a third of the rung before.
+
+    The last rung has four, or all if there are fewer.
 
     >>> rungs(30), rungs(2), rungs(1)
     ([30, 10, 4], [2], [1])
     """
-    sizes = [arms]
+    sizes = [rivals]
     while sizes[-1] > _FINALISTS:
         sizes.append(max(_FINALISTS, math.ceil(sizes[-1] / _REDUCTION)))
     return sizes
@@ -111,81 +131,102 @@ def search(
     repeat: int,
     on_trial: OnTrial = lambda done, total, name: None,
 ) -> SearchResult:
-    """Rank the arms by mean loss, with at most `repeat` trials of each.
+    """Train cells by successive halving and return them ranked by mean loss.
 
-    `on_trial` gets the number of trials planned so far. It grows, because how often the next rung
-    repeats its arms depends on which ones they are.
+    Args:
+        laboratory: Trains cells.
+        cells: The cells to rank.
+        repeat: The most trainings of one cell.
+        on_trial: Called with (trials done, trials planned so far, cell) after each training. The
+            second number grows, because how often a rung repeats its cells depends on which ones
+            they are.
     """
-    with laboratory.pooled(cells):
-        return _Search(laboratory, [Arm(prepared) for prepared in cells], repeat, on_trial).ranked()
+    with laboratory.pool(cells) as pool:
+        return _Search(pool, [Rival(prepared) for prepared in cells], repeat, on_trial).run()
 
 
 class _Search:
-    def __init__(
-        self, laboratory: Laboratory, arms: list[Arm], repeat: int, on_trial: OnTrial
-    ) -> None:
-        self._laboratory, self._arms, self._on_trial = laboratory, arms, on_trial
+    """The state of one search: trainings done, and local steps spent."""
+
+    def __init__(self, pool: CellPool, rivals: list[Rival], repeat: int, on_trial: OnTrial) -> None:
+        self._pool, self._rivals, self._on_trial = pool, rivals, on_trial
         self._repeat, self._done, self._spent = repeat, 0, 0.0
 
-    def ranked(self) -> SearchResult:
+    def run(self) -> SearchResult:
+        """Train rivals on every rung and return the result. Call it once."""
         began = time.perf_counter()
-        budget = SHARE * self._repeat * sum(arm.steps_per_trial for arm in self._arms)
-        alive, before, sizes = self._try_once(), 1, rungs(len(self._arms))[1:]
-        dropped: list[Arm] = []
+        budget = SHARE * self._repeat * sum(rival.steps_per_trial for rival in self._rivals)
+        alive, before, sizes = self._try_once(), 1, rungs(len(self._rivals))[1:]
+        dropped: list[Rival] = []
         for i, size in enumerate(sizes or [len(alive)]):
-            alive.sort(key=lambda arm: arm.score(before))
+            alive.sort(key=lambda rival: rival.score(before))
             dropped = [*alive[size:], *dropped]
             alive = alive[:size]
-            each = sum(arm.steps_per_trial for arm in alive)
+            each = sum(rival.steps_per_trial for rival in alive)
             afforded = int((budget - self._spent) / max(1, len(sizes) - i) / each)
             least = _LEAST - before if i + 1 >= len(sizes) else 1
             after = min(self._repeat, before + max(1, least, afforded))
             self._try(alive, before, after)
             before = after
-        alive.sort(key=lambda arm: arm.score(before))
-        ranked = [*alive, *dropped, *(arm for arm in self._arms if not arm.trial_losses)]
-        ranked.sort(key=lambda arm: not math.isfinite(arm.mean_loss.value))
+        alive.sort(key=lambda rival: rival.score(before))
+        ranked = [*alive, *dropped, *(rival for rival in self._rivals if not rival.trial_losses)]
+        ranked.sort(key=lambda rival: not math.isfinite(rival.mean_loss.value))
         return SearchResult(ranked, self._done, time.perf_counter() - began)
 
-    def _try_once(self) -> list[Arm]:
-        """Try arms that differ in their rounds only, from few to many, until the loss has risen."""
-        ladders: dict[object, list[Arm]] = {}
-        for arm in sorted(self._arms, key=lambda arm: arm.prepared.cell.recipe.total_rounds):
-            choice = arm.prepared.cell.choice.items()
+    def _try_once(self) -> list[Rival]:
+        """Train rivals once and return those that were trained.
+
+        Rivals that differ only in their rounds are trained from few rounds to many, until the
+        loss has risen.
+        """
+        ladders: dict[object, list[Rival]] = {}
+        for rival in sorted(self._rivals, key=lambda rival: rival.prepared.cell.recipe.rounds):
+            choice = rival.prepared.cell.choice.items()
             others = tuple(pair for pair in choice if pair[0] != "rounds")
-            ladders.setdefault(others, []).append(arm)
-        going, tried, rung = list(ladders.values()), list[Arm](), 0
+            ladders.setdefault(others, []).append(rival)
+        going, tried, rung = list(ladders.values()), list[Rival](), 0
         while going:
             wave = [ladder[rung] for ladder in going]
             self._try(wave, 0, 1)
             tried, rung = tried + wave, rung + 1
-            going = [arms for arms in going if len(arms) > rung and not _risen(arms[:rung])]
+            going = [
+                rivals
+                for rivals in going
+                if len(rivals) > rung and not _loss_has_risen(rivals[:rung])
+            ]
         return tried
 
-    def _try(self, arms: list[Arm], before: int, after: int) -> None:
-        jobs = [(arm, block) for arm in arms for block in arm.prepared.blocks(before, after)]
+    def _try(self, rivals: list[Rival], before: int, after: int) -> None:
+        """Train rivals for repetitions before .. after - 1, and append their losses to them."""
+        jobs = [
+            (rival, block) for rival in rivals for block in rival.prepared.blocks(before, after)
+        ]
         losses: dict[tuple[int, int], float] = {}
-        total = self._done + len(arms) * (after - before)
-        trials = self._laboratory.trials([(arm.prepared, block) for arm, block in jobs])
+        total = self._done + len(rivals) * (after - before)
+        trials = self._pool.outcomes([(rival.prepared, block) for rival, block in jobs])
         for number, outcomes in trials:
-            arm, block = jobs[number]
+            rival, block = jobs[number]
             for repetition, outcome in zip(block, outcomes, strict=True):
-                losses[id(arm), repetition] = outcome.test_metrics["loss"]
+                losses[id(rival), repetition] = outcome.test_metrics["loss"]
             self._done += len(block)
-            self._on_trial(self._done, total, arm.prepared.cell.name)
-        for arm in arms:
-            arm.trial_losses += [losses[id(arm), r] for r in range(before, after)]
-            self._spent += arm.steps_per_trial * (after - before)
+            self._on_trial(self._done, total, rival.prepared.cell.name)
+        for rival in rivals:
+            rival.trial_losses += [losses[id(rival), r] for r in range(before, after)]
+            self._spent += rival.steps_per_trial * (after - before)
 
 
-def _risen(arms: Sequence[Arm]) -> bool:
-    """Whether the last arm is far worse than the best, or diverged."""
-    losses = [arm.trial_losses[0] for arm in arms]
+def _loss_has_risen(rivals: Sequence[Rival]) -> bool:
+    """Return whether the last rival's first loss is over `RISEN` times the least, or diverged.
+
+    `rivals` are in the order of their rounds, all trained at least once. Of a negative least loss,
+    the rise is measured in its magnitude.
+    """
+    losses = [rival.trial_losses[0] for rival in rivals]
     least = min(losses)
     return not losses[-1] - least <= (RISEN - 1) * abs(least)
 
 
-def simulate(
+def plan_by_training(
     source: str,
     overrides: Sequence[str],
     space: Space,
@@ -195,19 +236,31 @@ def simulate(
     against: Sequence[str] = (),
     on_trial: OnTrial = lambda done, total, name: None,
 ) -> PlanReport:
-    """Rank the space by training: successive halving at one budget in every cell.
+    """Rank recipes by training, by successive halving, all with the same budget.
 
-    `against` are recipes to compare with: each gets the same data, model, budget and space. One
-    that protects something else, or from somebody else, is left out and named.
+    Raise BadInput if every option diverged, noise does not follow from the budget, or a recipe is
+    refused. Nothing is written.
+
+    Args:
+        source: A shipped recipe or a .toml file.
+        overrides: Settings "section.key=value".
+        space: The E, T, clips and rates to try.
+        laboratory: Trains cells.
+        repeat: The most trainings of one cell.
+        against: Recipes to compare with, on the same data, model, budget and space. A recipe that
+            protects another unit or needs other trust is omitted, with a warning in the report.
+        on_trial: Called with (trials done, trials planned so far, cell) after each training.
     """
-    recipe = recipe_of(source, overrides)
+    recipe = load_cell_recipe(source, overrides)
     check_budget(recipe)
     cells = candidates(source, overrides, space)
-    prepared = [laboratory.prepare(_named(cell, source) if against else cell) for cell in cells]
+    prepared = [
+        laboratory.prepare(_with_recipe_name(cell, source) if against else cell) for cell in cells
+    ]
     base, skipped = prepared[0], []
     for other in dict.fromkeys(against):
         plain = load_recipe(other)
-        settings = alike(recipe, plain)
+        settings = shared_settings(recipe, plain)
         try:
             if plain.budget is None:
                 raise BadInput("it claims nothing, so that there is no budget to compare at")
@@ -218,22 +271,24 @@ def simulate(
     if not math.isfinite(result.winner.mean_loss.value):
         raise BadInput(
             "every option diverged: raise budget.epsilon, lower client.lr or clip.value, or try "
-            "fewer --iterations"
+            "fewer iterations (--grid iterations=...)"
         )
-    reasons, noiseless = _reasons(laboratory, result)
+    reasons, noiseless = _compare_without_noise(laboratory, result)
     options = []
-    for arm in result.arms:
-        mean, value = arm.mean_loss, arm.mean_loss.value if arm.trial_losses else math.nan
-        options.append(option_of(arm.prepared, value, mean.half, str(mean), _remark(result, arm)))
+    for rival in result.rivals:
+        mean, value = rival.mean_loss, rival.mean_loss.value if rival.trial_losses else math.nan
+        options.append(
+            option_of(rival.prepared, value, mean.half, str(mean), _remark(result, rival))
+        )
     return PlanReport(
         title=f"{base.cell.recipe.name}: ranked by training, {result.trials} trials of "
         f"{len(prepared)} recipes in {result.seconds:.1f} s",
         ranked_by="loss",
         options=options,
         reasons=reasons,
-        warnings=[*skipped, _tuning_cost(result, noiseless)],
+        warnings=[*skipped, _cost_warning(result, noiseless)],
         recipe_toml=recipe_text(
-            seeded(result.winner.prepared.cell.recipe, repeat),
+            recipe_of_repetition(result.winner.prepared.cell.recipe, repeat),
             "simulated rounds; its seed, and with it its noise, is one that no trial had",
         ),
     )
@@ -242,20 +297,28 @@ def simulate(
 def _comparable(
     laboratory: Laboratory, base: PreparedCell, source: str, cells: Sequence[Cell]
 ) -> list[PreparedCell]:
-    """Another recipe's cells, refused unless they promise what the base does."""
+    """Prepare another recipe's cells, whose name is `source`, and return them.
+
+    Raise BadInput unless they protect what `base` protects.
+    """
     check_budget(cells[0].recipe)
-    first = laboratory.prepare(_named(cells[0], source))
-    theirs, ours = _promise(first), _promise(base)
+    first = laboratory.prepare(_with_recipe_name(cells[0], source))
+    theirs, ours = _protection_text(first), _protection_text(base)
     if theirs != ours:
         raise BadInput(f"it protects {theirs}, the first {ours}")
-    return [first, *(laboratory.prepare(_named(cell, source)) for cell in cells[1:])]
+    return [first, *(laboratory.prepare(_with_recipe_name(cell, source)) for cell in cells[1:])]
 
 
-def _named(cell: Cell, source: str) -> Cell:
+def _with_recipe_name(cell: Cell, source: str) -> Cell:
+    """Return the cell with "recipe" as the first key of its choice, and `source` as the value."""
     return Cell({"recipe": source, **cell.choice}, cell.recipe)
 
 
-def _promise(prepared: PreparedCell) -> str:
+def _protection_text(prepared: PreparedCell) -> str:
+    """Return unit, neighbours and trust of the budget's claim as an object of "protects".
+
+    It is "nothing" if there is no claim.
+    """
     claim = budgeted(prepared.shown_claims)
     if claim is None:
         return "nothing"
@@ -263,71 +326,92 @@ def _promise(prepared: PreparedCell) -> str:
     return f"each {claim.unit} ({claim.neighbours} neighbours) under {claim.trust} trust{label}"
 
 
-def _remark(result: SearchResult, arm: Arm) -> str:
-    count = len(arm.trial_losses)
+def _remark(result: SearchResult, rival: Rival) -> str:
+    """Return how often a rival was trained, and whether it is worse than the winner, as text."""
+    count = len(rival.trial_losses)
     if count == 0:
         return "with fewer rounds the loss had risen already"
     if count == 1:
         return "tried once"
-    if arm is result.winner or arm.mean_loss.diverged:
+    if rival is result.winner or rival.mean_loss.diverged:
         return f"{count} repetitions"
-    p = result.p(arm)
+    p = result.p_value(rival)
     verdict = "worse" if p < _SIGNIFICANT else "not clearly worse"
     return f"{count} repetitions, {verdict} (p = {p:.2g})"
 
 
-def _reasons(laboratory: Laboratory, result: SearchResult) -> tuple[list[str], int]:
-    """(reasons for the first option: losses with and without noise, extra trainings made)."""
+def _compare_without_noise(laboratory: Laboratory, result: SearchResult) -> tuple[list[str], int]:
+    """Train the winner, and the best with more and with fewer iterations, without noise.
+
+    Each is trained at most five times.
+
+    Returns:
+        A text on each of them, with its noise and its loss with and without noise, and the number
+        of trainings.
+    """
     steps, rounds = result.winner.prepared.cell.steps_and_rounds
-    arms = {"the first": result.winner}
-    for arm in result.arms[1:]:
-        their_steps, their_rounds = arm.prepared.cell.steps_and_rounds
+    rivals = {"the first": result.winner}
+    for rival in result.rivals[1:]:
+        their_steps, their_rounds = rival.prepared.cell.steps_and_rounds
         theirs = their_steps * their_rounds
-        tried = math.isfinite(arm.mean_loss.value)
+        tried = math.isfinite(rival.mean_loss.value)
         if tried and their_rounds != rounds and theirs != steps * rounds:
             more = "more" if theirs > steps * rounds else "fewer"
-            arms.setdefault(f"the best with {more} iterations", arm)
+            rivals.setdefault(f"the best with {more} iterations", rival)
     jobs, owners = [], []
-    for name, arm in arms.items():
-        prepared = _without_noise(laboratory, arm)
+    for name, rival in rivals.items():
+        prepared = _without_noise(laboratory, rival)
         if prepared is not None:
-            blocks = prepared.blocks(0, min(_NOISELESS_TRIALS, len(arm.trial_losses)))
+            blocks = prepared.blocks(0, min(_NOISELESS_TRIALS, len(rival.trial_losses)))
             jobs += [(prepared, block) for block in blocks]
             owners += [name for _ in blocks]
-    noiseless: dict[str, list[float]] = {name: [] for name in arms}
+    noiseless: dict[str, list[float]] = {name: [] for name in rivals}
     for number, outcomes in laboratory.trials(jobs):
         noiseless[owners[number]] += [outcome.test_metrics["loss"] for outcome in outcomes]
     trainings = sum(map(len, noiseless.values()))
-    return [_option_text(name, arm, noiseless[name]) for name, arm in arms.items()], trainings
+    return [_option_text(name, rival, noiseless[name]) for name, rival in rivals.items()], trainings
 
 
-def _option_text(name: str, arm: Arm, noiseless: Sequence[float]) -> str:
-    """An option's noise, and its loss with and without, over the same repetitions."""
-    steps, rounds = arm.prepared.cell.steps_and_rounds
+def _option_text(name: str, rival: Rival, noiseless: Sequence[float]) -> str:
+    """Return a text on a rival: its noise, and its mean loss with and without noise.
+
+    Args:
+        name: The subject of the text, such as "the first".
+        rival: The rival.
+        noiseless: Its losses without noise. Empty leaves both losses out.
+    """
+    steps, rounds = rival.prepared.cell.steps_and_rounds
     text = f"{name}, E = {steps} in {rounds_text(rounds)}: noise "
-    if math.isnan(arm.prepared.noise_std):
+    if math.isnan(rival.prepared.noise_std):
         text += "in every step of training"
     else:
-        text += f"of {arm.prepared.noise_text} on each coordinate of a round's mean update"
+        text += f"of {rival.prepared.noise_text} on each coordinate of a round's mean update"
     if not noiseless:
         return text
-    noisy, plain = mean_of(arm.trial_losses[: len(noiseless)]), mean_of(sorted(noiseless))
+    noisy, plain = mean_of(rival.trial_losses[: len(noiseless)]), mean_of(sorted(noiseless))
     without = "divergence" if plain.diverged else f"{plain.value:.4g}"
     return f"{text}, loss {noisy.value:.4g} with it and {without} without"
 
 
-def _without_noise(laboratory: Laboratory, arm: Arm) -> PreparedCell | None:
-    """The same option without noise, where that is a recipe."""
-    recipe, noise = arm.prepared.cell.recipe, arm.prepared.cell.recipe.noise
+def _without_noise(laboratory: Laboratory, rival: Rival) -> PreparedCell | None:
+    """Prepare the same cell without noise and budget.
+
+    None if it claims nothing, has an adaptive clip, or adds its noise in training.
+    """
+    recipe, noise = rival.prepared.cell.recipe, rival.prepared.cell.recipe.noise
     clipped = getattr(recipe.clip, "kind", "") in ("fixed", "poly")
     in_steps = getattr(noise, "where", "") == "training"
-    if arm.prepared.headline_claim is None or not clipped or in_steps:
+    if rival.prepared.headline_claim is None or not clipped or in_steps:
         return None
     noiseless = recipe.model_copy(update={"noise": NoNoiseSection(kind="none"), "budget": None})
-    return laboratory.prepare(Cell(arm.prepared.cell.choice, noiseless), arm.prepared.mode)
+    return laboratory.prepare(Cell(rival.prepared.cell.choice, noiseless), rival.prepared.mode)
 
 
-def _tuning_cost(result: SearchResult, noiseless: int) -> str:
+def _cost_warning(result: SearchResult, noiseless: int) -> str:
+    """Return a text on the privacy cost of the search and of a run of the winner.
+
+    `noiseless` is the number of trainings without noise.
+    """
     claim = result.winner.prepared.headline_claim
     if claim is None:
         return (
@@ -335,7 +419,8 @@ def _tuning_cost(result: SearchResult, noiseless: int) -> str:
             "choice itself says something about the records"
         )
     trainings = [
-        (arm.prepared, len(arm.trial_losses) + (arm is result.winner)) for arm in result.arms
+        (rival.prepared, len(rival.trial_losses) + (rival is result.winner))
+        for rival in result.rivals
     ]
     free = f", and those without noise, from {noiseless} more trainings," if noiseless else ""
     return (

@@ -23,7 +23,7 @@ from fedveil.base.checks import check_option
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
-from fedveil.runs.run_directory import locked, write_atomic
+from fedveil.runs.run_directory import json_text, locked, write_atomic
 from fedveil.training.gradients.modes import Mode
 from fedveil.tuning.recipe_grid import Axis, Cell, cells
 from fedveil.tuning.repetitions import Cost, Mean, mean_of
@@ -72,9 +72,18 @@ class Sweep:
         repeat: int,
         laboratory: Laboratory,
     ) -> "Sweep":
-        """A new sweep in `folder`, or the one that is there if it is the same.
+        """Prepare a sweep in `folder`, a new one or the same one to resume. Write nothing.
 
-        Everything is checked before anything is written: a cell that cannot run refuses the sweep.
+        Raise BadInput if a cell cannot run, or the folder holds something else. Trials that are
+        stored there are read.
+
+        Args:
+            folder: The directory.
+            source: A shipped recipe or a .toml file.
+            overrides: Settings "section.key=value" of every cell.
+            axes: The axes of the grid.
+            repeat: Repetitions of every cell.
+            laboratory: Prepares and trains cells.
         """
         check_option("repeat", repeat)
         sweep = cls(folder, tuple(axes), cells(source, overrides, axes), repeat, laboratory)
@@ -88,9 +97,10 @@ class Sweep:
 
     @property
     def missing(self) -> list[tuple[int, tuple[int, ...]]]:
-        """(cell, repetitions) not done yet, those together that are one computation.
+        """Return pairs (cell, block of repetitions), numbers from 0, that are not complete.
 
-        One that a crash has torn apart is computed whole again, so that it has the same result.
+        First repetitions come first. A block that a crash has torn apart is computed whole again,
+        so that it has the same result.
         """
         blocks = [
             (block, c)
@@ -101,7 +111,15 @@ class Sweep:
         return [(c, block) for block, c in sorted(missing, key=lambda one: (one[0][0], one[1]))]
 
     def run(self, on_trial: OnTrial = lambda done, total, name: None) -> None:
-        """Train what is missing, and write the tables and the page."""
+        """Train the missing trials, store each in trials.jsonl, and write the tables and the page.
+
+        Args:
+            on_trial: Called with (trials done, trials in all, cell just finished) after each block
+                of trials.
+
+        Raises:
+            BadInput: The directory cannot be made, is in use, or holds another sweep.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
@@ -110,7 +128,7 @@ class Sweep:
             self._catch_up()
             missing, total = self.missing, self.repeat * len(self.cells)
             path = self.folder / "trials.jsonl"
-            text = "".join(_line(r, c, outcome) for (r, c), outcome in self._done.items())
+            text = "".join(_trial_line(r, c, outcome) for (r, c), outcome in self._done.items())
             write_atomic(path, text.encode())
             jobs = [(self.prepared[c], block) for c, block in missing]
             with path.open("a") as file:
@@ -119,7 +137,7 @@ class Sweep:
                     done = {(r, cell): o for r, o in zip(block, outcomes, strict=True)}
                     new = {key: done[key] for key in done.keys() - self._done.keys()}
                     self._done |= new
-                    file.write("".join(_line(r, c, new[r, c]) for r, c in sorted(new)))
+                    file.write("".join(_trial_line(r, c, new[r, c]) for r, c in sorted(new)))
                     file.flush()
                     os.fsync(file.fileno())
                     on_trial(len(self._done), total, self.cells[cell].name)
@@ -128,20 +146,26 @@ class Sweep:
             write_atomic(self.folder / "report.html", sweep_page(self.folder))
 
     def outcomes(self, cell: int) -> list[TrialOutcome]:
-        """The outcomes of a cell's repetitions, in order."""
+        """Return the outcomes of all repetitions of a cell, in order. KeyError before `run`."""
         return [self._done[r, cell] for r in range(self.repeat)]
 
     @property
     def metric_names(self) -> list[str]:
-        """What was measured, the task's own metric before the loss."""
+        """Return the names of the test metrics, the loss last. KeyError before `run`."""
         return sorted(self._done[0, 0].test_metrics, key=lambda name: name == "loss")
 
     def cell_mean(self, cell: int, metric: str) -> Mean:
-        """The mean over the repetitions of a cell."""
+        """Return the mean of a test metric over the repetitions of a cell.
+
+        KeyError before `run`.
+        """
         return mean_of([outcome.test_metrics[metric] for outcome in self.outcomes(cell)])
 
     def table(self) -> list[dict[str, Any]]:
-        """One row per cell, for people."""
+        """Return one row of texts per cell: choices by key, mean metrics, noise and claim.
+
+        KeyError before `run`.
+        """
         heading, claims = claim_column([prepared.shown_claims for prepared in self.prepared])
         rows = []
         for c, prepared in enumerate(self.prepared):
@@ -152,11 +176,14 @@ class Sweep:
 
     @cached_property
     def total_cost(self) -> Cost:
-        """What all trainings cost together."""
+        """Return the privacy cost of all trainings of the sweep, done or not."""
         return Cost([(prepared, self.repeat) for prepared in self.prepared])
 
     def to_dict(self) -> dict[str, Any]:
-        """The results as plain JSON values."""
+        """Return JSON values: out (the directory), cells (rows of summary.csv) and together (cost).
+
+        Numbers that are not finite are None.
+        """
         rows = self._summary()
         for row in rows:
             row |= {
@@ -165,7 +192,7 @@ class Sweep:
         return {"out": str(self.folder), "cells": rows, "together": self.total_cost.to_dict()}
 
     def _rows(self) -> list[dict[str, Any]]:
-        """One row per trial."""
+        """Return the rows of results.csv by column, one per trial, cell by cell."""
         return [
             {
                 **prepared.cell.choice,
@@ -180,7 +207,10 @@ class Sweep:
         ]
 
     def _summary(self) -> list[dict[str, Any]]:
-        """One row per cell."""
+        """Return the rows of summary.csv by column, one per cell: means, intervals, noise, claims.
+
+        The terms of a claim are "" in a cell without one.
+        """
         rows = []
         for c, prepared in enumerate(self.prepared):
             row: dict[str, Any] = dict(prepared.cell.choice)
@@ -201,7 +231,7 @@ class Sweep:
         return rows
 
     def _identity(self) -> dict[str, Any]:
-        """What makes two sweeps the same."""
+        """Return the JSON values that must be the same for a sweep to be resumed."""
         return {
             "format": _FORMAT,
             "axes": [[axis.key, *axis.choices] for axis in self.axes],
@@ -211,12 +241,16 @@ class Sweep:
         }
 
     def _catch_up(self) -> None:
-        """Under the lock, read what another process may have done since this one looked."""
+        """Write sweep.json, or take over the modes stored in it, and read the trials on disk.
+
+        Raise BadInput if the folder holds another sweep. It runs under the lock, because another
+        process may have started the sweep in the meantime.
+        """
         modes = self._stored_modes()
         if modes is None:
             about = {
                 **self._identity(),
-                "first": _plain_recipe(self.cells[0]),
+                "first": _recipe_json(self.cells[0]),
                 "modes": [str(prepared.mode) for prepared in self.prepared],
                 "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
                 "together": self.total_cost.to_dict(),
@@ -230,7 +264,10 @@ class Sweep:
         self._done = self._read_trials()
 
     def _stored_modes(self) -> list[Mode] | None:
-        """The execution modes of the sweep in the folder. Another sweep is refused."""
+        """Return the execution mode of each cell from sweep.json, None if the folder has no sweep.
+
+        Raise BadInput if it holds another sweep or other files.
+        """
         path = self.folder / "sweep.json"
         if not path.exists():
             check_new_folder(self.folder, ("lock", ".sweep.json.tmp"), "sweep")
@@ -255,7 +292,10 @@ class Sweep:
         return [Mode(mode) for mode in stored["modes"]]
 
     def _difference(self, key: str, stored: dict[str, Any]) -> str:
-        """What makes the sweep in the folder another one, in a few words."""
+        """Return a clause on how the stored sweep differs in the value of `key`: "its ... is ...".
+
+        `stored` is the contents of sweep.json.
+        """
         match key:
             case "axes":
                 grid = [f"--grid {axis[0]}={','.join(axis[1:])}" for axis in stored[key]]
@@ -264,27 +304,33 @@ class Sweep:
                 return f"its --repeat is {stored[key]}, not {self.repeat}"
             case "curves":
                 return f"it was started {'with' if stored[key] else 'without'} --curves"
-        theirs, ours = _flat(stored.get("first", {})), _flat(_plain_recipe(self.cells[0]))
+        theirs, ours = _flat_keys(stored.get("first", {})), _flat_keys(_recipe_json(self.cells[0]))
         for name in {**ours, **theirs} if theirs else ():
             if theirs.get(name) != ours.get(name):
                 return f"its {name} is {theirs.get(name)}, not {ours.get(name)}"
         return "its recipes differ"
 
     def _read_trials(self) -> dict[tuple[int, int], TrialOutcome]:
-        """The trials on disk, up to the first line that a crash cut short."""
+        """Return outcomes by (repetition, cell) from trials.jsonl, up to its first damaged line.
+
+        {} without that file.
+        """
         path = self.folder / "trials.jsonl"
         outcomes: dict[tuple[int, int], TrialOutcome] = {}
         for text in path.read_text(errors="replace").splitlines() if path.exists() else ():
             try:
                 line = json.loads(text)
-                outcomes[line["repetition"], line["cell"]] = _outcome(line)
+                outcomes[line["repetition"], line["cell"]] = _parse_outcome(line)
             except (ValueError, KeyError, TypeError, AttributeError):
                 break
         return outcomes
 
 
 def check_new_folder(folder: Path, own_files: Sequence[str], kind: str) -> None:
-    """Refuse an --out that is a file, or a directory with anything but `own_files` in it."""
+    """Raise BadInput if `folder` is a file or contains files other than `own_files`.
+
+    A folder that does not exist passes. `kind`, such as "sweep", is a word for the message.
+    """
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out {folder} is a file: name a directory")
     inside = folder.iterdir() if folder.is_dir() else ()
@@ -293,12 +339,13 @@ def check_new_folder(folder: Path, own_files: Sequence[str], kind: str) -> None:
         raise BadInput(f"--out {folder} holds {others[0]} and no {kind}: use another")
 
 
-def _plain_recipe(cell: Cell) -> dict[str, Any]:
+def _recipe_json(cell: Cell) -> dict[str, Any]:
+    """Return the recipe of a cell as JSON values, without its name."""
     return dict(json.loads(cell.recipe.model_dump_json(exclude={"name"})))
 
 
-def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe as --set names them, without those left out."""
+def _flat_keys(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a recipe by "section.key", without those that are None."""
     keys: dict[str, Any] = {}
     for key, value in recipe.items():
         inner = value.items() if isinstance(value, dict) else None
@@ -307,17 +354,24 @@ def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def claim_column(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str]]:
-    """A heading and a text for each cell: its value where all claims mean the same."""
+    """Return (heading, text of each cell) of the column with the cells' claims.
+
+    If all claims have the same terms and no cell has two, the heading has the terms, and the texts
+    are epsilons only. A cell without claims is "nothing claimed".
+    """
     terms = {(claim.covers, claim.terms) for claims in cells for claim in claims}
     if len(terms) == 1 and all(len(claims) <= 1 for claims in cells):
         first = next(claim for claims in cells for claim in claims)
         values = [_NOTHING if c is None else c.value for c in map(counting, cells)]
         return first.short.replace(f" {first.value} ", " ", 1), values
-    return "claim", [_short(claims) for claims in cells]
+    return "claim", [_short_text(claims) for claims in cells]
 
 
-def _short(claims: Sequence[PrivacyClaim]) -> str:
-    """The claims in a few words. A strict one is marked if it stands beside one as published."""
+def _short_text(claims: Sequence[PrivacyClaim]) -> str:
+    """Return the short forms of claims in one text, or "nothing claimed" without any.
+
+    One that follows a published one is marked "strictly".
+    """
     text = ""
     for before, claim in zip([None, *claims], claims, strict=False):
         join = "; strictly " if before and before.as_published else "; "
@@ -325,22 +379,23 @@ def _short(claims: Sequence[PrivacyClaim]) -> str:
     return text or _NOTHING
 
 
-def _line(repetition: int, cell: int, outcome: TrialOutcome) -> str:
-    def plain(metrics: dict[str, float]) -> dict[str, float | None]:
-        return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-
+def _trial_line(repetition: int, cell: int, outcome: TrialOutcome) -> str:
+    """Return the line of trials.jsonl for one outcome, with null for NaN and a line break."""
     line = {
         "repetition": repetition,
         "cell": cell,
         "rounds": outcome.rounds_done,
-        "metrics": plain(outcome.test_metrics),
-        "curve": [[r, plain(m)] for r, m in outcome.test_curve],
+        "metrics": outcome.test_metrics,
+        "curve": outcome.test_curve,
     }
-    return json.dumps(line, allow_nan=False) + "\n"
+    return json_text(line)
 
 
-def _outcome(line: dict[str, Any]) -> TrialOutcome:
+def _parse_outcome(line: dict[str, Any]) -> TrialOutcome:
+    """Return the outcome in a parsed line of trials.jsonl, with NaN for null."""
+
     def read(metrics: dict[str, float | None]) -> dict[str, float]:
+        """Return metrics as floats, NaN for None."""
         return {name: math.nan if v is None else float(v) for name, v in metrics.items()}
 
     curve = tuple((int(r), read(m)) for r, m in line["curve"])
@@ -348,6 +403,7 @@ def _outcome(line: dict[str, Any]) -> TrialOutcome:
 
 
 def _csv(rows: list[dict[str, Any]]) -> bytes:
+    """Return rows, at least one, as the bytes of a CSV file. Floats keep all their digits."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

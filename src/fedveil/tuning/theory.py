@@ -15,7 +15,6 @@ Without data, E and T follow from the noise alone and how much signal it leaves.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,16 +35,24 @@ Array = npt.NDArray[np.float64]
 Rate = Callable[[Array], Array]
 """The learning rates of local iterations k, counted from 0 over all rounds."""
 
-_MOST_ROUNDS = 1000
+MOST_ROUNDS = 1000
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants of the clients' losses. `exact` is False for estimates.
+    """Constants of the clients' losses.
 
-    Every loss is `smoothness`-smooth and `convexity`-strongly convex (lambda and mu), gradients are
-    at most `gradient` long (G), `heterogeneity` is the optimum's loss minus the mean of the
-    clients' own least losses (Gamma), and `distance` the squared distance from start to optimum.
+    Attributes:
+        smoothness: lambda: every loss is lambda-smooth.
+        convexity: mu: every loss is mu-strongly convex.
+        heterogeneity: Gamma: the optimum's loss minus the mean of the clients' own least losses.
+        gradient: G: the longest gradient.
+        distance: The squared distance from start to optimum.
+        exact: False for estimates.
+
+    Raises:
+        BadInput: lambda or mu not positive, mu above lambda, another constant negative, or one that
+            is not finite.
     """
 
     smoothness: float
@@ -75,13 +82,13 @@ class Constants:
 
     @property
     def least_gamma(self) -> float:
-        """8 lambda / mu: the smallest gamma for which 2 / (mu (k + gamma)) is slow enough."""
+        """Return 8 lambda / mu, the least gamma at which 2 / (mu (k + gamma)) is covered."""
         return 8 * self.smoothness / self.convexity
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """N clients, b of them per round, p parameters."""
+    """N clients, b of them per round, p parameters. BadInput unless 1 <= b <= N and p >= 1."""
 
     clients: int
     cohort: int
@@ -99,85 +106,92 @@ class Sizes:
             )
 
     def most_turns(self, rounds: int) -> int:
-        """How often a client takes part at most, in turn: ceil(b rounds / N)."""
+        """Return ceil(b rounds / N), the most rounds of one client when clients take turns."""
         return -(-self.cohort * rounds // self.clients)
 
 
-class Noise(Protocol):
-    """What a client adds to its report, as the bound sees it."""
+class Noise:
+    """The noise that a client adds to its report, for the bound. This base class adds none.
 
-    @property
-    def exponent(self) -> float:
-        """z: the variance grows like (number of participations)^z."""
-        ...
+    Attributes:
+        exponent: z: the variance grows like (number of participations)^z.
+    """
 
-    def variance(self, reach: Array, turns: int) -> Array:
-        """Of one coordinate, in rounds whose rates add up to `reach`, when clients report `turns`
-        times in all. It goes with the square of `reach`."""
-        ...
-
-
-@dataclass(frozen=True)
-class NoNoise:
-    """Nothing is added."""
-
-    exponent: float = 0.0
+    exponent = 0.0
 
     def variance(self, reach: Array, turns: int) -> Array:
+        """Return the variance of the noise on one coordinate of a report, for each round.
+
+        Args:
+            reach: The sum of the learning rates of each round's steps.
+            turns: How often a client reports in the whole run.
+        """
         return np.zeros_like(reach)
 
 
-@dataclass(frozen=True)
-class LaplaceNoise:
-    """Fu's Corollary 1.1, strict, z = 2: scale turns x 2 zeta reach / epsilon, variance 2 scale^2.
+NO_NOISE = Noise()
 
-    `clip_norm` is zeta, in L1, on every local gradient; two inputs differ by twice that.
+
+@dataclass(frozen=True)
+class LaplaceNoise(Noise):
+    """Laplace noise by Fu's Corollary 1.1, strict: scale = turns x 2 zeta reach / epsilon, z = 2.
+
+    Attributes:
+        epsilon: The epsilon of the whole run.
+        clip_norm: zeta, the L1 clip of every local gradient. Two inputs differ by twice that.
     """
 
     epsilon: float
     clip_norm: float
-    exponent: float = 2.0
+    exponent = 2.0
 
     def variance(self, reach: Array, turns: int) -> Array:
+        """Return 2 scale^2 for each round, with the arguments of `Noise.variance`."""
         return 2 * (turns * 2 * self.clip_norm * reach / self.epsilon) ** 2
 
 
 @dataclass(frozen=True)
-class GaussianNoise:
-    """Fu's Corollary 2.1, strict, z = 1: std sqrt(turns) x multiplier x 2 zeta reach.
+class GaussianNoise(Noise):
+    """Gaussian noise by Fu's Corollary 2.1, strict: std = sqrt(turns) x multiplier x 2 zeta reach.
 
-    `multiplier` is the least for one report: n reports with sqrt(n) times it cost the same, since
-    Gaussian mechanisms compose in the squares of their multipliers.
+    z = 1.
+
+    Attributes:
+        multiplier: The least noise multiplier for one report. n reports with sqrt(n) times it cost
+            the same, since Gaussian mechanisms compose in the squares of their multipliers.
+        clip_norm: zeta, the L2 clip of every local gradient.
     """
 
     multiplier: float
     clip_norm: float
-    exponent: float = 1.0
+    exponent = 1.0
 
     def variance(self, reach: Array, turns: int) -> Array:
+        """Return std^2 for each round, with the arguments of `Noise.variance`."""
         return turns * (self.multiplier * 2 * self.clip_norm * reach) ** 2
 
 
 def error_bound(
-    constants: Constants,
-    sizes: Sizes,
-    noise: Noise,
-    rate: Rate,
-    *,
-    steps: int,
-    rounds: int,
+    constants: Constants, sizes: Sizes, noise: Noise, rate: Rate, *, steps: int, rounds: int
 ) -> float:
-    """An upper bound on E|theta - theta*|^2 after `rounds` rounds of `steps` local steps.
+    """Return an upper bound on E|theta - theta*|^2 after `rounds` rounds of `steps` local steps.
 
     Guarantee: docs/proofs/iterations.md, for a non-increasing rate with eta_k <= 1 / (4 lambda)
-    that no more than halves within a round, full batches, cohorts chosen at random in every
-    round, unbiased noise, gradients at most G long in root mean square, and none that a bound
-    shortens; for cohorts in turn it is a heuristic. Infinity where the rate is too fast for the
-    theory: it then says nothing.
+    that no more than halves within a round, full batches, cohorts chosen at random in every round,
+    unbiased noise, gradients at most G long in root mean square, and none that is clipped. For
+    cohorts in turn it is a heuristic. It is infinite if the rate is too fast for the theory.
+
+    Args:
+        constants: Constants of the losses.
+        sizes: Clients, cohort and parameters.
+        noise: The clients' noise.
+        rate: From local iterations 0, 1, ... to their learning rates.
+        steps: Local steps per round, E, at least 1, otherwise BadInput.
+        rounds: Rounds, at least 1, otherwise BadInput.
     """
     _check_counts(steps, rounds)
     rates = rate(np.arange(steps * rounds, dtype=np.float64))
-    if not rate_is_slow(constants, rates, steps):
+    if not is_rate_covered(constants, rates, steps):
         return math.inf
     local = _local_error(constants, steps)
     cohort = _cohort_error(constants, sizes, steps)
@@ -191,8 +205,12 @@ def error_bound(
     return float(after[0] * constants.distance + (added * after[1:]).sum())
 
 
-def rate_is_slow(constants: Constants, rates: Array, steps: int) -> bool:
-    """Whether the bound speaks about these rates at all."""
+def is_rate_covered(constants: Constants, rates: Array, steps: int) -> bool:
+    """Return whether the bound holds for these learning rates, one per local iteration.
+
+    They must be non-increasing, at most 1 / (4 lambda), and no more than halve within a round of
+    `steps` iterations.
+    """
     below = rates.max() <= (1 + 1e-12) / (4 * constants.smoothness)
     gentle = (rates[::steps] <= 2 * (1 + 1e-12) * rates[steps - 1 :: steps]).all()
     return bool(below and gentle and (np.diff(rates) <= 0).all())
@@ -207,11 +225,13 @@ def decayed_bound(
     rounds: int,
     gamma: float | None = None,
 ) -> float:
-    """The same in closed form, for Theorem 3's rate 2 / (mu (k + gamma)).
+    """Return the bound on E|theta - theta*|^2 in closed form, for the rate 2 / (mu (k + gamma)).
 
     Y_T <= [(gamma - 1)(gamma - 2) Y_0 + 4 / mu^2 (T B + T_g (C + D))] / ((T + gamma - 1)(T + gamma
-    - 2)), D the variance of a round's mean noise over the square of the round's last rate, at its
-    largest. gamma, left out, is max(8 lambda / mu, E); infinity for a smaller one.
+    - 2)), where D is the largest variance of a round's mean noise over the square of the round's
+    last rate, T_g is `rounds`, and T is `steps` x `rounds`. The default gamma is max(8 lambda / mu,
+    E). The bound is infinite for a smaller one. Raise BadInput unless steps and rounds are at least
+    1.
     """
     _check_counts(steps, rounds)
     least = max(constants.least_gamma, steps)
@@ -229,18 +249,19 @@ def decayed_bound(
 
 
 def _check_counts(steps: int, rounds: int) -> None:
+    """Raise BadInput unless both numbers are at least 1."""
     if steps < 1 or rounds < 1:
         raise BadInput(f"{steps} local steps in {rounds} rounds: at least one of each is needed")
 
 
 def _local_error(constants: Constants, steps: int) -> float:
-    """B."""
+    """Return B = 6 lambda Gamma + 8 (E - 1)^2 G^2."""
     drift = 8 * ((steps - 1) * constants.gradient) ** 2
     return 6 * constants.smoothness * constants.heterogeneity + drift
 
 
 def _cohort_error(constants: Constants, sizes: Sizes, steps: int) -> float:
-    """C, which is 0 when everybody takes part."""
+    """Return C = 4 (N - b) / (b (N - 1)) E^2 G^2, which is 0 if all clients take part."""
     n, b = sizes.clients, sizes.cohort
     if b == n:
         return 0.0
@@ -273,7 +294,10 @@ class Convergence:
 
 
 def convergence(exponent: float) -> Convergence:
-    """Theorems 4 and 5 as they must be read (with E = 1 for z < 1: no larger E does better).
+    """Return the powers of T with which the error grows or falls, for noise with exponent z.
+
+    They are those of Theorems 4 and 5. For z < 1 both are with E = 1, since no larger E does
+    better. Raise BadInput unless 0 <= z < inf.
 
     >>> convergence(2.0).best_power, convergence(0.5).best_power, convergence(1.0).best_power
     (0.3333333333333333, -0.5, 0.0)
@@ -286,7 +310,10 @@ def convergence(exponent: float) -> Convergence:
 
 
 def rule_of_thumb(exponent: float, iterations: int) -> float | None:
-    """The best E of the theory without constants, or None at z = 1, where constants decide.
+    """Return the best E without constants, not rounded, at T = `iterations`.
+
+    It is 1 for z = `exponent` < 1, T^(z / (z + 1)) for z > 1, and None for z = 1, where constants
+    decide.
 
     >>> rule_of_thumb(0.5, 1000), rule_of_thumb(1.0, 1000), round(rule_of_thumb(2.0, 1000))
     (1.0, None, 100)
@@ -301,36 +328,42 @@ Bound = Callable[[int, int], float]
 
 
 def best_steps(bound: Bound, iterations: int) -> int:
-    """The E from 1 to T that minimises bound(E, max(1, round(T / E)))."""
+    """Return the E from 1 to T = `iterations` with the least bound(E, max(1, round(T / E))).
+
+    The smallest of several. BadInput if `iterations` is below 1.
+    """
     if iterations < 1:
         raise BadInput(f"iterations is {iterations}: at least one is needed")
     errors = [bound(e, max(1, round(iterations / e))) for e in range(1, iterations + 1)]
     return 1 + int(np.argmin(errors))
 
 
-def best_rounds(bound: Bound, steps: int, most: int = _MOST_ROUNDS) -> int:
-    """T* / E of Corollary 5.1 as the true minimiser: after that many rounds more of them hurt.
+def best_rounds(bound: Bound, steps: int, most: int = MOST_ROUNDS) -> int:
+    """Return the number of rounds from 1 to `most` with the least bound(steps, rounds).
 
-    `most` where the bound falls all the way there.
+    The smallest of several.
     """
     return 1 + int(np.argmin([bound(steps, rounds) for rounds in range(1, most + 1)]))
 
 
-def constant(rate: float) -> Rate:
-    """The same learning rate in every iteration."""
+def constant_rate(rate: float) -> Rate:
+    """Return a function from local iterations [n] to the learning rate `rate` in each, [n]."""
     return lambda iterations: np.full(len(iterations), rate)
 
 
 @dataclass(frozen=True)
 class FormulaSettings:
-    """What the formulas need.
+    """The settings of a plan by formulas.
 
     Attributes:
         federation_sizes: Clients, cohort and parameters.
-        epsilon: Of the wanted claim.
-        delta: Of the wanted claim.
-        laplace: Whether noise is Laplace. Otherwise it is Gaussian.
-        trusted_server: Whether the server adds the noise. Otherwise clients do.
+        epsilon: The epsilon to be claimed.
+        delta: The delta to be claimed.
+        laplace: Noise is Laplace if True, otherwise Gaussian.
+        trusted_server: The server adds the noise if True, otherwise clients do.
+
+    Raises:
+        BadInput: epsilon not positive, or Laplace noise with a trusted server.
     """
 
     federation_sizes: Sizes
@@ -341,17 +374,23 @@ class FormulaSettings:
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
-            raise BadInput(f"--epsilon is {self.epsilon}: a positive number is needed")
+            raise BadInput(f"epsilon is {self.epsilon}: a positive number is needed")
         if self.laplace and self.trusted_server:
-            raise BadInput("--noise laplace is added by clients: use --trust local, or gaussian")
+            raise BadInput("noise is laplace, which clients add: use trust=local or gaussian")
 
     @property
     def exponent(self) -> float:
-        """The exponent z of the mechanism: noise variance grows like T^z."""
+        """Return z: the variance of the noise grows like T^z.
+
+        2 for Laplace noise, 1 for Gaussian.
+        """
         return 2.0 if self.laplace else 1.0
 
     def privacy_plan(self, rounds: int) -> PrivacyPlan:
-        """The privacy plan of that many rounds, for updates of length at most 1."""
+        """Return the privacy plan of `rounds` rounds, with noise for the budget and clip norm 1.
+
+        Raise BadInput if no noise meets the budget.
+        """
         n, b = self.federation_sizes.clients, self.federation_sizes.cohort
         budget = Budget(self.epsilon, self.delta)
         if self.trusted_server:
@@ -362,7 +401,7 @@ class FormulaSettings:
         )
 
     def option(self, steps: int, rounds: int) -> "FormulaOption":
-        """The noise, the signal and the claim of so many rounds."""
+        """Return the noise, signal and claim of `rounds` rounds of `steps` local steps."""
         plan = self.privacy_plan(rounds)
         multiplier = plan.release.settings(plan.schedule)["multiplier"]
         spread = math.sqrt(2) if self.laplace else 1.0
@@ -382,16 +421,15 @@ class FormulaSettings:
 
 @dataclass(frozen=True)
 class FormulaOption:
-    """E local steps in each of several rounds, and what the noise leaves of an update.
+    """Rounds of E local steps, and how much signal the noise leaves.
 
     Attributes:
         steps: Local steps per round, E.
         rounds: Rounds.
-        reports_per_client: How often a client takes part at most.
-        noise_std: Standard deviation of one coordinate of a round's mean, as a share of the clip on
-            an update.
-        signal: The length of the sum of all rounds' mean updates, where each reaches the clip, over
-            the length of their noise, which adds up in squares.
+        reports_per_client: The most rounds of one client.
+        noise_std: Std of the noise on one coordinate of a round's mean update, over the clip norm.
+        signal: Norm of the sum of all rounds' mean updates, if each reaches the clip, over the norm
+            of their summed noise.
         claim: The claim of the whole run.
     """
 
@@ -404,18 +442,22 @@ class FormulaOption:
 
     @property
     def iterations(self) -> int:
+        """Return T, the local steps in all rounds."""
         return self.steps * self.rounds
 
 
 def formula_options(settings: FormulaSettings, space: Space) -> list[FormulaOption]:
-    """Every E with every T that it fits, strongest signal first, then more local work."""
+    """Return an option for every (E, rounds) of the space, by falling signal.
+
+    Options of equal signal are sorted by falling E.
+    """
     by_rounds = {rounds: settings.option(1, rounds) for _, rounds in space.pairs}
     options = [replace(by_rounds[rounds], steps=steps) for steps, rounds in space.pairs]
     return sorted(options, key=lambda o: (-float(f"{o.signal:.6g}"), -o.steps, -o.rounds))
 
 
-def thumb(settings: FormulaSettings, iterations: int) -> str:
-    """The rule of thumb for E, in words."""
+def rule_of_thumb_text(settings: FormulaSettings, iterations: int) -> str:
+    """Return the rule of thumb for E at T = `iterations`, as a clause without a full stop."""
     steps = rule_of_thumb(settings.exponent, iterations)
     if steps is None:
         return "constants decide about E: estimate them (give a recipe) or simulate (--simulate)"

@@ -28,15 +28,9 @@ from fedveil.training.gradients.least_squares import Quadratics, is_least_square
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd, ClientWork
 from fedveil.tuning import theory
-from fedveil.tuning.recipe_grid import Space, candidates
+from fedveil.tuning.recipe_grid import Space, candidates, check_budget, recipe_text
 from fedveil.tuning.trials import Laboratory
-from fedveil.tuning.tuning_pages import (
-    PlanReport,
-    check_budget,
-    option_of,
-    recipe_text,
-    rounds_text,
-)
+from fedveil.tuning.tuning_pages import PlanReport, option_of, rounds_text
 
 _CLIENTS = 32
 _DESCENTS = 500
@@ -48,25 +42,30 @@ Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
 def constants_of(task: Task, data: FederatedData, seed: int = 0) -> theory.Constants:
-    """Exact constants for linear regression by squared error, estimates otherwise.
+    """Return the constants of the theory for a task and its data.
 
-    G is the longest gradient of a client at the start or at the optimum in either case; noise can
-    take a run to longer ones. A loss that is flat in some direction, up to rounding, is refused:
-    least squares with fewer records than parameters at some client, softmax regression, networks.
+    They are exact for linear regression by squared error, and otherwise estimated from a sample of
+    clients drawn with `seed`. G is the longest gradient of a client at the start or at the optimum.
+    Noise can take a run to longer ones.
 
-    They are computed from the clients' records without any noise: whoever publishes them, or what
-    was chosen by them, publishes something about the records.
+    They come from the clients' records without noise: publishing them, or a choice made by them,
+    reveals something about the records.
+
+    Raises:
+        BadInput: A loss is flat in some direction, up to rounding: least squares with fewer records
+            than parameters at some client, softmax regression, networks.
     """
     if is_least_squares(task, data):
-        return _of_quadratics(Quadratics.of_data(data), task.parameters.double())
+        return _exact_constants(Quadratics.of_data(data), task.parameters.double())
     with one_thread():
-        return _sampled(task, data, seed)
+        return _estimated_constants(task, data, seed)
 
 
-def _of_quadratics(quadratics: Quadratics, start: torch.Tensor) -> theory.Constants:
-    """From the eigenvalues of H_l and the optima of w'H_l w / 2 - h_l'w.
+def _exact_constants(quadratics: Quadratics, start: torch.Tensor) -> theory.Constants:
+    """Return the constants of the losses w'H_l w / 2 - h_l'w, from eigenvalues and optima.
 
-    The gradient of a quadratic function is longest, on the way from start to optimum, at an end.
+    The gradient of a quadratic function is longest, on the way from `start` to the optimum, at an
+    end. Raise BadInput if a loss is flat.
     """
     curvature, slope = quadratics.curvature, quadratics.slope
     values = torch.linalg.eigvalsh(curvature)
@@ -86,24 +85,28 @@ def _of_quadratics(quadratics: Quadratics, start: torch.Tensor) -> theory.Consta
     )
 
 
-def _sampled(task: Task, data: FederatedData, seed: int) -> theory.Constants:
-    """From a few clients: curvature at the start and at the optimum, optima by descent."""
+def _estimated_constants(task: Task, data: FederatedData, seed: int) -> theory.Constants:
+    """Estimate the constants from at most 32 clients, with optima found by descent.
+
+    Curvatures are those at the start and at the optimum. Raise BadInput if a loss is flat there.
+    """
     drawn = np.random.default_rng(seed).permutation(data.clients)[:_CLIENTS]
-    losses = [_loss_of(task, CohortData(data, np.array([client]))) for client in drawn]
+    losses = [_loss_function(task, CohortData(data, np.array([client]))) for client in drawn]
 
     def pooled(params: torch.Tensor) -> torch.Tensor:
+        """Return the mean of the clients' losses."""
         return torch.stack([loss(params) for loss in losses]).mean()
 
     start = task.parameters.clone()
     generator = torch.Generator().manual_seed(seed)
-    ends = [_extremes(losses, start, generator)]
+    curvatures = [_curvatures(loss, start, generator) for loss in losses]
     best = _optimum(pooled, start)
-    ends.append(_extremes(losses, best, generator))
+    curvatures += [_curvatures(loss, best, generator) for loss in losses]
     gaps = [float(loss(best) - loss(_optimum(loss, best))) for loss in losses]
     lengths = [float(grad(loss)(w).norm()) for loss in losses for w in (start, best)]
     return theory.Constants(
-        smoothness=max(most for _, most in ends),
-        convexity=min(least for least, _ in ends),
+        smoothness=max(most for _, most in curvatures),
+        convexity=min(least for least, _ in curvatures),
         heterogeneity=max(0.0, math.fsum(gaps) / len(gaps)),
         gradient=max(lengths),
         distance=float((start - best).square().sum()),
@@ -111,26 +114,18 @@ def _sampled(task: Task, data: FederatedData, seed: int) -> theory.Constants:
     )
 
 
-def _loss_of(task: Task, cohort: CohortData) -> Loss:
+def _loss_function(task: Task, cohort: CohortData) -> Loss:
+    """Return the mean loss of a cohort's first client as a function of the parameters."""
     x, y = taken(cohort.x, 0), cohort.y[0]
     task.ready(x, y)
     return lambda params: task.losses(task.named(params), x, y).mean()
 
 
-def _extremes(
-    losses: Sequence[Loss], at: torch.Tensor, generator: torch.Generator
-) -> tuple[float, float]:
-    """The least and the largest curvature of any loss at a point. A flat loss is refused."""
-    least, most = math.inf, 0.0
-    for loss in losses:
-        low, high = _curvatures(loss, at, generator)
-        _check_curvatures(low, high, _FLAT)
-        least, most = min(least, low), max(most, high)
-    return least, most
-
-
 def _check_curvatures(least: float, most: float, flat: float) -> None:
-    """Refuse a loss whose least curvature cannot be told from none."""
+    """Raise BadInput unless `least` > `flat` x `most`. The loss is flat or not convex otherwise.
+
+    `least` and `most` are the extreme curvatures of a loss, and `flat` is a tolerance.
+    """
     if not least > flat * most:
         raise BadInput(
             f"a client's loss has curvatures from {least:.3g} to {most:.3g}, so it is flat or not "
@@ -139,10 +134,11 @@ def _check_curvatures(least: float, most: float, flat: float) -> None:
 
 
 def _curvatures(loss: Loss, at: torch.Tensor, generator: torch.Generator) -> tuple[float, float]:
-    """The least and the largest eigenvalue of the Hessian at a point, by Lanczos' method.
+    """Return (least, largest) eigenvalue of the Hessian at the point `at`, by Lanczos' method.
 
-    Exact up to rounding in up to `_LANCZOS` dimensions; in more the largest is from below and the
-    least from above. It stops early once the loss is known to be flat, or not convex.
+    They are exact up to rounding in up to `_LANCZOS` dimensions. In more, the least is too large
+    and the largest too small. Raise BadInput if the loss is flat, not convex or not finite, as soon
+    as that is known.
     """
     gradient, width = grad(loss), min(_LANCZOS, len(at))
     basis = torch.empty(width, len(at), dtype=torch.float64)
@@ -155,7 +151,8 @@ def _curvatures(loss: Loss, at: torch.Tensor, generator: torch.Generator) -> tup
         image = jvp(gradient, (at,), (basis[k].to(at.dtype),))[1].double()
         diagonal.append(float(torch.dot(basis[k], image)))
         if not math.isfinite(diagonal[-1]):
-            return math.nan, math.nan
+            low = high = math.nan
+            break
         values = eigvalsh_tridiagonal(diagonal, beside)
         low, high = float(values[0]), float(values[-1])
         for _ in range(2):
@@ -165,11 +162,12 @@ def _curvatures(loss: Loss, at: torch.Tensor, generator: torch.Generator) -> tup
             break
         beside.append(left)
         towards = image
+    _check_curvatures(low, high, _FLAT)
     return low, high
 
 
 def _optimum(loss: Loss, start: torch.Tensor) -> torch.Tensor:
-    """Where a loss is least, from `start` on, by L-BFGS."""
+    """Return the minimiser of a loss, by at most 500 steps of L-BFGS from `start`."""
     point = start.clone().requires_grad_()
     steps = torch.optim.LBFGS(
         [point],
@@ -180,6 +178,7 @@ def _optimum(loss: Loss, start: torch.Tensor) -> torch.Tensor:
     )
 
     def closure() -> float:
+        """Return the loss at `point`, and set the gradient there."""
         steps.zero_grad()
         value = loss(point)
         value.backward()  # type: ignore[no-untyped-call]
@@ -189,28 +188,35 @@ def _optimum(loss: Loss, start: torch.Tensor) -> torch.Tensor:
     return point.detach()
 
 
-_MOST_ROUNDS = 1000
-
 _CONSTANTS = (
     "the constants come from the clients' records without noise: whoever publishes them, or what "
     "was chosen by them, publishes something that no claim here covers"
 )
 
 
-def theorise(
+def plan_by_theory(
     source: str, overrides: Sequence[str], space: Space, laboratory: Laboratory
 ) -> PlanReport:
-    """Rank the space by the bound with constants estimated from the recipe's data.
+    """Rank recipes by the theory's bound, with constants estimated from the recipe's data.
 
-    The bound is on the loss above the optimum, lambda/2 E|theta - theta*|^2, with the recipe's
-    learning rate where theory covers it and Theorem 3's own, 2 / (mu (k + gamma)), where it does
-    not. It ranks; as a number it is far above what happens.
+    The bound is on the loss above the optimum, lambda/2 E|theta - theta*|^2, for the recipe's
+    learning rate if the theory covers it, otherwise for Theorem 3's rate, 2 / (mu (k + gamma)). It
+    is good for ranking only: the number is far above actual losses.
+
+    Args:
+        source: A shipped recipe or a .toml file.
+        overrides: Settings "section.key=value".
+        space: The E, T, clips and rates to rank.
+        laboratory: Builds recipes.
+
+    Raises:
+        BadInput: The theory does not cover the recipe's work, noise or losses.
     """
     options = candidates(source, overrides, space)
     check_budget(options[0].recipe)
     training = build(options[0].recipe, data=laboratory.federated_data(options[0].recipe))
-    work_of(training.work)
-    noise_of(options[0].recipe)
+    check_work(training.work)
+    theory_noise(options[0].recipe)
     data = training.data
     cohort = round(training.plan.sampler.expected(data.clients))
     sizes = theory.Sizes(data.clients, cohort, training.task.size)
@@ -221,14 +227,14 @@ def theorise(
         prepared = laboratory.prepare(cell, mode=Mode.LOOPED)  # nothing is trained
         key = repr(cell.recipe.clip)
         if key not in noises:
-            noises[key] = noise_of(cell.recipe)
-        bound, label = bound_of(constants, sizes, noises[key], work_of(prepared.work))
+            noises[key] = theory_noise(cell.recipe)
+        bound, label = bound_of(constants, sizes, noises[key], check_work(prepared.work))
         value = constants.smoothness / 2 * bound(*cell.steps_and_rounds)
         ranked.append((value, bound, label, prepared))
     ranked.sort(key=lambda option: option[0])
     _, bound, label, first = ranked[0]
     steps, _ = first.cell.steps_and_rounds
-    star = theory.best_rounds(bound, steps, _MOST_ROUNDS)
+    star = theory.best_rounds(bound, steps)
     exponent = next(iter(noises.values())).exponent
     warnings = [_CONSTANTS]
     if star == 1:
@@ -248,15 +254,15 @@ def theorise(
             f"{constants.distance:.3g}",
             f"the bound ranks; as a number it is far above what happens; it is {label}",
             f"with E = {steps} the bound is least after {rounds_text(star)}"
-            + (", the most looked at" if star == _MOST_ROUNDS else ""),
+            + (", the most looked at" if star == theory.MOST_ROUNDS else ""),
         ],
         warnings=warnings,
         recipe_toml=recipe_text(first.cell.recipe, "the bound with estimated constants"),
     )
 
 
-def work_of(work: ClientWork) -> ClientSgd:
-    """The local work, if it is what the theory is about."""
+def check_work(work: ClientWork) -> ClientSgd:
+    """Return `work` if it is plain SGD with a number of local steps. Raise BadInput otherwise."""
     if not isinstance(work, ClientSgd) or work.batches.steps is None:
         raise BadInput(
             "the theory counts local steps: use client.kind = 'sgd' with client.steps, or simulate "
@@ -273,13 +279,14 @@ def work_of(work: ClientWork) -> ClientSgd:
 def bound_of(
     constants: theory.Constants, sizes: theory.Sizes, noise: theory.Noise, work: ClientSgd
 ) -> tuple[Callable[[int, int], float], str]:
-    """(E|theta - theta*|^2 by (E, rounds), the learning rate that it is for, in words).
+    """Return (the bound on E|theta - theta*|^2 as a function of (E, rounds), its rate in words).
 
-    For the recipe's own rate if that is slow enough, for Theorem 3's otherwise.
+    The words are a clause such as "for the recipe's learning rate, 0.1". The learning rate is the
+    recipe's if it is constant and at most 1 / (4 lambda), otherwise Theorem 3's.
     """
     fastest = 1 / (4 * constants.smoothness)
     if work.decay is None and work.lr <= fastest:
-        bound = partial(theory.error_bound, constants, sizes, noise, theory.constant(work.lr))
+        bound = partial(theory.error_bound, constants, sizes, noise, theory.constant_rate(work.lr))
         return lambda e, r: bound(steps=e, rounds=r), f"for the recipe's learning rate, {work.lr:g}"
     return (
         lambda e, r: theory.decayed_bound(constants, sizes, noise, steps=e, rounds=r),
@@ -288,11 +295,16 @@ def bound_of(
     )
 
 
-def noise_of(recipe: Recipe) -> theory.Noise:
-    """The recipe's noise as the theory sees it: what clients add to clipped gradients."""
+def theory_noise(recipe: Recipe) -> theory.Noise:
+    """Return the recipe's noise in the form of the theory.
+
+    As published, the sensitivity is half of the strict one. Raise BadInput unless it is no noise,
+    or Laplace or Gaussian noise of clients that take turns or are all in every round, on clipped
+    gradients, with one epsilon for all.
+    """
     clip, noise, budget = recipe.clip, recipe.noise, recipe.budget
     if noise.kind == "none":
-        return theory.NoNoise()
+        return theory.NO_NOISE
     if (
         budget is None
         or budget.epsilons is not None
@@ -309,14 +321,12 @@ def noise_of(recipe: Recipe) -> theory.Noise:
             f"the theory counts turns, and sample.kind is {recipe.sample.kind!r}: use "
             "'round-robin' or 'all', or simulate (--simulate)"
         )
-    value = float(getattr(clip, "value", 0.0))
-    half = 0.5 if budget.as_published else 1.0
+    clip_norm = (0.5 if budget.as_published else 1.0) * float(getattr(clip, "value", 0.0))
     if noise.kind == "laplace":
-        return theory.LaplaceNoise(budget.epsilon, half * value)
+        return theory.LaplaceNoise(budget.epsilon, clip_norm)
     if budget.as_published:
         c2 = float(getattr(noise, "c2", None) or 1.0)
-        return theory.GaussianNoise(
-            c2 * math.sqrt(math.log(1 / budget.delta)) / budget.epsilon, half * value
-        )
-    one = least_noise(Gaussian, 1, Budget(budget.epsilon, budget.delta), Relation.REPLACE)
-    return theory.GaussianNoise(one, half * value)
+        one = c2 * math.sqrt(math.log(1 / budget.delta)) / budget.epsilon
+    else:
+        one = least_noise(Gaussian, 1, Budget(budget.epsilon, budget.delta), Relation.REPLACE)
+    return theory.GaussianNoise(one, clip_norm)

@@ -1,12 +1,12 @@
-"""Trials: one training of one cell, many of them over forked processes or on a Ray cluster."""
+"""Trials: one training of one cell, many of them over worker processes or on a Ray cluster."""
 
 import math
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from fedveil.base import platforms
 from fedveil.base.checks import check_workers
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import begin_worker
-from fedveil.base.interrupts import held
+from fedveil.base.interrupts import hold_signals
+from fedveil.base.spawning import pickle_to_send, script_left_out
 from fedveil.data.federated import FederatedData
 from fedveil.data.partition import Records
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -30,7 +32,7 @@ from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.engines.ray_tasks import Tasks
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
-from fedveil.training.in_step import fitting_together, train_in_step
+from fedveil.training.in_step import repetitions_per_chunk, train_in_step
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, train
 from fedveil.training.work import ClientWork
@@ -43,9 +45,14 @@ R = TypeVar("R")
 class TrialPool(Generic[C, R]):
     """Workers that train cells. They start, and get all cells, when the first job arrives.
 
-    On this machine they are `workers` forked processes of one thread each. On a cluster they are
-    tasks, 0 for one per core: cells and their records are sent to each node once, and a training
-    whose worker or node dies is done again from its start.
+    Leaving its context kills them.
+
+    Args:
+        cells: All cells that jobs may name. A job must name one of these very objects.
+        trial: Trains a cell once for each repetition and returns the outcomes.
+        workers: Processes of one thread each. With one, jobs run in this process. On a
+            cluster tasks, 0 for one per core.
+        cluster: The Ray cluster to use. A training is repeated if its worker or node dies.
     """
 
     def __init__(
@@ -57,39 +64,44 @@ class TrialPool(Generic[C, R]):
     ) -> None:
         self._shared, self._workers, self._cluster = (list(cells), trial), workers, cluster
         self._places = {id(cell): place for place, cell in enumerate(cells)}
+        self._tasks: Tasks | None = None
+        self._processes: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "TrialPool[C, R]":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if "_tasks" in self.__dict__:
+        if self._tasks is not None:
             self._tasks.close()
-        if "_processes" in self.__dict__:
+        if self._processes is not None:
             for process in list((self._processes._processes or {}).values()):
                 process.kill()
             self._processes.shutdown(cancel_futures=True)
 
-    def knows(self, jobs: Sequence[tuple[C, Sequence[int]]]) -> bool:
-        """Whether all jobs are about cells of this pool."""
-        return all(id(cell) in self._places for cell, _ in jobs)
-
     def outcomes(self, jobs: Sequence[tuple[C, Sequence[int]]]) -> Iterator[tuple[int, list[R]]]:
-        """(number of the job, its outcomes) as they finish."""
-        calls = [(self._places[id(cell)], tuple(numbers)) for cell, numbers in jobs]
-        if self._cluster is not None:
-            return self._tasks.completed(_run, calls)
-        return self._forked(calls)
+        """Run jobs (cell, repetitions) and yield (index of the job, its outcomes) as they finish.
 
-    def _forked(
-        self, calls: Sequence[tuple[int, tuple[int, ...]]]
-    ) -> Iterator[tuple[int, list[R]]]:
+        Raise WorkerLost if a process was killed, and KeyError for a cell that the pool does not
+        have.
+        """
+        calls = [(self._places[id(cell)], tuple(numbers)) for cell, numbers in jobs]
+        if not jobs or (self._cluster is None and self._workers == 1):
+            yield from ((number, _run(self._shared, *call)) for number, call in enumerate(calls))
+            return
+        if self._cluster is not None:
+            if self._tasks is None:
+                self._tasks = Tasks(self._cluster, self._workers, self._shared, "these trainings")
+            yield from self._tasks.completed(_run, calls)
+            return
+        if self._processes is None:
+            self._processes = self._start()
         waiting: dict[Future[list[R]], int] = {}
         left = iter(enumerate(calls))
         try:
             while True:
                 for number, call in left:
-                    with held():  # the first one forks
-                        waiting[self._processes.submit(_run_forked, *call)] = number
+                    with hold_signals(), script_left_out():  # this may start processes
+                        waiting[self._processes.submit(_run_in_worker, *call)] = number
                     if len(waiting) >= 2 * self._workers:
                         break
                 if not waiting:
@@ -102,35 +114,42 @@ class TrialPool(Generic[C, R]):
                 "workers"
             ) from e
 
-    @cached_property
-    def _processes(self) -> ProcessPoolExecutor:
+    def _start(self) -> ProcessPoolExecutor:
+        """Make the pool of processes. Spawned ones are sent a pickle of the cells."""
+        shared: tuple[Sequence[C], Any] | bytes = self._shared
+        if platforms.start_method() == "spawn":
+            shared = pickle_to_send(shared, "the trainings")
         return ProcessPoolExecutor(
             self._workers,
-            mp_context=multiprocessing.get_context("fork"),
-            initializer=_begin,
-            initargs=(self._shared, os.getpid()),
+            mp_context=multiprocessing.get_context(platforms.start_method()),
+            initializer=_begin_process,
+            initargs=(shared, os.getpid()),
         )
-
-    @cached_property
-    def _tasks(self) -> Tasks:
-        assert self._cluster is not None, "tasks run on a cluster"
-        return Tasks(self._cluster, self._workers, self._shared, "these trainings")
 
 
 _of_this_process: list[Any] = []
-"""The cells and the function of a forked process, set once when it begins."""
+"""The cells and the function of a worker, set once when it begins. In a spawned one, their pickle
+until its first job."""
 
 
-def _begin(shared: tuple[Sequence[Any], Any], parent: int) -> None:
+def _begin_process(shared: tuple[Sequence[Any], Any] | bytes, parent: int) -> None:
+    """Prepare a worker that ends with `parent`, and keep `shared` in it."""
     begin_worker(parent)
     _of_this_process[:] = [shared]
 
 
-def _run_forked(place: int, numbers: Sequence[int]) -> list[Any]:
+def _run_in_worker(place: int, numbers: Sequence[int]) -> list[Any]:
+    """Run a job in a worker, on the cells that it keeps."""
+    if isinstance(_of_this_process[0], bytes):
+        _of_this_process[:] = [pickle.loads(_of_this_process[0])]
     return _run(_of_this_process[0], place, numbers)
 
 
 def _run(shared: tuple[Sequence[Any], Any], place: int, numbers: Sequence[int]) -> list[Any]:
+    """Train the cell at `place` once for each repetition in `numbers`, and return the outcomes.
+
+    `shared` is (cells, function that trains a cell).
+    """
     cells, trial = shared
     outcomes: list[Any] = trial(cells[place], numbers)
     return outcomes
@@ -142,17 +161,20 @@ def pool_outcomes(
     workers: int,
     cluster: RayCluster | None,
 ) -> Iterator[tuple[int, list[R]]]:
-    """Run jobs and yield (number of the job, its outcomes) as they finish.
+    """Run jobs (cell, repetitions) and yield (index of the job, its outcomes) as they finish.
 
-    On the cluster if there is one, on `workers` processes of this machine (0: one per core) if
-    that is more than one, and otherwise in this process.
+    Workers start when iteration begins, and end with it. Raise WorkerLost if a process was killed.
+
+    Args:
+        jobs: The jobs.
+        trial: Trains a cell once for each repetition and returns the outcomes.
+        workers: Processes on this machine, 0 for one per core. With one, jobs run in this process.
+        cluster: The Ray cluster to use instead.
     """
-    processes = min(len(jobs), workers or available_workers())
-    if not jobs or (cluster is None and processes == 1):
-        yield from ((number, trial(*job)) for number, job in enumerate(jobs))
-        return
     cells = list({id(cell): cell for cell, _ in jobs}.values())
-    with TrialPool(cells, trial, processes if cluster is None else workers, cluster) as pool:
+    if cluster is None:
+        workers = min(len(jobs), workers or available_workers(cells, trial))
+    with TrialPool(cells, trial, workers, cluster) as pool:
         yield from pool.outcomes(jobs)
 
 
@@ -168,7 +190,7 @@ class TrialOutcome:
     Attributes:
         rounds_done: The rounds that ran.
         test_metrics: Test metrics at the end.
-        test_curve: (round, test metrics) along the way.
+        test_curve: (round, test metrics) along the way. Empty unless curves are kept.
     """
 
     rounds_done: int
@@ -198,26 +220,30 @@ class PreparedCell:
     together: int = 1
 
     def blocks(self, first: int, last: int) -> list[tuple[int, ...]]:
-        """Repetitions first .. last - 1 in blocks that are one computation each."""
+        """Return repetitions first .. last - 1 in blocks of at most `together` repetitions."""
         return [
             tuple(range(r, min(r + self.together, last))) for r in range(first, last, self.together)
         ]
 
     @property
     def noise_text(self) -> str:
-        """`noise_std` for people."""
+        """Return `noise_std` with three digits, or "in training" if it is NaN."""
         return "in training" if math.isnan(self.noise_std) else f"{self.noise_std:.3g}"
 
     @property
     def headline_claim(self) -> PrivacyClaim | None:
-        """The headline claim of the cell's rounds, if any."""
+        """Return the headline claim after all rounds that the plan permits.
+
+        None without a claim.
+        """
         return counting(self.shown_claims)
 
     @cached_property
     def shown_claims(self) -> list[PrivacyClaim]:
-        """The claims to show: the tightest for each kind of release and trust.
+        """Return the plan's first claim, then the first strict one for each release and trust.
 
-        The strict reading comes after one as published, the one without a shuffler after its own.
+        A strict claim comes after one as published, and one without a shuffler after that with it.
+        [] if the plan claims nothing.
         """
         every = self.plan.claims(self.plan.permitted)
         shown = list(every[:1])
@@ -228,6 +254,9 @@ class PreparedCell:
             ):
                 shown.append(claim)
         return shown
+
+
+CellPool = TrialPool[PreparedCell, TrialOutcome]
 
 
 @dataclass
@@ -247,19 +276,23 @@ class Laboratory:
     cluster: RayCluster | None = None
     _records: dict[str, Records | FederatedData] = field(default_factory=dict)
     _divided: dict[str, FederatedData] = field(default_factory=dict)
-    _pool: TrialPool[PreparedCell, TrialOutcome] | None = None
 
     def __post_init__(self) -> None:
         check_workers("--workers", self.workers)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a worker, which trains what it is given by itself."""
-        return {**vars(self), "workers": 1, "cluster": None, "_pool": None}
+        return {**vars(self), "workers": 1, "cluster": None}
 
     def prepare(self, cell: Cell, mode: Mode | None = None) -> PreparedCell:
-        """Build a cell and refuse what cannot run, before anything does.
+        """Build a cell, and return it with its plan, mode and noise. Nothing is trained.
 
-        `mode` fixes the execution mode; otherwise it is the recipe's, or follows from its rule.
+        Without a mode in the recipe, several modes may be timed. Raise BadInput if the cell cannot
+        run, has secure noise or a price on its metrics, or its data have no test split.
+
+        Args:
+            cell: The cell.
+            mode: The execution mode, by default that of the recipe or the fastest.
         """
         recipe = cell.recipe
         try:
@@ -275,26 +308,27 @@ class Laboratory:
                 )
             training = build(on_this_machine(recipe), data=self.federated_data(recipe))
             training.data.check_tested("comparing trials")
-            noise = _noise(training.plan, training)
+            noise = _first_noise_std(training)
             found = mode or training.chosen
         except BadInput as e:
             raise BadInput(f"cell {cell.name}: {e}" if cell.choice else str(e)) from e
         together = 1
         # the same clients in all of them
-        if recipe.data.seed is not None and not _own_budgets(recipe):
+        if recipe.data.seed is not None and not _has_client_budgets(recipe):
             training = replace(training, mode=found, fastest=False, workers=1)
             engine = training.engine
             if isinstance(engine, Serial):
                 engine.make_ready()
-            together = fitting_together(training)
+            together = repetitions_per_chunk(training)
         return PreparedCell(cell, training.plan, found, training.work, noise, together)
 
     def trial(self, prepared: PreparedCell, repetitions: Sequence[int]) -> list[TrialOutcome]:
-        """Train the cell once for each repetition.
+        """Train the cell once for each repetition (counted from 0), and return the outcomes.
 
         The same repetition of two cells has the same clients and the same first model. Noise,
-        cohorts and batches are a training's own (`Training.streams`): where two share their noise,
-        it cancels in the difference of what they release, and no sum of epsilons covers both.
+        cohorts and batches are different in every training: if two shared their noise, it would
+        cancel in the difference of their models, and no sum of epsilons would cover both. Raise
+        BadInput if the budget permits no round.
         """
         trainings = [self._training(prepared, repetition) for repetition in repetitions]
         last_rounds, curves = [0 for _ in trainings], [list[Any]() for _ in trainings]
@@ -322,38 +356,40 @@ class Laboratory:
     def trials(
         self, jobs: Sequence[tuple[PreparedCell, Sequence[int]]]
     ) -> Iterator[tuple[int, list[TrialOutcome]]]:
-        """Yield (number of the job, its outcomes) as they finish, over all cores."""
-        if self._pool is not None and len(jobs) > 1 and self._pool.knows(jobs):
-            return self._pool.outcomes(jobs)
+        """Run jobs (cell, repetitions) and yield (index of the job, outcomes) as they finish.
+
+        Jobs run on the laboratory's workers. Raise WorkerLost if a process was killed.
+        """
         return pool_outcomes(jobs, self.trial, self.workers, self.cluster)
 
-    @contextmanager
-    def pooled(self, cells: Sequence[PreparedCell]) -> Iterator[None]:
-        """Keep the processes from one call of `trials` on these cells to the next."""
-        count = self.workers or available_workers()
-        if self.cluster is None and count == 1:
-            yield
-            return
-        workers = count if self.cluster is None else self.workers
-        with TrialPool(cells, self.trial, workers, self.cluster) as self._pool:
-            try:
-                yield
-            finally:
-                self._pool = None
+    def pool(self, cells: Sequence[PreparedCell]) -> CellPool:
+        """Return a pool of workers for many calls on these cells. Leaving its context ends it."""
+        workers = self.workers
+        if self.cluster is None:
+            workers = workers or available_workers(cells, self.trial)
+        return TrialPool(cells, self.trial, workers, self.cluster)
 
     def _training(self, prepared: PreparedCell, repetition: int) -> Training:
-        recipe = seeded(prepared.cell.recipe, repetition)
+        """Return the training of one repetition of a cell, on one worker.
+
+        Its seed is the recipe's plus the repetition. It is evaluated only at the end, unless curves
+        are kept.
+        """
+        recipe = recipe_of_repetition(prepared.cell.recipe, repetition)
         alone = {"workers": 1, "mode": str(prepared.mode)}
         engine = on_this_machine(recipe).engine.model_copy(update=alone)
         every = recipe.evaluate.every if self.curves else _NEVER
         changes = {"every": every, "clients": None, "clients_every": None}
         evaluate = recipe.evaluate.model_copy(update=changes)
         recipe = recipe.model_copy(update={"engine": engine, "evaluate": evaluate})
-        plan = None if _own_budgets(recipe) else prepared.plan
+        plan = None if _has_client_budgets(recipe) else prepared.plan
         return build(recipe, data=self.federated_data(recipe), plan=plan)
 
     def federated_data(self, recipe: Recipe) -> FederatedData:
-        """The recipe's clients, cached for the last two repetitions."""
+        """Load the recipe's records, divide them among clients, and return them.
+
+        The last two divisions are cached.
+        """
         section = recipe.data.model_dump_json()
         key = f"{recipe.seed if recipe.data.seed is None else ''} {section}"
         if key not in self._divided:
@@ -366,18 +402,22 @@ class Laboratory:
         return self._divided[key]
 
 
-def seeded(recipe: Recipe, repetition: int) -> Recipe:
-    """The recipe of one repetition, counted from 0: its seed divides records and starts models."""
+def recipe_of_repetition(recipe: Recipe, repetition: int) -> Recipe:
+    """Return the recipe with `repetition` (from 0) added to its seed."""
     return recipe.model_copy(update={"seed": recipe.seed + repetition})
 
 
-def _own_budgets(recipe: Recipe) -> bool:
-    """Whether each repetition deals out budgets of its own, and so has a plan of its own."""
+def _has_client_budgets(recipe: Recipe) -> bool:
+    """Return whether clients have budgets of their own. Each repetition then needs its own plan."""
     return recipe.budget is not None and recipe.budget.epsilons is not None
 
 
-def _noise(plan: PrivacyPlan, training: Training) -> float:
-    """The noise on a coordinate of the first round's mean update: its standard deviation."""
+def _first_noise_std(training: Training) -> float:
+    """Return the standard deviation of noise on a coordinate of the first round's mean update.
+
+    NaN if noise is part of local training. Raise BadInput if it is infinite.
+    """
+    plan = training.plan
     if plan.steps is not None:
         return math.nan
     state = training.start()

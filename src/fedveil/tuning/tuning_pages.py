@@ -13,22 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.errors import BadInput
-from fedveil.pages.charts import Chart, Line, figure
+from fedveil.pages.charts import Chart, Line, chart_rows, figure
 from fedveil.pages.heat_map import HeatMap, heat_figure
 from fedveil.pages.html import (
     FOOTER,
     Content,
     Markup,
-    listed,
-    number_text,
+    bullet_list,
+    capitalize_first,
     page,
     section,
-    sentence,
     table,
     tag,
-    text_block,
+    value_text,
 )
-from fedveil.runs.recipe import Recipe, to_toml
 from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Axis, axis_label
 from fedveil.tuning.trials import PreparedCell
 
@@ -63,6 +61,7 @@ class PlanOption:
 
     @property
     def iterations(self) -> int:
+        """Return T, the local steps in all rounds."""
         return self.steps * self.rounds
 
 
@@ -88,7 +87,7 @@ class PlanReport:
 
     @cached_property
     def least_values(self) -> dict[tuple[int, int], float]:
-        """The least value by (E, T)."""
+        """Return the least value by (E, T), over all other choices. Pairs not tried are missing."""
         least: dict[tuple[int, int], float] = {}
         for option in self.options:
             place = (option.steps, option.iterations)
@@ -98,14 +97,22 @@ class PlanReport:
 
     @property
     def axes(self) -> tuple[list[int], list[int]]:
-        """(every E, every T) that was tried."""
+        """Return (every E, every T) that was tried, both ascending."""
         return sorted({e for e, _ in self.least_values}), sorted({t for _, t in self.least_values})
 
 
 def option_of(
     prepared: PreparedCell, value: float, half: float, value_text: str, remark: str = ""
 ) -> PlanOption:
-    """The option of a prepared cell."""
+    """Return the option of a prepared cell.
+
+    Args:
+        prepared: The cell.
+        value: Loss or bound, NaN if it was not tried.
+        half: Half the width of the 95 % interval, NaN if there is none.
+        value_text: `value` with its interval.
+        remark: How often the option was tried, and whether it is clearly worse.
+    """
     steps, rounds = prepared.cell.steps_and_rounds
     planned = ("rounds", "client.steps", "client.epochs")
     choice = {k: v for k, v in prepared.cell.choice.items() if k not in planned}
@@ -115,37 +122,23 @@ def option_of(
 
 
 def rounds_text(count: int) -> str:
-    """A number of rounds in words."""
+    """Return "1 round", or "n rounds"."""
     return "1 round" if count == 1 else f"{count} rounds"
-
-
-def check_budget(recipe: Recipe) -> None:
-    """Options are compared at one claim: their noise must follow from it."""
-    given = [
-        key for key in ("multiplier", "epsilon") if getattr(recipe.noise, key, None) is not None
-    ]
-    if recipe.budget is not None and given:
-        raise BadInput(
-            "options are compared at one claim, so their noise must follow from budget.epsilon: "
-            f"leave noise.{given[0]} out, or use fedveil sweep (always so for noise.kind "
-            "'two-point')"
-        )
-
-
-def recipe_text(recipe: Recipe, how: str) -> str:
-    """A recipe as `fedveil run` takes it, with where it comes from."""
-    return f"# chosen by fedveil plan, from {how}\n" + to_toml(recipe.model_dump())
 
 
 _MOST_ROWS = 100
 
 
 def plan_page(report: PlanReport, name: str) -> bytes:
-    """The page of a plan. `name` is the file name of the recommended recipe."""
+    """Return the HTML page of a plan, as bytes.
+
+    `name` is the file name of the recommended recipe.
+    """
     first = report.options[0]
     choice = "".join(f", {axis_label(key)} {value}" for key, value in first.choice.items())
     chosen = f"{first.rounds:,} rounds of {first.steps} local steps{choice}"
-    charts = [_map(report), _curve(report)]
+    charts = [_plan_heat_map(report), _plan_chart(report)]
+    recipe = tag("pre", report.recipe_toml, tabindex=0, role="region", aria_label=name)
     return page(
         f"{name}: plan",
         tag("h1", f"{name}: {chosen}"),
@@ -156,16 +149,19 @@ def plan_page(report: PlanReport, name: str) -> bytes:
             tag("p", f"Its claim: {first.privacy}."),
             class_="claim",
         ),
-        section("Why the first of all options is recommended", listed(report.reasons), id="why"),
-        section("Notes", listed(report.warnings), id="notes") if report.warnings else None,
-        section("Steps per round and in all", tag("div", *charts, class_="pair"), id="curves"),
-        section("All options, best first", _table(report), id="options"),
-        section("The recipe", text_block(report.recipe_toml, name), id="recipe"),
+        section(
+            "Why the first of all options is recommended", bullet_list(report.reasons), id="why"
+        ),
+        section("Notes", bullet_list(report.warnings), id="notes") if report.warnings else None,
+        section("Steps per round and in all", chart_rows(charts), id="curves"),
+        section("All options, best first", _options_table(report), id="options"),
+        section("The recipe", recipe, id="recipe"),
         FOOTER,
     )
 
 
-def _map(report: PlanReport) -> Markup:
+def _plan_heat_map(report: PlanReport) -> Markup:
+    """Return a heat map of the least value by E and T, with a frame on the recommended choice."""
     steps, times = report.axes
     first = report.options[0]
     heat = HeatMap(
@@ -183,15 +179,14 @@ def _map(report: PlanReport) -> Markup:
     return heat_figure(heat)
 
 
-def _curve(report: PlanReport) -> Markup:
-    steps, times = report.axes
+def _plan_chart(report: PlanReport) -> Markup:
+    """Return a chart of the least value over T, with a line for each E."""
     lines = []
-    for e in steps:
-        best = []
-        for t in times:
-            tried = [o for o in report.options if (o.steps, o.iterations) == (e, t)]
-            known = [o for o in tried if math.isfinite(o.value)]
-            best += sorted(known, key=lambda option: option.value)[:1]
+    finite = sorted((o for o in report.options if math.isfinite(o.value)), key=lambda o: o.value)
+    for e in report.axes[0]:
+        # by T, the first of the sorted options is the best
+        by_total = {o.iterations: o for o in reversed(finite) if o.steps == e}
+        best = [by_total[t] for t in sorted(by_total)]
         points = [(float(row.iterations), row.value) for row in best]
         lines.append(Line(f"E = {e}", points, "line", [row.half for row in best]))
     positive = all(y > 0 for line in lines for _, y in line.points)
@@ -208,11 +203,12 @@ def _curve(report: PlanReport) -> Markup:
     return figure(chart)
 
 
-def _table(report: PlanReport) -> Markup:
+def _options_table(report: PlanReport) -> Markup:
+    """Return a table of the best 100 options, with the number of further ones."""
     rows: list[dict[str, Content]] = []
     for row in report.options[:_MOST_ROWS]:
         half = "" if math.isnan(row.half) else f" +- {row.half:.2g}"
-        value = "not tried" if math.isnan(row.value) else number_text(row.value) + half
+        value = "not tried" if math.isnan(row.value) else value_text(row.value) + half
         rows.append(
             {
                 PER_ROUND: row.steps,
@@ -257,7 +253,10 @@ class SweepResults:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "SweepResults":
-        """Read a sweep that has ended."""
+        """Read the results of a sweep from sweep.json and summary.csv.
+
+        Raise BadInput if it has not ended or cannot be read.
+        """
         try:
             about = json.loads((folder / "sweep.json").read_text())
             with (folder / "summary.csv").open(newline="") as file:
@@ -277,25 +276,28 @@ class SweepResults:
 
     @property
     def grid_shape(self) -> list[int]:
-        """The number of values on each axis."""
+        """Return the number of values on each axis, [] without axes."""
         return [len(axis.choices) for axis in self.axes]
 
     @property
     def metric_names(self) -> list[str]:
-        """What was measured, the task's own metric first."""
+        """Return the names of the test metrics, the loss last."""
         return [name for name in self.cell_rows[0] if f"{name}_half" in self.cell_rows[0]]
 
     def cell_number(self, cell: int, name: str) -> float:
-        """A number of a cell, NaN if there is none."""
-        return _number(self.cell_rows[cell].get(name))
+        """Return the number in column `name` of the row of a cell, NaN if there is none."""
+        return _parse_number(self.cell_rows[cell].get(name))
 
     def choice_of(self, cell: int) -> dict[str, str]:
-        """The values that a cell has on the axes, by key."""
+        """Return the value, as text, of each key of the axes in the cell number `cell`."""
         return {key: self.cell_rows[cell][key] for axis in self.axes for key in axis.joined_keys}
 
     @cached_property
     def best_cells(self) -> list[int]:
-        """For each claim the cell with the lowest mean loss."""
+        """Return, for each claim, the number of the cell with the lowest mean loss.
+
+        A claim whose cells all diverged has none.
+        """
         best: dict[str, int] = {}
         for k, cell in enumerate(self.cell_rows):
             loss, claim = self.cell_number(k, "loss"), cell.get("claims", "")
@@ -306,7 +308,7 @@ class SweepResults:
 
     @cached_property
     def by_terms(self) -> dict[str, list[int]]:
-        """The cells that claim something, by what belongs to their epsilons."""
+        """Return the numbers of cells that claim something, by the terms of their epsilon."""
         by_terms: dict[str, list[int]] = {}
         for k, cell in enumerate(self.cell_rows):
             if math.isfinite(self.cell_number(k, "epsilon")):
@@ -320,11 +322,16 @@ class SweepResults:
 
     @property
     def claims_note(self) -> str:
-        """What belongs to the epsilons of the grid, as a sentence."""
+        """Return a sentence with the terms of all epsilons of the grid, "" if there are none."""
         return f"Claims are epsilon {'; or epsilon '.join(self.by_terms)}." if self.by_terms else ""
 
     def slices(self, *along: int) -> list[tuple[str, Cells]]:
-        """(the choices on all other axes in words, the cells along these axes), for each choice."""
+        """Return pairs (other choices in words, cells along the axes `along`).
+
+        There is one pair for each choice on all other axes. `along` are numbers of axes. The cells
+        are an array of cell numbers with one dimension for each of these axes. The words are "" if
+        there are no other axes.
+        """
         grid = np.arange(len(self.cell_rows)).reshape(self.grid_shape)
         grid = np.moveaxis(grid, along, range(-len(along), 0))
         slices = []
@@ -340,25 +347,30 @@ class SweepResults:
 
 
 def sweep_page(folder: Path) -> bytes:
-    """Everything about one sweep."""
+    """Return the HTML page of the sweep in `folder`, as bytes.
+
+    Raise BadInput if it is unreadable.
+    """
     results = SweepResults.from_folder(folder)
-    rows = [_row(results, k) for k in range(len(results.cell_rows))]
-    charts = [*_frontiers(results), *_lines(results)]
-    maps = _maps(results)
+    rows = [_cell_row(results, k) for k in range(len(results.cell_rows))]
+    charts = [*_frontier_charts(results), *_axis_charts(results)]
+    maps = _heat_maps(results)
+    costs = [tag("p", f"{capitalize_first(note)}.") for note in results.cost_notes]
     return page(
         f"{folder.name}: sweep",
         tag("h1", f"{folder.name}: {len(rows)} cells, {results.repeat} repetitions each"),
         tag("p", "Means on the test split with their 95 % intervals.", class_="sub"),
-        tag("div", *(tag("p", f"{sentence(s)}.") for s in results.cost_notes), class_="claim"),
-        _recommended(results),
-        section("Over the grid", tag("div", *charts, class_="pair"), id="curves"),
-        section("Heat maps", tag("div", *maps, class_="pair"), id="maps") if maps else None,
+        tag("div", *costs, class_="claim"),
+        _recommended_section(results),
+        section("Over the grid", chart_rows(charts), id="curves"),
+        section("Heat maps", chart_rows(maps), id="maps") if maps else None,
         section("All cells", table(rows, "All cells", wide=True), id="cells"),
         FOOTER,
     )
 
 
-def _recommended(results: SweepResults) -> Markup:
+def _recommended_section(results: SweepResults) -> Markup:
+    """Return the section on the best cell for each claim, with the commands that train them."""
     if not results.best_cells:
         return section("The recommended cell", tag("p", "Every cell diverged."), id="best")
     title, commands = "The recommended cell", []
@@ -368,28 +380,32 @@ def _recommended(results: SweepResults) -> Markup:
     return section(
         title if len(commands) == 1 else f"{title} for each claim",
         table(
-            [_row(results, k) for k in results.best_cells],
+            [_cell_row(results, k) for k in results.best_cells],
             "The lowest mean test loss among cells of one claim",
             wide=True,
         ),
-        listed(commands),
+        bullet_list(commands),
         tag("p", _CHOICE),
         id="best",
     )
 
 
-def _row(results: SweepResults, cell: int) -> dict[str, Content]:
+def _cell_row(results: SweepResults, cell: int) -> dict[str, Content]:
+    """Return cells by heading for the table row of a cell: choices, means with intervals, claim."""
     row: dict[str, Content] = {axis_label(k): v for k, v in results.choice_of(cell).items()}
     for metric in results.metric_names:
         half = results.cell_number(cell, f"{metric}_half")
-        text = number_text(results.cell_number(cell, metric))
+        text = value_text(results.cell_number(cell, metric))
         row[f"test {metric}"] = text if math.isnan(half) else f"{text} +- {half:.2g}"
     row["claim"] = results.cell_rows[cell].get("claims") or "nothing claimed"
     return row
 
 
-def _frontiers(results: SweepResults) -> list[Markup]:
-    """Metric over epsilon, where cells differ in it and promise the same otherwise."""
+def _frontier_charts(results: SweepResults) -> list[Markup]:
+    """Return charts of the first metric over epsilon, one per terms with several epsilons.
+
+    For each epsilon the cell with the lowest mean loss is drawn. [] if no terms have two epsilons.
+    """
     charts, metric = [], results.metric_names[0]
     for number, (terms, cells) in enumerate(results.by_terms.items()):
         best: dict[float, int] = {}
@@ -403,7 +419,7 @@ def _frontiers(results: SweepResults) -> list[Markup]:
             title=f"Test {metric} over epsilon {terms}",
             x_label="epsilon spent",
             y_label=f"mean {metric} on the test split, 95 % interval",
-            lines=[_line(results, f"best cell, {metric}", sorted(best.items()), metric)],
+            lines=[_mean_line(results, f"best cell, {metric}", sorted(best.items()), metric)],
             note="For each epsilon the cell with the lowest mean loss.",
             log_x=True,
         )
@@ -411,31 +427,39 @@ def _frontiers(results: SweepResults) -> list[Markup]:
     return charts
 
 
-def _line(
+def _mean_line(
     results: SweepResults, name: str, placed: Sequence[tuple[float, int]], metric: str
 ) -> Line:
-    """Means of cells at their places, with intervals, without those that diverged."""
+    """Return a line of cells' means with intervals, without cells that diverged.
+
+    `placed` are pairs (x, number of the cell).
+    """
     finite = [(x, k) for x, k in placed if math.isfinite(results.cell_number(k, metric))]
     points = [(x, results.cell_number(k, metric)) for x, k in finite]
     return Line(name, points, "line", [results.cell_number(k, f"{metric}_half") for _, k in finite])
 
 
-def _lines(results: SweepResults) -> list[Markup]:
-    """Every metric along the longest axis, a line for every choice on the others."""
+def _axis_charts(results: SweepResults) -> list[Markup]:
+    """Return a chart of each metric along the longest axis, with a line for each other choice.
+
+    [] without axes, or if there would be more than eight lines.
+    """
     if not results.axes:
         return []
     along = results.grid_shape.index(max(results.grid_shape))
     axis, slices = results.axes[along], results.slices(along)
     if len(slices) > _MOST_LINES:
         return []
-    xs = [_number(value) for value in axis.choices]
+    xs = [_parse_number(value) for value in axis.choices]
     numeric = all(map(math.isfinite, xs))
     if not numeric:
         xs = [float(k) for k in range(len(xs))]
     charts = []
     for m, metric in enumerate(results.metric_names):
         lines = [
-            _line(results, name or metric, sorted(zip(xs, cells.tolist(), strict=True)), metric)
+            _mean_line(
+                results, name or metric, sorted(zip(xs, cells.tolist(), strict=True)), metric
+            )
             for name, cells in slices
         ]
         chart = Chart(
@@ -446,15 +470,18 @@ def _lines(results: SweepResults) -> list[Markup]:
             lines=lines,
             x_names=() if numeric else axis.choices,
             note=results.claims_note,
-            log_x=numeric and _spread(xs) >= 10,
-            log_y=_spread([y for line in lines for _, y in line.points]) >= 30,
+            log_x=numeric and _ratio(xs) >= 10,
+            log_y=_ratio([y for line in lines for _, y in line.points]) >= 30,
         )
         charts.append(figure(chart))
     return charts
 
 
-def _maps(results: SweepResults) -> list[Markup]:
-    """Heat maps over the two longest axes, one for every choice on the others."""
+def _heat_maps(results: SweepResults) -> list[Markup]:
+    """Return heat maps of the first metric over the two longest axes, at most six.
+
+    There is one for each choice on the other axes. [] unless two axes have at least two values.
+    """
     shape, metric = results.grid_shape, results.metric_names[0]
     longest = sorted(range(len(shape)), key=lambda i: -shape[i])[:2]
     if len(longest) < 2 or any(shape[i] < 2 for i in longest):
@@ -481,12 +508,13 @@ def _maps(results: SweepResults) -> list[Markup]:
     return figures
 
 
-def _spread(values: Sequence[float]) -> float:
-    """The largest of positive values over the smallest, 0 for others."""
+def _ratio(values: Sequence[float]) -> float:
+    """Return the largest of `values` over the smallest, or 0 unless all are positive."""
     return max(values) / min(values) if values and min(values) > 0 else 0.0
 
 
-def _number(text: Any) -> float:
+def _parse_number(text: Any) -> float:
+    """Return `text` as a number, NaN if it is not one."""
     try:
         return float(text)
     except (TypeError, ValueError):

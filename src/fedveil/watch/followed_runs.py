@@ -15,19 +15,22 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fedveil.base.checks import MOST_ROUNDS
 from fedveil.base.errors import BadInput
+from fedveil.base.platforms import open_unfollowed
 from fedveil.pages.run_report import RunContents
 from fedveil.privacy.accounting.budget import Spending
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted, counting, smaller
+from fedveil.privacy.ledger.file import read_closing
 from fedveil.privacy.ledger.statement import Charged, Statement
-from fedveil.runs.evidence import charged_of, file_of, is_open, unchanged_file
-from fedveil.runs.report import claims_in, parse_result
-from fedveil.runs.run_directory import STOP_FILE, History, in_use, parse_metrics, stop_requested
+from fedveil.runs.evidence import ledger_path, read_charges_of, unchanged_file
+from fedveil.runs.report import parse_result
+from fedveil.runs.run_directory import STOP_FILE, History, in_use, parse_metrics
 
 _MAX_BYTES = {"recipe.toml": 1 << 18, "result.json": 1 << 24, "metrics.jsonl": 1 << 27}
 """The longest files that are read. Those of a run of a million rounds are shorter."""
@@ -39,30 +42,38 @@ _MAX_DEPTH, _MAX_RUNS, _MAX_FOLDERS = 3, 500, 10_000
 _T = TypeVar("_T")
 
 
-def content_of(path: Path) -> bytes | None:
-    """The content of a file, or None if it does not exist."""
-    file = _opened(path)
+def read_run_file(path: Path) -> bytes | None:
+    """Return the content of a file of a run, None if it does not exist.
+
+    `path` must be named recipe.toml, result.json or metrics.jsonl, otherwise KeyError. Raise
+    BadInput unless it is a regular file of reasonable length.
+    """
+    file = _open_run_file(path)
     if file is None:
         return None
     with file:
         return file.read()
 
 
-def check_plain(folder: Path) -> None:
-    """Refuse a run directory with files that are not a run's own."""
+def check_run_files(folder: Path) -> None:
+    """Raise BadInput if a file of the run is a link, not a regular file, or too long.
+
+    Missing files pass. The ledger is not looked at.
+    """
     for name in _MAX_BYTES:
-        file = _opened(folder / name)
+        file = _open_run_file(folder / name)
         if file is not None:
             file.close()
 
 
-def _opened(path: Path) -> BinaryIO | None:
-    """Open a regular file of reasonable length, if it exists.
+def _open_run_file(path: Path) -> BinaryIO | None:
+    """Open a file of a run for reading, or return None if it does not exist.
 
-    Links are not followed, and pipes are not waited for.
+    `path` must be named recipe.toml, result.json or metrics.jsonl. Links are not followed, and
+    pipes are not waited for. Raise BadInput unless it is a regular file of reasonable length.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = open_unfollowed(path)
     except FileNotFoundError:
         return None
     except OSError as e:
@@ -79,26 +90,36 @@ def _opened(path: Path) -> BinaryIO | None:
 
 
 class MetricsTail:
-    """The lines of a metrics file that grows."""
+    """Reads the lines that are added to a metrics file.
+
+    Attributes:
+        history: All lines so far.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._start_over(None)
 
     def _start_over(self, inode: int | None) -> None:
+        """Forget all lines. `inode` is that of the file to read from now on."""
         self._inode, self._offset, self._damaged = inode, 0, False
         self.history: History = []
 
     @property
     def trouble(self) -> list[str]:
-        """That the file was damaged, if it was."""
+        """Return a sentence if the file was damaged, in a list, otherwise an empty list."""
         if not self._damaged:
             return []
         return [f"metrics.jsonl was damaged after {len(self.history)} lines: the rest is left out"]
 
     def read_new(self) -> None:
-        """Read what was added, or all of it if the file was replaced or cut."""
-        file = _opened(self._path)
+        """Append new whole lines to `history`. Start over if the file was replaced or cut.
+
+        At a line that is malformed, or whose round does not come after the last, reading stops for
+        good and `trouble` says so. Without a file, `history` is empty. Raise BadInput if it is no
+        regular file.
+        """
+        file = _open_run_file(self._path)
         if file is None:
             self._start_over(None)
             return
@@ -120,7 +141,7 @@ class MetricsTail:
 
 
 class State(StrEnum):
-    """What a run is doing, in the words of the page."""
+    """The state of a run, in the words of the page."""
 
     RUNNING = "running"
     ENDED = "ended"
@@ -151,27 +172,34 @@ class RunStatus:
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """The claim that counts: of a run that has not ended, what to quote if it ends now.
+        """Return the claim that counts.
 
-        None if nothing is claimed, or if that is not known.
+        For a run that has not ended, it is the claim if it ended now. None if nothing is claimed,
+        or if that is not known.
         """
         return counting(self.contents.claims)
 
     @property
     def spent(self) -> PrivacyClaim | None:
-        """What the budget has paid for so far, or the budget's claim of a run that has ended."""
+        """Return the claim that the budget has paid for, so far or at the end. None without one."""
         claims = self.contents.claims
         running = None if self.state is State.ENDED else smaller(claims)
         return budgeted(claims) if running is None else running
 
     @property
-    def known(self) -> bool:
-        """Whether the spending is known, from the ledger or from the run's result."""
+    def spending_known(self) -> bool:
+        """Return whether there is a result or a ledger, from which the spending follows."""
         return bool(self.contents.result) or self.contents.statement is not None
 
 
 class FollowedRun:
-    """A run directory that is read again whenever its files have changed."""
+    """A run directory that is read again whenever its files have changed.
+
+    Attributes:
+        folder: The directory.
+        name: The name of the run on pages.
+        id: 16 hexadecimal digits that follow from the name.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
@@ -183,39 +211,48 @@ class FollowedRun:
         self._last: RunStatus | None = None
 
     def status(self) -> RunStatus:
-        """The run now. It is the same object as long as no file has changed."""
+        """Return the status now. It is the same object as long as no file has changed.
+
+        It never raises: errors are sentences in the status' `contents.trouble`.
+        """
         running = in_use(self.folder)
         signature = (running, *map(_signature, self._files()))
         if self._last is None or signature != self._signature:
             self._signature = signature
             try:
-                self._last = self._read(running=running)
+                self._last = self._read_status(running=running)
             except Exception as e:  # whatever is in one directory, the others are followed on
                 self._last = self._unreadable(e, running=running)
         return self._last
 
     def _unreadable(self, error: Exception, *, running: bool) -> RunStatus:
+        """Return the status of a run whose directory cannot be read because of `error`."""
         trouble = f"{self.folder} cannot be read: {type(error).__name__}"
         contents = RunContents(self.folder, "", [], {}, trouble=[trouble])
         state = State.RUNNING if running else State.GONE
         return RunStatus(self.id, self.name, state, contents, None, stop_requested=False, changed=0)
 
     def _files(self) -> list[Path]:
+        """Return the paths of all files whose change may change the status. Some may not exist."""
         files = [self.folder / name for name in (*_MAX_BYTES, STOP_FILE, "ledger.json")]
         try:
-            ledger = file_of(self.folder)
+            ledger = ledger_path(self.folder)
         except BadInput:
             return files
         return [*files, ledger, Path(f"{ledger}-wal")]
 
-    def _read(self, *, running: bool) -> RunStatus:
+    def _read_status(self, *, running: bool) -> RunStatus:
+        """Read the directory and return the status. Parts that cannot be read are named as trouble.
+
+        `running` is whether a process holds the run's lock.
+        """
         trouble: list[str] = []
-        recipe = self._part(trouble, lambda: content_of(self.folder / "recipe.toml")) or b""
+        recipe = self._read_part(trouble, lambda: read_run_file(self.folder / "recipe.toml")) or b""
         text = recipe.decode(errors="replace")
-        planned = _planned(text)
-        self._part(trouble, self._tail.read_new)
+        planned = _planned_rounds(text)
+        self._read_part(trouble, self._tail.read_new)
         charged, opened = self._account(trouble, running=running)
-        ended = None if running or opened else self._part(trouble, self._result)
+        ended = None if running or opened else self._read_part(trouble, self._read_result)
         statement = self._statement(charged, planned, spent=ended is None)
         result, claims = ended or ({}, statement.claims if statement else ())
         contents = RunContents(
@@ -233,13 +270,13 @@ class FollowedRun:
             state=State.RUNNING if running else State.ENDED if ended else State.GONE,
             contents=contents,
             planned=planned,
-            stop_requested=running and stop_requested(self.folder),
+            stop_requested=running and (self.folder / STOP_FILE).is_file(),
             changed=max([0, *(sign[2] for sign in map(_signature, self._files()) if sign)]),
         )
 
     @staticmethod
-    def _part(trouble: list[str], read: Callable[[], _T]) -> _T | None:
-        """Read a part of the directory, or note in `trouble` why it cannot be read."""
+    def _read_part(trouble: list[str], read: Callable[[], _T]) -> _T | None:
+        """Return `read()`, or None after adding its BadInput to `trouble`."""
         try:
             return read()
         except BadInput as e:
@@ -247,13 +284,20 @@ class FollowedRun:
             return None
 
     def _account(self, trouble: list[str], *, running: bool) -> tuple[Charged | None, bool]:
-        """What was charged, and whether the run is open by its ledger: running, or killed.
+        """Return (charges, whether the ledger has the run open), (None, False) without a ledger.
 
-        A ledger that is being written may be unreadable for a moment. The charges are then those of
-        the last reading, and the next one tries again.
+        A ledger that is being written may be unreadable for a moment. While the run is `running`,
+        the charges are then those of the last reading, and the next `status` reads again. Otherwise
+        the error is added to `trouble`.
         """
         try:
-            self._charges = self._charged()
+            file, charged = ledger_path(self.folder), None
+            if file.is_file():
+                size = file.stat().st_size
+                if size > _MAX_LEDGER_BYTES:
+                    raise BadInput(f"{file} has {size:,} bytes: more than is looked at")
+                charged = read_charges_of(self.folder)
+            self._charges = charged, charged is not None and not read_closing(file, charged.run)
         except BadInput as e:
             if running:
                 self._signature = None
@@ -262,30 +306,28 @@ class FollowedRun:
                 self._charges = (None, False)
         return self._charges
 
-    def _charged(self) -> tuple[Charged | None, bool]:
-        file = file_of(self.folder)
-        if not file.is_file():
-            return None, False
-        if file.stat().st_size > _MAX_LEDGER_BYTES:
-            raise BadInput(f"{file} has {file.stat().st_size:,} bytes: more than is looked at")
-        charged = charged_of(self.folder)
-        return charged, charged is not None and is_open(file, charged.run)
+    def _read_result(self) -> tuple[dict[str, Any], tuple[PrivacyClaim, ...]] | None:
+        """Return (result, its claims), None without result.json.
 
-    def _result(self) -> tuple[dict[str, Any], tuple[PrivacyClaim, ...]] | None:
-        """The result and its claims, or None if there is no result."""
+        Raise BadInput if it is malformed.
+        """
         path = self.folder / "result.json"
-        content = content_of(path)
+        content = read_run_file(path)
         if content is None:
             return None
-        result = parse_result(unchanged_file(path), content)
-        return result, claims_in(result, path)
+        return parse_result(unchanged_file(path), content)
 
     def _statement(
         self, charged: Charged | None, planned: int | None, *, spent: bool
     ) -> Statement | None:
-        """Charges and, where nothing else says it, what they come to by the budget's line.
+        """Return the charges as a statement, None without a ledger.
 
-        A round is charged before it begins, so that the one under way is included.
+        Args:
+            charged: The charges, None without a ledger.
+            planned: The number of rounds in the recipe, None if unknown.
+            spent: Whether the statement claims what was spent. If that holds on a condition only,
+                the claim if the run ended now comes first. Otherwise it claims nothing. A round is
+                charged before it begins, so the round under way is included.
         """
         if charged is None:
             return None
@@ -301,8 +343,8 @@ class FollowedRun:
         return Statement(charged.run, charged.charges, claims, charged.epsilon_budget)
 
 
-def _planned(recipe: str) -> int | None:
-    """How many rounds a recipe says."""
+def _planned_rounds(recipe: str) -> int | None:
+    """Return the number of rounds in the text of a recipe, None if it cannot be read."""
     try:
         rounds = tomllib.loads(recipe).get("rounds")
     except (ValueError, RecursionError):
@@ -311,7 +353,7 @@ def _planned(recipe: str) -> int | None:
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
-    """A value that changes when the file does."""
+    """Return (inode, size, time of change) of a file, or None if it cannot be read."""
     try:
         about = path.lstat()
     except (OSError, ValueError):
@@ -320,7 +362,7 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
 
 
 class RunsFolder:
-    """The runs in and below `root`.
+    """The runs in and below the folder `root`, at most 500.
 
     Links to folders are not followed, so nothing outside `root` is read. A page names a run by its
     `id`, never by a path.
@@ -331,31 +373,33 @@ class RunsFolder:
         self._runs: dict[str, FollowedRun] = {}
 
     def statuses(self) -> list[RunStatus]:
-        """The status of every run: running ones first, then the latest."""
-        self._search()
+        """Search the folder and return the status of every run: running first, then the latest.
+
+        Runs that are found again keep their state, so that unchanged files are not read twice.
+        """
+        known = {run.folder: run for run in self._runs.values()}
+        runs = []
+        for folder in islice(_find_runs(self.root), _MAX_RUNS):
+            name = str(folder.relative_to(self.root)) if folder != self.root else folder.name
+            runs.append(known.get(folder) or FollowedRun(folder, name))
+        self._runs = {run.id: run for run in runs}
         statuses = [run.status() for run in self._runs.values()]
         return sorted(
             statuses, key=lambda status: (status.state is not State.RUNNING, -status.changed)
         )
 
     def find(self, id: str) -> FollowedRun | None:
-        """The run with that id, or None if it is not or no longer under the folder."""
+        """Return the run with that id from the last `statuses()`, None if it is gone or unknown."""
         run = self._runs.get(id)
         return run if run is not None and _is_run(run.folder) else None
 
-    def _search(self) -> None:
-        there = {}
-        for folder in _runs_in(self.root):
-            name = str(folder.relative_to(self.root)) if folder != self.root else folder.name
-            there[folder] = name
-            if len(there) == _MAX_RUNS:
-                break
-        known = {run.folder: run for run in self._runs.values()}
-        runs = [known.get(folder) or FollowedRun(folder, name) for folder, name in there.items()]
-        self._runs = {run.id: run for run in runs}
 
+def _find_runs(root: Path) -> Iterator[Path]:
+    """Yield run directories in and below `root`, nearest first, at most three levels down.
 
-def _runs_in(root: Path) -> Iterator[Path]:
+    Nothing is searched below a run. Links to folders are not followed. At most `_MAX_FOLDERS`
+    folders are opened.
+    """
     waiting, opened = [(root, 0)], 0
     while waiting and opened < _MAX_FOLDERS:
         folder, depth = waiting.pop(0)
@@ -363,19 +407,16 @@ def _runs_in(root: Path) -> Iterator[Path]:
         if _is_run(folder):
             yield folder
         elif depth < _MAX_DEPTH:
-            waiting += [(inner, depth + 1) for inner in _folders_in(folder)]
-
-
-def _folders_in(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
-    except OSError:
-        return []
+            try:
+                with os.scandir(folder) as entries:
+                    inner = sorted(e.path for e in entries if e.is_dir(follow_symlinks=False))
+            except OSError:
+                continue
+            waiting += [(Path(path), depth + 1) for path in inner]
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a run was begun here: the recipe is the first file that it writes."""
+    """Return whether the folder has a recipe.toml, the first file that a run writes."""
     try:
         return (folder / "recipe.toml").is_file()
     except OSError:

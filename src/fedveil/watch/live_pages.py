@@ -9,19 +9,17 @@ from fedveil.pages.charts import figure, gauge
 from fedveil.pages.html import (
     Content,
     Markup,
-    file_text,
-    folded,
-    joined,
-    listed,
-    number_text,
+    bullet_list,
+    capitalize_first,
+    concatenate,
+    number_tiles,
     page,
-    sentence,
     table,
     tag,
-    tiles,
     value_text,
 )
-from fedveil.pages.run_report import clip_charts_of, metric_charts, spending_chart
+from fedveil.pages.run_report import diagnostic_charts, ended_text, metric_charts, spending_chart
+from fedveil.privacy.accounting.claims import rendered
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.watch.followed_runs import RunStatus, State
 
@@ -53,11 +51,11 @@ Parts = dict[str, Markup]
 
 @dataclass(frozen=True)
 class LiveView:
-    """The parts of a live page in their order.
+    """The content of a live page.
 
     Attributes:
-        cards: The id of each card with the ids of its parts.
-        parts: All parts by id.
+        cards: (id of a card, ids of its parts) in the order of the page.
+        parts: The HTML of all parts by id.
     """
 
     cards: list[tuple[str, list[str]]]
@@ -65,17 +63,21 @@ class LiveView:
 
 
 def all_page(root: Path) -> bytes:
-    """The page of all runs under a folder."""
-    return _live("Runs", tag("p", f"All runs under {root}", class_="sub"), "./events")
+    """Return the HTML page of all runs under `root`. Its script fetches the cards."""
+    return _live_page("Runs", tag("p", f"All runs under {root}", class_="sub"), "./events")
 
 
 def run_page(id: str, name: str) -> bytes:
-    """The page of one run, all of it."""
-    return _live(name, None, f"./events?id={id}")
+    """Return the HTML page of the run with that id. Its script fetches the card."""
+    return _live_page(name, None, f"./events?id={id}")
 
 
 def all_view(statuses: Sequence[RunStatus]) -> LiveView:
-    """Draw running and killed runs as cards, and runs that have ended as rows."""
+    """Return the view of all runs: running and killed runs as cards, all others as rows.
+
+    At most six are cards. The first run is one if none is running or killed. Without runs there is
+    a sentence.
+    """
     shown = [status for status in statuses if status.state is not State.ENDED][:MAX_CARDS]
     if not shown and statuses:
         shown = list(statuses[:1])
@@ -86,24 +88,32 @@ def all_view(statuses: Sequence[RunStatus]) -> LiveView:
         cards["others"] = {"others-table": tag("div", tag("h2", "Other runs"), others)}
     if not statuses:
         cards["none"] = {"none-yet": tag("p", _NONE)}
-    return _view(cards)
+    return _view_of_cards(cards)
 
 
 def run_view(id: str, statuses: Sequence[RunStatus]) -> LiveView:
-    """Draw one run, or a sentence if its directory is gone."""
+    """Return the view of the run with that id, or a sentence if its directory is gone."""
     for status in statuses:
         if status.id == id:
-            return _view({f"r-{id}": card(status, full=True)})
-    return _view({"none": {"none-any-more": tag("p", "This run is not there any more.")}})
+            return _view_of_cards({f"r-{id}": card(status, full=True)})
+    return _view_of_cards({"none": {"none-any-more": tag("p", "This run is not there any more.")}})
 
 
-def _view(cards: dict[str, Parts]) -> LiveView:
+def _view_of_cards(cards: dict[str, Parts]) -> LiveView:
+    """Return the view of cards. `cards` has the parts of each card, by the card's id."""
     order = [(id, list(parts)) for id, parts in cards.items()]
     return LiveView(order, {id: part for parts in cards.values() for id, part in parts.items()})
 
 
 def served_page(title: str, current: str, *content: Content, script: str) -> bytes:
-    """A page of this server with links to the others, of which `current` is this one."""
+    """Return an HTML page of this server, with links to all its pages.
+
+    Args:
+        title: The title in the browser's tab, before ": fedveil watch".
+        current: The link to this page, which is marked, or "" for a page that is not linked.
+        content: The parts of the body.
+        script: The file name of its script in this package, such as "live.js".
+    """
     folder = Path(__file__).parent
     links = [
         tag("a", name, href=place, aria_current="page" if place == current else None)
@@ -113,13 +123,20 @@ def served_page(title: str, current: str, *content: Content, script: str) -> byt
         f"{title}: fedveil watch",
         tag("nav", *links, aria_label="Pages"),
         *content,
-        style=file_text(folder / "watch.css"),
-        script=file_text(folder / script),
+        style=(folder / "watch.css").read_text().strip(),
+        script=(folder / script).read_text().strip(),
         served=True,
     )
 
 
-def _live(title: str, below: Markup | None, events: str) -> bytes:
+def _live_page(title: str, below: Markup | None, events: str) -> bytes:
+    """Return a page that fetches its cards from an address, with a dialog to end a run.
+
+    Args:
+        title: The title and heading. "Runs" is marked as the page of all runs.
+        below: Shown under the heading. None shows nothing.
+        events: The address of the cards' events.
+    """
     button = {"type": "button", "id": "stop-no", "class_": "quiet"}
     dialog = tag(
         "dialog",
@@ -149,16 +166,20 @@ def _live(title: str, below: Markup | None, events: str) -> bytes:
 
 @lru_cache(maxsize=32)
 def card(status: RunStatus, *, full: bool) -> Parts:
-    """Draw a run, `full` on a page of its own. A run that cannot be drawn says so."""
+    """Return the parts of a run's card by element id. Cached for the same status object.
+
+    All charts are drawn if `full`, otherwise the first metric and the spending. A run that cannot
+    be drawn has an error message instead.
+    """
     contents, id = status.contents, f"r-{status.id}"
     try:
-        state = tag("div", _gauge(status), tag("div", *_progress(status)), class_="state")
-        parts = {"head": _head(status, full=full), "state": state, "end": _ending(status)}
+        state = tag("div", _budget_gauge(status), tag("div", *_progress(status)), class_="state")
+        parts = {"head": _heading(status, full=full), "state": state, "end": _ending(status)}
         charts = [*metric_charts(contents)[: None if full else 1], *spending_chart(contents)]
-        for chart in [*charts, *clip_charts_of(contents)] if full else charts:
+        for chart in [*charts, *diagnostic_charts(contents)] if full else charts:
             own = replace(chart, id=f"{id}-{chart.id}")
             parts[chart.id] = figure(own if full else replace(own, max_stretches=_FEW, note=""))
-        parts["more"] = _more(status, full=full)
+        parts["more"] = _details(status, full=full)
     except Exception as e:  # numbers that no run writes; the other runs are drawn all the same
         badge = tag("span", status.state.value, class_="badge gone")
         warning = tag("p", f"It cannot be drawn: {type(e).__name__}.", class_="warn")
@@ -168,7 +189,10 @@ def card(status: RunStatus, *, full: bool) -> Parts:
 
 @lru_cache(maxsize=512)
 def row(status: RunStatus) -> dict[str, Content]:
-    """A run that has ended, in a line."""
+    """Return cells by column for a run in the table of other runs. Cached.
+
+    A run that cannot be drawn has the columns "run" and "rounds" only, with an error message.
+    """
     contents, claim = status.contents, "nothing is claimed"
     link = tag("a", status.name, href=f"./run?id={status.id}")
     try:
@@ -178,24 +202,25 @@ def row(status: RunStatus) -> dict[str, Content]:
         return {
             "run": link,
             "rounds": contents.last_round,
-            "stopped by": value_text(contents.result.get("stopped", "nobody: it was killed")),
+            "ending": ended_text(contents.result.get("stopped")) if contents.result else "killed",
             "on the test split": ", ".join(metrics) or "-",
-            "claim": claim if status.known else _UNKNOWN,
+            "claim": claim if status.spending_known else _UNKNOWN,
         }
     except Exception as e:
         return {"run": link, "rounds": f"it cannot be drawn: {type(e).__name__}"}
 
 
-def _head(status: RunStatus, *, full: bool) -> Markup:
+def _heading(status: RunStatus, *, full: bool) -> Markup:
+    """Return the name of a run, linked to its page unless `full`, and its state."""
     words = status.state.value
     if status.state is State.ENDED:
-        words = f"ended by: {value_text(status.contents.result.get('stopped'))}"
+        words = ended_text(status.contents.result.get("stopped"))
     name: Content = status.name if full else tag("a", status.name, href=f"./run?id={status.id}")
     return tag("h2", name, " ", tag("span", words, class_=f"badge {status.state.name.lower()}"))
 
 
 def _progress(status: RunStatus) -> list[Markup]:
-    """The rounds that are done as a bar and in words, and the metrics."""
+    """Return three elements: progress bar, rounds and time left in words, metrics."""
     done, planned = status.contents.last_round, status.planned
     total = "" if planned is None else f" of {planned:,}"
     bar = tag(
@@ -204,14 +229,17 @@ def _progress(status: RunStatus) -> list[Markup]:
         max=planned or done or 1,
         aria_label=f"Rounds of {status.name}",
     )
-    words = tag("p", f"round {done:,}{total}", _pace(status), class_="sub")
-    return [bar, words, tiles(status.contents.metric_texts().values())]
+    words = tag("p", f"round {done:,}{total}", _time_left_text(status), class_="sub")
+    return [bar, words, number_tiles(status.contents.metric_texts().values())]
 
 
-def _pace(status: RunStatus) -> str:
-    """The time left at the pace of the last rounds, "" where times are secret."""
+def _time_left_text(status: RunStatus) -> str:
+    """Return ", 2 s each, about 3 min to go", to append to the number of rounds.
+
+    "" if the pace or the number of rounds is unknown, noise is secure, or the run is not running.
+    """
     contents, planned = status.contents, status.planned
-    if status.state is not State.RUNNING or contents.secure or planned is None:
+    if status.state is not State.RUNNING or contents.has_secure_noise or planned is None:
         return ""
     times = [line.get("seconds") for line in contents.history[-_RECENT:]]
     known = [float(time) for time in times if isinstance(time, int | float)]
@@ -219,10 +247,11 @@ def _pace(status: RunStatus) -> str:
         return ""
     each = sum(known) / len(known)
     left = each * (planned - contents.last_round)
-    return f", {_duration(each)} each, about {_duration(left)} to go"
+    return f", {_duration_text(each)} each, about {_duration_text(left)} to go"
 
 
-def _duration(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
+    """Return a duration such as "2.5 s", "12 min" or "1.5 h", "unknown" if negative or too long."""
     if not 0 <= seconds < 1e9:
         return "unknown"
     if seconds < 60:
@@ -230,10 +259,13 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _gauge(status: RunStatus) -> Markup:
-    """What is left of the budget of the line that counts, with all that the number needs."""
+def _budget_gauge(status: RunStatus) -> Markup:
+    """Return a gauge of the epsilon spent, or a sentence if none is claimed, known or limited.
+
+    A budget that is used up is no warning: a run that was planned for it ends so.
+    """
     spent, limit = status.spent, status.contents.budget_epsilon
-    if not status.known:
+    if not status.spending_known:
         return tag("p", _UNKNOWN, class_="gauge warn")
     if spent is None:
         return tag("p", "Nothing is claimed, so nothing is spent.", class_="gauge sub")
@@ -241,21 +273,21 @@ def _gauge(status: RunStatus) -> Markup:
     if status.claim is not None and spent.condition:
         words += f". If it ends now, the claim that counts is {status.claim}"
     if limit is None:
-        return tag("p", f"{sentence(words)}. No limit was set.", class_="gauge")
+        return tag("p", f"{capitalize_first(words)}. No limit was set.", class_="gauge")
     left = spent.left_of(limit)
     return gauge(
-        f"r-{status.id}-left",
-        "Epsilon left",
-        f"Left: {left}. {sentence(words)}.",
-        (limit - spent.epsilon) / limit,
-        spent.remainder(limit),
-        tag("span", f"left of {left.partition(' of ')[2]}"),
-        tag("span", words, class_="sub"),
+        f"r-{status.id}-gauge",
+        "Epsilon spent",
+        f"{capitalize_first(words)}. Left: {left}.",
+        spent.epsilon / limit,
+        rendered(spent.epsilon),
+        tag("span", f"spent of {left.partition(' of ')[2]}"),
+        tag("span", f"{words}; left: {spent.remainder(limit)}", class_="sub"),
     )
 
 
 def _ending(status: RunStatus) -> Markup:
-    """How the run ended, or the button to end it.
+    """Return how the run ended, or the button to end it, or that it was asked to end.
 
     It is a part of its own, so that the button is not redrawn under a click.
     """
@@ -265,7 +297,7 @@ def _ending(status: RunStatus) -> Markup:
     if status.state is State.ENDED:
         report = tag("a", "Its report", href=f"./report?id={status.id}")
         why = status.contents.result.get("why")
-        return tag("p", report, f": {value_text(why)}." if why else ".")
+        return tag("p", report, f": {value_text(why)}" if why else ".")
     if status.stop_requested:
         return tag("p", "It was asked to end, and does so after this round.", role="status")
     return tag(
@@ -273,12 +305,15 @@ def _ending(status: RunStatus) -> Markup:
     )
 
 
-def _more(status: RunStatus, *, full: bool) -> Markup:
-    """Problems, notes, the last charges, and what the claim does not cover."""
+def _details(status: RunStatus, *, full: bool) -> Markup:
+    """Return trouble, notes and the last eight charges, and if `full` a note on diagnostics.
+
+    Times of charges are left out if noise is secure.
+    """
     contents = status.contents
     parts: list[Content] = [tag("p", trouble, class_="warn") for trouble in contents.trouble]
-    if contents.result_notes:
-        parts.append(listed(contents.result_notes))
+    if contents.result.get("notes"):
+        parts.append(bullet_list(contents.result["notes"]))
     charges = [] if contents.statement is None else contents.statement.charges
     if charges:
         rows: list[dict[str, Content]] = []
@@ -289,11 +324,14 @@ def _more(status: RunStatus, *, full: bool) -> Markup:
                 "for": charge.covers,
                 "each": event_text(from_dict(charge.event)),
             }
-            rows.append(row if contents.secure else {**row, "charged at": charge.charged_at})
-        total = f"The last of {number_text(len(charges))} charges"
-        parts.append(folded(total, table(rows, "Last charges, the latest first", wide=True)))
-    if full and contents.diagnosed and contents.claims:
+            rows.append(
+                row if contents.has_secure_noise else {**row, "charged at": charge.charged_at}
+            )
+        total = f"The last of {value_text(len(charges))} charges"
+        latest = table(rows, "Last charges, the latest first", wide=True)
+        parts.append(tag("details", tag("summary", total), latest))
+    if full and contents.points("clients") and contents.claims:
         parts.append(tag("p", _OUTSIDE, class_="note"))
-    elif full and contents.secure:
+    elif full and contents.has_secure_noise:
         parts.append(tag("p", _SECURE, class_="note"))
-    return joined(parts)
+    return concatenate(parts)

@@ -35,15 +35,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedveil.base.errors import BadInput, FedveilError
-from fedveil.runs.report import report_of
+from fedveil.runs.report import report_html
 from fedveil.runs.run_directory import in_use, request_stop
 from fedveil.watch import what_if
-from fedveil.watch.followed_runs import FollowedRun, RunsFolder, RunStatus, check_plain
+from fedveil.watch.followed_runs import FollowedRun, RunsFolder, RunStatus, check_run_files
 from fedveil.watch.live_pages import LiveView, all_page, all_view, run_page, run_view
 
 _HEADERS = {
@@ -58,7 +58,13 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class PageAddress:
-    """Where the server listens, and the token that its paths begin with."""
+    """The address that the server listens on.
+
+    Attributes:
+        host: An IP address.
+        port: A port.
+        token: A secret with which all paths begin.
+    """
 
     host: str
     port: int
@@ -66,15 +72,15 @@ class PageAddress:
 
     @property
     def url(self) -> str:
-        """The whole address, for a browser."""
+        """Return "http://HOST:PORT/TOKEN/", for a browser."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/{self.token}/"
 
-    def is_own(self, host: str) -> bool:
-        """Whether a Host header names this server.
+    def is_own_host(self, host: str) -> bool:
+        """Return whether a Host header names this server.
 
-        A name that somebody else's name server answers for is not among them: only this IP
-        address and, on loopback, "localhost"; where all addresses are listened on, any IP address.
+        Accepted are its IP address, "localhost" on loopback, and any IP address if the server
+        listens on all of them. Other names are refused: another name server may answer for them.
         """
         name, _, port = host.rpartition(":")
         if port != str(self.port):
@@ -90,7 +96,10 @@ class PageAddress:
 
 
 class Guard:
-    """Middleware that refuses requests without the right host, token and origin."""
+    """Middleware that refuses requests without the right host, token and origin, with 403.
+
+    It removes the token from the path, and adds headers to every answer.
+    """
 
     def __init__(self, app: ASGIApp, address: PageAddress) -> None:
         self._app, self._address = app, address
@@ -112,9 +121,10 @@ class Guard:
         await self._app({**scope, "path": path, "raw_path": None}, receive, with_headers)
 
     def _refusal(self, scope: Scope) -> str | None:
+        """Return why the request is refused, in a sentence, or None if it is answered."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._address.is_own(hosts[0]):
+        if len(hosts) != 1 or not self._address.is_own_host(hosts[0]):
             return "this server is asked by its own address only"
         _, token, *rest = scope["path"].split("/", 2) if "/" in scope["path"] else ("", "")
         if not rest or not hmac.compare_digest(token.encode(), self._address.token.encode()):
@@ -143,6 +153,11 @@ class Watcher:
     """Reads a folder of runs about once a second, once for all pages that are open.
 
     Reading and drawing happen in a thread, one at a time, so that the server stays responsive.
+    Create it inside the event loop.
+
+    Attributes:
+        folder: The runs.
+        ended: Set this event to end all streams.
     """
 
     def __init__(self, folder: RunsFolder) -> None:
@@ -152,7 +167,11 @@ class Watcher:
         self._read_at, self._pause = float("-inf"), _INTERVAL
 
     async def draw(self, view: View) -> LiveView:
-        """A view of the folder as it was a moment ago."""
+        """Return `view` of the runs' statuses.
+
+        The folder is read again if the last reading is older than the pause: about a second, or
+        four times as long as the last reading took.
+        """
         loop = asyncio.get_running_loop()
         async with self._lock:
             began = loop.time()
@@ -166,17 +185,24 @@ class Watcher:
             return drawn
 
     async def find(self, id: str) -> FollowedRun | None:
-        """The run of that id under the folder."""
+        """Return the run with that id, or None.
+
+        The folder is searched if the id is not known yet.
+        """
         if self.folder.find(id) is None:
             await self.draw(lambda statuses: LiveView([], {}))
         return self.folder.find(id)
 
-    def forget(self) -> None:
-        """Look again at once: something was changed."""
+    def expire(self) -> None:
+        """Make the next `draw` read the folder again, since a run was changed."""
         self._read_at = float("-inf")
 
     async def events(self, view: View) -> AsyncIterator[str]:
-        """What has changed since the last event, until the server ends."""
+        """Yield server-sent events, as text, with the parts of a view that have changed.
+
+        The first has all parts. While nothing changes, a comment comes every 15 seconds. An event
+        "ended" comes last, after the event `ended` was set.
+        """
         sent: dict[str, str] = {}
         order: list[tuple[str, list[str]]] | None = None
         silent = 0.0
@@ -199,13 +225,13 @@ class Watcher:
 
 
 class LiveRoutes:
-    """What the server answers. One request ends something: `stop`."""
+    """The answers of the server. Only `stop` changes anything: it writes into the run directory."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
 
     def routes(self) -> list[Route]:
-        """Paths, without the token that they begin with."""
+        """Return the routes by path, without the token."""
         return [
             Route("/", self.all),
             Route("/run", self.run),
@@ -218,50 +244,64 @@ class LiveRoutes:
         ]
 
     async def all(self, request: Request) -> Response:
-        return _html(all_page(self._watcher.folder.root))
+        """Answer with the page of all runs."""
+        return HTMLResponse(all_page(self._watcher.folder.root))
 
     async def run(self, request: Request) -> Response:
+        """Answer with the page of the run in the query, or 404."""
         run = await self._run_of(request)
-        return _html(run_page(run.id, run.name))
+        return HTMLResponse(run_page(run.id, run.name))
 
     async def events(self, request: Request) -> Response:
+        """Answer with a stream of events: of the run `id` in the query, or of all runs."""
         id = request.query_params.get("id")
         view = all_view if id is None else partial(run_view, id)
         return StreamingResponse(self._watcher.events(view), media_type="text/event-stream")
 
     async def report(self, request: Request) -> Response:
-        """Draw the run's report as of now, without writing to its directory."""
+        """Answer with the report of the run in the query, drawn now, or 404. Nothing is written."""
         run = await self._run_of(request)
-        await run_in_threadpool(check_plain, run.folder)
-        return _html(await run_in_threadpool(report_of, run.folder))
+        await run_in_threadpool(check_run_files, run.folder)
+        return HTMLResponse(await run_in_threadpool(report_html, run.folder))
 
     async def stop(self, request: Request) -> Response:
-        """Ask a run that is going on to end after its round."""
+        """Ask the run in the query to end after its round, and answer 204.
+
+        Answer 404 without such a run, and 409 if it is not running.
+        """
         run = await self._run_of(request)
         if not in_use(run.folder):
             return PlainTextResponse("this run is not running: nothing was asked\n", 409)
         await run_in_threadpool(request_stop, run.folder)
-        self._watcher.forget()
+        self._watcher.expire()
         return Response(status_code=204)
 
     async def what_if(self, request: Request) -> Response:
-        return _html(what_if.what_if_page())
+        """Answer with the what-if page."""
+        return HTMLResponse(what_if.what_if_page())
 
     async def answer(self, request: Request) -> Response:
-        """Account for the settings in the query: a quick upper bound, or with `fine` the claim."""
+        """Answer with the JSON of `answer_parts` for the query's settings, exact if `fine` is 1.
+
+        A setting off its range is answered with 400.
+        """
         settings = what_if.Settings.from_query(request.query_params)
-        fine = request.query_params.get("fine") == "1"
-        answer = await run_in_threadpool(what_if.answer_parts, settings, fine=fine)
+        exact = request.query_params.get("fine") == "1"
+        answer = await run_in_threadpool(what_if.answer_parts, settings, exact=exact)
         return Response(answer, media_type="application/json")
 
     async def recipe(self, request: Request) -> Response:
+        """Answer with a recipe file, what-if.toml, of the settings in the query.
+
+        A setting off its range is answered with 400.
+        """
         settings = what_if.Settings.from_query(request.query_params)
         text = await run_in_threadpool(what_if.recipe_text, settings)
         headers = {"content-disposition": 'attachment; filename="what-if.toml"'}
         return PlainTextResponse(text, headers=headers)
 
     async def _run_of(self, request: Request) -> FollowedRun:
-        """The run that the request names, or the answer 404."""
+        """Return the run that the request names. Raise HTTPException 404 if there is none."""
         run = await self._watcher.find(request.query_params.get("id", ""))
         if run is None:
             raise HTTPException(404, "there is no such run under this folder\n")
@@ -269,21 +309,18 @@ class LiveRoutes:
 
 
 def make_app(watcher: Watcher, address: PageAddress) -> Guard:
-    """The whole application."""
+    """Return all routes behind the guard. Errors of fedveil and OSErrors are answered with 400."""
     app = Starlette(
         routes=LiveRoutes(watcher).routes(),
-        exception_handlers={FedveilError: _refused, OSError: _refused},
+        exception_handlers={FedveilError: _error_response, OSError: _error_response},
     )
     return Guard(app, address)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
+    """Answer 400 with the message of the error on one line."""
     await asyncio.sleep(0)
     return PlainTextResponse(f"{' '.join(str(error).split())}\n", 400)
-
-
-def _html(content: bytes) -> Response:
-    return Response(content, media_type="text/html")
 
 
 _GRACE = 2
@@ -291,14 +328,20 @@ _GRACE = 2
 
 
 @dataclass(frozen=True)
-class Served:
-    """What is watched, and where.
+class WatchOptions:
+    """The folder to watch and the address to listen on. Its constructor checks them.
+
+    Attributes:
+        root: The folder.
+        host: An IP address.
+        port: A port, 0 for any.
+        outside: Permits addresses that other machines reach.
 
     | edge | behaviour |
     |---|---|
-    | a host that is no IP address | BadInput |
+    | a host that is not an IP address | BadInput |
     | a host beyond loopback without `outside` | BadInput: the page is not encrypted |
-    | a port that is taken, or outside 0 to 65535 | BadInput |
+    | a port outside 0 to 65535 | BadInput |
     """
 
     root: Path
@@ -319,8 +362,11 @@ class Served:
         if not 0 <= self.port < 2**16:
             raise BadInput(f"--port is {self.port}: 0 (any) to 65535 is needed")
 
-    def listening(self) -> socket.socket:
-        """A socket that has the address."""
+    def bind_socket(self) -> socket.socket:
+        """Return a socket bound to the address, not listening yet.
+
+        Raise BadInput if it cannot be.
+        """
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         sock = socket.socket(family)
         try:
@@ -335,42 +381,42 @@ class Served:
         return sock
 
 
-def serve(served: Served, ready: Callable[[str], None], *, while_stdin: bool = False) -> None:
-    """Answer until Ctrl-C, SIGTERM or, `while_stdin`, until standard input is closed.
-
-    `ready` is given the address when it can be opened.
-    """
-    sock = served.listening()
-    address = PageAddress(served.host, sock.getsockname()[1], secrets.token_urlsafe(24))
-    asyncio.run(_serve(served.root, sock, address, ready, while_stdin=while_stdin))
-
-
-async def _serve(
-    root: Path,
-    sock: socket.socket,
-    address: PageAddress,
-    ready: Callable[[str], None],
-    *,
-    while_stdin: bool,
+def serve(
+    options: WatchOptions, ready: Callable[[str], None], *, while_stdin: bool = False
 ) -> None:
-    watcher = Watcher(RunsFolder(root))
-    config = uvicorn.Config(
-        make_app(watcher, address),
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_GRACE,
-    )
-    server = _Server(config, watcher)
-    if while_stdin:
-        threading.Thread(target=server.end_with_stdin, daemon=True).start()
-    threading.Thread(target=_warm_up, daemon=True).start()
-    sock.listen()
-    ready(address.url)
-    await server.serve(sockets=[sock])
+    """Serve the pages until Ctrl-C or SIGTERM. Raise BadInput if the port is taken.
+
+    Args:
+        options: The folder and the address.
+        ready: Called with the URL, token included, as soon as it can be opened.
+        while_stdin: Also end when standard input is closed.
+    """
+    sock = options.bind_socket()
+    address = PageAddress(options.host, sock.getsockname()[1], secrets.token_urlsafe(24))
+
+    async def run() -> None:
+        watcher = Watcher(RunsFolder(options.root))
+        config = uvicorn.Config(
+            make_app(watcher, address),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE,
+        )
+        server = _Server(config, watcher)
+        if while_stdin:
+            threading.Thread(target=server.end_with_stdin, daemon=True).start()
+        # One quick answer, so that accountants are loaded before a slider moves.
+        first = (what_if.Settings.from_query({}),)
+        threading.Thread(target=what_if.quick_claims, args=first, daemon=True).start()
+        sock.listen()
+        ready(address.url)
+        await server.serve(sockets=[sock])
+
+    asyncio.run(run())
 
 
 class _Server(uvicorn.Server):
@@ -381,24 +427,19 @@ class _Server(uvicorn.Server):
         self._watcher, self._loop = watcher, asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ctrl-C and SIGTERM: it ends, and nothing is raised."""
+        """Stop the server on Ctrl-C or SIGTERM, without raising."""
         self.stop()
 
     def stop(self) -> None:
-        """End soon. Event streams end first, since the server waits for open responses."""
+        """Make the server and all event streams end, from any thread."""
         self.should_exit = True
         self._loop.call_soon_threadsafe(self._watcher.ended.set)
 
     def end_with_stdin(self) -> None:
-        """End when standard input is closed.
+        """Wait until standard input is closed, then stop the server.
 
         It is read by `os.read`, because `sys.stdin` would hold a lock that the exit needs.
         """
         while os.read(0, 1 << 12):
             pass
         self.stop()
-
-
-def _warm_up() -> None:
-    """Load the accountants before the first slider is moved."""
-    what_if.quick(what_if.Settings.from_query({}))

@@ -1,9 +1,9 @@
 """What-if accounting: central DP with Poisson sampling, from its settings, without training.
 
-An answer comes in two steps. `quick` is an upper bound in a fraction of a second: by RDP, and by
-PLD on a coarse grid. `refined` is the claim that a run of these settings ends with, what the budget
-permits, and what the same client-rounds cost when they are spread over other rounds. Both are
-cached, so that a slider that is moved back is answered at once.
+An answer comes in two steps. `quick_claims` are upper bounds in a fraction of a second: by RDP, and
+by PLD on a coarse grid. `full_answer` has the claim that a run of these settings ends with, what
+the budget permits, and what the same client-rounds cost when they are spread over other rounds.
+Both are cached, so that a slider that is moved back is answered at once.
 """
 
 import json
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedveil.base.errors import BadInput
-from fedveil.pages.charts import Chart, Line, figure
+from fedveil.pages.charts import Chart, Line, chart_rows, figure
 from fedveil.pages.claim_sections import claim_box
-from fedveil.pages.html import Content, Markup, number_text, section, table, tag, tiles
+from fedveil.pages.html import Content, Markup, number_tiles, section, table, tag, value_text
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import central_line, least_noise
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -35,7 +35,15 @@ _CACHED = 512
 
 @dataclass(frozen=True)
 class Knob:
-    """A setting of the page: its range, its first value, and its label."""
+    """A slider of the page.
+
+    Attributes:
+        name: The name in queries.
+        smallest, largest: The range.
+        initial: The first value.
+        label, note: Texts beside and below the slider.
+        whole: Whether values are whole numbers.
+    """
 
     name: str
     smallest: float
@@ -47,7 +55,10 @@ class Knob:
 
     @property
     def slider_values(self) -> list[float]:
-        """The values of its slider, about evenly spaced on a logarithmic scale."""
+        """Return the values of the slider, ascending, about evenly spaced on a logarithmic scale.
+
+        The ends of the range and the initial value are among them.
+        """
         powers = range(
             math.floor(math.log10(self.smallest)), math.ceil(math.log10(self.largest)) + 1
         )
@@ -57,7 +68,11 @@ class Knob:
         return sorted(value for value in values if not self.whole or value == int(value))
 
     def parse(self, text: str | None) -> float:
-        """Parse a value of a query. One that is outside the slider's range is refused."""
+        """Return the number in `text`, the initial value for None.
+
+        Raise BadInput if it is no number, off the range, or not whole where whole numbers are
+        needed.
+        """
         try:
             value = float(text) if text is not None else self.initial
         except ValueError:
@@ -83,7 +98,7 @@ KNOBS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run that is accounted for."""
+    """The settings of the run to account for, named as the sliders."""
 
     clients: int
     rate: float
@@ -95,48 +110,52 @@ class Settings:
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> "Settings":
-        """Parse a query. A setting that it lacks has its slider's first value."""
+        """Return the settings of a query. Missing ones get their initial value, others are ignored.
+
+        Raise BadInput off a range.
+        """
         values = {knob.name: knob.parse(query.get(knob.name)) for knob in KNOBS}
         whole = {knob.name: int(values[knob.name]) for knob in KNOBS if knob.whole}
         return cls(**{**values, **whole})  # type: ignore[arg-type]
 
     @property
     def line(self) -> BudgetLine:
+        """Return the budget line: Poisson-sampled Gaussian noise under central trust."""
         return central_line(self.rate, self.noise, Budget(self.epsilon, self.delta))
 
     @property
     def cohort(self) -> float:
-        """The expected number of clients in a round."""
+        """Return the expected number of clients in a round."""
         return self.rate * self.clients
 
     @property
     def client_rounds(self) -> float:
-        """The expected number of participations, over all clients and rounds."""
+        """Return the expected number of participations, over all clients and rounds."""
         return self.cohort * self.rounds
 
     @property
     def noise_of_mean(self) -> float:
-        """Std of the noise on a coordinate of the mean update, in clip norms."""
+        """Return the std of the noise on a coordinate of the mean update, in clip norms."""
         return self.noise / self.cohort
 
     @property
     def signal_to_noise(self) -> float:
-        """Norm of the mean update over the norm of its noise, at best.
+        """Return cohort / (noise x sqrt(parameters)): norm of mean update / norm of its noise.
 
-        It assumes that all updates point in one direction and are as long as the clip norm.
+        It assumes the best case: all updates point in one direction and are as long as the clip.
         """
         return self.cohort / (self.noise * math.sqrt(self.parameters))
 
 
 @dataclass(frozen=True)
-class Refined:
-    """The claims of a run, and what the budget permits.
+class FullAnswer:
+    """The exact account of settings: the claims of a run, and what the budget permits.
 
     Attributes:
         claims: One per accountant, PLD first.
         permitted: The number of rounds within the budget.
         needed: The noise multiplier with which all rounds fit, or None if none is enough.
-        splits: The same client-rounds over other numbers of rounds, and what they cost.
+        splits: (settings, claim) of the same client-rounds over other numbers of rounds.
     """
 
     claims: tuple[PrivacyClaim, ...]
@@ -146,14 +165,17 @@ class Refined:
 
 
 @lru_cache(_CACHED)
-def quick(settings: Settings) -> tuple[PrivacyClaim, ...]:
-    """Upper bounds by PLD, on a coarse grid, and by RDP."""
+def quick_claims(settings: Settings) -> tuple[PrivacyClaim, ...]:
+    """Return two upper bounds of the claim: by PLD on a coarse grid, then by RDP. Cached."""
     return settings.line.claims(settings.rounds, interval=_COARSE)
 
 
 @lru_cache(_CACHED)
-def refined(settings: Settings) -> Refined:
-    """The claim as a run ends with it, and what the budget permits."""
+def full_answer(settings: Settings) -> FullAnswer:
+    """Return the claims, the rounds and noise that fit the budget, and the splits. Cached.
+
+    The splits' claims are on a coarse grid. Splits with a sampling rate above 1 are left out.
+    """
     line, budget = settings.line, settings.line.budget
     try:
         needed: float | None = least_noise(
@@ -171,7 +193,7 @@ def refined(settings: Settings) -> Refined:
         if rounds >= 1 and rate <= 1:
             other = Settings(**{**vars(settings), "rounds": rounds, "rate": rate})
             splits.append((other, other.line.claims(rounds, interval=_COARSE)[0]))
-    return Refined(
+    return FullAnswer(
         claims=line.claims(settings.rounds),
         permitted=rounds_within(line.event, budget.epsilon, budget.delta, line.relation),
         needed=needed,
@@ -180,7 +202,7 @@ def refined(settings: Settings) -> Refined:
 
 
 def recipe_text(settings: Settings) -> str:
-    """A recipe with these settings, and with the data and model of `central`."""
+    """Return a recipe with these settings as TOML, with the data and model of `central`."""
     recipe = load_recipe(
         "central",
         {
@@ -217,14 +239,14 @@ _SPLITS = (
 
 
 def what_if_page() -> bytes:
-    """The page, with every slider where it begins."""
+    """Return the HTML page, as bytes, with every slider at its first value and no answers yet."""
     button = {"type": "button", "id": "fit", "class_": "quiet"}
     return served_page(
         "What if",
         "./what-if",
         tag("h1", "What if"),
         tag("p", _ABOUT, class_="sub"),
-        tag("div", *map(_knob, KNOBS), class_="knobs", id="knobs"),
+        tag("div", *map(_slider, KNOBS), class_="knobs", id="knobs"),
         tag(
             "p",
             tag("a", "The recipe of these settings", id="recipe", href="./recipe"),
@@ -241,30 +263,41 @@ def what_if_page() -> bytes:
     )
 
 
-def answer_parts(settings: Settings, *, fine: bool) -> str:
-    """The parts of the page as JSON: the quick ones, or with `fine` those that take longer."""
+def answer_parts(settings: Settings, *, exact: bool) -> str:
+    """Return the answer as JSON text {"parts": HTML by element id, "needed": noise or null}.
+
+    Parts are "answer-claim" and, with `exact`, "answer-budget" and "answer-splits", otherwise
+    "answer-numbers".
+
+    Args:
+        settings: The settings.
+        exact: Whether the claims are those that a run ends with, which takes seconds. "needed" is
+            then the noise multiplier that fits the budget, null if none does. Otherwise the claim
+            is a quick upper bound, and "needed" is null.
+    """
     parts: dict[str, Markup] = {}
     needed: float | None = None
-    if fine:
-        answer = refined(settings)
+    if exact:
+        answer = full_answer(settings)
         needed = answer.needed
         others = f"By other accountants: {'; '.join(map(str, answer.claims[1:]))}"
-        box = claim_box(Meaning.from_claims(answer.claims))
+        box = claim_box(Meaning(answer.claims))
         parts["answer-claim"] = tag("div", box, tag("p", others, class_="note"))
-        parts["answer-budget"] = _budget(settings, answer)
-        parts["answer-splits"] = _splits(settings, answer)
+        parts["answer-budget"] = _budget_section(settings, answer)
+        parts["answer-splits"] = _splits_section(settings, answer)
     else:
-        meaning = Meaning.from_claims(quick(settings))
+        meaning = Meaning(quick_claims(settings))
         parts["answer-claim"] = tag("div", claim_box(meaning), tag("p", _SOON, class_="note"))
-        parts["answer-numbers"] = _numbers(settings)
+        parts["answer-numbers"] = _round_numbers(settings)
     texts = {name: part.text for name, part in parts.items()}
     return json.dumps({"parts": texts, "needed": needed})
 
 
-def _knob(knob: Knob) -> Markup:
+def _slider(knob: Knob) -> Markup:
+    """Return the slider of a knob with its label, value and note."""
     values = knob.slider_values
     at = min(range(len(values)), key=lambda k: abs(values[k] - knob.initial))
-    texts = [number_text(value) for value in values]
+    texts = [value_text(value) for value in values]
     return tag(
         "div",
         tag("label", knob.label, tag("output", texts[at], for_=knob.name), for_=knob.name),
@@ -286,7 +319,8 @@ def _knob(knob: Knob) -> Markup:
     )
 
 
-def _numbers(settings: Settings) -> Markup:
+def _round_numbers(settings: Settings) -> Markup:
+    """Return noise, signal and participations, with a warning if delta is at least 1 / clients."""
     numbers = (
         (settings.noise_of_mean, "clip norms: std of the noise on a coordinate of the mean update"),
         (settings.signal_to_noise, "signal to noise of a round, at most"),
@@ -301,18 +335,19 @@ def _numbers(settings: Settings) -> Markup:
             "outright: fedveil run refuses it.",
             class_="warn",
         )
-    return tag("div", warning, tiles(numbers), tag("p", _SNR, class_="note"))
+    return tag("div", warning, number_tiles(numbers), tag("p", _SNR, class_="note"))
 
 
-def _budget(settings: Settings, answer: Refined) -> Markup:
+def _budget_section(settings: Settings, answer: FullAnswer) -> Markup:
+    """Return the section on the rounds and the noise that fit the budget."""
     claim, limit = answer.claims[0], settings.epsilon
     if claim.epsilon <= limit:
-        said = f"All {settings.rounds:,} rounds fit: {claim.left_of(limit)} would be left."
+        text = f"All {settings.rounds:,} rounds fit: {claim.left_of(limit)} would be left."
     elif answer.permitted:
-        said = f"The budget ends the run after {answer.permitted:,} of {settings.rounds:,} rounds."
+        text = f"The budget ends the run after {answer.permitted:,} of {settings.rounds:,} rounds."
     else:
-        said = "Not even one round fits the budget: fedveil run refuses this."
-    words = tag("p", said, class_=None if claim.epsilon <= limit else "warn")
+        text = "Not even one round fits the budget: fedveil run refuses this."
+    words = tag("p", text, class_=None if claim.epsilon <= limit else "warn")
     noise = "No noise multiplier meets the budget over all rounds."
     if answer.needed is not None:
         noise = f"A noise multiplier of {answer.needed:.4g} meets it over all {settings.rounds:,}."
@@ -320,7 +355,8 @@ def _budget(settings: Settings, answer: Refined) -> Markup:
     return section("The budget", words, tag("p", noise, " ", rounds))
 
 
-def _splits(settings: Settings, answer: Refined) -> Markup:
+def _splits_section(settings: Settings, answer: FullAnswer) -> Markup:
+    """Return the section with epsilon over the number of rounds: a table and a chart."""
     terms = answer.claims[0].full_terms
     rows: list[dict[str, Content]] = [
         {
@@ -343,10 +379,9 @@ def _splits(settings: Settings, answer: Refined) -> Markup:
         log_x=len(points) > 1,
         from_zero=True,
     )
-    numbers = table(rows, f"{number_text(settings.client_rounds)} client-rounds", wide=True)
+    numbers = table(rows, f"{value_text(settings.client_rounds)} client-rounds", wide=True)
     return section(
         "What these client-rounds cost",
-        tag("p", _SPLITS),
+        chart_rows([figure(chart)], tag("p", _SPLITS)),
         numbers,
-        tag("div", figure(chart), class_="pair"),
     )

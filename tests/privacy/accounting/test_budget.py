@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.budget import NOT_DECIDED, Budget, BudgetLine, claims_of, early_ends
+from fedveil.privacy.accounting.budget import (
+    NOT_DECIDED,
+    Budget,
+    BudgetLine,
+    Spending,
+    claims_of,
+    early_ends,
+)
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
 from fedveil.privacy.accounting.composition import epsilon
@@ -20,10 +27,12 @@ from fedveil.privacy.accounting.events import (
     FixedSampled,
     FuGaussian,
     Gaussian,
+    GaussianWithBit,
     GaussianWithCurator,
     Laplace,
     PoissonSampled,
     TwoPoint,
+    WithMetrics,
 )
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.sampling import RoundRobin
@@ -195,34 +204,69 @@ def test_permitted_of_sampled_rounds_stays_within_the_budget(make_line):
     assert after(terms, permitted) <= 2.0 < after(terms, permitted + 1)
 
 
-# --- curve ---
+# --- what was spent after each round ---
 
 
-@pytest.mark.parametrize("planned", [1, 2, 31, 32, 33, 64, 65, 100])
+def spent_by(terms, rounds):
+    spending = Spending(terms, rounds)
+    return [spending.spent(n).epsilon for n in range(rounds + 1)]
+
+
+@pytest.mark.parametrize("planned", [1, 2, 32, 33, 100, 256])
 @pytest.mark.parametrize("share", [Fraction(1), Fraction(3, 7)])
-def test_curve_has_a_value_per_participation_and_never_falls(make_line, planned, share):
+def test_every_participation_has_its_own_epsilon(make_line, planned, share):
     terms = make_line(share=share)
-    curve = terms.epsilon_curve(planned)
-    assert len(curve) == planned + 1
-    assert curve[0] == 0
-    assert all(a <= b for a, b in pairwise(curve))
-    for count in range(planned + 1):
-        assert curve[count] >= terms.claims(count)[0].epsilon
-    assert curve[-1] == pytest.approx(terms.claims(planned)[0].epsilon, rel=1e-3)
+    spending = Spending(terms, int(planned / share))
+    found = [spending.epsilon_after(n) for n in range(planned + 1)]
+    assert found == [terms.claims(n)[0].epsilon for n in range(planned + 1)]
 
 
-def test_curve_of_sampled_rounds_is_never_below_the_fine_epsilon(make_line):
-    event = PoissonSampled(0.1, Gaussian(2.0))
-    terms = make_line(event=event, relation=Relation.ADD_REMOVE)
-    curve = terms.epsilon_curve(40)
-    assert all(a <= b for a, b in pairwise(curve))
-    for rounds in (1, 2, 7, 33, 39, 40):
-        assert curve[rounds] >= after(terms, rounds)
+@pytest.mark.parametrize(
+    ("event", "relation"),
+    [
+        (PoissonSampled(0.1, Gaussian(2.0)), Relation.ADD_REMOVE),
+        (PoissonSampled(0.5, Gaussian(1.5)), Relation.ZERO_OUT),
+        (PoissonSampled(0.001, Gaussian(0.8)), Relation.ADD_REMOVE),
+        (PoissonSampled(0.3, Gaussian(2.0)), Relation.REPLACE),
+        (WithMetrics(PoissonSampled(0.5, Gaussian(1.5)), Gaussian(6.0), 4), Relation.ADD_REMOVE),
+        (GaussianWithBit(Gaussian(8.0), TwoPoint(0.1)), Relation.REPLACE),
+    ],
+    ids=str,
+)
+def test_a_rounds_epsilon_is_its_own_and_never_below_the_claim(make_line, event, relation):
+    terms = make_line(event=event, relation=relation)
+    found = spent_by(terms, 40)
+    assert all(a < b for a, b in pairwise(found))
+    for rounds in (1, 2, 3, 7, 33, 39, 40):
+        exact = after(terms, rounds)
+        assert exact <= found[rounds] <= exact * (1 + 3e-4)
+    assert found[40] == after(terms, 40)
 
 
-def test_curve_is_exact_up_to_thirty_two_rounds(make_line):
-    terms = make_line()
-    assert terms.epsilon_curve(32) == tuple(terms.claims(n)[0].epsilon for n in range(33))
+def test_beyond_256_participations_an_epsilon_is_that_of_one_soon_after(make_line):
+    terms, rounds = make_line(), 10_000
+    spending = Spending(terms, rounds)
+    found = [spending.epsilon_after(n) for n in range(rounds + 1)]
+    exact = [after(terms, n) for n in range(rounds + 1)]
+    assert found[:257] == exact[:257]
+    assert found[-1] == exact[-1]
+    assert len(set(found)) < 1000
+    for count in range(257, rounds + 1):
+        assert exact[count] <= found[count] <= exact[min(rounds, count + count // 128)]
+
+
+def test_the_epsilon_of_a_round_costs_two_compositions_at_most(make_line, monkeypatch):
+    asked, known = [], BudgetLine.epsilon_of
+
+    def epsilon_of(line, participations, *rest):
+        asked.append(participations)
+        return known(line, participations, *rest)
+
+    monkeypatch.setattr(BudgetLine, "epsilon_of", epsilon_of)
+    spending = Spending(make_line(), 10_000)
+    for _ in range(3):
+        assert spending.spent(17).epsilon > 0
+    assert sorted(asked) == [17, 10_000]
 
 
 # --- on paper ---
@@ -488,7 +532,7 @@ def test_between_two_ends_the_later_one_counts(make_line):
 @pytest.mark.parametrize("most", [1, 2, 9, 10, 33, 40])
 def test_ends_found_at_once_are_those_found_one_by_one(make_line, most):
     line = make_line(budget=Budget(math.inf, 1e-5))
-    assert line.early_epsilons(most) == tuple(
+    assert Spending(line, most).early_curve == tuple(
         line.epsilon_if_ended(n, most) if n else 0.0 for n in range(most)
     )
 

@@ -64,6 +64,32 @@ def test_repeated_is_the_convolution_in_its_tail(count, delta):
         assert divergence(found, epsilon) >= true * (1 - 1e-13) or true > 10 * delta
 
 
+@pytest.mark.parametrize("size", [1, 40, 1024, 1025, 30_000])
+def test_a_sketch_has_the_mass_and_the_mean_and_larger_exponentials(size):
+    one = some(size)
+    places, masses = one.sketch
+    every = np.arange(size)
+    assert len(places) <= 1025
+    assert masses.sum() == pytest.approx(one.masses.sum(), rel=1e-12)
+    assert places @ masses == pytest.approx(every @ one.masses, rel=1e-12)
+    for order in np.array([-500, -20, -1, -0.01, 0.01, 1, 20, 500]) / size:
+        true = np.log(np.exp(order * every - max(0, order * size)) @ one.masses)
+        found = np.log(np.exp(order * places - max(0, order * size)) @ masses)
+        assert true - 1e-12 <= found <= true + 0.1
+
+
+@pytest.mark.parametrize("delta", [0.1, 1e-3, 1e-12])
+def test_a_window_that_is_shorter_than_one_release(delta):
+    """Sums are transformed on a circle of the window's size, around which a release is wound."""
+    masses = np.exp(-((np.arange(5000) - 2500) ** 2) / (2 * 20.0**2))
+    one = LossDistribution(0.01, -2480, masses / masses.sum(), 0.0)
+    found, wanted = compose([(one, 4)], delta), convolved(one.masses, 4)
+    assert len(found.masses) < 1500
+    exact = LossDistribution(0.01, 4 * one.lower, wanted, 0.0).epsilon(delta)
+    assert exact > 0.5
+    assert exact * (1 - 1e-12) <= found.epsilon(delta) <= exact * (1 + 1e-9)
+
+
 def test_infinite_losses_add_up():
     one = some(infinite=1e-4)
     found = compose([(one, 7)], 1e-2).infinite
@@ -111,7 +137,7 @@ def test_beside_is_the_convolution_in_its_tail(delta):
 def test_connected_has_the_divergences_it_is_made_from():
     losses = np.arange(-30, 41) * 0.1
     true = np.array([divergence(some(interval=0.037), e) for e in losses])
-    made = LossDistribution.connected(0.1, -30, true)
+    made = LossDistribution.from_deltas(0.1, -30, true)
     assert [divergence(made, e) for e in losses] == pytest.approx(true, abs=1e-12)
     assert made.masses.sum() + made.infinite == pytest.approx(1)
     between = losses[:-1] + 0.05

@@ -107,7 +107,7 @@ def test_power_is_at_least_the_false_alarms_and_at_most_one(epsilon, delta, alar
 
 @given(epsilons, deltas)
 def test_what_is_told_is_never_less_than_what_is_claimed(epsilon, delta):
-    meaning = Meaning(claim(epsilon, delta))
+    meaning = Meaning([claim(epsilon, delta)])
     share = re.search(r"be right ([\d.]+) in 100", meaning.sentence)
     told = 100.0 if share is None else float(share[1])
     assert told >= 100 * right_guesses(meaning.claim) - 1e-6
@@ -120,7 +120,7 @@ def test_what_is_told_is_never_less_than_what_is_claimed(epsilon, delta):
 
 
 def test_the_sentence_of_an_ordinary_claim():
-    assert Meaning(claim(1.0, 0.0)).sentence == (
+    assert Meaning([claim(1.0, 0.0)]).sentence == (
         "Whoever sees this model, and every model on the way to it, and knows everything about "
         "everyone else, can guess whether a given client contributed its data or nothing at all "
         "and be right 73.2 in 100 times at most; tossing a coin is right 50 in 100 times."
@@ -134,6 +134,8 @@ WORDS = {
         Trust.LOCAL: "everything that a client sends",
         Trust.SHUFFLED: "the shuffler hands on",
         Trust.CURATOR: "the server sees",
+        Trust.SITE: "everything that a site sends",
+        Trust.SECURE_SUM: "the sum of what all sites send",
     },
 }
 
@@ -142,9 +144,9 @@ WORDS = {
     ("unit", "relation", "trust"), list(itertools.product(Unit, Relation, Trust))
 )
 def test_words_follow_unit_neighbours_and_trust(unit, relation, trust):
-    meaning = Meaning(claim(1.0, unit=unit, neighbours=relation, trust=trust))
+    meaning = Meaning([claim(1.0, unit=unit, neighbours=relation, trust=trust)])
     others = {
-        Meaning(claim(1.0, unit=u, neighbours=r, trust=trust)).worlds
+        Meaning([claim(1.0, unit=u, neighbours=r, trust=trust)]).worlds
         for u, r in itertools.product(Unit, Relation)
     }
     assert len(others) == 9
@@ -157,10 +159,12 @@ def test_words_follow_unit_neighbours_and_trust(unit, relation, trust):
 
 
 def test_only_central_trust_needs_a_trusted_server():
-    told = {trust: Meaning(claim(trust=trust)).trusted for trust in Trust}
+    told = {trust: Meaning([claim(trust=trust)]).trusted for trust in Trust}
     assert "The server has to be trusted" in told[Trust.CENTRAL]
     for trust in (Trust.LOCAL, Trust.SHUFFLED, Trust.CURATOR):
         assert "server need not be" in told[trust]
+    assert "nobody else" in told[Trust.SITE]
+    assert "server need not be" in told[Trust.SECURE_SUM]
 
 
 @pytest.mark.parametrize(
@@ -176,24 +180,24 @@ def test_only_central_trust_needs_a_trusted_server():
     ],
 )
 def test_strength(epsilon, strength):
-    assert Meaning(claim(epsilon, 0.0)).strength is strength
+    assert Meaning([claim(epsilon, 0.0)]).strength is strength
 
 
 def test_a_large_epsilon_promises_next_to_nothing_and_says_so():
-    meaning = Meaning(claim(8.0))
+    meaning = Meaning([claim(8.0)])
     assert "next to nothing" in meaning.worth
     assert "99.97 in 100" in meaning.sentence
-    assert "may be right every time" in Meaning(claim(20.0)).sentence
-    assert "more than a million times" in Meaning(claim(20.0)).factor
+    assert "may be right every time" in Meaning([claim(20.0)]).sentence
+    assert "more than a million times" in Meaning([claim(20.0)]).factor
 
 
 def test_a_large_delta_promises_next_to_nothing_as_well():
-    assert Meaning(claim(0.1, 0.999)).strength is Strength.NOTHING
+    assert Meaning([claim(0.1, 0.999)]).strength is Strength.NOTHING
 
 
 @pytest.mark.parametrize("changed", [{"as_published": True}, {"vouched": False}])
 def test_what_is_no_guarantee_has_no_odds_and_no_strength(changed):
-    meaning = Meaning(claim(0.1, **changed))
+    meaning = Meaning([claim(0.1, **changed)])
     assert meaning.sentence.startswith("Nothing is ")
     assert "at most" not in meaning.sentence
     assert (meaning.strength, meaning.odds, meaning.factor) == (Strength.NONE, [], "")
@@ -202,16 +206,16 @@ def test_what_is_no_guarantee_has_no_odds_and_no_strength(changed):
 
 def test_the_strict_claim_counts_and_the_published_one_is_named():
     published, strict = claim(1.0, as_published=True), claim(2.0)
-    meaning = Meaning.from_claims([published, strict])
+    meaning = Meaning([published, strict])
     assert meaning.claim is strict is counting([published, strict])
     assert "not a guarantee" in meaning.warnings[0]
     assert counting([published]) is published
     # one weight's epsilon beside a client's is a reading, and no warning
-    assert Meaning.from_claims([strict, published]).warnings == []
+    assert Meaning([strict, published]).warnings == []
 
 
 def test_nothing_claimed():
-    meaning = Meaning.from_claims([])
+    meaning = Meaning([])
     assert meaning.sentence == NOTHING_CLAIMED
     assert (meaning.claim, counting([]), meaning.odds) == (None, None, [])
     assert (meaning.conditions, meaning.uncovered, meaning.warnings) == ([], [], [])
@@ -219,14 +223,14 @@ def test_nothing_claimed():
 
 def test_seeded_noise_is_a_simulation():
     seeded = claim(noise=NoiseSource.SEEDED, assumptions=(SEEDED,))
-    assert "simulation" in Meaning(seeded).warnings[0]
-    assert Meaning(claim()).warnings == []
-    assert Meaning(seeded).conditions == [Meaning(seeded).trusted, SEEDED]
+    assert "simulation" in Meaning([seeded]).warnings[0]
+    assert Meaning([claim()]).warnings == []
+    assert Meaning([seeded]).conditions == [Meaning([seeded]).trusted, SEEDED]
 
 
 def test_a_trusted_server_is_said_once_and_every_other_condition_with_it():
     central = claim(trust=Trust.CENTRAL, assumptions=(TRUSTED_SERVER, "N is public", SEEDED))
-    told = Meaning(central)
+    told = Meaning([central])
     assert told.conditions == [told.trusted, "N is public", SEEDED]
     assert told.trusted.startswith(
         "The server has to be trusted: it sees every client's true update"
@@ -234,7 +238,7 @@ def test_a_trusted_server_is_said_once_and_every_other_condition_with_it():
 
 
 def test_whom_it_holds_for_is_said():
-    assert "for the median client" in Meaning(claim(holds_for="the median client")).sentence
+    assert "for the median client" in Meaning([claim(holds_for="the median client")]).sentence
 
 
 # --- several units of one person ---
@@ -247,16 +251,16 @@ def composed(noise=0.60023, **changed):
 
 
 def test_the_table_of_several_units_has_their_own_epsilons():
-    rows = Meaning.from_claims([composed()]).several()
+    rows = Meaning([composed()]).several()
     assert [row["clients of one person"] for row in rows] == ["1", "2", "4", "8"]
     assert [row["epsilon"] for row in rows] == ["8", "19.13", "49.86", "144.8 (no protection)"]
     assert [row["right guesses at most"] for row in rows][:2] == ["99.97 in 100", "100 in 100"]
-    assert Meaning.from_claims([composed()]).several_unknown == ""
+    assert Meaning([composed()]).several_unknown == ""
 
 
 def test_a_table_of_what_is_not_vouched_for_bounds_no_guesses():
     slipping = claim(8.0, composed=Composed(Gaussian(0.60023), 1, 1e-11, 19.0))
-    rows = Meaning.from_claims([slipping]).several()
+    rows = Meaning([slipping]).several()
     assert [row["right guesses at most"] for row in rows] == ["99.97 in 100", *["no bound"] * 3]
     assert rows[1]["epsilon"].startswith("not vouched for")
 
@@ -266,24 +270,21 @@ def test_a_table_of_what_is_not_vouched_for_bounds_no_guesses():
     [[], [composed(as_published=True)], [composed(vouched=False)], [composed(unit=Unit.WEIGHT)]],
 )
 def test_no_table_of_several_units_where_nothing_is_promised_to_anybody(of):
-    assert Meaning.from_claims(of).several() == []
-    assert Meaning.from_claims(of).several_unknown == ""
+    assert Meaning(of).several() == []
+    assert Meaning(of).several_unknown == ""
 
 
 def test_a_claim_that_cannot_be_asked_about_several_units_says_so():
-    assert Meaning.from_claims([claim()]).several() == []
-    assert (
-        "several clients is larger, and cannot be computed"
-        in Meaning.from_claims([claim()]).several_unknown
-    )
-    pure = Meaning.from_claims([claim(2.0, 0.0)])
+    assert Meaning([claim()]).several() == []
+    assert "several clients is larger, and cannot be computed" in Meaning([claim()]).several_unknown
+    pure = Meaning([claim(2.0, 0.0)])
     assert [row["epsilon"] for row in pure.several()] == ["2", "4", "8", "16"]
 
 
 @pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.RECORD])
 @pytest.mark.parametrize("relation", Relation)
 def test_the_sentence_about_several_units_says_how_many(unit, relation):
-    several = Meaning.from_claims([composed(unit=unit, neighbours=relation).for_units(3)])
+    several = Meaning([composed(unit=unit, neighbours=relation).for_units(3)])
     assert f"3 {unit}s of one person" in several.sentence
     assert several.several() == []
     assert several.several_unknown == ""
@@ -291,6 +292,6 @@ def test_the_sentence_about_several_units_says_how_many(unit, relation):
 
 @pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.RECORD])
 def test_nobody_is_said_to_have_an_epsilon_that_multiplies(unit):
-    text = Meaning.from_claims([claim(unit=unit)]).unit
+    text = Meaning([claim(unit=unit)]).unit
     assert "larger epsilon" in text
     assert "as many times" not in text

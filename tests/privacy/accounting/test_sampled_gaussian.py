@@ -9,11 +9,15 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import integrate, stats
 
 from fedveil.privacy.accounting.closed_forms import gaussian_epsilon
-from fedveil.privacy.accounting.loss_distribution import added_or_removed, compose, replaced
+from fedveil.privacy.accounting.loss_distribution import (
+    add_remove_losses,
+    compose,
+    replacement_losses,
+)
 
 ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpa.NeighboringRelation.REPLACE_ONE
-DIRECTIONS = {ADD_REMOVE: added_or_removed, REPLACE: replaced}
+DIRECTIONS = {ADD_REMOVE: add_remove_losses, REPLACE: replacement_losses}
 
 
 @pytest.mark.parametrize("relation", [ADD_REMOVE, REPLACE])
@@ -75,5 +79,5 @@ def test_it_is_the_integral_and_not_below_it(relation, rate, epsilon):
 def test_small_deltas_are_not_lost_in_rounding(noise, count, delta):
     """At rate 1 the exact epsilon is known; a plain transform is below it by up to 1.6 %."""
     exact = gaussian_epsilon(math.sqrt(count) / noise, delta)
-    (one,) = added_or_removed(1.0, noise, 1e-3)
+    (one,) = add_remove_losses(1.0, noise, 1e-3)
     assert exact <= compose([(one, count)], delta).epsilon(delta) <= exact * 1.05

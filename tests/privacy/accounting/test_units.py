@@ -42,7 +42,7 @@ from fedveil.privacy.accounting.loss_distribution import (
     _binomial,
     _distribution,
     _grid,
-    added_or_removed,
+    add_remove_losses,
     compose,
 )
 
@@ -131,7 +131,7 @@ def test_the_mixture_is_the_library_s(rate, noise, count, units, delta):
         noise, list(map(float, shifts)), list(weights), value_discretization_interval=interval
     )
     wanted = theirs.self_compose(count).get_epsilon_for_delta(delta)
-    both = added_or_removed(rate, noise, interval, units)
+    both = add_remove_losses(rate, noise, interval, units)
     ours = max(compose([(each, count)], delta).epsilon(delta) for each in both)
     assert ours == pytest.approx(wanted, rel=1e-5, abs=1e-7)
     assert 0.5 * wanted <= sampled(rate, noise, count, delta).for_units(units).epsilon <= wanted
@@ -150,7 +150,7 @@ def test_one_release_is_the_integral_and_not_below_it(rate, units, eps):
     true = [
         np.maximum(0, p - np.exp(eps) * q).sum() * step for p, q in ((there, none), (none, there))
     ]
-    both = added_or_removed(rate, noise, 1e-3, units)
+    both = add_remove_losses(rate, noise, 1e-3, units)
     for each, delta in zip(both, true, strict=False):
         if delta > 1e-12:
             assert eps - 1e-6 <= each.epsilon(delta) <= eps + 1e-3
@@ -159,7 +159,7 @@ def test_one_release_is_the_integral_and_not_below_it(rate, units, eps):
 
 
 def test_many_units_of_small_weight_are_left_out_upwards():
-    few = added_or_removed(1e-3, 1.0, 1e-2, 200)
+    few = add_remove_losses(1e-3, 1.0, 1e-2, 200)
     assert all(each.infinite < 1e-20 for each in few)
     more = sampled(1e-3, 1.0, 100).for_units(200).epsilon
     assert sampled(1e-3, 1.0, 100).for_units(150).epsilon < more
@@ -360,7 +360,7 @@ def test_several_units_are_not_taken_several_times():
 
 
 def test_what_was_composed_has_to_be_readable():
-    raw = first(Gaussian(3.0), 1).composed.to_dict()
+    raw = first(Gaussian(3.0), 1).to_dict()["composed"]
     with pytest.raises(BadInput, match="cannot be read"):
         Composed.from_dict({**raw, "count": "many"})
     for wrong in ({"count": -1}, {"slip": 1.0}, {"slip": -1e-9}, {"vouched": "nan"}):

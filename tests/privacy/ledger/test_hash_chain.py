@@ -7,7 +7,7 @@ import pytest
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.hash_chain import Entry, Head
 
-FIRST = hash_chain.first_hash({"format": "5"})
+FIRST = hash_chain.json_digest({"format": "5"})
 
 
 def entries(count=5):
@@ -25,8 +25,8 @@ def linked(found, first=FIRST):
 
 
 def test_a_chain_that_was_left_alone_is_whole():
-    assert hash_chain.broken_at(FIRST, linked(entries())) is None
-    assert hash_chain.broken_at(FIRST, []) is None
+    assert hash_chain.first_broken_entry(FIRST, linked(entries())) is None
+    assert hash_chain.first_broken_entry(FIRST, []) is None
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Entry)])
@@ -38,33 +38,33 @@ def test_a_change_of_any_field_breaks_the_chain_there(field):
         replace(entry, **{field: value + 1 if isinstance(value, int) else f"{value} "}),
         found,
     )
-    assert hash_chain.broken_at(FIRST, links) == 3
+    assert hash_chain.first_broken_entry(FIRST, links) == 3
 
 
 def test_removing_inserting_moving_and_repeating_break_it():
     links = linked(entries())
-    assert hash_chain.broken_at(FIRST, links[:1] + links[2:]) == 2
-    assert hash_chain.broken_at(FIRST, [*links[:2], links[1], *links[2:]]) == 3
-    assert hash_chain.broken_at(FIRST, [links[1], links[0], *links[2:]]) == 1
-    assert hash_chain.broken_at(FIRST, links[1:]) == 1
+    assert hash_chain.first_broken_entry(FIRST, links[:1] + links[2:]) == 2
+    assert hash_chain.first_broken_entry(FIRST, [*links[:2], links[1], *links[2:]]) == 3
+    assert hash_chain.first_broken_entry(FIRST, [links[1], links[0], *links[2:]]) == 1
+    assert hash_chain.first_broken_entry(FIRST, links[1:]) == 1
 
 
 def test_a_cut_tail_leaves_a_whole_chain():
     """This is why the head is kept elsewhere as well."""
-    assert hash_chain.broken_at(FIRST, linked(entries())[:3]) is None
+    assert hash_chain.first_broken_entry(FIRST, linked(entries())[:3]) is None
 
 
 def test_another_beginning_breaks_it():
-    other = hash_chain.first_hash({"format": "5", "common epsilon": "9"})
-    assert hash_chain.broken_at(other, linked(entries())) == 1
+    other = hash_chain.json_digest({"format": "5", "common epsilon": "9"})
+    assert hash_chain.first_broken_entry(other, linked(entries())) == 1
 
 
 def test_fields_do_not_run_into_each_other():
     a = Entry("ab", 1, 0, "c", "", "", "", "")
     b = Entry("a", 1, 0, "bc", "", "", "", "")
     assert hash_chain.next_hash("", a) != hash_chain.next_hash("", b)
-    assert hash_chain.digest_of(["ab", "c"]) != hash_chain.digest_of(["a", "bc"])
-    assert hash_chain.digest_of(["a", "b"]) != hash_chain.digest_of(["b", "a"])
+    assert hash_chain.json_digest(["ab", "c"]) != hash_chain.json_digest(["a", "bc"])
+    assert hash_chain.json_digest(["a", "b"]) != hash_chain.json_digest(["b", "a"])
     assert hash_chain.next_hash("", replace(a, round=1)) != hash_chain.next_hash(
         "", replace(a, round="1")
     )
@@ -81,7 +81,7 @@ def test_a_seal_confirms_no_guess_without_the_salt():
 
 
 def test_the_first_hash_does_not_depend_on_the_order_of_rows():
-    assert hash_chain.first_hash({"a": "1", "b": "2"}) == hash_chain.first_hash(
+    assert hash_chain.json_digest({"a": "1", "b": "2"}) == hash_chain.json_digest(
         {"b": "2", "a": "1"}
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger import file as ledger_file
-from fedveil.privacy.ledger.file import one_look, query, read_charges, read_runs
+from fedveil.privacy.ledger.file import ledger_snapshot, query, read_charges, read_runs
 from fedveil.privacy.ledger.hash_chain import verify
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 
@@ -68,7 +68,7 @@ def test_a_link_to_a_ledger_has_the_ledgers_log(ledger, path, tmp_path):
 
 def test_a_look_is_at_one_moment(ledger, path):
     ledger.charge(1)
-    with one_look(path):
+    with ledger_snapshot(path):
         assert query(path, COUNT) == [(1,)]
         ledger.charge(2)
         assert query(path, COUNT) == [(1,)]
@@ -125,7 +125,7 @@ def test_what_was_written_while_it_was_read_is_told_as_that(ledger, path):
     ledger.close()
 
     def torn():
-        with one_look(path):
+        with ledger_snapshot(path):
             os.utime(path, ns=(0, 0))
             raise BadInput("it does not fit")
 

@@ -75,7 +75,7 @@ def test_runs_one_after_the_other_stop_at_the_common_budget(opened, path):
     with pytest.raises(BudgetExhausted, match="the common budget of epsilon 3 that all runs"):
         opened("three").charge(1)
     assert len(read_charges(path)) == most
-    assert first.common_spent() == second.common_spent() <= LIMIT
+    assert first.shared.spent() == second.shared.spent() <= LIMIT
 
 
 def test_runs_in_turns_stop_at_the_common_budget(opened, path):
@@ -131,9 +131,9 @@ def test_a_replay_with_seeded_noise_is_free_even_when_nothing_is_left(opened, pa
 
 def test_a_repeated_round_with_secure_noise_is_charged(opened, path):
     ledger = opened("one", noise=NoiseSource.SECURE)
-    before = ledger.charge(1), ledger.common_spent()
+    before = ledger.charge(1), ledger.shared.spent()
     assert ledger.charge(1) == 1
-    assert ledger.common_spent() > before[1]
+    assert ledger.shared.spent() > before[1]
     assert len(read_charges(path)) == 2
 
 
@@ -191,7 +191,7 @@ def test_what_all_have_spent_is_what_the_one_who_spent_most_has(opened, path):
     filter = RenyiFilter(LIMIT, DELTA)
     for round, ids in enumerate(([0, 1], [0], [0, 2]), 1):
         ledger.charge(round, np.array(ids))
-        assert ledger.common_spent() == filter.epsilon_of(round * CURVE)
+        assert ledger.shared.spent() == filter.epsilon_of(round * CURVE)
     assert spent_in(path, common_of(path)) == filter.epsilon_of(3 * CURVE)
 
 
@@ -199,9 +199,9 @@ def test_an_empty_cohort_costs_nobody_anything(opened):
     local = {"trust": Trust.LOCAL, "relation": Relation.REPLACE}
     ledger = opened("one", clients=3, **local)
     done = charge_all(ledger, ids=np.arange(3))
-    spent = ledger.common_spent()
+    spent = ledger.shared.spent()
     assert ledger.charge(done + 1, np.array([], dtype=np.int64)) == 0
-    assert ledger.common_spent() == spent
+    assert ledger.shared.spent() == spent
 
 
 def test_another_number_of_counted_clients_is_refused(opened, path):

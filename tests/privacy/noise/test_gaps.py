@@ -17,7 +17,7 @@ from scipy import stats
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.noise import secure_random
-from fedveil.privacy.noise.secure_random import SecureRandom, geometric_int, joining, power
+from fedveil.privacy.noise.secure_random import SecureRandom, geometric_int, poisson_subset, power
 
 ALARM = 1e-6
 WORDS = 2**64
@@ -128,7 +128,7 @@ def test_logarithm_of_the_rate_is_as_good_as_the_note_assumes(rate):
 def test_integers_are_asked_as_rarely_as_the_note_says(monkeypatch):
     """Once in 65,536 words, and hardly ever because of an edge."""
     asked = []
-    monkeypatch.setattr(secure_random, "_settled", lambda *given: asked.append(given[-1]) or 0)
+    monkeypatch.setattr(secure_random, "_draw_exactly", lambda *given: asked.append(given[-1]) or 0)
     geometric_int(Seeded(2), 0.01, 10**9, 1_000_000)
     assert all(word < 2**48 for word in asked)
     assert stats.binomtest(len(asked), 1_000_000, 2.0**-16).pvalue > ALARM
@@ -189,7 +189,7 @@ def subsets(population):
 def test_every_subset_has_its_own_probability(rate, source):
     """All memberships together: each alone, each pair, and the size follow from it."""
     draws, population = 12_000, 4
-    counts = Counter(tuple(joining(source, rate, population).tolist()) for _ in range(draws))
+    counts = Counter(tuple(poisson_subset(source, rate, population).tolist()) for _ in range(draws))
     every = subsets(population)
     assert set(counts) <= set(every)
     expected = [rate ** len(s) * (1 - rate) ** (population - len(s)) for s in every]
@@ -201,7 +201,7 @@ def test_every_subset_has_its_own_probability(rate, source):
 def test_sizes_are_binomial(population, rate):
     draws = 5000
     source = Seeded(6)
-    sizes = [len(joining(source, rate, population)) for _ in range(draws)]
+    sizes = [len(poisson_subset(source, rate, population)) for _ in range(draws)]
     law = stats.binom(population, rate)
     low, high = int(law.ppf(0.005)), int(law.ppf(0.995))
     cells = np.arange(low, high + 1)
@@ -216,7 +216,7 @@ def test_everybody_joins_equally_often_among_many():
     source = SecureRandom()
     counts = np.zeros(population)
     for _ in range(draws):
-        counts[joining(source, rate, population)] += 1
+        counts[poisson_subset(source, rate, population)] += 1
     spread = ((counts - draws * rate) ** 2 / (draws * rate * (1 - rate))).sum()
     assert ALARM / 2 < stats.chi2.sf(spread, population) < 1 - ALARM / 2
     for half in (counts[: population // 2], counts[population // 2 :]):
@@ -225,7 +225,7 @@ def test_everybody_joins_equally_often_among_many():
 
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.5])
 def test_cohorts_of_a_million_have_their_size(rate):
-    ids = joining(SecureRandom(), rate, 1_000_000)
+    ids = poisson_subset(SecureRandom(), rate, 1_000_000)
     assert stats.binomtest(len(ids), 1_000_000, rate).pvalue > ALARM
     assert (np.diff(ids) > 0).all()
     assert ids.dtype == np.int64
@@ -234,31 +234,31 @@ def test_cohorts_of_a_million_have_their_size(rate):
 def test_more_gaps_are_drawn_until_the_population_is_passed():
     """The largest words are gaps of 0: a hundred of them are the whole population."""
     source = Played(*[WORDS - 2**30] * 100)
-    assert joining(source, 0.01, 100).tolist() == list(range(100))
+    assert poisson_subset(source, 0.01, 100).tolist() == list(range(100))
     assert source.left == []
 
 
 def test_a_gap_that_reaches_the_end_is_the_last():
     """At a half, words from 2^61 on up to 2^62 are gaps of 2."""
     two, none, more = 2**61 + 2**60, 2**63 + 2**62, [2**63 + 2**62] * 16
-    assert joining(Played(two, two, *more), 0.5, 5).tolist() == [2]
-    assert joining(Played(two, two, two, *more), 0.5, 6).tolist() == [2, 5]
-    assert joining(Played(two, none, two, *more), 0.5, 6).tolist() == [2, 3]
+    assert poisson_subset(Played(two, two, *more), 0.5, 5).tolist() == [2]
+    assert poisson_subset(Played(two, two, two, *more), 0.5, 6).tolist() == [2, 5]
+    assert poisson_subset(Played(two, none, two, *more), 0.5, 6).tolist() == [2, 3]
 
 
 def test_rates_and_populations_at_the_ends():
-    assert joining(SecureRandom(), 0.0, 10).tolist() == []
-    assert joining(SecureRandom(), 1.0, 3).tolist() == [0, 1, 2]
-    assert joining(SecureRandom(), 0.5, 0).tolist() == []
-    assert joining(SecureRandom(), 5e-324, 10**6).tolist() == []
-    assert joining(Seeded(7), 2.0**-60, 10**6).tolist() == []
-    assert len(joining(Seeded(8), 1 - 2.0**-53, 1000)) == 1000
+    assert poisson_subset(SecureRandom(), 0.0, 10).tolist() == []
+    assert poisson_subset(SecureRandom(), 1.0, 3).tolist() == [0, 1, 2]
+    assert poisson_subset(SecureRandom(), 0.5, 0).tolist() == []
+    assert poisson_subset(SecureRandom(), 5e-324, 10**6).tolist() == []
+    assert poisson_subset(Seeded(7), 2.0**-60, 10**6).tolist() == []
+    assert len(poisson_subset(Seeded(8), 1 - 2.0**-53, 1000)) == 1000
 
 
 @pytest.mark.parametrize("rate", [-1e-9, 1.0000001, math.nan, math.inf])
 def test_rate_that_is_no_probability_is_refused(rate):
     with pytest.raises(BadInput, match="probability"):
-        joining(SecureRandom(), rate, 3)
+        poisson_subset(SecureRandom(), rate, 3)
 
 
 @pytest.mark.parametrize("rate", [1e-9, 1e-3, 0.3])
@@ -274,5 +274,5 @@ def test_no_more_gaps_are_drawn_than_there_are_clients(rate):
 
     for population in (1, 5, 50):
         source = Counting(9)
-        joining(source, rate, population)
+        poisson_subset(source, rate, population)
         assert source.drawn <= population

@@ -180,7 +180,9 @@ def test_floats_are_as_accurate_as_assumed(sampler):
 def test_floats_and_exact_arithmetic_agree(sampler, scale):
     words = Seeded(5).words(300)
     words[0], words[1] = 2**64 - 1, 2**64 - 2
-    again = [grid_noise._settled(Seeded(6), scale, int(w) >> 1, *INNER[sampler]) for w in words]
+    again = [
+        grid_noise._draw_exactly(Seeded(6), scale, int(w) >> 1, *INNER[sampler]) for w in words
+    ]
     sizes = INNER[sampler][0](((words >> np.uint64(1)).astype(float) + 0.5) * 2.0**-63) * scale
     clear = np.abs(sizes - np.rint(sizes)) < 0.5 - 2.0**-44 * max(scale, 1.0)
     assert clear.mean() > 0.99
@@ -236,8 +238,8 @@ def test_draws_of_small_probability_ask_for_more_words(sampler):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_few_draws_need_exact_arithmetic(sampler, monkeypatch):
     asked = []
-    real = grid_noise._settled
-    monkeypatch.setattr(grid_noise, "_settled", lambda *a: asked.append(1) or real(*a))
+    real = grid_noise._draw_exactly
+    monkeypatch.setattr(grid_noise, "_draw_exactly", lambda *a: asked.append(1) or real(*a))
     sampler(Seeded(7), 2.0**30, DRAWS)
     expected = DRAWS * (2.0**-16 + 2 * 2.0**-14)
     assert 0.5 * expected < len(asked) < 1.5 * expected

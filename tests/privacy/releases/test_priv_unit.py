@@ -196,5 +196,5 @@ def test_float32_rows_and_rows_longer_than_a_block_are_reported_the_same():
     noise = normal_(torch.empty(2, size), streams_of(2)[0]) / one.m
     assert torch.allclose(rows[:, :-1], noise[:, :-1], atol=1e-6)
     draws = uniform_(torch.empty(2, 3, dtype=torch.float64), streams_of(2)[1])
-    t = one._along(draws[:, 1], draws[:, 2])
+    t = one._draw_t(draws[:, 1], draws[:, 2])
     assert torch.allclose(rows[:, -1].double(), t / one.m, atol=1e-5)

@@ -5,8 +5,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from fedveil.runs.recipe import FORMS, Recipe
-from fedveil.runs.sections.section import Section, forms_of, is_key, unknown
+from fedveil.base.errors import BadArgument, BadInput
+from fedveil.runs.build import RECIPE_KEYS
+from fedveil.runs.recipe import Recipe, load_recipe
+from fedveil.runs.sections.section import Section, forms_of, in_keys, is_key, unknown_key_text
 
 
 class Warm(Section):
@@ -38,12 +40,12 @@ def test_forms_are_found_by_kind():
 
 
 def test_a_recipe_has_forms_for_every_section():
-    assert list(FORMS) == list(Recipe.model_fields)
-    assert [name for name, forms in FORMS.items() if not forms] == [
+    assert list(forms_of(Recipe)) == list(Recipe.model_fields)
+    assert [name for name, forms in forms_of(Recipe).items() if not forms] == [
         *("name", "seed", "rounds", "iterations"),
     ]
-    assert list(FORMS["clip"]) == ["fixed", "poly", "quantile", "median", "range"]
-    assert list(FORMS["data"]) == [""]
+    assert list(forms_of(Recipe)["clip"]) == ["fixed", "poly", "quantile", "median", "range"]
+    assert list(forms_of(Recipe)["data"]) == [""]
 
 
 @pytest.mark.parametrize(
@@ -98,4 +100,40 @@ def test_keys_are_known_in_whatever_kind(path, known):
     ],
 )
 def test_what_is_said_of_an_unknown_key(path, kind, said):
-    assert unknown(SMALL, path, kind) == said
+    assert unknown_key_text(SMALL, path, kind) == said
+
+
+QUANTILE = ("clip.kind=quantile", "clip.value=1.0")
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument", "name"),
+    [
+        ((), "noise", "noise"),
+        (QUANTILE, "noise", "clip.bit_noise"),
+        ((), "size", "size"),
+        (("sample.kind=fixed", "sample.size=5"), "size", "sample.size"),
+        ((), "minimum", "minimum"),
+        ((), "multiplier", "noise.multiplier"),
+        ((), "epsilon", "epsilon"),
+        ((), "delta", "budget.delta"),
+    ],
+)
+def test_arguments_are_called_by_keys_that_the_recipe_has(settings, argument, name):
+    recipe = load_recipe("central", settings)
+    with (
+        pytest.raises(BadInput, match=f"^{name} is wrong$"),
+        in_keys(recipe=recipe, **RECIPE_KEYS),
+    ):
+        raise BadArgument(f"{{{argument}}} is wrong", argument)
+
+
+def test_a_section_calls_arguments_by_its_own_keys():
+    with pytest.raises(BadInput, match=r"^clip.low and other and attack.size$"), in_keys("clip"):
+        raise BadArgument("{low} and other and {attack.size}", "low", "attack.size")
+
+
+def test_an_inner_section_names_the_keys():
+    outer = in_keys(recipe=load_recipe("central"), **RECIPE_KEYS)
+    with pytest.raises(BadInput, match=r"^attack.delta is wrong$"), outer, in_keys("attack"):
+        raise BadArgument("{delta} is wrong", "delta")

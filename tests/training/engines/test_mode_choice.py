@@ -12,7 +12,7 @@ from fedveil.models.metrics import cross_entropy
 from fedveil.models.task import Task
 from fedveil.training.cohort import Batches
 from fedveil.training.engines import mode_choice as module
-from fedveil.training.engines.mode_choice import MEMORY, mode_of, raced, timings
+from fedveil.training.engines.mode_choice import MEMORY, mode_of, race, timings
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.work import ClientSgd
 
@@ -36,7 +36,7 @@ class Costs:
 
 def test_what_is_quick_is_tried_at_the_largest_size():
     trials = {VECTORISED: Costs(1e-3, 0, 1e-6), LOOPED: Costs(0, 1e-4, 1e-6)}
-    found = raced(trials, SIZES)
+    found = race(trials, SIZES)
     assert [t.sizes for t in trials.values()] == [SIZES, SIZES]
     assert found[VECTORISED] == pytest.approx((1e-3 + 2048e-6) / 2048)
     assert found[VECTORISED] < found[LOOPED]
@@ -45,21 +45,21 @@ def test_what_is_quick_is_tried_at_the_largest_size():
 def test_overhead_of_small_trials_does_not_decide():
     """At the smallest size the vectorised mode takes ten times longer."""
     trials = {VECTORISED: Costs(20e-3, 0, 1e-6), LOOPED: Costs(0, 1e-3, 1e-6)}
-    found = raced(trials, SIZES)
+    found = race(trials, SIZES)
     assert trials[VECTORISED].sizes == SIZES
     assert found[VECTORISED] < found[LOOPED]
 
 
 def test_the_loop_has_lost_where_more_records_could_not_save_it():
     trials = {VECTORISED: Costs(1e-4, 0, 1e-7), LOOPED: Costs(0, 4e-4, 1e-7)}
-    assert raced(trials, SIZES)[VECTORISED] < 1e-6
+    assert race(trials, SIZES)[VECTORISED] < 1e-6
     assert trials[VECTORISED].sizes == [*SIZES[:3]]  # alone in the race
     assert trials[LOOPED].sizes == [*SIZES[:3]]
 
 
 def test_the_loop_may_catch_up_with_more_records():
     trials = {VECTORISED: Costs(0, 0, 9e-6), LOOPED: Costs(0, 1e-3, 2e-6)}
-    found = raced(trials, SIZES)
+    found = race(trials, SIZES)
     assert trials[LOOPED].sizes == SIZES
     assert found[VECTORISED] < found[LOOPED]
 
@@ -67,7 +67,7 @@ def test_the_loop_may_catch_up_with_more_records():
 @pytest.mark.parametrize("record", [1e-3, 1e-2, 0.1, 1.0])
 def test_slow_models_are_tried_at_a_smaller_size(record):
     trials = {VECTORISED: Costs(0, 0, record), LOOPED: Costs(0, 0, 1.5 * record)}
-    found = raced(trials, SIZES)
+    found = race(trials, SIZES)
     assert min(found, key=found.__getitem__) is VECTORISED
     assert all(t.spent <= 2 * max(1.0, 2 * t.record) for t in trials.values())
     assert trials[VECTORISED].sizes == trials[LOOPED].sizes
@@ -77,7 +77,7 @@ def test_slow_models_are_tried_at_a_smaller_size(record):
 def test_a_mode_that_has_lost_is_not_tried_again(slow):
     quick = LOOPED if slow is VECTORISED else VECTORISED
     trials = {slow: Costs(0, 0, 0.04), quick: Costs(0, 0, 0.002)}
-    found = raced({mode: trials[mode] for mode in Mode}, SIZES)
+    found = race({mode: trials[mode] for mode in Mode}, SIZES)
     assert [t.sizes for t in trials.values()] == [[(2, 1)], [(2, 1)]]
     assert set(found) == set(Mode)
     assert found[quick] < found[slow]
@@ -89,13 +89,13 @@ def refused(clients, records):
 
 def test_what_vmap_refuses_is_out_of_the_question():
     looped = Costs(0, 0, 1e-6)
-    assert set(raced({VECTORISED: refused, LOOPED: looped}, SIZES)) == {LOOPED}
+    assert set(race({VECTORISED: refused, LOOPED: looped}, SIZES)) == {LOOPED}
     assert looped.sizes == [(2, 1)]
 
 
 def test_an_error_of_the_module_itself_is_not_swallowed():
     with pytest.raises(RuntimeError, match="no rule"):
-        raced({VECTORISED: Costs(0, 0, 1e-6), LOOPED: refused}, SIZES)
+        race({VECTORISED: Costs(0, 0, 1e-6), LOOPED: refused}, SIZES)
 
 
 class Sees(nn.Module):

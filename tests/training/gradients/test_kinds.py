@@ -60,9 +60,9 @@ class Made:
             return (
                 "looped" if self.clips._example_gradients.func.__name__ == "_one_by_one" else "vmap"
             )
-        if not self.clips._shapes:
+        if not self.clips._output_shapes:
             return "copies"
-        return "mixed" if self.clips._free else "formula"
+        return "mixed" if self.clips._without_formula else "formula"
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -144,7 +144,7 @@ def test_an_example_that_is_left_out_disturbs_nobody(use, value):
                 values[1] = value
     spoilt = use.gradient
     assert not bool(torch.isfinite(spoilt.squares[1]))
-    gradient = spoilt.zeroed(bad)
+    gradient = spoilt.without(bad)
     kept = gradient.squares[~bad]
     assert gradient.squares[1] == 0
     assert kept.tolist() == pytest.approx(use.norms[~bad].tolist(), rel=1e-4)

@@ -21,7 +21,7 @@ from tests.training.gradients.modules import LAYERED, MIXED, WRITTEN_OUT, ZOO, F
 @pytest.mark.parametrize("case", [*ZOO, *LAYERED], indirect=True)
 def test_known_layers_use_their_formulas_and_are_right(case):
     assert case.clips._by_layers
-    assert not case.clips._free
+    assert not case.clips._without_formula
     clip = Clip(case.middle())
     assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
@@ -29,8 +29,8 @@ def test_known_layers_use_their_formulas_and_are_right(case):
 @pytest.mark.parametrize("case", MIXED, indirect=True)
 def test_only_parameters_of_no_layer_have_their_gradients_written_out(case):
     assert case.clips._by_layers
-    assert case.clips._free
-    assert case.clips._shapes
+    assert case.clips._without_formula
+    assert case.clips._output_shapes
     clip = Clip(case.middle())
     assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
@@ -106,14 +106,14 @@ def test_the_parameters_given_count_and_not_the_tasks_own(case):
 def test_a_parameter_that_does_not_show_at_the_start_is_not_forgotten():
     case = make(Free, (6,))
     case.task.parameters.zero_()
-    assert case.clips._free == ["scale"]
+    assert case.clips._without_formula == ["scale"]
     clip = Clip(case.middle())
     assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
 @pytest.mark.parametrize("case", ["viewed", "frames", "small-cnn"], indirect=True)
 def test_the_layout_is_one_that_the_module_takes(case):
-    looped = Looped(case.task, case.x[:3], case.y[:3])
+    looped = Looped(case.task, case.x[:3], case.y[:3], mixes=False, private=False)
     x, y = case.x.numpy(), case.y.numpy()
     classes = 0 if y.dtype.kind == "f" else int(y.max()) + 1
     data = FederatedData(x, y, np.array([0, RECORDS]), x[:1], y[:1], classes)

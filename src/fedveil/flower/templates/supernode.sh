@@ -2,6 +2,7 @@
 # Start this site's SuperNode. What it runs is fedveil as it is installed here: bin comes first in the
 # PATH, and never runs code that the server sends. Messages are handed to this script's own SuperExec alone,
 # by a secret that is new at every start: SuperNode's port is open to whoever can log in to this machine.
+[ "$$(uname)" = Linux ] || { echo "error: a site forks a process for each message, so it runs on Linux only" >&2; exit 2; }
 cd "$$(dirname "$$0")" || exit 1
 port=${port} # of this machine alone
 export FLWR_HOME="$$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1

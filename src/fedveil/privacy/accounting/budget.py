@@ -28,10 +28,14 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.privacy.accounting.composition import FINE, accountants_of, epsilon, rounds_within
+from fedveil.privacy.accounting.composition import (
+    FINE,
+    accountants_of,
+    epsilon,
+    quick_interval,
+    rounds_within,
+)
 from fedveil.privacy.accounting.events import Event, GaussianWithCurator
-
-_MILESTONES = 32
 
 EARLY = 1 / 100
 """The share of delta that pays for all numbers of rounds at which a run may be ended."""
@@ -48,6 +52,7 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
+        """Raise BadArgument unless epsilon is positive (or infinite) and 1e-100 <= delta < 1."""
         BUDGET.check("epsilon", self.epsilon)
         DELTA.check("delta", self.delta)
 
@@ -107,6 +112,7 @@ class BudgetLine:
     rounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        """Raise BadInput for a share, count, slip or list of rounds outside its limits."""
         if not 0 < self.share <= 1:
             raise BadInput(f"share is {self.share}: a number in (0, 1] is needed")
         for name in ("every", "per", "cap", "members"):
@@ -119,14 +125,18 @@ class BudgetLine:
             raise BadInput(f"rounds are {self.rounds}: numbers from 1 on, each above the last")
 
     def due(self, round: int) -> bool:
-        """Whether `round`, counting from 1, has a release."""
+        """Whether `round`, counting from 1, has a release: one of `rounds`, if they are listed.
+
+        Otherwise rounds 1, 1 + every, 1 + 2 every, ... have one.
+        """
         return round in self.rounds if self.rounds else (round - 1) % self.every == 0
 
     def participations(self, rounds: int, extra_attempts: int = 0) -> int:
-        """How often the unluckiest unit can have been concerned after `rounds` rounds.
+        """The largest number of participations of one unit in `rounds` rounds.
 
-        `extra_attempts` attempts were charged beyond each round's first. Any of them may be
-        anybody's. Lines that list their rounds have no more releases than these.
+        `extra_attempts` attempts were charged beyond each round's first, and each of them adds one:
+        it may be anybody's. For a line that lists its rounds it is the length of the list, 0 before
+        the first round.
         """
         if self.rounds:
             return len(self.rounds) if rounds else 0
@@ -136,17 +146,20 @@ class BudgetLine:
     def with_extra_attempts(self, extra_attempts: int) -> "BudgetLine":
         """The line when `extra_attempts` attempts were made beyond each round's first.
 
-        Each attempt is one more participation; with a curator, it is also one more release of his.
+        With a curator, each attempt is one more release of his in the event. Other lines stay as
+        they are: their participations count attempts.
         """
         if not extra_attempts or not isinstance(self.event, GaussianWithCurator):
             return self
         return replace(self, event=replace(self.event, most=self.event.most + extra_attempts))
 
     def end_was_chosen(self, rounds: int, planned: int | None, extra_attempts: int = 0) -> bool:
-        """Whether somebody may have chosen, by looking, how often a unit was concerned.
+        """Whether somebody may have chosen, by looking, how often a unit took part.
 
-        `planned` is how many rounds were planned and fit the budget, None where that is not known;
-        `extra_attempts` attempts were charged beyond each round's first.
+        Args:
+            rounds: The number of rounds that were done.
+            planned: The number that was planned and fits the budget. None: not known, so False.
+            extra_attempts: Attempts that were charged beyond each round's first.
 
         | edge | behaviour |
         |---|---|
@@ -168,12 +181,18 @@ class BudgetLine:
         extra_attempts: int = 0,
         accountant: Accountant | None = None,
     ) -> float:
-        """The epsilon of a unit concerned so often, whoever decided that, when and why.
+        """The epsilon of a unit with so many participations, whoever decided that, when and why.
+
+        Args:
+            participations: How often the unit took part.
+            planned: The number of rounds that was planned and fits the budget.
+            extra_attempts: Attempts that were charged beyond each round's first.
+            accountant: The accountant, None for the one that counts.
 
         Guarantee: docs/proofs/ending.md. The epsilon is the smaller of two. One is that of the
-        largest number of participations in `planned` rounds: whatever was released is a function
-        of them. The other is that of the next of a few numbers of participations (`early_ends`),
-        which share `EARLY` of the line's delta among them.
+        largest number of participations in `planned` rounds: whatever was released is a function of
+        them. The other is that of the next of a few numbers of participations (`early_ends`), which
+        share `EARLY` of the line's delta among them.
 
         | edge | behaviour |
         |---|---|
@@ -183,24 +202,25 @@ class BudgetLine:
         | epsilons that are added | their sum |
         """
         accountant = accountant or self.accountants[0]
-        allowed = planned if extra_attempts else 0  # there may be as many of them as rounds
-        most, line = self.participations(planned) + allowed, self.with_extra_attempts(allowed)
+        line, most = self.whole_run(planned, extra_attempts)
         if accountant is Accountant.PURE or participations >= most:
-            return line._epsilon(participations, accountant, FINE)
-        whole = line._epsilon(most, accountant, FINE)
+            return line.epsilon_of(participations, accountant, FINE)
+        whole = line.epsilon_of(most, accountant, FINE)
         if extra_attempts and not self.reading and accountant is self.accountants[0]:
             whole = min(whole, self.budget.epsilon, self.vouched)  # no attempt is admitted beyond
         ends = early_ends(most)
         upto = next((end for end in ends if end >= participations), None)
         if upto is None:
             return whole
-        return min(whole, line._epsilon(upto, accountant, FINE, EARLY / len(ends)))
+        return min(whole, line.epsilon_of(upto, accountant, FINE, EARLY / len(ends)))
 
-    def whole_run(self, planned: int, extra_attempts: int = 0) -> Composed:
-        """All `planned` rounds, which bound several units of a run that ended early."""
+    def whole_run(self, planned: int, extra_attempts: int = 0) -> tuple["BudgetLine", int]:
+        """(the line, the largest number of participations) of all `planned` rounds.
+
+        If there were extra attempts, as many as rounds are counted: the ledger permits no more.
+        """
         allowed = planned if extra_attempts else 0
-        most = self.participations(planned) + allowed
-        return self.with_extra_attempts(allowed).composed(most)
+        return self.with_extra_attempts(allowed), self.participations(planned) + allowed
 
     @cached_property
     def accountants(self) -> tuple[Accountant, ...]:
@@ -210,32 +230,36 @@ class BudgetLine:
     def claims(
         self, participations: int, holds_for: str = "everyone", *, interval: float = FINE
     ) -> tuple[PrivacyClaim, ...]:
-        """What a unit concerned `participations` times is promised, by every accountant.
+        """The claims of a unit that took part `participations` times, one for each accountant.
 
-        A grid that is coarser than usual promises a little less, and takes less time.
+        The first one counts. `holds_for` is for whom they hold. A coarser `interval` of the grid
+        promises a little less, and takes less time.
         """
-        composed, claims = self.composed(participations), []
+        claims = []
         for accountant in self.accountants:
-            epsilon = self._epsilon(participations, accountant, interval)
-            claims.append(self.claim(epsilon, accountant, holds_for, composed))
+            epsilon = self.epsilon_of(participations, accountant, interval)
+            claims.append(self.claim(epsilon, accountant, holds_for, participations))
         return tuple(claims)
-
-    def composed(self, participations: int) -> Composed:
-        """What is composed for a unit that is concerned so often."""
-        return Composed(self.event, self.per * participations, self.slip, self.vouched)
 
     def claim(
         self,
         epsilon: float,
         accountant: Accountant | None = None,
         holds_for: str = "everyone",
-        composed: Composed | None = None,
+        participations: int | None = None,
     ) -> PrivacyClaim:
-        """What this line promises with that epsilon, by an accountant, None the one that counts.
+        """The claim of this line with that epsilon.
 
-        `composed` is what the epsilon belongs to, without which the claim is about one unit only.
+        Args:
+            epsilon: The epsilon of the claim.
+            accountant: The accountant that computed it, None for the one that counts.
+            holds_for: For which clients the claim holds.
+            participations: How many participations it is about, recorded in the claim so that it
+                can be extended to several units. None: not recorded.
         """
-        accountant = accountant or self.accountants[0]
+        accountant, composed = accountant or self.accountants[0], None
+        if participations is not None:
+            composed = Composed(self.event, self.per * participations, self.slip, self.vouched)
         return PrivacyClaim(
             epsilon=epsilon,
             delta=self.slip if accountant is Accountant.PURE else self.budget.delta,
@@ -253,11 +277,11 @@ class BudgetLine:
         )
 
     def permitted_rounds(self, planned: int) -> int:
-        """How many of `planned` rounds fit the budget."""
+        """How many of `planned` rounds fit the budget, from 0 to `planned`."""
         accountant, budget = self.accountants[0], self.budget
         if math.isinf(budget.epsilon):
             return planned
-        if self._epsilon(self.participations(planned), accountant, FINE) <= budget.epsilon:
+        if self.epsilon_of(self.participations(planned), accountant, FINE) <= budget.epsilon:
             return planned
         affordable = rounds_within(
             self.event, budget.epsilon, budget.delta - self.slip, self.relation, accountant
@@ -269,55 +293,42 @@ class BudgetLine:
         return max(0, bisect_right(range(planned), affordable, key=releases) - 1)
 
     def affords(self, participations: int) -> bool:
-        """Whether a unit may be concerned so often: within the budget, and what is vouched for."""
+        """Whether so many participations are within the budget, and within what is vouched for."""
         most = min(self.budget.epsilon, self.vouched)
         return math.isinf(most) or (
-            self._epsilon(participations, self.accountants[0], FINE) <= most
+            self.epsilon_of(participations, self.accountants[0], FINE) <= most
         )
 
-    def early_epsilons(self, most: int) -> tuple[float, ...]:
-        """`epsilon_if_ended` for 0..most - 1 of `most` participations, on a coarse grid."""
-        first, ends = self.accountants[0], early_ends(most)
-        whole = self._epsilon(most, first, 10 * FINE)
-        values, before = [0.0], 0
-        for end in ends:
-            own = self._epsilon(end, first, 10 * FINE, EARLY / len(ends))
-            values += [min(whole, own)] * (end - before)
-            before = end
-        return (*values, *[whole] * (most - len(values)))
-
-    def epsilon_curve(self, most: int) -> tuple[float, ...]:
-        """An upper bound on epsilon after each of 0..most participations, cheap enough to display.
-
-        Exact, but for a coarse grid, up to 32 participations; beyond that the value at the next
-        of 32 milestones, since epsilon only grows.
-        """
-        step = -(-most // _MILESTONES)
-        milestones = [min(k * step, most) for k in range(-(-most // step) + 1)]
-        values = [self._epsilon(m, self.accountants[0], 10 * FINE) for m in milestones]
-        return tuple(values[-(-count // step)] for count in range(most + 1))
-
-    def _epsilon(
+    def epsilon_of(
         self, participations: int, accountant: Accountant, interval: float, share: float = 1.0
     ) -> float:
+        """The epsilon of `participations` by one accountant, on a grid of `interval`.
+
+        It is at a `share` of the line's delta, of which `slip` is taken off first. By adding
+        epsilons, delta is 0.
+        """
         delta = 0.0 if accountant is Accountant.PURE else share * (self.budget.delta - self.slip)
         count = self.per * participations
         return epsilon(self.event, count, delta, self.relation, accountant, interval=interval)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, for the ledger."""
+        """The line as JSON values, for the ledger: one key per field, in the order of `_COLUMNS`.
+
+        The budget is "epsilon" (a string) and "delta". "rounds" is there only if rounds are listed.
+        """
         values, row = {**vars(self), **vars(self.budget)}, {}
         for name, (write, _) in _COLUMNS.items():
-            row[name] = write(values[name])
+            row[name] = None if values[name] is None else write(values[name])
         return {**row, "rounds": list(self.rounds)} if self.rounds else row
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        """Inverse of `to_dict`."""
+        """The line that `to_dict` wrote. Raises BadInput if it cannot be read."""
         try:
-            values = {}
+            values: dict[str, Any] = {}
             for name, (_, read) in _COLUMNS.items():
-                values[name] = read(raw[name])
+                missing = raw[name] is None and name in _OPTIONAL
+                values[name] = None if missing else read(raw[name])
             budget = Budget(values.pop("epsilon"), values.pop("delta"))
             rounds = tuple(int(round) for round in raw.get("rounds", ()))
             return cls(budget=budget, rounds=rounds, **values)
@@ -325,17 +336,14 @@ class BudgetLine:
             raise BadInput(f"a budget line cannot be read: {e}") from e
 
 
-def _optional_int(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
+_OPTIONAL = ("cap", "members")
 _COLUMNS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "covers": (str, str),
     "event": (events.to_dict, events.from_dict),
     "share": (str, Fraction),
     "every": (int, int),
     "per": (int, int),
-    "cap": (_optional_int, _optional_int),
+    "cap": (int, int),
     "epsilon": (str, float),
     "delta": (float, float),
     "unit": (str, Unit),
@@ -344,7 +352,7 @@ _COLUMNS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "noise": (str, NoiseSource),
     "as_published": (bool, bool),
     "reading": (bool, bool),
-    "members": (_optional_int, _optional_int),
+    "members": (int, int),
     "slip": (float, float),
     "vouched": (str, float),
     "assumptions": (list, lambda texts: tuple(map(str, texts))),
@@ -374,50 +382,56 @@ def claims_of(
     extra_attempts: int = 0,
     planned: int | None = None,
 ) -> tuple[PrivacyClaim, ...]:
-    """The claims of all lines after `rounds` rounds, for everyone or for worst and median.
+    """The claims of all lines after `rounds` rounds, for everyone or for worst and median client.
 
-    `extra_attempts` attempts were charged beyond each round's first; any of them may be anybody's.
+    Args:
+        lines: The lines. Metrics of clients (`OF_CLIENTS`) make no claim of their own.
+        rounds: The number of rounds that were charged.
+        counts: How often each client took part [N]. None: every client as often as it can have.
+        extra_attempts: Attempts that were charged beyond each round's first. Any may be anybody's.
+        planned: The number of rounds that was planned and fits the budget, None if not known.
 
-    Guarantee: docs/proofs/ending.md. Where fewer rounds were done than were `planned` and fit the
-    budget, or some were done again, a claim without a condition holds whoever decided that and why.
-    The smaller claim of the same line, which holds if nothing released decided it, follows with
-    that condition. Metrics of clients make no claim of their own (`OF_CLIENTS`).
+    Guarantee: docs/proofs/ending.md. Where fewer rounds were done than were `planned`, or some were
+    done again, a claim without a condition holds whoever decided that and why. The smaller claim of
+    the same line, which holds if nothing released decided it, follows with that condition.
     """
     claims: list[PrivacyClaim] = []
     for line in lines:
         if line.covers == OF_CLIENTS:
             continue
-        done = line.with_extra_attempts(extra_attempts)
+        done = line.with_extra_attempts(extra_attempts) if extra_attempts else line
         most = done.participations(rounds, extra_attempts)
         if line.as_published:
             known = done.claims(most)
             claims.append(next((c for c in known if c.accountant is Accountant.PURE), known[0]))
             continue
-        whose = _whose(line, most, None if line.rounds else counts)
-        conditional = []
-        for turns, who in whose:
-            conditional.append(done.claims(turns, who))
+        whose = [(most, "everyone")]
+        if counts is not None and not line.rounds:
+            whose = _worst_and_median(line, most, counts)
+        conditional = [done.claims(turns, who) for turns, who in whose]
         headline = conditional
         if planned is not None and line.end_was_chosen(rounds, planned, extra_attempts):
-            whole, headline = line.whole_run(planned, extra_attempts), []
+            (whole, every), headline = line.whole_run(planned, extra_attempts), []
             for turns, who in whose:
-                epsilons = {
-                    a: line.epsilon_if_ended(turns, planned, extra_attempts, a)
-                    for a in line.accountants
-                }
-                headline.append(tuple(line.claim(e, a, who, whole) for a, e in epsilons.items()))
-        claims += [*headline[0], *(each[0] for each in headline[1:])]
+                each = []
+                for accountant in line.accountants:
+                    ended = line.epsilon_if_ended(turns, planned, extra_attempts, accountant)
+                    each.append(whole.claim(ended, accountant, who, every))
+                headline.append(tuple(each))
+        claims += [*headline[0], *(others[0] for others in headline[1:])]
         if conditional[0][0].epsilon < headline[0][0].epsilon:
             claims.append(replace(conditional[0][0], condition=NOT_DECIDED))
     return tuple(claims)
 
 
-def _whose(
-    line: BudgetLine, most: int, counts: npt.NDArray[np.int64] | None
+def _worst_and_median(
+    line: BudgetLine, most: int, counts: npt.NDArray[np.int64]
 ) -> list[tuple[int, str]]:
-    """(participations, holds for) of the claims to make: the unluckiest first, then the median."""
-    if counts is None:
-        return [(most, "everyone")]
+    """(participations, for whom the claim holds) of the most frequent client and of the median one.
+
+    One pair for everyone if both are the same. For a line about some of the clients, the first pair
+    only. `most` is the largest possible number, `counts` [N] how often each client took part.
+    """
     worst, middle = int(counts.max()), math.ceil(np.median(counts))
     if line.every > 1:  # turns without a release of this line
         worst, middle = min(most, worst), min(most, middle)
@@ -433,7 +447,7 @@ class Spending:
     """The claim spent so far, and the claim if the run ends now, cheap enough for every round.
 
     Guarantee: both claims are upper bounds on what `claims_of` has for the line. Up to the planned
-    rounds they are computed once for all of them, on a coarse grid (`BudgetLine.epsilon_curve`).
+    rounds they are computed on a coarser grid (`epsilon_after`, `early_curve`).
 
     Attributes:
         line: The line of the budget that counts.
@@ -446,15 +460,19 @@ class Spending:
     permitted: int | None = None
 
     def spent(self, rounds: int, turns: int | None = None, extra_attempts: int = 0) -> PrivacyClaim:
-        """The claim for `rounds` rounds, if their releases do not end the run.
+        """The claim for `rounds` rounds, an upper bound.
 
-        With `turns`, how often the most frequent client took part, it is that client's; otherwise
-        `extra_attempts` attempts were charged beyond each round's first.
+        It has a condition if somebody may have chosen to end the run here.
+
+        Args:
+            rounds: The number of rounds that were charged.
+            turns: How often the most frequent client took part. None: as often as it can have.
+            extra_attempts: Attempts that were charged beyond each round's first.
         """
-        line = self.line.with_extra_attempts(extra_attempts)
+        line = self.line.with_extra_attempts(extra_attempts) if extra_attempts else self.line
         most = self.line.participations(rounds) + extra_attempts if turns is None else turns
-        if line is self.line and most < len(self._curve):
-            claim = line.claim(self._curve[most], composed=line.composed(most))
+        if line is self.line and most <= line.participations(self.rounds):
+            claim = line.claim(self.epsilon_after(most), participations=most)
         else:
             claim = line.claims(most)[0]
         chosen = line.end_was_chosen(rounds, self.permitted, extra_attempts)
@@ -463,23 +481,57 @@ class Spending:
     def claim_if_ended(
         self, rounds: int, turns: int | None = None, extra_attempts: int = 0
     ) -> PrivacyClaim:
-        """The claim to quote if the run ends after `rounds` rounds, whatever the reason."""
+        """The claim to quote if the run ends after `rounds` rounds, whatever the reason.
+
+        It has no condition. Arguments are those of `spent`.
+        """
         line, planned = self.line, self.permitted
         spent = self.spent(rounds, turns, extra_attempts)
         if planned is None or not spent.condition:
             return spent
         most = line.participations(rounds) + extra_attempts if turns is None else turns
-        if extra_attempts or most >= len(self._early):
+        if extra_attempts or most >= len(self.early_curve):
             epsilon = line.epsilon_if_ended(most, planned, extra_attempts)
         else:
-            epsilon = self._early[most]
-        return line.claim(epsilon, composed=line.whole_run(planned, extra_attempts))
+            epsilon = self.early_curve[most]
+        whole, every = line.whole_run(planned, extra_attempts)
+        return whole.claim(epsilon, participations=every)
+
+    def epsilon_after(self, participations: int) -> float:
+        """The epsilon of so many participations, at most those of the planned rounds.
+
+        Guarantee: docs/proofs/ending.md. An upper bound, computed when it is first needed. Up to
+        256 participations each has its own epsilon; beyond, each of 128 numbers per doubling, and
+        those between two of them have that of the next one. The grid is coarser than that of a
+        claim, so none is above the epsilon of all planned rounds on the fine grid.
+        """
+        most = self.line.participations(self.rounds)
+        step = 1 << max(0, (participations - 1).bit_length() - 8)
+        point = min(-(-participations // step) * step, most)
+        if point not in self._known:
+            line, first = self.line, self.line.accountants[0]
+            whole = line.epsilon_of(most, first, FINE)
+            own = line.epsilon_of(point, first, quick_interval(line.event))
+            self._known[point] = min(own, whole)
+        return self._known[point]
 
     @cached_property
-    def _curve(self) -> tuple[float, ...]:
-        return self.line.epsilon_curve(self.line.participations(self.rounds))
+    def _known(self) -> dict[int, float]:
+        """Epsilons that were computed so far, by the number of participations."""
+        return {}
 
     @cached_property
-    def _early(self) -> tuple[float, ...]:
-        """What to quote after fewer participations than there can be in the permitted rounds."""
-        return self.line.early_epsilons(self.line.participations(self.permitted or self.rounds))
+    def early_curve(self) -> tuple[float, ...]:
+        """`BudgetLine.epsilon_if_ended` after each number of participations below the largest.
+
+        On a coarse grid, for the permitted rounds.
+        """
+        line, most = self.line, self.line.participations(self.permitted or self.rounds)
+        first, ends = line.accountants[0], early_ends(most)
+        whole = line.epsilon_of(most, first, 10 * FINE)
+        values, before = [0.0], 0
+        for end in ends:
+            own = line.epsilon_of(end, first, 10 * FINE, EARLY / len(ends))
+            values += [min(whole, own)] * (end - before)
+            before = end
+        return (*values, *[whole] * (most - len(values)))

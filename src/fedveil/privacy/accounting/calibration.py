@@ -54,8 +54,10 @@ def least_noise(
 ) -> float:
     """The smallest noise multiplier, to about 0.1 %, that keeps `count` events within the budget.
 
-    Guarantee: epsilon(make_event(result), count) <= budget.epsilon on the fine grid. The accountant
-    is the one that counts, unless it is given.
+    `make_event(m)` is the event with noise multiplier m. Without `accountant`, the first that knows
+    the event is used.
+
+    Guarantee: epsilon(make_event(result), count) <= budget.epsilon on the fine grid.
 
     | edge | behaviour |
     |---|---|
@@ -71,9 +73,9 @@ def least_noise(
     event = make_event(1.0)
     accountant = accountant or accountants_of(event, relation)[0]
     if accountant is Accountant.PURE:
-        return a_little_more(count / budget.epsilon)
+        return with_margin(count / budget.epsilon)
     guess = _guess_noise(event, count, budget)
-    noise = _smallest(
+    noise = _smallest_within_budget(
         make_event, guess, LEAST_NOISE, MOST_NOISE, count, budget, relation, accountant
     )
     if noise is None:
@@ -84,8 +86,8 @@ def least_noise(
     return noise
 
 
-def a_little_more(noise: float) -> float:
-    """A little more, so that the epsilon computed back from it is not one rounding too large."""
+def with_margin(noise: float) -> float:
+    """`noise` times 1 + 1e-12, so that its epsilon is not one rounding above the budget."""
     return noise * (1 + 1e-12)
 
 
@@ -98,13 +100,16 @@ def rate_for(
 ) -> float:
     """The largest Poisson rate, to about 0.1 %, that keeps `count` rounds within the budget.
 
+    The rate is at most 1, `noise` is the noise multiplier. Raises BadInput if even a rate of 1e-8
+    exceeds the budget.
+
     Guarantee: epsilon(PoissonSampled(result, Gaussian(noise)), count) <= budget.epsilon on the fine
     grid; where the result is 1, of Gaussian(noise), which is the same release.
     """
     spread = math.sqrt(count * math.expm1(1 / max(noise * noise, 1 / 600)))
-    inverse = _smallest(
+    inverse = _smallest_within_budget(
         lambda inverse: sampled_gaussian(min(1.0, 1 / inverse), noise),
-        spread / _mu_for(budget),
+        spread / _mu_of_budget(budget),
         1.0,
         1 / _LEAST_RATE,
         count,
@@ -121,11 +126,14 @@ def rate_for(
 
 
 def sampled_gaussian(rate: float, noise: float) -> Event:
-    """Central noise on a Poisson cohort. A rate of 1 is no sampling, a larger one is refused."""
+    """The event of central noise on a Poisson cohort: `PoissonSampled`, plain `Gaussian` at rate 1.
+
+    Raises BadInput for a rate outside (0, 1] or a negative `noise` multiplier.
+    """
     return Gaussian(noise) if rate == 1 else PoissonSampled(rate, Gaussian(noise))
 
 
-def _smallest(
+def _smallest_within_budget(
     make_event: Callable[[float], Event],
     guess: float,
     low: float,
@@ -137,8 +145,17 @@ def _smallest(
 ) -> float | None:
     """The smallest x in [low, high] with which `count` events fit the budget. None if none does.
 
-    The epsilon of make_event(x) falls with x. Brackets the root around `guess`, solves on the
-    coarse grid, confirms on the fine one.
+    Brackets the root around `guess`, solves on the coarse grid, confirms on the fine one. The
+    result is rounded up to eight digits, and `low` itself if that fits.
+
+    Args:
+        make_event: The event for x. Its epsilon falls with x.
+        guess: Where to begin.
+        low, high: The range of x.
+        count: The number of events.
+        budget: Epsilon and delta of all of them.
+        relation: The neighbouring relation.
+        accountant: The accountant that counts.
     """
     coarse = coarse_interval(budget.epsilon)
 
@@ -170,7 +187,9 @@ def _smallest(
 
 
 def _eight_digits(x: float) -> float:
-    """`x`, rounded up: processors differ in the last digits, and seeded draws depend on the noise.
+    """`x` rounded up to eight digits, since processors differ in the last ones.
+
+    Seeded draws depend on the noise, which must be the same everywhere.
 
     >>> _eight_digits(2.06412031234), _eight_digits(0.0012345), _eight_digits(7.0)
     (2.0641204, 0.0012345, 7.0)
@@ -180,7 +199,10 @@ def _eight_digits(x: float) -> float:
 
 
 def _guess_noise(event: Event, count: int, budget: Budget) -> float:
-    """The noise at which the composed loss, were it Gaussian, would meet the budget."""
+    """The noise multiplier at which the composed loss, were it Gaussian, would meet the budget.
+
+    The multiplier in `event` is not used. 1e5 if a curator alone uses up the budget.
+    """
     match event:
         case WithMetrics(inner, _, _):
             return _guess_noise(inner, count, budget)
@@ -191,16 +213,16 @@ def _guess_noise(event: Event, count: int, budget: Budget) -> float:
         case FixedSampled(size, population, _):
             fraction = size / population
         case GaussianWithCurator(_, curator, most):
-            left = _mu_for(budget) ** 2 - min(count, most) / curator.multiplier**2
+            left = _mu_of_budget(budget) ** 2 - min(count, most) / curator.multiplier**2
             return math.sqrt(count / left) if left > 0 else MOST_NOISE
         case _:
-            return math.sqrt(count) / _mu_for(budget)
-    ratio = _mu_for(budget) / (fraction * math.sqrt(count))
+            return math.sqrt(count) / _mu_of_budget(budget)
+    ratio = _mu_of_budget(budget) / (fraction * math.sqrt(count))
     return 1 / math.sqrt(math.log1p(ratio * ratio))
 
 
-def _mu_for(budget: Budget) -> float:
-    """The mu of the Gaussian mechanism that spends exactly the budget."""
+def _mu_of_budget(budget: Budget) -> float:
+    """The mu of the Gaussian mechanism that spends exactly the budget, from 1e-9 to 1e4."""
     low, high = 1e-9, 1e4
     if gaussian_epsilon(low, budget.delta) >= budget.epsilon:
         return low
@@ -216,7 +238,14 @@ def _mu_for(budget: Budget) -> float:
 
 @dataclass(frozen=True)
 class SolvedSettings:
-    """The four settings of central DP with Poisson sampling, and the claims they give."""
+    """The settings of central DP with Poisson sampling, and the claims they give.
+
+    Attributes:
+        noise: The noise multiplier.
+        rate: The probability with which a client joins a round.
+        rounds: The number of rounds.
+        claims: One claim for each accountant. The first one counts.
+    """
 
     noise: float
     rate: float
@@ -224,7 +253,10 @@ class SolvedSettings:
     claims: tuple[PrivacyClaim, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """JSON values with the keys "noise", "rate", "rounds" and "claims".
+
+        "claims" has `PrivacyClaim.to_dict` of each claim.
+        """
         return {**vars(self), "claims": [claim.to_dict() for claim in self.claims]}
 
 
@@ -237,6 +269,9 @@ def solve(
     delta: float,
 ) -> SolvedSettings:
     """Fill in the one of the four that is None, so that the PLD epsilon is at most `epsilon`.
+
+    With `epsilon` None, the claims have it. Raises BadInput unless exactly one is None, for numbers
+    outside their limits, and if no noise, rate or round fits.
 
     >>> solve(noise=1.0, rate=1.0, rounds=1, epsilon=None, delta=1e-5).claims[0].accountant
     <Accountant.PLD: 'pld'>
@@ -270,7 +305,11 @@ def solve(
 
 
 def central_line(rate: float, noise: float, budget: Budget) -> BudgetLine:
-    """The budget line of one round of central DP with Poisson sampling."""
+    """The budget line of central DP with Poisson sampling and secure noise.
+
+    It is per client, under zero-out. `rate` is the probability with which a client joins a round,
+    `noise` the noise multiplier.
+    """
     return BudgetLine(
         event=sampled_gaussian(rate, noise),
         budget=budget,

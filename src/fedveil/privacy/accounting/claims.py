@@ -50,13 +50,16 @@ class Trust(StrEnum):
     """Who may see what clients do not randomise themselves.
 
     `local`, nobody; `curator`, somebody other than the server sees bits or norms, and the server
-    only randomised updates; `shuffled`, somebody hides who sent which randomised report; `central`,
-    the server sees the true updates.
+    only randomised updates; `shuffled`, somebody hides who sent which randomised report; `site`,
+    the institution that has the records; `secure-sum`, the same, where the server sees nothing but
+    the sum of what all sites send; `central`, the server sees the true updates.
     """
 
     LOCAL = "local"
     CURATOR = "curator"
     SHUFFLED = "shuffled"
+    SITE = "site"
+    SECURE_SUM = "secure-sum"
     CENTRAL = "central"
 
 
@@ -96,16 +99,16 @@ class Composed:
     vouched: float = math.inf
 
     def __post_init__(self) -> None:
+        """Raise BadInput for a negative count, a slip outside [0, 1) or a `vouched` that is NaN."""
         if self.count < 0 or not 0 <= self.slip < 1 or math.isnan(self.vouched):
             raise BadInput(f"{self}: a count >= 0, a slip in [0, 1) and a number are needed")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**vars(self), "event": events.to_dict(self.event), "vouched": str(self.vouched)}
-
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        """Inverse of `to_dict`."""
+        """The value under "composed" that `PrivacyClaim.to_dict` wrote.
+
+        Raises BadInput if it cannot be read.
+        """
         try:
             count, slip, vouched = int(raw["count"]), float(raw["slip"]), float(raw["vouched"])
             return cls(events.from_dict(raw["event"]), count, slip, vouched)
@@ -156,11 +159,6 @@ class PrivacyClaim:
     units: int = 1
     composed: Composed | None = None
 
-    @property
-    def answers(self) -> bool:
-        """Whether `for_units` has an answer: the composition is recorded, or epsilon is pure."""
-        return self.composed is not None or self.delta == 0
-
     def for_units(self, units: int) -> "PrivacyClaim":
         """The claim at the same delta for somebody with so many clients or records.
 
@@ -184,7 +182,7 @@ class PrivacyClaim:
             raise BadInput(f"the claim is about {self.units} units already: use the one about 1")
         if units == 1:
             return self
-        if not self.answers:
+        if self.composed is None and self.delta:
             raise BadInput(
                 f"the claim {self.short} does not record what was composed: its epsilon for "
                 f"{units} {self.unit}s of one person cannot be computed"
@@ -201,13 +199,15 @@ class PrivacyClaim:
         )
 
     def __str__(self) -> str:
-        return f"{self._what}epsilon {self.value} {self.full_terms}"
+        """The claim in one line, with accountant and source of noise."""
+        return self._text(f"epsilon {self.value} ", full=True)
 
     def __repr__(self) -> str:
+        """The claim in one line, as PrivacyClaim(...). It cannot be evaluated."""
         return f"PrivacyClaim({self})"
 
     def _repr_html_(self) -> str:
-        """A table, for notebooks: everything that the epsilon means nothing without."""
+        """An HTML table for notebooks, with everything that the epsilon means nothing without."""
         rows = {
             "epsilon": self.value,
             "delta": f"{self.delta:g}",
@@ -232,12 +232,16 @@ class PrivacyClaim:
 
     @property
     def short(self) -> str:
-        """The claim without accountant and source of noise."""
-        return f"{self._what}epsilon {self.value} {self.terms}"
+        """The claim in one line, without accountant and source of noise."""
+        return self._text(f"epsilon {self.value} ")
 
     @property
     def value(self) -> str:
-        """The epsilon alone, never below what is claimed."""
+        """The epsilon alone as text, rounded up to four digits.
+
+        A note says so if it is not vouched for, or if it is above 100 for several units. Infinity
+        is "infinity".
+        """
         shown = rendered(self.epsilon)
         if self.units > 1 and self.epsilon > NO_PROTECTION:
             shown += " (no protection)"
@@ -245,58 +249,84 @@ class PrivacyClaim:
 
     @property
     def terms(self) -> str:
-        """Delta, unit, neighbours and trust, as `short` has them."""
-        return self._terms("")
+        """Delta, unit, neighbours and trust, as `short` has them.
+
+        The form is "at delta ... per client (..., ... trust)".
+        """
+        return self._text(covers="updates")
 
     @property
     def full_terms(self) -> str:
-        """`terms` with the accountant and the source of noise."""
-        return self._terms(f", {self.accountant.upper()}, {self.noise} noise")
+        """`terms` with the accountant and the source of noise in the brackets."""
+        return self._text(full=True, covers="updates")
 
     @property
     def context(self) -> str:
-        """`full_terms` and what the claim covers: the claim without its epsilon."""
-        return f"{self._what}{self.full_terms}"
+        """The claim in one line without its epsilon: what it covers, then `full_terms`."""
+        return self._text(full=True)
 
     def remainder(self, limit: float) -> str:
-        """What is left of a budget of `limit`, rounded down. Below 0.0001 it is 0."""
+        """The number that is left of a budget of `limit`, as text, rounded down.
+
+        Below 0.0001 it is 0.
+        """
         left = max(0.0, limit - self.epsilon)
         return rendered(left if left >= _LEAST else 0.0, ROUND_FLOOR)
 
     def left_of(self, limit: float) -> str:
-        """`remainder` together with the budget."""
+        """The text "1.5 of epsilon 2 at delta ...":
+
+        `remainder`, then the budget `limit` with its terms.
+        """
         budget = replace(self, epsilon=limit, vouched=True, condition="")
         return f"{self.remainder(limit)} of {budget.short}"
 
-    @property
-    def _what(self) -> str:
-        return "" if self.covers == "updates" else f"{self.covers}: "
+    def _text(self, epsilon: str = "", *, full: bool = False, covers: str | None = None) -> str:
+        """The claim as text: what it covers, then `epsilon`, then its terms.
 
-    def _terms(self, how: str) -> str:
+        Args:
+            epsilon: The text of the epsilon, with a space at its end, "" to leave it out.
+            full: Whether the terms have accountant and noise besides delta, unit, neighbours and
+                trust.
+            covers: What the claim covers instead of its own field. "updates" are not written out.
+        """
+        covers = covers or self.covers
+        what = "" if covers == "updates" else f"{covers}: "
         whose = f"per {self.unit}"
         if self.units > 1:
             whose = f"for {self.units} {self.unit}s of one person"
         who = "" if self.holds_for == "everyone" else f", {self.holds_for}"
+        how = f", {self.accountant.upper()}, {self.noise} noise" if full else ""
         label = ", as published, not a guarantee" if self.as_published else ""
         condition = f", only if {self.condition}" if self.condition else ""
         return (
-            f"at delta {self.delta:g} {whose}{who} "
+            f"{what}{epsilon}at delta {self.delta:g} {whose}{who} "
             f"({self.neighbours}, {self.trust} trust{how}{label}){condition}"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The claim as plain JSON values. An infinite epsilon becomes the string "inf"."""
+        """The claim as JSON values, one key per field.
+
+        An infinite epsilon becomes the string "inf". "composed" is None or has the keys "event",
+        "count", "slip" and "vouched", the last as a string.
+        """
         out = dict(vars(self))
         for key in ("unit", "neighbours", "trust", "accountant", "noise"):
             out[key] = str(out[key])
         out["epsilon"] = self.epsilon if math.isfinite(self.epsilon) else "inf"
         out["assumptions"] = list(self.assumptions)
-        out["composed"] = None if self.composed is None else self.composed.to_dict()
+        if self.composed is not None:
+            event, vouched = events.to_dict(self.composed.event), str(self.composed.vouched)
+            out["composed"] = {**vars(self.composed), "event": event, "vouched": vouched}
         return out
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        """Inverse of `to_dict`."""
+        """The claim that `to_dict` wrote.
+
+        Raises BadInput if "composed" cannot be read, ValueError or TypeError for other wrong values
+        or keys.
+        """
         kinds: dict[str, Callable[[Any], Any]] = {
             "epsilon": float,
             "unit": Unit,
@@ -322,7 +352,9 @@ updates and metrics together have an epsilon."""
 
 
 def measured_on(claims: Iterable[PrivacyClaim]) -> str:
-    """On what a run's metrics are measured, by its claims: test records, unless they have a price.
+    """The records on which a run's metrics are measured: a phrase, by what its claims cover.
+
+    "the test split", unless metrics have a price: then "held-out owners" or "the clients".
 
     >>> measured_on([])
     'the test split'
@@ -332,7 +364,10 @@ def measured_on(claims: Iterable[PrivacyClaim]) -> str:
 
 
 def rendered(epsilon: float, rounding: str = ROUND_CEILING) -> str:
-    """An epsilon for people: four digits, rounded up unless it is what is left of one."""
+    """An epsilon as text with four digits, rounded up by default, such as "2.345" or "12,350".
+
+    Infinity is "infinity". `rounding` is a constant of `decimal`, such as ROUND_FLOOR.
+    """
     if math.isinf(epsilon):
         return "infinity"
     value = float(Context(prec=4, rounding=rounding).create_decimal(repr(epsilon)))

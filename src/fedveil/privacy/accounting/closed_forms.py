@@ -38,11 +38,11 @@ _MOST_REPORTS = 20_000
 def root(
     function: Callable[[float], float], low: float, high: float, *, xtol: float, rtol: float = 1e-15
 ) -> float:
-    """A point within `xtol` + `rtol` times its size of where the function changes its sign.
+    """A point near a root of the function, which changes its sign between `low` and `high`.
 
-    Chandrupatla's method (1997): inverse quadratic interpolation where the last three points allow
-    it, the middle of the bracket otherwise. It saves the third of a second that importing
-    scipy.optimize takes.
+    It is off by at most `xtol` plus `rtol` times its size. Chandrupatla's method (1997): inverse
+    quadratic interpolation where the last three points allow it, the middle of the bracket
+    otherwise. It saves the third of a second that importing scipy.optimize takes.
 
     | edge | behaviour |
     |---|---|
@@ -81,10 +81,10 @@ def root(
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The exact epsilon of a Gaussian mechanism with sensitivity / std = `mu`.
+    """The exact epsilon at `delta` of a Gaussian mechanism with sensitivity / std = `mu`.
 
-    The root of delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
-    (Balle and Wang 2018), valid for every epsilon; 0 where delta(0) is small enough already.
+    The root of delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle
+    and Wang 2018), valid for every epsilon; 0 where delta(0) is small enough already.
     """
 
     def log_excess(eps: float) -> float:
@@ -101,7 +101,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def randomised_response_epsilon(eps0: float, count: int, delta: float) -> float:
-    """The exact epsilon at `delta` of `count` reports of eps0-randomised response.
+    """The exact epsilon at `delta` of `count` reports of eps0-randomised response about one unit.
 
     With p = e^eps0 / (1 + e^eps0) and X ~ Bin(count, p), the loss is eps0 (2 X - count) and
     delta(eps) = E[(1 - e^(eps - loss))+]. Terms further than 40 standard deviations (and 40
@@ -142,6 +142,8 @@ def randomised_response_epsilon(eps0: float, count: int, delta: float) -> float:
 def shuffled_epsilon(eps0: float, reports: int, count: int, delta: float) -> float:
     """An upper bound on epsilon at `delta` of `count` shuffled releases of `reports` reports each.
 
+    `eps0` is the epsilon of one report. Raises BadArgument for fewer than one report.
+
     Guarantee: whatever the other `reports` - 1 honest clients hold, and however later releases
     depend on earlier ones; never more than without a shuffler. Fewer reports than stated would
     raise epsilon: state the minimum.
@@ -174,13 +176,13 @@ def shuffled_epsilon(eps0: float, reports: int, count: int, delta: float) -> flo
 
 
 def shuffled_delta(eps0: float, reports: int, epsilons: _Array) -> _Array:
-    """delta(epsilon) of one release, the maximum over the others' patterns and both directions.
+    """delta at each of `epsilons` of one release of `reports` shuffled reports, a new array.
 
-    The client's report is high with probability p or 1 - p, p = e^eps0 / (1 + e^eps0), the two
-    extremes of its input; so is each other's. With h others at the high extreme their count is
-    Bin(h, p) + Bin(n - 1 - h, 1 - p); inputs between the extremes are mixtures of these and no
-    worse. Exchanging high and low maps direction P || Q at h to Q || P at n - 1 - h, so that one
-    direction over all h covers both.
+    It is the maximum over the other clients' inputs and both directions. The client's report is
+    high with probability p or 1 - p, p = e^eps0 / (1 + e^eps0), the two extremes of its input; so
+    is each other's. With h others at the high extreme their count is Bin(h, p) + Bin(n - 1 - h, 1 -
+    p); inputs between the extremes are mixtures of these and no worse. Exchanging high and low maps
+    direction P || Q at h to Q || P at n - 1 - h, so that one direction over all h covers both.
     """
     p = 1 / (1 + math.exp(-eps0))
     others = reports - 1
@@ -202,16 +204,22 @@ def shuffled_delta(eps0: float, reports: int, epsilons: _Array) -> _Array:
 
 @lru_cache(maxsize=8)
 def _shuffled_losses(eps0: float, reports: int, interval: float) -> LossDistribution:
-    """The dominating pair of one release, on a grid, rounded up by connecting the dots."""
+    """The loss distribution of one shuffled release on a grid of `interval`, from above. Cached.
+
+    It is that of the dominating pair, rounded up by connecting the dots.
+    """
     reach = math.ceil(eps0 / interval)
     steps = np.arange(-reach, reach + 1)
     deltas = shuffled_delta(eps0, reports, (steps * interval).astype(np.float64))
-    return LossDistribution.connected(interval, -reach, deltas)
+    return LossDistribution.from_deltas(interval, -reach, deltas)
 
 
 @lru_cache(maxsize=65_536)
 def _binomial(n: int, p: float) -> _Array:
-    """Bin(n, p) without the ends whose masses are below 1e-22 each."""
+    """The probabilities of Bin(n, p) in order, without those at both ends that are below 1e-22.
+
+    The result does not say how many were left out at the low end. Cached.
+    """
     k = np.arange(n + 1, dtype=np.float64)
     log_mass = (
         gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)

@@ -1,15 +1,13 @@
 """From events to epsilon, for one unit or for several units of one person.
 
 fedveil's events carry std / sensitivity *under the claim's own relation*, and `_composition` is the
-one table that turns them into loss distributions, closed forms or dp-accounting's moments. Each
+one table that turns them into loss distributions, closed forms or Renyi divergences. Each
 entry is tested against an independent computation, and what is not in the table is refused.
 """
 
-import importlib
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 from fedveil.base.checks import MOST_ROUNDS
 from fedveil.base.errors import BadInput, UnsupportedEvent
@@ -27,6 +25,7 @@ from fedveil.privacy.accounting.closed_forms import (
     shuffled_epsilon,
 )
 from fedveil.privacy.accounting.events import (
+    KINDS,
     Event,
     FixedSampled,
     FuGaussian,
@@ -39,15 +38,15 @@ from fedveil.privacy.accounting.events import (
     Shuffled,
     TwoPoint,
     WithMetrics,
-    kind_of,
 )
 from fedveil.privacy.accounting.loss_distribution import (
-    added_or_removed,
+    add_remove_losses,
     coin_losses,
     coin_span,
     compose,
-    replaced,
+    replacement_losses,
 )
+from fedveil.privacy.accounting.renyi import renyi_epsilon
 
 FINE = 1e-4
 _NO_NOISE = 1e-6
@@ -73,13 +72,13 @@ def epsilon(
     *,
     interval: float = FINE,
 ) -> float:
-    """The epsilon at `delta` of `count` releases of `event`.
+    """The epsilon at `delta` of `count` releases of `event` about one unit.
 
     Guarantee: an upper bound on the true epsilon. PLD rounds the privacy loss up to a grid of
-    `interval` (coarser where the loss is so large that the grid would not fit into memory);
-    a coarser grid gives a larger value, never a smaller one. Plain Gaussians compose to a
-    Gaussian, so that their PLD needs no grid and is evaluated in closed form; the binomial
-    accountant is exact; the pure one adds epsilons and holds at every delta, 0 included.
+    `interval` (coarser where the loss is so large that the grid would not fit into memory); a
+    coarser grid gives a larger value, never a smaller one. Plain Gaussians compose to a Gaussian,
+    so that their PLD needs no grid and is evaluated in closed form; the binomial accountant is
+    exact; the pure one adds epsilons and holds at every delta, 0 included.
 
     | edge | behaviour |
     |---|---|
@@ -98,7 +97,7 @@ def epsilon(
     composed_epsilon = _composition(event, relation, accountant)
     if composed_epsilon is None:
         raise UnsupportedEvent(
-            f"{accountant.upper()} has no entry for {kind_of(event)} under {relation}: "
+            f"{accountant.upper()} has no entry for {KINDS[type(event)]} under {relation}: "
             "use another sampler or accountant"
         )
     if count == 0:
@@ -109,9 +108,9 @@ def epsilon(
 
 
 def accountants_of(event: Event, relation: Relation) -> tuple[Accountant, ...]:
-    """The accountants with an entry for this release, of which the first one counts.
+    """The accountants with an entry for this release. The first one counts.
 
-    An event that none of them knows is refused.
+    Raises BadInput if there is none.
     """
     known = []
     for accountant in Accountant:
@@ -123,7 +122,7 @@ def accountants_of(event: Event, relation: Relation) -> tuple[Accountant, ...]:
 
 
 def noise_in(event: Event) -> float:
-    """The noise multiplier inside an event, infinite for reports that have none."""
+    """The least noise multiplier inside an event, infinite for reports without additive noise."""
     match event:
         case Gaussian(m) | Laplace(m) | FuGaussian(m, _) | GaussianWithBit(Gaussian(m), _):
             return m
@@ -138,36 +137,38 @@ def noise_in(event: Event) -> float:
 
 
 def covers(added: float, claimed: float) -> bool:
-    """Whether the added noise is at least the claimed noise, up to rounding. Never for NaN."""
+    """Whether the noise `added` is at least the noise `claimed`, up to 1e-9. False for NaN."""
     return claimed <= added * (1 + 1e-9)
 
 
 def _composition(
     event: Event, relation: Relation, accountant: Accountant
 ) -> Callable[[int, float, float], float] | None:
-    """The table of (event, relation, accountant): (count, delta, interval) -> epsilon, or None.
+    """A function (count, delta, interval) -> epsilon, None if the table has no entry.
 
-    A plain Gaussian is the pair N(0, m^2), N(1, m^2) under every relation, m being relative to
-    that relation's sensitivity. Under replacement a Poisson-sampled cohort differs by a row of
-    length S on one side and another on the other, so that noise relative to S is twice our
-    multiplier: the loss distribution is of exactly that; moments have no bound for it. A report
-    that is epsilon-DP, of whatever form, is a function of epsilon-randomised response, so that the
-    composition of the latter covers it (Kairouz, Oh and Viswanath 2015).
+    The table is by event, relation and accountant.
+
+    A plain Gaussian is the pair N(0, m^2), N(1, m^2) under every relation, m being relative to that
+    relation's sensitivity. Under replacement a Poisson-sampled cohort differs by a row of length S
+    on one side and another on the other, so that noise relative to S is twice our multiplier: the
+    loss distribution is of exactly that; moments have no bound for it. A report that is epsilon-DP,
+    of whatever form, is a function of epsilon-randomised response, so that the composition of the
+    latter covers it (Kairouz, Oh and Viswanath 2015).
     """
     replaces = relation is Relation.REPLACE
     match event, accountant:
         case Gaussian(m), Accountant.PLD:
             return lambda count, delta, _: gaussian_epsilon(math.sqrt(count) / m, delta)
-        case Gaussian(m), Accountant.RDP:
-            return lambda count, delta, _: _renyi().gaussian(m, count, delta)
+        case Gaussian(), Accountant.RDP:
+            return lambda count, delta, _: renyi_epsilon(event, count, delta)
         case Laplace(m), Accountant.PURE:
             return lambda count, *_: count / m
         case PoissonSampled(rate, Gaussian(m)), Accountant.PLD:
             return partial(_sampled_epsilon, replaces, rate, m, None)
-        case PoissonSampled(rate, Gaussian(m)), Accountant.RDP if not replaces:
-            return lambda count, delta, _: _renyi().poisson_sampled(rate, m, count, delta)
-        case FixedSampled(size, n, Gaussian(m)), Accountant.RDP if replaces:
-            return lambda count, delta, _: _renyi().fixed_sampled(size, n, m, count, delta)
+        case PoissonSampled(_, Gaussian()), Accountant.RDP if not replaces:
+            return lambda count, delta, _: renyi_epsilon(event, count, delta)
+        case FixedSampled(_, _, Gaussian()), Accountant.RDP if replaces:
+            return lambda count, delta, _: renyi_epsilon(event, count, delta)
         case FuGaussian(m, c2), Accountant.PUBLISHED:
             return lambda count, delta, _: c2 * math.sqrt(count * math.log(1 / delta)) / m
         case ((TwoPoint(eps0) | PureReport(eps0)), Accountant.PURE) if replaces:
@@ -181,7 +182,9 @@ def _composition(
         case GaussianWithCurator(), Accountant.PLD if replaces:
             return lambda count, delta, _: gaussian_epsilon(_joint_mu(event, count), delta)
         case GaussianWithCurator(), Accountant.RDP if replaces:
-            return lambda count, delta, _: _renyi().gaussian(1 / _joint_mu(event, count), 1, delta)
+            return lambda count, delta, _: renyi_epsilon(
+                Gaussian(1 / _joint_mu(event, count)), 1, delta
+            )
         case WithMetrics(Gaussian(m), Gaussian(c), most), Accountant.PLD:
             return lambda count, delta, _: gaussian_epsilon(
                 math.hypot(math.sqrt(count) / m, math.sqrt(most) / c), delta
@@ -189,11 +192,6 @@ def _composition(
         case WithMetrics(PoissonSampled(rate, Gaussian(m)), Gaussian(c), most), Accountant.PLD:
             return partial(_sampled_epsilon, replaces, rate, m, c / math.sqrt(most))
     return None
-
-
-def _renyi() -> Any:
-    """The moments accountant, imported when it is first asked."""
-    return importlib.import_module("fedveil.privacy.accounting.renyi")
 
 
 @lru_cache(maxsize=1024)
@@ -206,23 +204,32 @@ def _sampled_epsilon(
     delta: float,
     interval: float,
 ) -> float:
-    """Of `count` Poisson-sampled Gaussians and, unless None, one Gaussian of `metrics` noise.
+    """The epsilon of `count` Poisson-sampled Gaussians and, unless None, one of `metrics` noise.
 
-    The latter has the same loss in every direction, and under every relation: it is composed with
-    each direction of the others.
+    Infinite if only a grid wider than 500 holds the losses. Cached.
+
+    Args:
+        replaces: Whether the relation is replacement.
+        rate: The probability with which a unit takes part.
+        noise: The noise multiplier.
+        metrics: The multiplier of one more Gaussian, with the same loss in every direction and
+            under every relation. It is composed with each direction of the others.
+        count: The number of releases.
+        delta: The delta.
+        interval: The spacing of the grid, which is widened if need be.
     """
-    coarsening = _coarsening(rate, noise, count)
+    coarsening = _grid_factor(rate, noise, count)
     if metrics is not None:
-        coarsening = max(coarsening, _coarsening(1.0, metrics, 1))
+        coarsening = max(coarsening, _grid_factor(1.0, metrics, 1))
     interval *= coarsening
     if interval > _WIDEST:
         return math.inf
     measured = []
     if metrics is not None:
-        measured = [(added_or_removed(1.0, metrics, interval)[0], 1)]
-    sampled = replaced(rate, 2 * noise, interval) if replaces else None
+        measured = [(add_remove_losses(1.0, metrics, interval)[0], 1)]
+    sampled = replacement_losses(rate, 2 * noise, interval) if replaces else None
     largest = 0.0
-    for losses in sampled or added_or_removed(rate, noise, interval):
+    for losses in sampled or add_remove_losses(rate, noise, interval):
         largest = max(largest, compose([(losses, count), *measured], delta).epsilon(delta))
     return largest
 
@@ -231,28 +238,32 @@ def _sampled_epsilon(
 def _gaussian_with_bit_epsilon(
     multiplier: float, eps0: float, count: int, delta: float, interval: float
 ) -> float:
-    """Epsilon of `count` Gaussians, which are one Gaussian, and `count` bits, one by one."""
-    interval *= _coarsening(1.0, multiplier, count)
+    """The epsilon of `count` Gaussians, which compose to one, and `count` bits with odds e^eps0.
+
+    `interval` is widened if need be. Infinite if only a grid wider than 500 holds the losses.
+    Cached.
+    """
+    interval *= _grid_factor(1.0, multiplier, count)
     interval = max(interval, coin_span(eps0, count) / _MOST_POINTS)
     if interval > _WIDEST:
         return math.inf
-    (updates,) = added_or_removed(1.0, multiplier / math.sqrt(count), interval)
+    (updates,) = add_remove_losses(1.0, multiplier / math.sqrt(count), interval)
     return compose([(updates, 1), (coin_losses(eps0, count, interval), 1)], delta).epsilon(delta)
 
 
 def _joint_mu(event: GaussianWithCurator, count: int) -> float:
-    """Gaussian releases about one unit are one Gaussian release: squares of 1 / noise add up."""
+    """The mu of the one Gaussian release that `count` reports and the curator's releases are."""
     reports = math.sqrt(count) / event.gaussian.multiplier
     return math.hypot(reports, math.sqrt(min(count, event.most)) / event.curator.multiplier)
 
 
-def _coarsening(rate: float, noise: float, count: int) -> float:
-    """How much wider than asked the grid must be to stay at a few hundred thousand points.
+def _grid_factor(rate: float, noise: float, count: int) -> float:
+    """The factor by which a grid is widened to stay at a few hundred thousand points.
 
     1 unless the privacy loss is very large: of one release above about 40 (noise below 0.3), or
     of all of them above about 150.
     """
-    one = 1 / (2 * noise * noise) + 10 / noise
+    one = _width(noise)
     spread = rate**2 * count * math.expm1(min(1 / (noise * noise), 600.0))
     return max(1.0, one / 40, min(count * one, one + spread) / 150)
 
@@ -265,6 +276,8 @@ def rounds_within(
     accountant: Accountant = Accountant.PLD,
 ) -> int:
     """The largest number of releases within the epsilon `target`, from 0 to a million.
+
+    An infinite target gives a million. Raises BadInput for one that is not positive.
 
     Guarantee: epsilon(event, result) <= target on the fine grid.
     """
@@ -288,10 +301,36 @@ def rounds_within(
 
 
 def coarse_interval(target: float) -> float:
-    """The grid on which a search for an epsilon starts. Refuses a target that is no epsilon."""
+    """The spacing of the grid on which a search for the epsilon `target` starts, 1e-4 to 1e-3.
+
+    Raises BadInput for a target that is not positive and finite.
+    """
     if not (target > 0 and math.isfinite(target)):
         raise BadInput(f"epsilon is {target:g}: a positive, finite number is needed")
     return min(10 * FINE, max(FINE, target * 1e-3))
+
+
+def quick_interval(event: Event) -> float:
+    """The interval of a grid for the epsilons of many counts of an event, one to ten times `FINE`.
+
+    It is a twentieth of the standard deviation of one release's loss, or more where this loss would
+    then have more than 60,000 values.
+    """
+    match event:
+        case PoissonSampled(rate, Gaussian(m)):
+            spread, width = rate * math.sqrt(math.expm1(min(1 / (m * m), 600.0))), _width(m)
+        case GaussianWithBit(Gaussian(m), TwoPoint(eps0)):
+            spread, width = max(1 / m, eps0), _width(m)
+        case WithMetrics(inner, _, _):
+            return quick_interval(inner)
+        case _:
+            return 10 * FINE
+    return min(10 * FINE, max(FINE, spread / 20, width / 60_000))
+
+
+def _width(noise: float) -> float:
+    """The range, nearly, of the loss of one Gaussian release."""
+    return 1 / (2 * noise * noise) + 10 / noise
 
 
 # --- several units of one person ---
@@ -320,9 +359,9 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
     relation, accountant = claim.neighbours, claim.accountant
     delta = 0.0 if accountant is Accountant.PURE else claim.delta - composed.slip
 
-    def epsilon_of(event: Event, count: int = count, delta: float = delta) -> float:
-        return epsilon(event, count, delta, relation, accountant)
-
+    epsilon_of = partial(
+        epsilon, count=count, delta=delta, relation=relation, accountant=accountant
+    )
     if accountant is Accountant.PURE:
         return units * epsilon_of(event)
     match event:
@@ -330,7 +369,7 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
             own = Gaussian(m / math.sqrt(units))
             return epsilon_of(GaussianWithCurator(own, Gaussian(c / units), most))
         case _ if claim.trust is Trust.LOCAL and claim.unit is not Unit.RECORD:
-            return epsilon_of(event, units * count)
+            return epsilon_of(event, count=units * count)
         case Gaussian(m):
             return epsilon_of(Gaussian(m / units))
         case PoissonSampled(rate, Gaussian(m)) if (
@@ -354,11 +393,11 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
 
 
 def group_epsilon(curve: Callable[[float], float], units: int, delta: float) -> float:
-    """The least epsilon at `delta` that group privacy gives for `units` units, nearly.
+    """The least epsilon at `delta` that group privacy gives for `units` units, to 0.1 %.
 
-    A release that is (e, d)-DP about one unit is (k e, d (e^(k e) - 1) / (e^e - 1))-DP about k.
-    `curve` is e by d. The smaller d, the larger e: the largest d is looked for that makes the
-    second of the two at most `delta`.
+    `curve(d)` is the epsilon e at delta d about one unit, which falls with d. A release that is (e,
+    d)-DP about one unit is (k e, d (e^(k e) - 1) / (e^e - 1))-DP about k. So the largest d is
+    looked for that makes the second of the two at most `delta`.
 
     | edge | behaviour |
     |---|---|
@@ -402,11 +441,12 @@ def _log_factor(e: float, units: int) -> float:
 
 @lru_cache(maxsize=256)
 def _mixture_epsilon(rate: float, noise: float, units: int, count: int, delta: float) -> float:
-    """Of `count` Poisson-sampled releases that each of `units` units joins by itself.
+    """The epsilon of `count` Poisson-sampled releases that each of `units` units joins by itself.
 
-    The grid is fine beside the spread of one release's loss, and fits into memory: a release has
-    20,000 to 400,000 losses, and all of them together about a million. Its spread, and that of all
-    of them, are taken from the second moment of the ratio of densities.
+    Infinite if only a grid wider than 500 holds the losses. Cached. The grid is fine beside the
+    spread of one release's loss, and fits into memory: a release has 20,000 to 400,000 losses, and
+    all of them together about a million. Its spread, and that of all of them, are taken from the
+    second moment of the ratio of densities.
     """
     if count == 0:
         return 0.0
@@ -418,5 +458,5 @@ def _mixture_epsilon(rate: float, noise: float, units: int, count: int, delta: f
     interval = max(FINE, fine, one / 400_000, every / 1_000_000)
     if interval > _WIDEST:
         return math.inf
-    both = added_or_removed(rate, noise, interval, units)
+    both = add_remove_losses(rate, noise, interval, units)
     return max(compose([(losses, count)], delta).epsilon(delta) for losses in both)

@@ -18,6 +18,7 @@ class _Noise:
     multiplier: float
 
     def __post_init__(self) -> None:
+        """Raise BadArgument unless the multiplier is finite and not negative."""
         if not 0 <= self.multiplier < math.inf:
             raise BadArgument(
                 f"{{multiplier}} is {self.multiplier}: a number >= 0 is needed", "multiplier"
@@ -48,6 +49,7 @@ class FuGaussian(_Noise):
     c2: float
 
     def __post_init__(self) -> None:
+        """Raise BadInput for a multiplier that `_Noise` refuses, or a c2 that is not positive."""
         super().__post_init__()
         if not 0 < self.c2 < math.inf:
             raise BadInput(f"c2 is {self.c2}: a positive number is needed")
@@ -60,6 +62,7 @@ class _Report:
     epsilon: float
 
     def __post_init__(self) -> None:
+        """Raise BadInput unless epsilon is positive and finite."""
         if not 0 < self.epsilon < math.inf:
             raise BadInput(f"epsilon of a report is {self.epsilon}: a positive number is needed")
 
@@ -85,6 +88,7 @@ class Shuffled:
     reports: int
 
     def __post_init__(self) -> None:
+        """Raise BadInput for fewer than one report."""
         if self.reports < 1:
             raise BadInput(f"{self.reports} shuffled reports: at least one is needed")
 
@@ -106,6 +110,7 @@ class GaussianWithCurator:
     most: int
 
     def __post_init__(self) -> None:
+        """Raise BadInput for fewer than one release of the curator."""
         if self.most < 1:
             raise BadInput(f"{self.most} releases of a curator: at least one is needed")
 
@@ -118,6 +123,7 @@ class PoissonSampled:
     event: Gaussian
 
     def __post_init__(self) -> None:
+        """Raise BadInput for a rate outside (0, 1]."""
         if not 0 < self.rate <= 1:
             raise BadInput(f"rate is {self.rate}: a probability in (0, 1] is needed")
 
@@ -131,6 +137,7 @@ class FixedSampled:
     event: Gaussian
 
     def __post_init__(self) -> None:
+        """Raise BadInput unless 1 <= size <= population."""
         if not 1 <= self.size <= self.population:
             raise BadInput(f"a cohort of {self.size} out of {self.population} cannot be drawn")
 
@@ -148,6 +155,7 @@ class WithMetrics:
     most: int
 
     def __post_init__(self) -> None:
+        """Raise BadInput for fewer than one measurement."""
         if self.most < 1:
             raise BadInput(f"{self.most} measurements: at least one is needed")
 
@@ -166,31 +174,28 @@ Event = (
     | WithMetrics
 )
 
-_KINDS: dict[str, type[Event]] = {
-    "gaussian": Gaussian,
-    "laplace": Laplace,
-    "fu-gaussian": FuGaussian,
-    "two-point": TwoPoint,
-    "pure-report": PureReport,
-    "shuffled": Shuffled,
-    "gaussian-with-bit": GaussianWithBit,
-    "gaussian-with-curator": GaussianWithCurator,
-    "poisson-sampled": PoissonSampled,
-    "fixed-sampled": FixedSampled,
-    "with-metrics": WithMetrics,
+KINDS: dict[type[Event], str] = {
+    Gaussian: "gaussian",
+    Laplace: "laplace",
+    FuGaussian: "fu-gaussian",
+    TwoPoint: "two-point",
+    PureReport: "pure-report",
+    Shuffled: "shuffled",
+    GaussianWithBit: "gaussian-with-bit",
+    GaussianWithCurator: "gaussian-with-curator",
+    PoissonSampled: "poisson-sampled",
+    FixedSampled: "fixed-sampled",
+    WithMetrics: "with-metrics",
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+"""The name of each kind of event in a ledger. Subclasses are not events and have none."""
+
+_CLASSES = {name: event for event, name in KINDS.items()}
 _WORDS = {"epsilon": "odds e^"}
 _INNER = {"event", "gaussian", "curator", "bit", "metrics"}
 
 
-def kind_of(event: Event) -> str:
-    """The event's name in a ledger."""
-    return _NAMES[type(event)]
-
-
 def event_text(event: Event) -> str:
-    """An event for people.
+    """The event in words, for people: its kind, and its fields in brackets.
 
     A report's own epsilon, which is nobody's claim, is shown as odds.
 
@@ -201,26 +206,29 @@ def event_text(event: Event) -> str:
         event_text(value) if name in _INNER else f"{_WORDS.get(name, f'{name} ')}{value:g}"
         for name, value in vars(event).items()
     ]
-    return f"{kind_of(event)} ({', '.join(parts)})"
+    return f"{KINDS[type(event)]} ({', '.join(parts)})"
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """Plain JSON values, for the ledger.
+    """The event as JSON values, for the ledger: "kind" and the fields. Inner events are dicts.
 
     >>> to_dict(PoissonSampled(0.1, Gaussian(1.0)))
     {'kind': 'poisson-sampled', 'rate': 0.1, 'event': {'kind': 'gaussian', 'multiplier': 1.0}}
     """
-    values: dict[str, Any] = {"kind": kind_of(event)}
+    values: dict[str, Any] = {"kind": KINDS[type(event)]}
     for name, value in vars(event).items():
         values[name] = to_dict(value) if name in _INNER else value
     return values
 
 
 def from_dict(raw: dict[str, Any]) -> Event:
-    """Inverse of `to_dict`. An unknown kind is refused."""
+    """The event that `to_dict` wrote.
+
+    Raises BadInput for an unknown kind, missing or other fields, and values that an event refuses.
+    """
     try:
         values = dict(raw)
-        kind = _KINDS.get(values.pop("kind"))
+        kind = _CLASSES.get(values.pop("kind"))
         if kind is None:
             raise BadInput(f"event kind {raw['kind']!r} is unknown to this version of fedveil")
         types: dict[str, Any] = {field.name: field.type for field in fields(kind)}

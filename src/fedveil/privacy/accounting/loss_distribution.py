@@ -6,8 +6,8 @@ calibration asks for dozens of compositions.
 """
 
 import math
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,17 @@ from scipy.special import gammaln, log_ndtr, ndtr, ndtri
 
 Values = np.ndarray[Any, Any]
 
+_Sketch = tuple[Values, Values]
+"""Places, and the mass at each."""
+
 _TAIL = 1e-15
 """The mass that a composition may leave out of its window; it counts as an infinite loss."""
 
-_ORDERS, _LEAST = 24, 2.0**-14
-"""Chernoff bounds on either side of the window, from `_LEAST` over its length to 512 over it."""
+_LEAST, _DOUBLINGS = 2.0**-14, 23
+"""Of the orders of Chernoff bounds: from 2^-14 to 2^9 over the length of the longest part."""
+
+_BLOCKS = 1024
+"""Of a distribution, where only bounds on its moments are asked for."""
 
 _NO_EXP = 650.0
 """Beyond, e^-loss loses its digits; below minus that no answer lies."""
@@ -43,24 +49,31 @@ _NEWTON, _CLOSE = 100, 1e-13
 
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """Masses at the losses `lower`, `lower` + 1, ... times `interval`, and at an infinite loss.
+    """A distribution of privacy losses on a grid.
 
     Guarantee: rounding is upwards, so that `epsilon` is never less than the true one by more than
     the rounding of float64 sums (about 1e-15 of mass).
+
+    Attributes:
+        interval: The spacing of the grid.
+        lower: The lowest loss, in intervals.
+        masses: The probabilities of the losses lower x interval, (lower + 1) x interval, ...
+        infinite: The probability of an infinite loss.
+        log_mgfs: A cache of `_summed_log_mgfs`.
     """
 
     interval: float
     lower: int
     masses: Values
     infinite: float
-    log_mgfs: dict[int, dict[float, float]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def connected(cls, interval: float, lower: int, deltas: Values) -> "LossDistribution":
+    def from_deltas(cls, interval: float, lower: int, deltas: Values) -> "LossDistribution":
         """The least distribution with the hockey-stick divergences `deltas` at its own losses.
 
-        Between them the profile is the chord, which lies above the true one: it is convex in
-        e^epsilon. What is above the last loss counts as infinite, what is below the first as it.
+        deltas[k] is the divergence at epsilon = (lower + k) x interval. Between these the profile
+        is the chord, which lies above the true one: it is convex in e^epsilon. What is above the
+        last loss counts as infinite, what is below the first as the first.
         """
         deltas = np.minimum.accumulate(deltas)
         steps = np.diff(deltas)
@@ -69,6 +82,21 @@ class LossDistribution:
         masses /= math.expm1(interval)
         masses[0] += 1 - deltas[0]
         return cls(interval, lower, np.maximum(0.0, masses), float(deltas[-1]))
+
+    @cached_property
+    def sketch(self) -> _Sketch:
+        """The distribution of the places 0, 1, ... of the losses, on about a thousand of them.
+
+        Each mass goes to the two ends of its block, in shares that keep its mean: expectations of
+        convex functions, such as moment generating functions, only grow.
+        """
+        block = -(-len(self.masses) // _BLOCKS)
+        rows = np.append(self.masses, np.zeros(-len(self.masses) % block)).reshape(-1, block)
+        right = rows @ (np.arange(block) / block)
+        masses = np.append(rows.sum(axis=1) - right, 0.0)
+        masses[1:] += right
+        some = masses > 0
+        return block * np.flatnonzero(some), masses[some]
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon >= 0 at which the hockey-stick divergence is at most `delta`.
@@ -97,19 +125,13 @@ class LossDistribution:
         first = int(np.argmax(reached)) if reached.any() else len(losses) - 1
         return float(roots[first]) if roots[first] > 0 else 0.0
 
-    def log_mgf(self, order: float) -> float:
-        """The log of the moment generating function, places being counted from the lowest."""
-        places = np.arange(len(self.masses))
-        moment = float(self.masses @ np.exp(order * places))
-        return math.log(moment) if moment > 0 else -math.inf
-
 
 Parts = list[tuple[LossDistribution, int]]
 """Releases on one grid, and how many there are of each."""
 
 
 def compose(parts: Parts, delta: float) -> LossDistribution:
-    """The loss of independent releases on one grid, exact to float64 where `delta` is passed.
+    """The loss distribution of independent releases on one grid, exact to float64 at `delta`.
 
     A transform is wrong by about 1e-16 of the *largest* of its results for each release, which at a
     million releases is more than many a delta. So masses are tilted first, each by e^(tilt loss),
@@ -120,39 +142,28 @@ def compose(parts: Parts, delta: float) -> LossDistribution:
         parts: Loss distributions, and how many releases there are of each.
         delta: Where the result is going to be read.
     """
-    length, count = max(len(d.masses) for d, _ in parts), sum(n for _, n in parts)
-    log_delta = math.log(delta)
+    count, log_delta = sum(n for _, n in parts), math.log(delta)
+    sketches = [(d.sketch, n) for d, n in parts]
+    longest = max(len(d.masses) for d, _ in parts)
+    orders = _LEAST / longest * 2.0 ** np.arange(0, _DOUBLINGS + 0.5, 0.5)
 
-    # The tilt: an order whose Chernoff bound on the loss that `delta` passes is nearly the least.
-    best, least = 0.0, math.inf
-    sums = _summed_log_mgfs(parts, length)
-    for order, total in sums.items():
-        if order > 0 and (total - log_delta) / order < least:
-            best, least = order, (total - log_delta) / order
-    tilt, least = 0.0, math.inf
-    for order in (best / math.sqrt(2), best, min(best * math.sqrt(2), max(sums))):
-        logs, total = [], 0.0
-        for d, n in parts:
-            logs.append(d.log_mgf(order))
-            total += n * logs[-1]
-        if (total - log_delta) / order < least:
-            tilt, least, log_mgfs, log_moment = order, (total - log_delta) / order, logs, total
-    tilted = []
-    for log_mgf, (d, n) in zip(log_mgfs, parts, strict=True):
-        masses = d.masses * np.exp(tilt * np.arange(len(d.masses)) - log_mgf)
-        tilted.append((LossDistribution(d.interval, d.lower, masses, 0.0), n))
+    # The tilt: the order whose Chernoff bound on the loss that `delta` passes is about the least
+    bounds = (_log_mgf(sketches, orders) - log_delta) / orders
+    tilt, log_moment, tilted = float(orders[np.argmin(bounds)]), 0.0, []
+    for d, n in parts:
+        masses = d.masses * np.exp(tilt * np.arange(len(d.masses)))
+        moment = float(masses.sum())
+        tilted.append((masses / moment, n))
+        log_moment += n * math.log(moment)
 
-    # The window: places, counted from the lowest, that hold all but `_TAIL` of the tilted mass.
+    # The window: places, counted from the lowest, that hold all but `_TAIL` of the tilted mass
     low, high = 0, sum((len(d.masses) - 1) * n for d, n in parts)
-    for order, total in _summed_log_mgfs(tilted, length).items():
-        bound = (total + math.log(2 / _TAIL)) / order
-        if math.isfinite(bound) and order > 0:
-            high = min(high, math.ceil(bound))
-        elif math.isfinite(bound):
-            low = max(low, math.floor(bound))
+    excess = math.log(2 / _TAIL) - log_moment
+    high = min(high, math.ceil(np.min((_log_mgf(sketches, tilt + orders) + excess) / orders)))
+    low = max(low, math.floor(np.max((_log_mgf(sketches, tilt - orders) + excess) / -orders)))
 
-    size = next_fast_len(max(high - low + 1, length), real=True)
-    powers = [rfft(d.masses, size) ** n for d, n in tilted]
+    size = next_fast_len(high - low + 1, real=True)
+    powers = [rfft(_wrapped(masses, size), size) ** n for masses, n in tilted]
     wrapped = np.maximum(irfft(np.prod(powers, axis=0), size), 0.0)  # the transform wraps around
     start = low % size
     window = np.concatenate((wrapped[start:], wrapped[:start]))[: high - low + 1]
@@ -166,36 +177,31 @@ def compose(parts: Parts, delta: float) -> LossDistribution:
     return LossDistribution(parts[0][0].interval, lower, masses, infinite)
 
 
-def _summed_log_mgfs(parts: Parts, length: int) -> dict[float, float]:
-    """The log of the moment generating function of the sum of all losses, by order.
+def _log_mgf(sketches: list[tuple[_Sketch, int]], orders: Values) -> Values:
+    """An upper bound on the log of the moment generating function of a sum of places, by order."""
+    total = np.zeros(len(orders))
+    for (places, masses), n in sketches:
+        powers = np.multiply.outer(orders, places)
+        largest = powers.max(axis=1)
+        total += n * (largest + np.log(np.exp(powers - largest[:, None]) @ masses))
+    return total
 
-    The orders lie around 0 in both directions, each twice the one before, so that powers are
-    squared rather than computed. They are fractions of `length`, the number of masses of the
-    longest distribution. Each distribution keeps its own, for budgets ask for many counts of it.
-    """
-    sums: dict[float, float] = {}
-    for d, n in parts:
-        if length not in d.log_mgfs:
-            logs = d.log_mgfs[length] = {}
-            for sign in (1, -1):
-                power = np.exp(np.arange(len(d.masses)) * (sign * _LEAST / length))
-                for doubled in range(_ORDERS):
-                    if doubled:
-                        power *= power
-                    moment = float(d.masses @ power)
-                    order = sign * _LEAST * 2.0**doubled / length
-                    logs[order] = math.log(moment) if moment > 0 else -math.inf
-        for order, log in d.log_mgfs[length].items():
-            sums[order] = sums.get(order, 0.0) + n * log
-    return sums
+
+def _wrapped(masses: Values, size: int) -> Values:
+    """Masses on a circle of `size` places, where sums of losses are going to be anyway."""
+    if len(masses) <= size:
+        return masses
+    rows = np.append(masses, np.zeros(-len(masses) % size)).reshape(-1, size)
+    return np.asarray(rows.sum(axis=0))
 
 
 def coin_losses(eps0: float, count: int, interval: float) -> LossDistribution:
-    """Of `count` reports with odds e^eps0, each eps0 with the odds for it and -eps0 otherwise.
+    """The loss distribution of `count` reports with odds e^eps0, on a grid of `interval`.
 
-    How many there are of each is binomial, without a transform, and their sum is rounded up to the
-    grid. Numbers beyond ten standard deviations, less than 1e-20 of the mass, count as an infinite
-    loss above and as the lowest one below.
+    Each loss is eps0 with these odds, otherwise -eps0. How many there are of each is binomial,
+    without a transform, and their sum is rounded up to the grid. Numbers beyond ten standard
+    deviations, less than 1e-20 of the mass, count as an infinite loss above and as the lowest one
+    below.
     """
     likely = 1 / (1 + math.exp(-eps0))
     reach = 10 * math.sqrt(count * likely * (1 - likely)) + 50
@@ -213,25 +219,27 @@ def coin_losses(eps0: float, count: int, interval: float) -> LossDistribution:
 
 
 def coin_span(eps0: float, count: int) -> float:
-    """The range of the losses of so many coins."""
+    """The width of the range of losses that `coin_losses` needs, from above."""
     return 2 * eps0 * min(count, 10 * math.sqrt(count) + 100)
 
 
 # --- one Poisson-sampled Gaussian release, for one unit or more ---
 
 _Mixture = tuple[tuple[float, float], ...]
-"""(weight, by how much N(0, noise^2) is moved)."""
+"""(positive weight, by how much N(0, noise^2) is moved)."""
 
 
 @lru_cache(maxsize=16)
-def added_or_removed(
+def add_remove_losses(
     rate: float, noise: float, interval: float, units: int = 1
 ) -> tuple[LossDistribution, ...]:
-    """`units` units that each take part with probability `rate`, against none that ever does.
+    """The loss distributions of `units` units that take part with `rate`, against none at all.
 
-    Both directions, which are the same at rate 1. Each unit moves the sum by 1 in units of
-    `noise`, all of them the same way: the number that takes part is binomial, and the sum is a
-    mixture of Gaussians (docs/proofs/units.md). Cached, because budgets ask for many counts of it.
+    There are two, one for each direction: (units removed, units added). At rate 1 they are the
+    same, and there is one. Each unit moves the sum by 1, in which unit `noise` is the standard
+    deviation, and all of them the same way: the number that takes part is binomial, and the sum is
+    a mixture of Gaussians (docs/proofs/units.md). Cached, because budgets ask for many counts of
+    it.
 
     | edge | behaviour |
     |---|---|
@@ -239,11 +247,16 @@ def added_or_removed(
     | rate 1 | one Gaussian, moved by `units` |
     | so many take part that the probability is below 1e-30 | an infinite loss |
     """
-    end = -noise * float(ndtri(_GAUSSIAN_TAIL))
-    weights, left_out = _binomial(units, rate)
-    nobody: _Mixture = ((1.0, 0.0),)
-    down = tuple((weight, -float(j)) for j, weight in weights)
+    if rate == 1:
+        weights, left_out = [(units, 1.0)], 0.0
+    elif units == 1:
+        weights, left_out = [(0, 1 - rate), (1, rate)], 0.0
+    else:
+        weights, left_out = _binomial(units, rate)
     up = tuple((weight, float(j)) for j, weight in weights)
+    down = tuple((weight, -moved) for weight, moved in up)
+    nobody: _Mixture = ((1.0, 0.0),)
+    end = -noise * float(ndtri(_GAUSSIAN_TAIL))
     steps = _grid(down, nobody, noise, (-end - units, end), interval)
     cutoffs = -_place(steps * interval, up, noise**2, units)
     removed = _distribution(down, nobody, noise, steps, interval, cutoffs, left_out)
@@ -255,14 +268,16 @@ def added_or_removed(
 
 
 @lru_cache(maxsize=16)
-def replaced(rate: float, noise: float, interval: float) -> tuple[LossDistribution, ...]:
-    """A client that moves the sum by 1 one way, against one that moves it by 1 the other way.
+def replacement_losses(rate: float, noise: float, interval: float) -> tuple[LossDistribution, ...]:
+    """The loss distribution of a client that moves the sum by 1, against one that moves it by -1.
 
-    One direction, which is its own mirror image. The loss is at least l up to the place
-    (arsinh(-a sinh(l / 2)) - l / 2) variance, a = e^(1 / 2 variance) (1 - rate) / rate.
+    A tuple of one: the other direction is its mirror image. The client takes part with probability
+    `rate`, and `noise` is the standard deviation. The loss is at least l up to the place (arsinh(-a
+    sinh(l / 2)) - l / 2) variance, a = e^(1 / 2 variance) (1 - rate) / rate. Cached.
     """
     end = -noise * float(ndtri(_GAUSSIAN_TAIL))
-    one, other = ((1 - rate, 0.0), (rate, -1.0)), ((1 - rate, 0.0), (rate, 1.0))
+    absent = ((1 - rate, 0.0),) if rate < 1 else ()
+    one, other = (*absent, (rate, -1.0)), (*absent, (rate, 1.0))
     steps = _grid(one, other, noise, (-end - 1, end), interval)
     half, variance = steps * interval / 2, noise**2
     if rate == 1:
@@ -280,14 +295,18 @@ def replaced(rate: float, noise: float, interval: float) -> tuple[LossDistributi
 def _grid(
     upper: _Mixture, lower: _Mixture, noise: float, ends: tuple[float, float], interval: float
 ) -> Values:
-    """The losses between two places, in steps of `interval`. The loss falls from left to right."""
+    """The losses, as consecutive integers in steps of `interval`, that occur between two places.
+
+    The loss is log(density of `upper` / density of `lower`) and falls with the place. `ends` are
+    the two places, the lower one first.
+    """
     losses = []
     for place in ends:
         logs = []
         for mixture in (upper, lower):
             powers = []
             for weight, moved in mixture:
-                powers.append(_log(weight) + (place * moved - moved**2 / 2) / noise**2)
+                powers.append(math.log(weight) + (place * moved - moved**2 / 2) / noise**2)
             logs.append(float(np.logaddexp.reduce(powers)))
         losses.append(logs[0] - logs[1])
     return np.arange(math.floor(losses[1] / interval), math.ceil(losses[0] / interval) + 1)
@@ -323,17 +342,16 @@ def _distribution(
         for weight, moved in upper:
             above += weight * ndtr(scaled - moved / noise)
         for weight, moved in lower:
-            log_below = np.logaddexp(log_below, _log(weight) + log_ndtr(scaled - moved / noise))
+            log_below = np.logaddexp(log_below, math.log(weight) + log_ndtr(scaled - moved / noise))
     deltas = np.clip(above - np.exp(losses + log_below), 0.0, 1.0)
-    return LossDistribution.connected(interval, int(steps[0]), deltas)
+    return LossDistribution.from_deltas(interval, int(steps[0]), deltas)
 
 
 def _binomial(units: int, rate: float) -> tuple[list[tuple[int, float]], float]:
-    """(j, the probability that j of `units` take part), and what is left out of that."""
-    if units == 1:
-        return [(0, 1 - rate), (1, rate)], 0.0
-    if rate == 1:
-        return [(units, 1.0)], 0.0
+    """(pairs (j, probability that j of `units` take part), probability of all j left out).
+
+    Large j with probabilities below 1e-30 are left out. `rate` is below 1.
+    """
     every = [
         math.exp(
             math.lgamma(units + 1) - math.lgamma(j + 1) - math.lgamma(units - j + 1)
@@ -342,20 +360,17 @@ def _binomial(units: int, rate: float) -> tuple[list[tuple[int, float]], float]:
         for j in range(units + 1)
     ]  # fmt: skip
     last = max(1, max(j for j, weight in enumerate(every) if weight >= _NO_WEIGHT))
-    return list(enumerate(every[: last + 1])), math.fsum(every[last + 1 :])
-
-
-def _log(x: float) -> float:
-    return math.log(x) if x > 0 else -math.inf
+    kept = [(j, weight) for j, weight in enumerate(every[: last + 1]) if weight]
+    return kept, math.fsum(every[last + 1 :])
 
 
 def _place(losses: Values, joined: _Mixture, variance: float, units: int) -> Values:
-    """Where log(sum over j of w_j e^((j x - j^2 / 2) / variance)) is the loss.
+    """The x where log(sum over j of w_j e^((j x - j^2 / 2) / variance)) is each of `losses`.
 
-    Minus infinity where the loss is at most log w_0: no place has so little. For one unit this is
-    1/2 + variance log(1 + (e^loss - 1) / rate). For more, without the part of j = 0, which does not
-    depend on x, the sum's logarithm is convex and no steeper or flatter than its parts: Newton's
-    method from the right falls to the root.
+    `joined` are the pairs (w_j, j). Minus infinity where the loss is at most log w_0: no place has
+    so little. For one unit this is 1/2 + variance log(1 + (e^loss - 1) / rate). For more, without
+    the part of j = 0, which does not depend on x, the sum's logarithm is convex and no steeper or
+    flatter than its parts: Newton's method from the right falls to the root.
     """
     if units == 1:
         rate = joined[-1][0]
@@ -363,8 +378,8 @@ def _place(losses: Values, joined: _Mixture, variance: float, units: int) -> Val
             inner = np.maximum(np.expm1(losses) / rate, -1.0)
             logs = np.where(losses > _NO_SINH, losses - math.log(rate), np.log1p(inner))
         return np.asarray(0.5 + variance * logs)
-    parts = [(_log(weight), moved) for weight, moved in joined if moved and weight]
-    none = next((_log(weight) for weight, moved in joined if not moved), -math.inf)
+    parts = [(math.log(weight), moved) for weight, moved in joined if moved]
+    none = next((math.log(weight) for weight, moved in joined if not moved), -math.inf)
     places = np.full_like(losses, -np.inf)
     some = losses > none
     wanted = losses[some] + np.log(-np.expm1(none - losses[some]))

@@ -1,4 +1,4 @@
-"""What a claim means: in a sentence for people who have never heard of epsilon, and in odds.
+"""The meaning of a claim: a sentence for people who have never heard of epsilon, and odds.
 
 (epsilon, delta)-differential privacy bounds every test between two worlds that differ in one unit.
 At a false-alarm rate of a, the power of a test is at most
@@ -12,7 +12,6 @@ Numbers are rounded up: a sentence never promises more than the claim.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
@@ -26,11 +25,11 @@ from fedveil.privacy.accounting.claims import (
 )
 
 ALARMS = {"1 in 1,000": 1e-3, "1 in 100": 1e-2, "1 in 10": 1e-1}
-"""False-alarm rates at which the power is told."""
+"""The false-alarm rates at which a report states the power."""
 
 
 class Strength(StrEnum):
-    """How much of a promise a claim is to the one that it is about, in the worst case."""
+    """How strong the promise of a claim is, in the worst case."""
 
     NONE = "none"
     NOTHING = "next to nothing"
@@ -45,7 +44,7 @@ _STRENGTHS = {Strength.NOTHING: 0.999, Strength.WEAK: 0.95, Strength.MODERATE: 0
 _PROMISES = {
     Strength.NOTHING: (
         "That promises next to nothing: at an epsilon this large such an attacker may be all but "
-        "certain. Known attacks may do worse than that, but nothing guarantees it."
+        "certain. Real attacks are often less successful, but this is not guaranteed."
     ),
     Strength.WEAK: "That is a weak promise: such an attacker may be nearly certain about somebody.",
     Strength.MODERATE: "That leaves doubt, and lets such an attacker learn a good deal.",
@@ -57,6 +56,8 @@ _SEES = {
     Trust.LOCAL: "Whoever sees everything that a client sends, as the server does,",
     Trust.CURATOR: "Whoever sees everything that the server sees,",
     Trust.SHUFFLED: "Whoever sees everything that the shuffler hands on, as the server does,",
+    Trust.SITE: "Whoever sees everything that a site sends, as the server does,",
+    Trust.SECURE_SUM: "Whoever sees the sum of what all sites send, as the server does,",
 }
 
 _TRUSTED = {
@@ -74,6 +75,14 @@ _TRUSTED = {
     Trust.SHUFFLED: (
         "A shuffler has to be trusted to hide who sent what, and enough other clients to report "
         "honestly; the server need not be."
+    ),
+    Trust.SITE: (
+        "The site that has the record has to be trusted, and nobody else: what it sends has its "
+        "noise already."
+    ),
+    Trust.SECURE_SUM: (
+        "The site that has the record has to be trusted, and all other sites to add their noise "
+        "and keep it to themselves; the server need not be: it sees only the sum of all sites."
     ),
 }
 
@@ -112,6 +121,16 @@ _WORLDS_OF_SEVERAL = {
     Relation.REPLACE: "whether the data of {these} are their own or any others",
 }
 
+_UNCOVERED = (
+    "What is true of people in general, and would be learnt from others as well.",
+    "Other runs on the same data, trials included: their epsilons add up.",
+)
+_UNCOVERED_UNDER = {
+    Relation.ADD_REMOVE: (),
+    Relation.ZERO_OUT: ("How many clients there are, which is public.",),
+    Relation.REPLACE: ("That somebody takes part: only what their data are is hidden.",),
+}
+
 SEVERAL = (1, 2, 4, 8)
 """Numbers of units of one person for which a report has the epsilon."""
 
@@ -122,25 +141,28 @@ NOTHING_CLAIMED = (
 
 
 def counting(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
-    """The headline claim: the first that is a guarantee, else the first, None without any.
+    """The headline claim: the first that is a guarantee, else the first. None without any.
 
-    Whoever shows one number of several claims shows this one. A claim with a condition never
-    counts.
+    Whoever shows one number of several claims shows this one. Claims with a condition are left out;
+    a guarantee is not as published.
     """
     whole = [claim for claim in claims if not claim.condition]
     return next((c for c in whole if not c.as_published), whole[0] if whole else None)
 
 
 def budgeted(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
-    """The claim of the line that the budget limits, from which what is left is computed.
+    """The claim of the line that the budget limits: the first without a condition, or None.
 
-    It is the one that counts, but for recipes as published: there the paper's formula is limited.
+    It is the headline claim, but for recipes as published: there the paper's formula is limited.
     """
     return next((claim for claim in claims if not claim.condition), None)
 
 
 def smaller(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
-    """The conditional claim that is smaller than the headline claim, None if there is none."""
+    """The conditional claim beside the headline claim, which has the same terms. None without one.
+
+    Its epsilon is smaller.
+    """
     first = counting(claims)
     if first is None:
         return None
@@ -166,7 +188,7 @@ def right_guesses(claim: PrivacyClaim) -> float:
 
 
 def power(claim: PrivacyClaim, alarms: float) -> float:
-    """The largest share of true cases found by a test with that share of false alarms.
+    """The largest share of true cases found by a test with the share `alarms` of false alarms.
 
     | edge | behaviour |
     |---|---|
@@ -180,45 +202,64 @@ def power(claim: PrivacyClaim, alarms: float) -> float:
     return min(odds * alarms + claim.delta, 1 - (1 - claim.delta - alarms) / odds, 1.0)
 
 
-@dataclass(frozen=True)
 class Meaning:
-    """What a run's claims mean: `claim` is the one that counts, None where nothing is claimed.
+    """What a run's claims mean, in words for people who are no specialists.
 
-    `smaller` is the same claim on a condition, `published` a paper's formula that was limited.
+    Attributes:
+        claim: The headline claim, None if nothing is claimed.
+        published: A paper's formula that the budget limited instead, None if there is none.
+        smaller: The conditional claim that is smaller than the headline claim, or None.
+        promise: The headline claim if it is a guarantee, otherwise None.
+        strength: How strong the promise is, by the share of right guesses that it permits.
+        worth: That strength in a sentence, "" without a promise.
+        unit: Whom or what the claim is about.
+        trusted: Whom one has to trust for the claim to hold.
+        worlds: The two worlds between which an attacker has to tell, "" without a claim.
+        conditions: The conditions under which the claim holds. Whom one has to trust comes first.
+        uncovered: Sentences on what the claim does not cover, empty without a claim.
+        several_unknown: Why `several` has no epsilons, "" where it has or none are needed.
     """
 
-    claim: PrivacyClaim | None
-    published: PrivacyClaim | None = None
-    smaller: PrivacyClaim | None = None
-
-    @classmethod
-    def from_claims(cls, claims: Sequence[PrivacyClaim]) -> "Meaning":
-        """Of all that a run claims."""
-        claim = counting(claims)
-        published = next((c for c in claims if c.as_published and c is not claim), None)
-        first = budgeted(claims)
-        charged = first is not None and first.as_published
-        return cls(claim, published if charged else None, smaller(claims))
-
-    @property
-    def guaranteed(self) -> bool:
-        """Whether anything is promised at all."""
-        return self.claim is not None and not self.claim.as_published and self.claim.vouched
-
-    @property
-    def strength(self) -> Strength:
-        """By the share of right guesses that the claim permits."""
-        if self.claim is None or not self.guaranteed:
-            return Strength.NONE
-        share = right_guesses(self.claim)
-        for strength, least in _STRENGTHS.items():
-            if share >= least:
-                return strength
-        return Strength.STRONG
+    def __init__(self, claims: Sequence[PrivacyClaim]) -> None:
+        """Compute the attributes from a run's claims. Without claims, nothing is promised."""
+        claim = self.claim = counting(claims)
+        self.smaller, self.published, first = smaller(claims), None, budgeted(claims)
+        if first is not None and first.as_published:
+            self.published = next((c for c in claims if c.as_published and c is not claim), None)
+        self.promise, self.strength, self.worlds = claim, Strength.NONE, ""
+        if claim is None:
+            self.conditions, self.uncovered, self.unit = list[str](), list[str](), "Nobody."
+            self.trusted = "Everybody who takes part, and everybody who sees the model."
+        else:
+            self.unit, self.trusted = _UNITS[claim.unit], _TRUSTED[claim.trust]
+            self.worlds = _WORLDS[claim.unit, claim.neighbours]
+            if claim.units > 1:
+                these = f"{claim.units} {claim.unit}s of one person"
+                self.worlds = _WORLDS_OF_SEVERAL[claim.neighbours].format(these=these)
+            if claim.as_published or not claim.vouched:
+                self.promise = None
+            assumptions = (a for a in claim.assumptions if a != TRUSTED_SERVER)
+            self.conditions = [self.trusted, *assumptions]
+            self.uncovered = [*_UNCOVERED, *_UNCOVERED_UNDER[claim.neighbours]]
+        if self.promise is not None:
+            share, self.strength = right_guesses(self.promise), Strength.STRONG
+            for strength, least in reversed(_STRENGTHS.items()):
+                if share >= least:
+                    self.strength = strength
+        self.worth = _PROMISES.get(self.strength, "")
+        self._of_one_unit, self.several_unknown = self.promise, ""
+        if claim is not None and (claim.unit is Unit.WEIGHT or claim.units > 1):
+            self._of_one_unit = None  # nobody has several such units
+        one = self._of_one_unit
+        if one is not None and one.composed is None and one.delta:
+            self.several_unknown = (
+                f"The epsilon of somebody with several {one.unit}s is larger, and cannot be "
+                "computed: the claim does not record what was composed."
+            )
 
     @property
     def sentence(self) -> str:
-        """The claim, for somebody who is no specialist."""
+        """The claim in one or two sentences, or a sentence that nothing is promised."""
         claim = self.claim
         if claim is None:
             return NOTHING_CLAIMED
@@ -240,24 +281,11 @@ class Meaning:
         return f"{_SEES[claim.trust]} and knows {rest}, can guess {self.worlds} {most}.{whose}"
 
     @property
-    def worlds(self) -> str:
-        """Between which two worlds an attacker has to tell."""
-        if self.claim is None:
-            return ""
-        claim = self.claim
-        if claim.units > 1:
-            these = f"{claim.units} {claim.unit}s of one person"
-            return _WORLDS_OF_SEVERAL[claim.neighbours].format(these=these)
-        return _WORLDS[claim.unit, claim.neighbours]
-
-    @property
-    def worth(self) -> str:
-        """How strong the promise is, "" where there is none."""
-        return _PROMISES.get(self.strength, "")
-
-    @property
     def warnings(self) -> list[str]:
-        """What has to be said beside the sentence, however short the page."""
+        """Sentences that must stand beside `sentence`, [] if there are none.
+
+        They are on seeded noise, on a conditional claim, and on a paper's formula.
+        """
         claim, warnings = self.claim, []
         if claim is None:
             return []
@@ -278,18 +306,15 @@ class Meaning:
             )
         return warnings
 
-    @property
-    def unit(self) -> str:
-        """Whom or what the claim is about."""
-        return "Nobody." if self.claim is None else _UNITS[self.claim.unit]
-
     def several(self) -> list[dict[str, str]]:
-        """Epsilons of a person with several units, at the claim's delta. May be empty.
+        """Table rows with the epsilon of a person with 1, 2, 4 or 8 units, at the claim's delta.
 
-        Computed when it is called: it may take a second.
+        The keys of a row are "clients of one person" (or records), "epsilon" and "right guesses at
+        most". [] if nothing is promised or they cannot be computed. Computing them may take a
+        second.
         """
-        claim = self._about_one_unit
-        if claim is None or not claim.answers:
+        claim = self._of_one_unit
+        if claim is None or self.several_unknown:
             return []
         rows = []
         for units in SEVERAL:
@@ -300,63 +325,18 @@ class Meaning:
         return rows
 
     @property
-    def several_unknown(self) -> str:
-        """Why there is no epsilon for several units, "" where there is one or none is needed."""
-        claim = self._about_one_unit
-        if claim is None or claim.answers:
-            return ""
-        return (
-            f"The epsilon of somebody with several {claim.unit}s is larger, and cannot be "
-            "computed: the claim does not record what was composed."
-        )
-
-    @property
-    def _about_one_unit(self) -> PrivacyClaim | None:
-        """The claim if it promises something about one unit of which somebody may have more."""
-        claim = self.claim
-        if claim is None or claim.unit is Unit.WEIGHT or claim.units > 1:
-            return None
-        return claim if self.guaranteed else None
-
-    @property
-    def trusted(self) -> str:
-        """Whom one has to trust for it to hold."""
-        if self.claim is None:
-            return "Everybody who takes part, and everybody who sees the model."
-        return _TRUSTED[self.claim.trust]
-
-    @property
-    def conditions(self) -> list[str]:
-        """The conditions under which the claim holds. Whom one has to trust is listed once."""
-        if self.claim is None:
-            return []
-        return [self.trusted, *(a for a in self.claim.assumptions if a != TRUSTED_SERVER)]
-
-    @property
-    def uncovered(self) -> list[str]:
-        """What the claim does not cover."""
-        if self.claim is None:
-            return []
-        uncovered = [
-            "What is true of people in general, and would be learnt from others as well.",
-            "Other runs on the same data, trials included: their epsilons add up.",
-        ]
-        match self.claim.neighbours:
-            case Relation.ZERO_OUT:
-                uncovered.append("How many clients there are, which is public.")
-            case Relation.REPLACE:
-                uncovered.append("That somebody takes part: only what their data are is hidden.")
-        return uncovered
-
-    @property
     def odds(self) -> list[dict[str, str]]:
-        """What an attacker can find at most, by how many false alarms it puts up with."""
-        if self.claim is None or not self.guaranteed:
+        """Table rows with the largest power of an attack at each of `ALARMS`, [] without a promise.
+
+        The keys of a row are "false alarms", "true cases found, at most" and "found by mere
+        guessing".
+        """
+        if self.promise is None:
             return []
         return [
             {
                 "false alarms": name,
-                "true cases found, at most": _share(power(self.claim, alarms)),
+                "true cases found, at most": _share(power(self.promise, alarms)),
                 "found by mere guessing": _share(alarms),
             }
             for name, alarms in ALARMS.items()
@@ -364,24 +344,26 @@ class Meaning:
 
     @property
     def factor(self) -> str:
-        """The definition in odds, "" where nothing is guaranteed."""
-        if self.claim is None or not self.guaranteed:
+        """A sentence with the factor e^epsilon, rounded up. "" without a promise."""
+        if self.promise is None:
             return ""
-        odds = _odds(self.claim)
-        times = f"{_up(odds, 3)} times" if odds < 1e6 else "more than a million times"
-        more = f", plus delta {self.claim.delta:g}" if self.claim.delta else ""
+        odds, delta = _odds(self.promise), self.promise.delta
+        if odds >= 1e6:
+            times = "more than a million times"
+        elif odds >= 1e3:
+            times = f"{math.ceil(odds):,} times"
+        else:
+            unit = 10.0 ** (math.floor(math.log10(odds)) - 2)  # three digits, rounded up
+            times = f"{math.ceil(odds / unit - 1e-9) * unit:.4g} times"
+        more = f", plus delta {delta:g}" if delta else ""
         return (
             f"Whatever may be seen is at most {times} as likely in one of the two worlds as in the "
             f"other{more}."
         )
 
-    @property
-    def claim_text(self) -> str:
-        """The claim in the field's own words."""
-        return "nothing is claimed" if self.claim is None else str(self.claim)
-
 
 def _odds(claim: PrivacyClaim) -> float:
+    """e^epsilon of the claim, infinite beyond floating point."""
     try:
         return math.exp(claim.epsilon)
     except OverflowError:
@@ -389,7 +371,7 @@ def _odds(claim: PrivacyClaim) -> float:
 
 
 def _share(share: float) -> str:
-    """A share, never less than it is.
+    """A share from 0 to 1 as the text "x in 100", rounded up.
 
     >>> [_share(x) for x in (0.5, 0.73106, 0.99966, 0.9999999, 1.0)]
     ['50 in 100', '73.2 in 100', '99.97 in 100', '100 in 100', '100 in 100']
@@ -398,11 +380,3 @@ def _share(share: float) -> str:
     digits = 1 if percent < 99 else 2
     up = math.ceil(percent * 10**digits - 1e-9) / 10**digits
     return f"{up:g} in 100"
-
-
-def _up(value: float, digits: int) -> str:
-    """A number with so many digits, never less than it is."""
-    if value >= 1e3:
-        return f"{math.ceil(value):,}"
-    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return f"{math.ceil(value / unit - 1e-9) * unit:.4g}"

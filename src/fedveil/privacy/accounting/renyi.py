@@ -1,74 +1,152 @@
-"""Epsilon by Renyi divergences, the moments accountant, read in our terms.
+"""Epsilon by Renyi divergences, the moments accountant.
 
-The divergences of plain and Poisson-sampled Gaussians, and the way from divergences to epsilon, are
-dp-accounting's. Those of cohorts of fixed size are computed here: whether noise is relative to the
-length of a row or to the distance between two is read one way or the other by the library's
-versions. The library is imported with this file and by nothing else: it takes a second, and the
-claims that are computed by it come after a training. Every `m` is std / sensitivity under the
-claim's relation.
+Divergences of plain Gaussians, of Poisson-sampled ones (Mironov, Talwar and Zhang 2019) and of
+cohorts of fixed size (Wang, Balle and Kasiviswanathan 2019) add up over releases and are converted
+to epsilon (Canonne, Kamath and Steinke 2020). Every `m` is std / sensitivity under the claim's
+relation. docs/proofs/renyi.md
 """
 
-import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from functools import lru_cache
 from itertools import pairwise
 
-import dp_accounting as dpa
 import numpy as np
 import numpy.typing as npt
-from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from scipy.special import gammaln
+from scipy.special import gammaln, log_ndtr
+
+from fedveil.privacy.accounting.events import FixedSampled, Gaussian, PoissonSampled
 
 Moments = npt.NDArray[np.float64]
 
-_ORDERS = (
-    *(1 + k / 10 for k in range(1, 100)),
-    *map(float, range(11, 64)),
-    128.0,
-    256.0,
-    512.0,
-    1024.0,
+_ORDERS = np.array(
+    [*(1 + k / 10 for k in range(1, 100)), *range(11, 64), 128, 256, 512, 1024], dtype=np.float64
 )
-"""At which a fixed cohort's divergence is bounded."""
+"""The orders at which divergences are computed, those of dp-accounting."""
 
 _EXACT = 256
 """The largest order at which differences of moments are computed; above, their cruder bound."""
 
+_TERMS, _NEGLIGIBLE = 1000, 30.0
+"""Of the series of a fractional order: how many at most, and e^-30 of the sum is the last one."""
 
-def gaussian(m: float, count: int, delta: float) -> float:
-    """Of `count` Gaussian releases: the pair N(0, m^2), N(1, m^2) under every relation."""
-    return _epsilon(dpa.GaussianDpEvent(m), count, delta)
+_MOST_NOISE = 1e100
+"""Larger multipliers count as this one, whose square is a float."""
+
+_ROUNDING = 2.0**-51
+"""What rounding may change in a part of a logarithm, relative to the part."""
 
 
-def poisson_sampled(rate: float, m: float, count: int, delta: float) -> float:
-    """Of Gaussian releases in which a unit takes part with probability `rate`, or never does."""
-    return _epsilon(dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(m)), count, delta)
+@lru_cache(maxsize=1024)
+def renyi_epsilon(
+    event: Gaussian | PoissonSampled | FixedSampled, count: int, delta: float
+) -> float:
+    """The epsilon at `delta` of `count` releases of `event`, an upper bound. Cached.
 
-
-def fixed_sampled(size: int, population: int, m: float, count: int, delta: float) -> float:
-    """Of Gaussian releases of `size` units out of `population`, under replacement.
-
-    Guarantee: an upper bound (Wang, Balle and Kasiviswanathan 2019, theorem 27). `m` is noise over
-    the distance of two rows, 2 S. Where the bound is so loose that it exceeds the release without
-    sampling, the latter counts.
+    A plain Gaussian is the pair N(0, m^2), N(1, m^2) under every relation. In a Poisson-sampled one
+    a unit takes part with probability `rate`, or never does. A cohort of fixed size is under
+    replacement, with `m` relative to the distance of two rows, 2 S (Wang, Balle and Kasiviswanathan
+    2019, theorem 27). Where that bound exceeds the release without sampling, the latter counts.
 
     | edge | behaviour |
     |---|---|
     | everybody is in the cohort | the release without sampling |
+    | a divergence so small that the total variation is below delta | 0 |
     """
-    plain = gaussian(m, count, delta)
-    if size == population:
-        return plain
-    moments = fixed_sampled_moments(size / population, m)
-    return min(_of_moments(np.array(_ORDERS), count * moments, delta), plain)
+    divergences = count * _divergences(event)
+    epsilons = divergences + np.log1p(-1 / _ORDERS) - np.log(delta * _ORDERS) / (_ORDERS - 1)
+    epsilon = max(0.0, float(epsilons.min()))
+    if delta**2 + math.expm1(-float(divergences.min())) > 0:
+        epsilon = 0.0
+    if isinstance(event, FixedSampled):
+        return min(epsilon, renyi_epsilon(event.event, count, delta))
+    return epsilon
+
+
+@lru_cache(maxsize=64)
+def _divergences(event: Gaussian | PoissonSampled | FixedSampled) -> Moments:
+    """The Renyi divergence of one release of `event` at each of `_ORDERS`, from above.
+
+    Infinite at orders whose series does not converge in time.
+    """
+    match event:
+        case FixedSampled(size, population, plain) if size < population:
+            return fixed_sampled_moments(size / population, plain.multiplier)
+        case PoissonSampled(rate, Gaussian(m)) if rate < 1:
+            whole = np.floor(_ORDERS) == _ORDERS
+            logs, m = np.empty_like(_ORDERS), min(m, _MOST_NOISE)
+            logs[whole] = [poisson_log_moment(int(a), rate, m) for a in _ORDERS[whole]]
+            logs[~whole] = _fractional_log_moments(_ORDERS[~whole], rate, m)
+            return logs / (_ORDERS - 1)
+        case PoissonSampled(_, plain) | FixedSampled(_, _, plain):
+            return _divergences(plain)
+        case Gaussian(m):
+            return _ORDERS / (2 * m * m)
+
+
+def poisson_log_moment(order: int, rate: float, m: float) -> float:
+    """The logarithm of the moment of a Poisson-sampled Gaussian, at an integer order above 1.
+
+    The moment is 1 + sum over k = 2 .. order of C(order, k) rate^k (1 - rate)^(order - k)
+    (e^(k (k - 1) / 2 m^2) - 1): binomial probabilities have the sum 1, and nothing cancels.
+    """
+    k, m = np.arange(2, order + 1, dtype=np.float64), min(m, _MOST_NOISE)
+    power = k * (k - 1) / (2 * m * m)
+    terms = _summed_logs(
+        np.full_like(k, gammaln(order + 1)),
+        -gammaln(k + 1),
+        -gammaln(order - k + 1),
+        k * math.log(rate),
+        (order - k) * math.log1p(-rate),
+        power,
+        np.log(-np.expm1(-power)),
+    )
+    return float(np.logaddexp.reduce(terms, initial=0.0))
+
+
+def _fractional_log_moments(orders: Moments, rate: float, m: float) -> Moments:
+    """The logarithms of the moments of a Poisson-sampled Gaussian at fractional orders, from above.
+
+    The densities' ratio is 1 - rate + rate e^((2 x - 1) / 2 m^2). On either side of the x where the
+    two parts are equal, its power is a binomial series in the smaller over the larger. Terms are
+    added without their signs, which alternate beyond the order, until both series fall and are
+    negligible. Infinite, if that takes more than 1,000 terms.
+    """
+    a, i = orders[:, None], np.arange(_TERMS, dtype=np.float64)
+    factors = np.append(np.ones_like(a), (a - i[:-1]) / i[1:], axis=1)
+    log_binomial = np.cumsum(np.log(np.abs(factors)), axis=1)
+    log_in, log_out, twice = math.log(rate), math.log1p(-rate), 2 * m * m
+    equal = m * m * (log_out - log_in) + 0.5
+    j = a - i
+    below = _summed_logs(
+        log_binomial, i * log_in, j * log_out, i * (i - 1) / twice, log_ndtr((equal - i) / m)
+    )
+    above = _summed_logs(
+        log_binomial, j * log_in, i * log_out, j * (j - 1) / twice, log_ndtr((j - equal) / m)
+    )
+    sums = np.logaddexp.accumulate(np.logaddexp(below, above), axis=1)
+    small = np.maximum(below, above)[:, 1:] < sums[:, 1:] - _NEGLIGIBLE
+    falling = (below[:, 1:] < below[:, :-1]) & (above[:, 1:] < above[:, :-1])
+    ended = small & falling & (i[1:] >= a + 2)
+    logs = sums[np.arange(len(orders)), 1 + np.argmax(ended, axis=1)]
+    return np.where(ended.any(axis=1), np.maximum(logs, 0.0) + _ROUNDING, np.inf)
+
+
+def _summed_logs(*parts: Moments) -> Moments:
+    """The sum of the parts of a logarithm, and the rounding of each part on top of it."""
+    total: Moments = np.zeros(1)
+    size: Moments = np.zeros(1)
+    for part in parts:
+        total, size = total + part, size + np.abs(part)
+    return total + _ROUNDING * size
 
 
 @lru_cache(maxsize=64)
 def fixed_sampled_moments(share: float, m: float) -> Moments:
     """The Renyi divergence of one release of a fixed cohort at each of `_ORDERS`, from above.
+
+    `share` is q, the size of the cohort / population, and `m` is std / the distance of two rows.
+    Cached.
 
     With f(k) = e^(k (k - 1) / 2 m^2), the k-th moment of the Gaussian without sampling, and its
     differences d(l) = sum over k of (-1)^(l - k) C(l, k) f(k), the moment of order a is at most
@@ -79,7 +157,7 @@ def fixed_sampled_moments(share: float, m: float) -> Moments:
     Its logarithm is convex in the order: between two integers it is below the chord.
     """
     logs = {1: 0.0}
-    for order in sorted({round for a in _ORDERS for round in (math.floor(a), math.ceil(a))} - {1}):
+    for order in sorted({*map(math.floor, _ORDERS), *map(math.ceil, _ORDERS)} - {1}):
         logs[order] = _log_moment(order, share, m)
     divergences = []
     for a in _ORDERS:
@@ -90,7 +168,7 @@ def fixed_sampled_moments(share: float, m: float) -> Moments:
 
 
 def _log_moment(order: int, share: float, m: float) -> float:
-    """log of the bound on the moment of an integer order."""
+    """The logarithm of the bound in `fixed_sampled_moments` on the moment of an integer order."""
     j = np.arange(2, order + 1, dtype=np.float64)
     crude = math.log(2) + j * (j - 1) / (2 * m * m)
     if order <= _EXACT:
@@ -106,7 +184,7 @@ def _log_moment(order: int, share: float, m: float) -> float:
 
 @lru_cache(maxsize=64)
 def _log_differences(m: float) -> tuple[float, ...]:
-    """log d(0), log d(2), log d(4), ... up to d(256).
+    """(log d(0), log d(2), log d(4), ..., log d(256)), d as in `fixed_sampled_moments`.
 
     d(l) is the l-th moment of the ratio of densities less 1: a small sum of large terms with
     alternating signs. The terms are at most 2^l f(l) and d(l) at least (f(l)^(1/l) - 1)^l
@@ -129,39 +207,3 @@ def _log_differences(m: float) -> tuple[float, ...]:
         if order % 2 == 0:
             logs.append(float(rough.ln(rough.plus(differences[0]))))
     return tuple(logs)
-
-
-@lru_cache(maxsize=1024)
-def _epsilon(event: dpa.DpEvent, count: int, delta: float) -> float:
-    orders, moments = _moments(event)
-    return _of_moments(orders, count * moments, delta)
-
-
-def _of_moments(orders: Moments, moments: Moments, delta: float) -> float:
-    with _quiet():
-        return float(compute_epsilon(orders, moments, delta)[0])
-
-
-@lru_cache(maxsize=64)
-def _moments(event: dpa.DpEvent) -> tuple[Moments, Moments]:
-    """Orders, and the divergence of one release at each.
-
-    This takes long, and adds up: budgets ask for many counts of one release.
-    """
-    with _quiet():
-        accountant = RdpAccountant(
-            neighboring_relation=dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
-        ).compose(event)
-        return accountant.orders, accountant.rdp
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the library's remarks about RDP orders that it skipped. Skipping is safe."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -37,8 +37,12 @@ _guard = threading.Lock()
 
 
 def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement. Inside `one_look`, as of the moment at which that began."""
-    with one_look(path) as db:
+    """All rows of an SQL statement, as tuples. Nothing is written.
+
+    Inside `ledger_snapshot` of the same path, as of the moment at which that began. Raises BadInput
+    if the file is not a ledger.
+    """
+    with ledger_snapshot(path) as db:
         try:
             return db.execute(statement).fetchall()
         except DAMAGED as e:
@@ -46,14 +50,18 @@ def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
 
 
 @contextmanager
-def one_look(path: Path) -> Iterator[sqlite3.Connection]:
-    """All queries inside see the ledger at one moment, and nothing beside it is written.
+def ledger_snapshot(path: Path) -> Iterator[sqlite3.Connection]:
+    """Context manager: yields a connection to the ledger as it is at one moment.
+
+    Calls of `query` inside use it as well. Nothing is written.
 
     | edge | behaviour |
     |---|---|
     | no log, or an empty one | read in place, as immutable: nothing is locked, nothing is made |
     | a log with content, of a run that is running or was killed | a private copy of both is read |
     | a ledger that this process writes | read in place: SQLite shares it within a process |
+    | inside another snapshot of the same path | the connection of that one |
+    | no file, or not a database | BadInput |
     | the file or its log may not be read | BadInput with the reason |
     | written while it was read, so that it did not fit | BadInput that says so |
     """
@@ -72,7 +80,7 @@ def one_look(path: Path) -> Iterator[sqlite3.Connection]:
         where, uri = str(file), False
         if not _writers[file]:
             if _logs(path, file):
-                where = str(stack.enter_context(_copy(path, file)))
+                where = str(stack.enter_context(_private_copy(path, file)))
             else:
                 where, uri = f"{file.as_uri()}?mode=ro&immutable=1", True
         try:
@@ -97,18 +105,23 @@ def one_look(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def count_writer(path: Path, change: int) -> None:
-    """Note that this process has opened (1) or closed (-1) the ledger for writing.
+    """Note that this process has opened (`change` 1) or closed (-1) the ledger for writing.
 
-    It then has SQLite's locks on the file, which are lost when the process closes any descriptor
-    of it that SQLite does not know of. So it is read in place meanwhile.
+    SQLite's locks on the file are lost when this process closes a descriptor of it that SQLite does
+    not know of. So the ledger is read in place meanwhile.
     """
     with _guard:
         _writers[path.resolve()] += change
 
 
 @contextmanager
-def _copy(path: Path, file: Path) -> Iterator[Path]:
-    """A private copy of the file and its logs, of one moment."""
+def _private_copy(path: Path, file: Path) -> Iterator[Path]:
+    """Context manager: yields the path of a private copy of the ledger and its logs at one moment.
+
+    The copy is deleted at the end. `path` is how messages name the ledger, `file` the same,
+    resolved. Raises BadInput if there is no room for temporary files, if the ledger cannot be read,
+    or if it changed during each of five tries.
+    """
     try:
         folder = tempfile.TemporaryDirectory(prefix="fedveil-")
     except OSError as e:
@@ -131,7 +144,11 @@ def _copy(path: Path, file: Path) -> Iterator[Path]:
 
 
 def _logs(path: Path, file: Path) -> list[str]:
-    """Which logs of a ledger have content."""
+    """The suffixes of the ledger's logs that have content: "-wal", "-journal", both or none.
+
+    `path` is how messages name the ledger, `file` the same, resolved. Raises BadInput if a log may
+    not be looked at.
+    """
     logs = []
     for log in _LOGS:
         try:
@@ -145,7 +162,10 @@ def _logs(path: Path, file: Path) -> list[str]:
 
 
 def _signature(file: Path) -> tuple[object, ...]:
-    """What changes when the file or its log is written."""
+    """(inode, size, time of change) of the file and its two logs, None for a missing one.
+
+    Two signatures differ if something was written in between.
+    """
     parts: list[object] = []
     for suffix in ("", *_LOGS):
         try:
@@ -211,11 +231,12 @@ class Charge:
 
 
 def read_about(path: Path) -> dict[str, str]:
-    """The ledger's description of itself. Another format, or other tables, are refused.
+    """The ledger's description of itself: format, salt and, of a shared ledger, common terms.
 
-    `salt` is the key of its seals: it stays in the file.
+    `salt` is the key of its seals, and stays in the file. Raises BadInput for another format, and
+    for tables, indices or triggers that are not as fedveil makes them.
     """
-    with one_look(path):
+    with ledger_snapshot(path):
         rows, tables = query(path, "SELECT key, value FROM about"), set(query(path, _TABLES))
     try:
         about = {column(name, str): column(value, str) for name, value in rows}
@@ -235,15 +256,21 @@ def read_about(path: Path) -> dict[str, str]:
 
 @lru_cache(1)
 def _own_tables() -> frozenset[tuple[str, ...]]:
-    """Tables and indices of a new ledger: one more trigger, and charges could vanish."""
+    """(type, name, table, SQL) of the tables and indices of a new ledger. Cached.
+
+    A ledger with others is refused: with a trigger, charges could vanish.
+    """
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMA)
         return frozenset(db.execute(_TABLES).fetchall())
 
 
 def read_runs(path: Path) -> dict[str, dict[str, str]]:
-    """The runs of a ledger, as they registered."""
-    with one_look(path):
+    """By name, in the order of registration, the texts that each run of a ledger registered with.
+
+    Among them are "lines", "clients" and "permitted". Raises BadInput if they cannot be read.
+    """
+    with ledger_snapshot(path):
         read_about(path)
         rows = query(path, "SELECT run, about FROM runs ORDER BY rowid")
     runs = {}
@@ -256,7 +283,10 @@ def read_runs(path: Path) -> dict[str, dict[str, str]]:
 
 
 def read_charges(path: Path, run: str | None = None) -> list[Charge]:
-    """All charges, or those of one run, in order."""
+    """The charges of `run`, or of all runs if it is None, by run, round, attempt and line.
+
+    [] for an unknown run. Raises BadInput if a charge cannot be read.
+    """
     rows = query(
         path,
         "SELECT round, attempt, covers, event, charged_at, run FROM charges "
@@ -275,8 +305,11 @@ def read_charges(path: Path, run: str | None = None) -> list[Charge]:
 
 
 def read_participations(path: Path, run: str | None = None) -> Counts | None:
-    """How often each client took part in a run (the only one, if it is left out)."""
-    with one_look(path):
+    """How often each client took part in `run`, int64 [N]. None where turns are not counted.
+
+    If `run` is None, the first run of the ledger counts. Raises BadInput if cohorts cannot be read.
+    """
+    with ledger_snapshot(path):
         runs = read_runs(path)
         rows = query(path, "SELECT run, ids FROM cohorts")
     name = run if run is not None else next(iter(runs), "")
@@ -291,7 +324,12 @@ def read_participations(path: Path, run: str | None = None) -> Counts | None:
 
 
 def read_closing(path: Path, run: str) -> dict[str, str]:
-    """The digests of a run's files when it ended last, empty while it is open."""
+    """The digests of a run's files by name, when it ended last.
+
+    {} if it is open, resumed or unknown.
+
+    Raises BadInput if the entry cannot be read.
+    """
     rows = query(path, "SELECT run, files FROM closings ORDER BY seq DESC")
     try:
         return next((_texts(files) for owner, files in rows if owner == run), {})
@@ -300,7 +338,10 @@ def read_closing(path: Path, run: str) -> dict[str, str]:
 
 
 def counted_clients(about: dict[str, str]) -> int:
-    """The number of clients whose turns a run counts. Raises ValueError if it is malformed."""
+    """The number of clients whose turns a run counts, from the texts that it registered with.
+
+    0 if it counts none. Raises ValueError if the number is malformed or above 2^27.
+    """
     clients = int(about.get("clients", "0"))
     if not 0 <= clients <= _MOST_CLIENTS:
         raise ValueError(f"it speaks of {clients} clients")
@@ -308,7 +349,7 @@ def counted_clients(about: dict[str, str]) -> int:
 
 
 def column(value: Any, kind: type) -> Any:
-    """The value of a column, which is of that type. SQLite may hold any type there."""
+    """`value`, if it is of the type `kind`. Raises TypeError otherwise: SQLite may hold any."""
     if not isinstance(value, kind):
         raise TypeError(f"{type(value).__name__} where {_KINDS[kind]} should be")
     return value
@@ -318,7 +359,10 @@ _KINDS = {str: "text", int: "a count", bytes: "a cohort", dict: "names and texts
 
 
 def _texts(text: Any) -> dict[str, str]:
-    """Names and texts, stored as JSON."""
+    """The names and texts of a JSON object, from a column.
+
+    Raises TypeError or ValueError if it is anything else.
+    """
     values: dict[str, str] = column(json.loads(column(text, str)), dict)
     for value in values.values():
         column(value, str)
@@ -326,12 +370,17 @@ def _texts(text: Any) -> dict[str, str]:
 
 
 def ids_from_bytes(ids: bytes) -> Ids:
-    """A cohort as it is stored."""
+    """The client ids of a stored cohort, int64 [K], from 32-bit little-endian numbers."""
     return np.frombuffer(ids, dtype="<u4").astype(np.int64)
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """Open a file for writing, or memory, so that every commit waits for the disk."""
+    """A connection for writing to a file, or to memory if `path` is None.
+
+    Commits wait for the disk.
+
+    A missing file is made. Raises BadInput if it cannot be opened or is not a database.
+    """
     where = ":memory:" if path is None else path
     try:
         db = sqlite3.connect(where, isolation_level=None, timeout=10)
@@ -350,7 +399,10 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Write everything inside, or nothing. Nobody else writes meanwhile."""
+    """Context manager: commit everything that is written inside, or nothing if it raises.
+
+    Nobody else writes meanwhile: waits up to 10 seconds for another writer.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -10,6 +10,7 @@ ledger until it is closed. Charges, and what a run left at its end, are chained 
 import json
 import secrets
 import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,7 +61,10 @@ class LedgerRun:
     repeats: bool = True
 
     def identifying_values(self, salt: str) -> dict[str, str]:
-        """The values that identify the run. Digests of private things are sealed."""
+        """The texts that identify the run: `about`, "lines" as JSON, "clients".
+
+        "data" and "identity" are sealed with `salt`.
+        """
         rows, lines = dict(self.about), []
         for key in _SEALED:
             if key in rows:
@@ -95,10 +99,20 @@ class Ledger:
     | shared ledger of another unit, relation, trust, delta, noise or data set | LedgerMismatch |
     | shared ledger with a seeded run of the same seed | LedgerMismatch: noise would cancel out |
     | file missing, corrupt or of another version | BadInput |
+
+    Attributes:
+        refusal: The last `BudgetExhausted` that `charge` raised, or None.
+        shared: The common budget of a shared ledger, None if the ledger is the run's own.
     """
 
     def __init__(self, connection: sqlite3.Connection, run: LedgerRun) -> None:
-        self._db, self._run, self._salt = connection, run.about["run"], _salt(connection)
+        """Use `create`, `reopen` or `join` instead: the run must be registered already.
+
+        `connection` is to the ledger, and `close` closes it.
+        """
+        self._db, self._run = connection, run.about["run"]
+        salt = connection.execute("SELECT value FROM about WHERE key = 'salt'").fetchone()
+        self._salt = str(salt[0])
         name = connection.execute("PRAGMA database_list").fetchone()[2]  # empty for memory
         self._file = Path(name) if name else None
         if self._file is not None:
@@ -109,15 +123,17 @@ class Ledger:
         self._turns, self._counted = np.zeros(run.clients, dtype=np.int64), 0
         self._lasting: dict[tuple[str, int], bool] = {}
         self.refusal: BudgetExhausted | None = None
-        self._shared: SharedBudget | None = None
+        self.shared: SharedBudget | None = None
         if run.common is not None:
-            self._shared = SharedBudget(run.common, run.clients, run.lines)
+            self.shared = SharedBudget(connection, run.common, run.clients, run.lines[0])
 
     @classmethod
     def create(cls, path: Path | None, run: LedgerRun) -> "Ledger":
-        """A new ledger at `path` (None: in memory, for a training that leaves no run behind).
+        """A new ledger at `path`, or in memory if it is None.
 
-        With a `common` budget it is one that other runs may share.
+        Writes the file, which may not be a ledger yet, and registers the run. A ledger in memory is
+        for a training that leaves no run behind. With a `common` budget other runs may share the
+        ledger.
         """
         db = connect(path)
         db.execute("PRAGMA journal_mode = WAL")
@@ -128,12 +144,24 @@ class Ledger:
             shared = run.common.to_rows(salt) if run.common else {}
             rows = {"format": FORMAT, "salt": salt, **shared}
             db.executemany("INSERT INTO about VALUES (?, ?)", rows.items())
-            _register(db, run)
+            _register(db, run, salt)
         return cls(db, run)
 
     @classmethod
     def reopen(cls, path: Path, run: LedgerRun) -> "Ledger":
-        """Open a run's ledger again. Refuses one that belongs to something else."""
+        """Open the ledger of a run that is registered in it.
+
+        Raises LedgerMismatch as `check_same` does, and BadInput if the file cannot be read.
+        """
+        cls.check_same(path, run)
+        return cls(connect(path), run)
+
+    @staticmethod
+    def check_same(path: Path, run: LedgerRun) -> None:
+        """Raise LedgerMismatch if the ledger at `path` belongs to something else than `run`.
+
+        That is another part, other data, other lines or another common budget.
+        """
         runs, name = read_runs(path), run.about["run"]
         if name not in runs and len(runs) != 1:
             raise LedgerMismatch(f"{path}: there is no run {name!r} in this ledger")
@@ -148,15 +176,16 @@ class Ledger:
                 "resume with what the run was started with, or start a new run"
             )
         check_common(path, run.common)
-        return cls(connect(path), run)
 
     @classmethod
     def join(cls, path: Path, run: LedgerRun) -> "Ledger":
-        """Start a new run on an existing ledger. Refused if a shared one promises something else.
+        """Start a new run on an existing ledger, and register it.
 
-        Without a `common` budget runs stand beside each other, and nobody adds them up.
+        Raises LedgerMismatch if there is a run of that name, seed or other count of clients, or if
+        a shared ledger has other terms. Without a `common` budget runs stand beside each other, and
+        nobody adds them up.
         """
-        read_about(path)
+        salt = read_about(path)["salt"]
         check_common(path, run.common)
         db = connect(path)
         try:
@@ -166,18 +195,24 @@ class Ledger:
                 if run.about["run"] in others:
                     raise LedgerMismatch(f"{path}: there is a run {run.about['run']!r} already")
                 check_company(path, others, run.about.get("seed", ""), run.clients)
-                _register(db, run)
+                _register(db, run, salt)
         except BaseException:
             db.close()
             raise
         return cls(db, run)
 
     def charge(self, round: int, ids: Ids | None = None) -> int:
-        """Charge `round` (counting from 1), or raise `BudgetExhausted` and write nothing.
+        """Charge `round` (counting from 1), and return the number of the attempt.
 
-        `ids` are the clients that take part, where their turns are counted. Returns the attempt,
-        0 unless the round was charged before with noise that cannot be replayed. `refusal` keeps
-        the last `BudgetExhausted`.
+        The attempt is 0, unless the round was charged before with noise that cannot be replayed. A
+        replay, and a run without lines, write nothing. Lines of metrics are charged by
+        `charge_measurement`.
+
+        Raises BudgetExhausted, with nothing written, if it would exceed a budget: `refusal` keeps
+        it. Raises AssertionError for a round that does not follow the last one, LedgerMismatch for
+        a replay with another cohort, and BadInput for a client that is asked too often.
+
+        `ids` are the clients that take part, where their turns are counted. None otherwise.
         """
         if not self._lines:
             return 0
@@ -201,7 +236,7 @@ class Ledger:
                 self._db.execute("INSERT INTO cohorts VALUES (?, ?, ?, ?)", row)
             for line in self._lines:
                 if line.due(round) and not line.reading and not line.rounds:
-                    self._add(line, round, attempt)
+                    self._append_charge(line, round, attempt)
         return attempt
 
     def charge_measurement(self, round: int) -> bool:
@@ -235,21 +270,29 @@ class Ledger:
                     continue
                 if len(made) >= len(line.rounds):
                     return False
-                self._add(line, round, attempt)
+                self._append_charge(line, round, attempt)
         return True
 
     def attempt(self, round: int) -> int:
-        """Which attempt at `round` the next charge is for, counting from 0."""
+        """The number, from 0, of the attempt at `round` that the next charge is for.
+
+        A replay has the number of the attempt that it repeats.
+        """
         last = self._last_attempt(round)
         return 0 if last is None else last + (not self._replays)  # a replay has the same number
 
     def _last_attempt(self, round: int) -> int | None:
+        """The number of the last charged attempt at `round`, None if it was not charged."""
         query = "SELECT MAX(attempt) FROM charges WHERE run = ? AND round = ?"
         found = self._db.execute(query, (self._run, round)).fetchone()[0]
         return None if found is None else int(found)
 
     def _check(self, round: int, ids: Ids | None) -> None:
-        """Refuse what the run's own budget, or the common one, does not permit."""
+        """Raise BudgetExhausted if the run's own or the common budget does not permit `round`.
+
+        Raises AssertionError for a round that does not follow the last one, BadInput for a client
+        in `ids` that is asked too often.
+        """
         last = self.charged()
         if round > last + 1 or round < 1:
             raise AssertionError(f"round {round} charged after {last} rounds")
@@ -262,12 +305,15 @@ class Ledger:
         if ids is not None:
             self._check_turns(round, extra_attempts, ids)
         if extra_attempts:
-            self._check_again(max(round, last), extra_attempts, ids)
-        if self._shared is not None:
-            self._shared.check(self._db, self._run, ids)
+            self._check_extra_attempts(max(round, last), extra_attempts, ids)
+        if self.shared is not None:
+            self.shared.check(self._run, ids)
 
     def _check_turns(self, round: int, extra_attempts: int, ids: Ids) -> None:
-        """Refuse a cohort in which somebody takes part more often than the lines account for."""
+        """Raise BadInput for a cohort with a client more often asked than lines account for.
+
+        `extra_attempts` is the number of attempts beyond each round's first, this one included.
+        """
         turns = int(self.turns(round - 1)[ids].max(initial=-1)) + 1
         for line in self._lines:
             if line.rounds or line.unit is Unit.WEIGHT:
@@ -279,10 +325,15 @@ class Ledger:
                     "released; use a sampler that does what its account says"
                 )
 
-    def _check_again(self, rounds: int, extra_attempts: int, ids: Ids | None) -> None:
-        """Refuse a charge if attempts beyond each round's first exceed what is permitted.
+    def _check_extra_attempts(self, rounds: int, extra_attempts: int, ids: Ids | None) -> None:
+        """Raise BudgetExhausted if attempts beyond each round's first exceed what is permitted.
 
         Each of them is one more release, and may be anybody's unless turns are counted.
+
+        Args:
+            rounds: The number of charged rounds, this one included.
+            extra_attempts: The number of attempts beyond each round's first, this one included.
+            ids: The clients that take part, None where turns are not counted.
         """
         if extra_attempts > self._permitted:
             raise BudgetExhausted(
@@ -291,7 +342,7 @@ class Ledger:
             )
         turns = None if ids is None else int(self.turns(rounds)[ids].max(initial=0)) + 1
         for line in (line.with_extra_attempts(extra_attempts) for line in self._lines):
-            if line.reading or line.rounds or self._lasts(line, extra_attempts):
+            if line.reading or line.rounds or self._lasts_to_the_end(line, extra_attempts):
                 continue
             most = line.participations(rounds, extra_attempts)
             if not line.affords(most if turns is None else min(most, turns)):
@@ -300,19 +351,24 @@ class Ledger:
                     f"rounds that had to be done again ({extra_attempts}); nothing was released"
                 )
 
-    def _lasts(self, line: BudgetLine, extra_attempts: int) -> bool:
-        """Whether the budget lasts to the end of the plan, so that rounds need no look at it."""
+    def _lasts_to_the_end(self, line: BudgetLine, extra_attempts: int) -> bool:
+        """Whether the line's budget affords all permitted rounds and so many extra attempts.
+
+        Cached.
+        """
         key = (line.covers, extra_attempts)
         if key not in self._lasting:
             end = line.participations(self._permitted, extra_attempts)
             self._lasting[key] = line.affords(end)
         return self._lasting[key]
 
-    def _add(self, line: BudgetLine, round: int, attempt: int) -> None:
-        """One entry, with who took part where that is counted."""
+    def _append_charge(self, line: BudgetLine, round: int, attempt: int) -> None:
+        """Append a charge of `line` to the chain, with the attempt's cohort, sealed, if noted."""
         query = "SELECT ids FROM cohorts WHERE run = ? AND round = ? AND attempt = ?"
         cohort = self._db.execute(query, (self._run, round, attempt)).fetchone()
-        entry = Entry(
+        hash_chain.append(
+            self._db,
+            Entry,
             self._run,
             round,
             attempt,
@@ -320,46 +376,55 @@ class Ledger:
             json.dumps(events.to_dict(line.event)),
             self._now(),
             "" if cohort is None else hash_chain.seal(self._salt, bytes(cohort[0])),
-            hash_chain.runs_digest(self._db),
         )
-        hash_chain.append(self._db, entry)
 
     def _now(self) -> str:
+        """The time now in ISO format, or the date alone with noise that cannot be replayed.
+
+        Times would tell the sizes of cohorts.
+        """
         now = datetime.now(UTC)
         return (now if self._replays else now.date()).isoformat()
 
     def note_end(self, files: dict[str, str]) -> Head:
-        """Note what the run left when it ended: a digest by file name. Returns the new head.
+        """Write a closing entry with the files that the run left. Returns the new head.
 
-        Calling it again replaces the closing entry. `note_resumed` voids it.
+        `files` has a digest by file name. Calling it again replaces the closing entry.
+        `note_resumed` voids it.
         """
         with transaction(self._db):
-            text, runs = json.dumps(files, sort_keys=True), hash_chain.runs_digest(self._db)
-            return hash_chain.append(self._db, Closing(self._run, text, self._now(), runs))
+            text = json.dumps(files, sort_keys=True)
+            return hash_chain.append(self._db, Closing, self._run, text, self._now())
 
     def note_resumed(self) -> None:
-        """Note that a run that had ended is resumed, before anything it left is changed."""
+        """Void the closing entry of a run that is resumed, before anything that it left is changed.
+
+        Nothing is written if there is none.
+        """
         if self.closing_files():
             self.note_end({})
 
     def closing_files(self) -> dict[str, str]:
-        """The files that the run left when it ended last, empty while it is open."""
+        """The digests by name of the files that the run left when it ended. {} while it is open."""
         query = "SELECT files FROM closings WHERE run = ? ORDER BY seq DESC LIMIT 1"
         row = self._db.execute(query, (self._run,)).fetchone()
         return {} if row is None else dict(json.loads(row[0]))
 
     def head(self) -> Head:
-        """The end of the chain: to be kept elsewhere as well."""
+        """The last hash and the number of entries, of which run directories keep copies."""
         return hash_chain.head_of(self._db)
 
     def charged(self) -> int:
-        """How many rounds were charged, released or not."""
+        """The number of charged rounds of the run, released or not."""
         query = "SELECT MAX(round) FROM charges WHERE run = ?"  # they are charged in turn
         return int(self._db.execute(query, (self._run,)).fetchone()[0] or 0)
 
     @property
     def extra_attempts(self) -> int:
-        """How many attempts were charged beyond each round's first."""
+        """How many attempts were charged beyond each round's first.
+
+        0 where rounds can be replayed.
+        """
         if self._replays:
             return 0
         query = (
@@ -369,10 +434,10 @@ class Ledger:
         return int(self._db.execute(query, (self._run,)).fetchone()[0])
 
     def turns(self, rounds: int) -> Counts:
-        """How often each client took part in the first `rounds` rounds, as charged. Not a copy.
+        """How often each client took part in the first `rounds` rounds, int64 [N]. Not a copy.
 
-        With noise that cannot be replayed every attempt counts, also of a round that is going to be
-        done again.
+        With noise that cannot be replayed every charged attempt counts, whatever `rounds` is.
+        Raises BadInput where turns are not counted.
         """
         if len(self._turns) == 0:
             raise BadInput("this ledger counts nobody's turns: create it with `clients`")
@@ -390,52 +455,69 @@ class Ledger:
         return self._turns
 
     def counts(self) -> Counts | None:
-        """How often each client took part in all charged rounds, where that is counted."""
+        """A copy of how often each client took part in all charged rounds, int64 [N].
+
+        None where turns are not counted.
+        """
         if len(self._turns) == 0:
             return None
         return self.turns(self.charged()).copy()
 
-    def common_spent(self) -> float | None:
-        """The epsilon that all runs on a shared ledger have spent, None if it is the run's own."""
-        return None if self._shared is None else self._shared.spent(self._db)
-
-    def fitting(self, rounds: int) -> int | None:
-        """How many of `rounds` more rounds fit the common budget now, None if there is none."""
-        if self._shared is None:
-            return None
-        return self._shared.fitting(self._db, self._lines[0], rounds)
-
     def _cohort(self, round: int) -> bytes:
+        """The stored cohort of the first attempt at `round`, as bytes. b"" if none is noted."""
         query = "SELECT ids FROM cohorts WHERE run = ? AND round = ? AND attempt = 0"
         row = self._db.execute(query, (self._run, round)).fetchone()
         return b"" if row is None else bytes(row[0])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the connection, and note that this process writes the file no more."""
         self._db.close()
         if self._file is not None:
             count_writer(self._file, -1)
             self._file = None
 
 
+def note_file(path: Path, run: str, name: str, digest: str) -> Head | None:
+    """Record that one file of a run that has ended was written again. Returns the new head.
+
+    The digests of its other files stay as they are. Returns None, and changes nothing, while the
+    run is open. Raises BadInput if the ledger at `path` cannot be written.
+    """
+    with closing(connect(path)) as db:
+        count_writer(path, 1)
+        try:
+            with transaction(db):
+                query = "SELECT files FROM closings WHERE run = ? ORDER BY seq DESC LIMIT 1"
+                row = db.execute(query, (run,)).fetchone()
+                files = {} if row is None else dict(json.loads(row[0]))
+                if not files:
+                    return None
+                text = json.dumps({**files, name: digest}, sort_keys=True)
+                today = datetime.now(UTC).date().isoformat()  # a time may be secret
+                return hash_chain.append(db, Closing, run, text, today)
+        except sqlite3.OperationalError as e:
+            raise BadInput(f"{path}: {name} cannot be recorded there: {e}") from e
+        finally:
+            count_writer(path, -1)
+
+
 def _other_identity(stored: dict[str, str]) -> str:
-    """Why a run cannot go on with parts of another identity, and the way out."""
+    """A message that a run cannot continue with parts of another identity, and what to do.
+
+    `stored` is what the run registered with.
+    """
     what = "this run would continue with other noise: its parts are not those it was begun with"
     if "identity" not in stored:
         what = "this run was begun before runs recorded which parts their noise is drawn for"
     return f"{what}; finish it with the version of fedveil that began it, or start over"
 
 
-def _register(db: sqlite3.Connection, run: LedgerRun) -> None:
-    """Note what a run is known by, and how many rounds it may do.
+def _register(db: sqlite3.Connection, run: LedgerRun, salt: str) -> None:
+    """Insert a run into `runs`, with its identifying values and its permitted rounds.
 
     `after` is the number of entries there were: from the next on, the chain covers the run.
     """
     after = hash_chain.head_of(db).length
     rest = {"permitted": str(run.permitted), "after": str(after)}
-    text = json.dumps({**run.identifying_values(_salt(db)), **rest})
+    text = json.dumps({**run.identifying_values(salt), **rest})
     db.execute("INSERT INTO runs VALUES (?, ?)", (run.about["run"], text))
-
-
-def _salt(db: sqlite3.Connection) -> str:
-    return str(db.execute("SELECT value FROM about WHERE key = 'salt'").fetchone()[0])

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, logsumexp
 
 from fedveil.base.errors import BadInput, CommonBudgetExhausted, LedgerMismatch, UnsupportedEvent
 from fedveil.privacy.accounting.budget import BudgetLine
@@ -28,6 +27,7 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.privacy.accounting.events import (
+    KINDS,
     Event,
     FixedSampled,
     Gaussian,
@@ -37,12 +37,12 @@ from fedveil.privacy.accounting.events import (
     PoissonSampled,
     PureReport,
     TwoPoint,
-    kind_of,
 )
+from fedveil.privacy.accounting.renyi import poisson_log_moment
 from fedveil.privacy.ledger.file import (
     counted_clients,
     ids_from_bytes,
-    one_look,
+    ledger_snapshot,
     read_about,
     read_runs,
 )
@@ -75,6 +75,7 @@ class RenyiFilter:
     orders: tuple[int, ...] = ORDERS
 
     def __post_init__(self) -> None:
+        """Raise BadInput for the edges above, and for orders below 2 or none at all."""
         if not (0 < self.epsilon < math.inf):
             raise BadInput(f"the common budget is epsilon {self.epsilon}: a finite one is needed")
         if not 0 < self.delta < 1:
@@ -89,26 +90,33 @@ class RenyiFilter:
 
     @property
     def order_limits(self) -> Curve:
-        """The largest sum of divergences of each order, negative where an order is of no use."""
+        """The largest sum of divergences at each order, [orders].
+
+        Negative if an order is of no use.
+        """
         orders = np.array(self.orders, dtype=np.float64)
         return self.epsilon - math.log(len(self.orders) / self.delta) / (orders - 1)
 
     def admits(self, spent: Curve, curve: Curve) -> npt.NDArray[np.bool_]:
-        """Whether `curve` fits on top of `spent` [..., orders] at some order, for each row."""
+        """For each row of `spent` [..., orders], whether `curve` [orders] fits at some order."""
         return np.asarray((spent + curve <= self.order_limits).any(axis=-1))
 
     def epsilon_of(self, spent: Curve) -> float:
-        """The epsilon that what is spent amounts to, as the filter counts."""
+        """The epsilon of the divergences in `spent` [orders], as the filter counts.
+
+        0 if all of them are 0.
+        """
         orders = np.array(self.orders, dtype=np.float64)
         paid = spent + math.log(len(self.orders) / self.delta) / (orders - 1)
         return 0.0 if not spent.any() else float(paid.min())
 
 
 def renyi_curve(event: Event, relation: Relation, orders: tuple[int, ...] = ORDERS) -> Curve:
-    """An upper bound on the Renyi divergence of one release at each (integer) order.
+    """An upper bound on the Renyi divergence of one release at each integer order, [orders].
 
     Sampling without replacement is counted as no sampling, which is safe; so is Poisson sampling
-    under replacement, and a curator is counted in every release. What has no curve here is refused.
+    under replacement, and a curator is counted in every release. Raises UnsupportedEvent for other
+    events, and for noise of 0.
     """
     a = np.array(orders, dtype=np.float64)
     match event:
@@ -122,26 +130,30 @@ def renyi_curve(event: Event, relation: Relation, orders: tuple[int, ...] = ORDE
             return renyi_curve(first, relation, orders) + renyi_curve(second, relation, orders)
         case PoissonSampled(rate, gaussian) if relation is not Relation.REPLACE and rate < 1:
             if gaussian.multiplier > 0:
-                return np.array([_sampled(order, rate, gaussian.multiplier) for order in orders])
+                logs = [poisson_log_moment(order, rate, gaussian.multiplier) for order in orders]
+                return np.minimum(np.array(logs) / (a - 1), a / (2 * gaussian.multiplier**2))
         case PoissonSampled(_, gaussian) | FixedSampled(_, _, gaussian):
             return renyi_curve(gaussian, relation, orders)
     raise UnsupportedEvent(
-        f"a shared ledger cannot count {kind_of(event)}: it has no Renyi curve; use a ledger of "
-        "the run's own"
+        f"a shared ledger cannot count {KINDS[type(event)]}: it has no Renyi curve; use a ledger "
+        "of the run's own"
     )
 
 
 def _laplace(a: Curve, m: float) -> Curve:
-    """Divergence of Laplace noise of scale m (Mironov 2017, Table II), at most 1/m."""
+    """Renyi divergences at orders `a` of Laplace noise of scale `m` (Mironov 2017, Table II).
+
+    They are at most 1/m.
+    """
     first = np.log(a / (2 * a - 1)) + (a - 1) / m
     second = np.log((a - 1) / (2 * a - 1)) - a / m
     return np.asarray(np.minimum(np.logaddexp(first, second) / (a - 1), 1 / m))
 
 
 def _two_point(a: Curve, eps0: float) -> Curve:
-    """Divergence of two values with odds e^eps0 : 1 against 1 : e^eps0, at most eps0.
+    """Renyi divergences at orders `a` of two values with odds e^eps0 : 1 against 1 : e^eps0.
 
-    Every eps0-DP report is a function of these two values, so none has more.
+    They are at most eps0. Every eps0-DP report is a function of these two values, so none has more.
     """
     high = -math.log1p(math.exp(-eps0))
     low = high - eps0
@@ -149,22 +161,12 @@ def _two_point(a: Curve, eps0: float) -> Curve:
     return np.asarray(np.minimum(both / (a - 1), eps0))
 
 
-def _sampled(order: int, rate: float, m: float) -> float:
-    """Of a Poisson-sampled Gaussian at an integer order (Mironov, Talwar and Zhang 2019)."""
-    k = np.arange(order + 1, dtype=np.float64)
-    binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-    chosen = k * math.log(rate) + (order - k) * math.log1p(-rate)
-    terms = binomial + chosen + k * (k - 1) / (2 * m * m)
-    unsampled = order / (2 * m * m)
-    return min(unsampled, max(0.0, float(logsumexp(terms)) / (order - 1)))
-
-
 Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Common:
-    """What runs that share a ledger have in common, and the budget they share."""
+    """The terms that all runs on a shared ledger have in common, and their common budget."""
 
     unit: Unit
     neighbours: Relation
@@ -176,7 +178,11 @@ class Common:
 
     @classmethod
     def from_lines(cls, lines: tuple[BudgetLine, ...], data: str, epsilon: float) -> "Common":
-        """The terms of a plan's only line. A plan with no line, or with several, is refused."""
+        """The terms of a plan's only line, with `epsilon` as the common budget of all runs.
+
+        `data` is the digest of the data set. Raises BadInput for a plan with no line, with several,
+        or with one as published.
+        """
         charged = [line for line in lines if not line.reading]
         if len(charged) != 1 or charged[0].as_published or len(charged) != len(lines):
             raise BadInput(
@@ -191,8 +197,9 @@ class Common:
     def filter(self) -> RenyiFilter:
         """The filter over all runs.
 
-        With secure noise 2^-10 of delta is kept for what its sampler is off the exact law, which
-        is enough for 2^50 numbers drawn by all runs together (docs/proofs/filter.md).
+        With secure noise 2^-10 of delta is kept for what its sampler is off the exact law, which is
+        enough for 2^50 numbers drawn by all runs together (docs/proofs/filter.md). Raises BadInput
+        if epsilon is too large for that.
         """
         if self.noise is not NoiseSource.SECURE:
             return RenyiFilter(self.epsilon, self.delta)
@@ -205,7 +212,10 @@ class Common:
         return RenyiFilter(self.epsilon, self.delta - kept)
 
     def spent_text(self, spent: float) -> str:
-        """One line: the claim of all runs together, and what is left of their budget."""
+        """One line: the claim of all runs together, and what is left of their budget.
+
+        `spent` is the epsilon of that claim.
+        """
         claim = PrivacyClaim(
             epsilon=spent,
             delta=self.delta,
@@ -219,7 +229,10 @@ class Common:
         return f"all runs together, by a Renyi filter: {claim}; {left} is left"
 
     def to_rows(self, salt: str) -> dict[str, str]:
-        """Rows of the ledger's `about`, the data sealed."""
+        """Rows of the ledger's `about`: "common " and a field's name -> its value as JSON.
+
+        `data` is sealed with `salt`.
+        """
         values = {**vars(self), "data": seal(salt, self.data)}
         return {f"common {name}": json.dumps(value) for name, value in values.items()}
 
@@ -230,16 +243,30 @@ class SharedBudget:
     Spending is kept per client where turns are counted, for everybody at once otherwise.
     """
 
-    def __init__(self, common: Common, clients: int, lines: tuple[BudgetLine, ...]) -> None:
-        self._filter = common.filter
+    def __init__(
+        self, db: sqlite3.Connection, common: Common, clients: int, line: BudgetLine
+    ) -> None:
+        """Begin with nothing read: charges are read from `db` when they are needed.
+
+        Args:
+            db: The shared ledger.
+            common: The terms of all runs.
+            clients: The number of clients whose turns are counted, 0 if none are.
+            line: The budget line of this run, by which its charges are counted.
+        """
+        self._db, self._line, self._filter = db, line, common.filter
         self._spent = np.zeros((max(1, clients), len(self._filter.orders)))
         self._counted, self._read = clients > 0, 0
-        self._curve = self._curve_of(lines[0])
+        self._curve = self._curve_of(line)
         self._curves: dict[str, Curve] = {}
 
-    def check(self, db: sqlite3.Connection, run: str, ids: Ids | None) -> None:
-        """Raise `CommonBudgetExhausted` if one more charge would exceed the common budget."""
-        self._catch_up(db)
+    def check(self, run: str, ids: Ids | None) -> None:
+        """Raise CommonBudgetExhausted if one more charge would exceed the common budget.
+
+        `run` is the name in the message. `ids` are the clients that would be charged, None for
+        everybody. Nothing is charged here.
+        """
+        self._catch_up()
         here = self._spent if ids is None or not self._counted else self._spent[ids]
         if len(here) and not bool(self._filter.admits(here, self._curve).all()):
             raise CommonBudgetExhausted(
@@ -247,33 +274,37 @@ class SharedBudget:
                 f"{self._filter.epsilon:g} that all runs on this ledger share; nothing was released"
             )
 
-    def spent(self, db: sqlite3.Connection) -> float:
-        """The epsilon of all runs together, of the client that has spent most."""
-        self._catch_up(db)
+    def spent(self) -> float:
+        """The epsilon of all runs together, for the client that has spent most.
+
+        0 before any charge.
+        """
+        self._catch_up()
         return max(self._filter.epsilon_of(row) for row in np.unique(self._spent, axis=0))
 
-    def fitting(self, db: sqlite3.Connection, line: BudgetLine, rounds: int) -> int:
-        """How many of `rounds` more rounds fit, whoever is asked: a lower bound.
+    def rounds_left(self, rounds: int) -> int:
+        """How many more rounds fit, from 0 to `rounds`, whoever is asked: a lower bound.
 
-        Where turns are counted, whoever has spent most is taken to be asked as often as can be.
+        Where turns are counted, the client that has spent most is taken to be asked as often as can
+        be.
         """
-        self._catch_up(db)
+        self._catch_up()
         with np.errstate(divide="ignore", invalid="ignore"):
             room = np.nan_to_num((self._filter.order_limits - self._spent) / self._curve, nan=0.0)
         turns = max(0.0, math.floor(min(room.max(axis=1).min(), float(rounds))))
         if not self._counted:
             return int(turns)
-        return bisect_right(range(rounds + 1), turns, key=line.participations) - 1
+        return bisect_right(range(rounds + 1), turns, key=self._line.participations) - 1
 
-    def _catch_up(self, db: sqlite3.Connection) -> None:
-        """Read the charges that were made since the last look, by whichever run."""
+    def _catch_up(self) -> None:
+        """Add the charges of all runs that were made since the last call to `_spent`."""
         query = (
             "SELECT seq, charges.run, ids FROM charges LEFT JOIN cohorts "
             "USING (run, round, attempt) WHERE seq > ? ORDER BY seq"
         )
-        for seq, run, ids in db.execute(query, (self._read,)).fetchall():
+        for seq, run, ids in self._db.execute(query, (self._read,)).fetchall():
             if run not in self._curves:
-                row = db.execute("SELECT about FROM runs WHERE run = ?", (run,)).fetchone()
+                row = self._db.execute("SELECT about FROM runs WHERE run = ?", (run,)).fetchone()
                 lines = json.loads(json.loads(row[0])["lines"])
                 self._curves[run] = self._curve_of(BudgetLine.from_dict(lines[0]))
             who = slice(None) if ids is None or not self._counted else ids_from_bytes(ids)
@@ -281,11 +312,15 @@ class SharedBudget:
             self._read = int(seq)
 
     def _curve_of(self, line: BudgetLine) -> Curve:
+        """The Renyi curve [orders] of one participation on `line`, with all its events."""
         return line.per * renyi_curve(line.event, line.relation, self._filter.orders)
 
 
 def check_common(path: Path, common: Common | None) -> None:
-    """Refuse a ledger whose runs promise something else than this one."""
+    """Raise LedgerMismatch if the ledger's common terms are not those of this run.
+
+    None is a run that shares nothing: a shared ledger refuses it.
+    """
     about = read_about(path)
     stored = {key: value for key, value in about.items() if key.startswith("common ")}
     wanted = {} if common is None else common.to_rows(about["salt"])
@@ -300,11 +335,16 @@ def check_common(path: Path, common: Common | None) -> None:
 
 
 def check_company(path: Path, runs: dict[str, dict[str, str]], seed: str, clients: int) -> None:
-    """Refuse a run that cannot be composed with those on the ledger.
+    """Raise LedgerMismatch if a new run cannot be composed with those on the ledger.
 
-    Composition needs noise that is independent of all earlier noise: two runs of one seed carry
-    the same, and the difference of their models would have none. `seed` is empty where noise is
-    secure; `clients` is how many clients' turns are counted.
+    Composition needs noise that is independent of all earlier noise: two runs of one seed carry the
+    same noise, which cancels out in the difference of their models.
+
+    Args:
+        path: The ledger, for messages.
+        runs: By name, what the runs on the ledger registered with.
+        seed: The seed of the new run, "" with secure noise.
+        clients: The number of clients whose turns the new run counts. All runs count the same.
     """
     for name, about in runs.items():
         if seed and about.get("seed") == seed:
@@ -320,7 +360,10 @@ def check_company(path: Path, runs: dict[str, dict[str, str]], seed: str, client
 
 
 def common_of(path: Path) -> Common | None:
-    """The terms that the runs of a ledger share, `data` sealed. None if it is not shared."""
+    """The terms that the runs of a ledger share, None if it is not shared.
+
+    `data` stays sealed. Raises BadInput if they cannot be read.
+    """
     rows = {key: value for key, value in read_about(path).items() if key.startswith("common ")}
     if not rows:
         return None
@@ -334,13 +377,16 @@ def common_of(path: Path) -> Common | None:
 
 
 def spent_in(path: Path, common: Common) -> float:
-    """The epsilon of all runs of a shared ledger together, as its filter counts."""
-    with one_look(path) as db:
+    """The epsilon of all runs of a shared ledger together, as its filter counts.
+
+    It is that of the client that has spent most. Raises BadInput if the ledger cannot be read.
+    """
+    with ledger_snapshot(path) as db:
         try:
             runs = read_runs(path).values()
             clients = max(map(counted_clients, runs))
             lines = [BudgetLine.from_dict(json.loads(about["lines"])[0]) for about in runs]
-            return SharedBudget(common, clients, tuple(lines)).spent(db)
+            return SharedBudget(db, common, clients, lines[0]).spent()
         except (sqlite3.DatabaseError, LookupError, ValueError, TypeError) as e:
             if isinstance(e, BadInput):
                 raise

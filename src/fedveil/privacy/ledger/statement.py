@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.privacy.ledger.file import (
     Charge,
     Counts,
-    one_look,
+    ledger_snapshot,
     read_charges,
     read_participations,
     read_runs,
@@ -24,49 +23,37 @@ from fedveil.privacy.ledger.file import (
 
 @dataclass(frozen=True)
 class Charged:
-    """What a ledger holds of one run: its charges, and the lines that they are on.
+    """The charges of one run, and what is needed to compute its claims from them.
 
-    `counts` is how often each client took part, where that is counted; `planned`, how many rounds
-    the run may do, None in ledgers that do not say it.
+    Attributes:
+        run: The name of the run.
+        charges: All charges, in order.
+        lines: The budget lines that were charged.
+        rounds: How many rounds were charged, released or not.
+        extra_attempts: How many attempts were charged beyond each round's first.
+        counts: How often each client took part, None where that is not counted.
+        planned: How many rounds the run may do, None in ledgers that do not record it.
+        epsilon_budget: The epsilon of the line that the budget limits, None without lines.
     """
 
     run: str
     charges: list[Charge]
     lines: tuple[BudgetLine, ...]
+    rounds: int
+    extra_attempts: int
     counts: Counts | None
-    planned: int | None = None
-
-    @cached_property
-    def rounds(self) -> int:
-        """How many rounds were charged, released or not."""
-        return len({charge.round for charge in self.charges})
-
-    @cached_property
-    def extra_attempts(self) -> int:
-        """How many attempts were charged beyond each round's first."""
-        return len({(charge.round, charge.attempt) for charge in self.charges}) - self.rounds
+    planned: int | None
+    epsilon_budget: float | None
 
     @property
     def turns(self) -> int | None:
-        """How often the most frequent client took part, where that is counted."""
+        """How often the most frequent client took part, None where that is not counted."""
         return None if self.counts is None else int(self.counts.max())
-
-    @property
-    def epsilon_budget(self) -> float | None:
-        """The epsilon at which the run stops: that of the line that counts."""
-        return self.lines[0].budget.epsilon if self.lines else None
-
-    @property
-    def claims(self) -> tuple[PrivacyClaim, ...]:
-        """What the charges are worth together."""
-        if not self.lines:
-            return ()
-        return claims_of(self.lines, self.rounds, self.counts, self.extra_attempts, self.planned)
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What a ledger says: its charges, what they are worth together, and what is left."""
+    """The charges of a run, its claims, and the epsilon of its budget, None without one."""
 
     run: str
     charges: list[Charge]
@@ -74,7 +61,10 @@ class Statement:
     epsilon_budget: float | None
 
     def remainder(self) -> str:
-        """What is left, in words."""
+        """How much of the budget is left, as a clause: "1.5 of epsilon 2 at delta ... is left".
+
+        Without a claim, or without a limit, the clause says that instead.
+        """
         first = budgeted(self.claims)
         if self.epsilon_budget is None or first is None:
             return "no privacy is claimed, so nothing is charged"
@@ -83,7 +73,11 @@ class Statement:
         return f"{first.left_of(self.epsilon_budget)} is left"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """JSON values with the keys "run", "charges", "claims" and "left".
+
+        "charges" has a dict of all fields per charge, "claims" has `PrivacyClaim.to_dict` per
+        claim, "left" is `remainder`. The epsilon of the budget is not among them.
+        """
         return {
             "run": self.run,
             "charges": [vars(charge) for charge in self.charges],
@@ -93,32 +87,37 @@ class Statement:
 
 
 def statements(path: Path) -> list[Statement]:
-    """One for each run of a ledger."""
-    with one_look(path):
+    """The statements of all runs of a ledger, in the order of registration, at one moment.
+
+    Raises BadInput if the ledger cannot be read.
+    """
+    with ledger_snapshot(path):
         return [statement(path, run) for run in read_runs(path)]
 
 
 def statement(path: Path, run: str) -> Statement:
-    """Of one run of a ledger, which has to know it."""
-    charges = read_charged(path, run)
-    return Statement(run, charges.charges, charges.claims, charges.epsilon_budget)
+    """The statement of a run of a ledger. Raises KeyError for a run that it does not know.
 
-
-def lines_of(path: Path, run: str) -> tuple[BudgetLine, ...]:
-    """What a run of the ledger is charged for."""
-    lines = []
-    try:
-        for raw in json.loads(read_runs(path)[run]["lines"]):
-            lines.append(BudgetLine.from_dict(raw))
-    except (KeyError, ValueError, TypeError) as e:
-        raise BadInput(f"{path}: the ledger's lines cannot be read: {e}") from e
-    return tuple(lines)
+    Raises BadInput if the ledger cannot be read.
+    """
+    charged = read_charged(path, run)
+    done = charged.rounds, charged.counts, charged.extra_attempts
+    claims = claims_of(charged.lines, *done, charged.planned)
+    return Statement(run, charged.charges, claims, charged.epsilon_budget)
 
 
 def read_charged(path: Path, run: str) -> Charged:
-    """Read a run's charges. Refuses one whose event is not that of its line."""
-    with one_look(path):
-        about, lines = read_runs(path)[run], lines_of(path, run)
+    """Read a run's charges, lines and counts from a ledger.
+
+    Raises KeyError for an unknown run, and BadInput for a charge whose event is not that of its
+    line, for missing rounds, and for anything that cannot be read. The hash chain is not checked.
+    """
+    with ledger_snapshot(path):
+        about = read_runs(path)[run]
+        try:
+            lines = tuple(map(BudgetLine.from_dict, json.loads(about["lines"])))
+        except (KeyError, ValueError, TypeError) as e:
+            raise BadInput(f"{path}: the ledger's lines cannot be read: {e}") from e
         charges = read_charges(path, run)
         counts = read_participations(path, run) if lines else None
     try:
@@ -132,7 +131,9 @@ def read_charged(path: Path, run: str) -> Charged:
                 f"{path}: round {charge.round} was charged for {charge.event} on the line "
                 f"{charge.covers!r}, which is not what the ledger promises: the file was changed"
             )
-    charged = Charged(run, charges, lines, counts, planned)
-    if lines and {charge.round for charge in charges} != set(range(1, charged.rounds + 1)):
+    rounds = {charge.round for charge in charges}
+    if lines and rounds != set(range(1, len(rounds) + 1)):
         raise BadInput(f"{path}: charges are missing between the first and the last round")
-    return charged
+    extra_attempts = len({(charge.round, charge.attempt) for charge in charges}) - len(rounds)
+    limit = lines[0].budget.epsilon if lines else None
+    return Charged(run, charges, lines, len(rounds), extra_attempts, counts, planned, limit)

@@ -57,6 +57,7 @@ class Grid:
     spacing: float
 
     def __post_init__(self) -> None:
+        """Raise BadInput unless the spacing is a power of two from 2^-500 to 2^500."""
         fine = (
             math.isfinite(self.spacing) and self.spacing > 0 and math.frexp(self.spacing)[0] == 0.5
         )
@@ -64,10 +65,10 @@ class Grid:
             raise BadInput(f"the grid's step is {self.spacing}: a power of two is needed")
 
     def cut_(self, rows: torch.Tensor) -> torch.Tensor:
-        """Round rows towards zero to multiples of the spacing, in place, as the floats they are.
+        """Round rows towards zero to multiples of the spacing, in place, and return them.
 
-        Scaling by a power of two and cutting off the fraction are exact; what is left has no more
-        digits than the row had.
+        Their type stays. Scaling by a power of two and cutting off the fraction are exact; what is
+        left has no more digits than the row had.
 
         | edge | behaviour |
         |---|---|
@@ -79,12 +80,14 @@ class Grid:
         return rows.mul_(1 / self.spacing).trunc_().mul_(self.spacing)
 
     def holds(self, total: torch.Tensor) -> bool:
-        """Whether every coordinate is a multiple of the spacing, of at most 2^53 of them."""
+        """Whether every coordinate is a multiple of the spacing, of at most 2^53 spacings."""
         steps = total.to(torch.float64) * (1 / self.spacing)
         return bool(((steps == steps.trunc()) & (steps.abs() <= LARGEST_SUM)).all())
 
     def quantise(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows in steps, rounded towards zero: int64, never holding all rows in float64.
+        """Rows as numbers of steps, rounded towards zero, int64 of the same shape.
+
+        Only a piece of the rows is held in float64 at a time.
 
         | edge | behaviour |
         |---|---|
@@ -104,7 +107,7 @@ class Grid:
         return out
 
     def dequantise(self, steps: torch.Tensor) -> torch.Tensor:
-        """Integers as numbers: float64, exact below 2^53 steps."""
+        """Values of numbers of steps, float64: steps times the spacing, exact below 2^53 steps."""
         return steps.to(torch.float64).mul_(self.spacing)
 
 
@@ -152,12 +155,13 @@ def delta_of_sampler(coordinates: int, releases: int, epsilon: float) -> float:
 def gaussian_int(
     source: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
 ) -> Integers:
-    """round(scale x Z) for independent standard normals Z, with `scale` in steps of the grid.
+    """round(scale x Z) for independent standard normals Z, int64 of `shape`.
 
-    Guarantee: for uniform words the law is exact: P(k) = Phi((k + 1/2) / scale)
-    - Phi((k - 1/2) / scale) for every integer k. An integer plus such a draw is the rounding of
-    that integer plus scale x Z, so adding it to quantised values is a post-processing of the
-    Gaussian mechanism. `scale` may be an array that broadcasts to `shape`.
+    `scale` is in steps of the grid, and may be an array that broadcasts to `shape`.
+
+    Guarantee: for uniform words the law is exact: P(k) = Phi((k + 1/2) / scale) - Phi((k - 1/2) /
+    scale) for every integer k. An integer plus such a draw is the rounding of that integer plus
+    scale x Z, so adding it to quantised values is a post-processing of the Gaussian mechanism.
 
     | edge | behaviour |
     |---|---|
@@ -169,13 +173,15 @@ def gaussian_int(
     >>> gaussian_int(SecureRandom(), 1000.0, (2, 3)).shape
     (2, 3)
     """
-    return _rounded(source, scale, shape, _normal_size, normal_tail)
+    return _draw_rounded(source, scale, shape, _normal_size, normal_tail)
 
 
 def laplace_int(
     source: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
 ) -> Integers:
-    """round(scale x X) for independent X of density exp(-|x|) / 2, with `scale` in steps.
+    """round(scale x X) for independent X of density exp(-|x|) / 2, int64 of `shape`.
+
+    `scale` is in steps of the grid, and may be an array that broadcasts to `shape`.
 
     Guarantee: as `gaussian_int`, for the Laplace mechanism: P(|k| >= n) = exp(-(n - 1/2) / scale)
     for n >= 1, exactly. The edges are the same.
@@ -183,7 +189,7 @@ def laplace_int(
     >>> laplace_int(SecureRandom(), 0.0, 3).tolist()
     [0, 0, 0]
     """
-    return _rounded(source, scale, shape, _laplace_size, exponential_tail)
+    return _draw_rounded(source, scale, shape, _laplace_size, exponential_tail)
 
 
 _Size = Callable[[Floats], Floats]
@@ -194,25 +200,29 @@ _Tail = Callable[[Fraction, int], int]
 
 
 def _normal_size(p: Floats) -> Floats:
+    """The x with P(|Z| > x) = p, for a standard normal Z and each p, in floats."""
     return np.asarray(-ndtri(p * 0.5))
 
 
 def _laplace_size(p: Floats) -> Floats:
+    """The x with P(|X| > x) = p, for a standard Laplace X and each p, in floats."""
     return -np.log(p)
 
 
-def _rounded(
+def _draw_rounded(
     source: SecureRandom,
     scale: npt.ArrayLike,
     shape: int | tuple[int, ...],
     size: _Size,
     tail: _Tail,
 ) -> Integers:
-    """Rounded draws of a law, a piece at a time.
+    """Draw round(scale x Z) for a symmetric law, int64 of `shape`, a piece at a time.
 
-    The lowest bit of a word is the sign, the others are the first 63 bits of p, uniform on
-    (0, 1). Floats err by less than `_MARGIN` in |Z| for p above 2^-16; where that could change
-    the integer, and for smaller p, exact arithmetic decides.
+    `size` and `tail` are the law of |Z|. Raises ValueError for a scale below 0, above 2^32 or NaN.
+
+    The lowest bit of a word is the sign, the others are the first 63 bits of p, uniform on (0, 1).
+    Floats err by less than `_MARGIN` in |Z| for p above 2^-16; where that could change the integer,
+    and for smaller p, exact arithmetic decides.
     """
     scales = np.asarray(scale, dtype=np.float64)
     if not bool(((scales >= 0) & (scales <= LARGEST_SCALE)).all()):
@@ -231,13 +241,17 @@ def _rounded(
         unsure = np.abs(sizes, out=sizes) > 0.5 - _MARGIN * np.maximum(steps, 1.0)
         unsure |= place < _FAR
         for i in np.flatnonzero(unsure & (steps > 0)).tolist():
-            piece[i] = _settled(source, float(steps[i]), int(place[i]), size, tail)
+            piece[i] = _draw_exactly(source, float(steps[i]), int(place[i]), size, tail)
         piece *= 1 - 2 * (words & np.uint64(1)).astype(np.int64)
     return out
 
 
-def _settled(source: SecureRandom, scale: float, place: int, size: _Size, tail: _Tail) -> int:
-    """round(scale x |Z|), exactly, for p that starts with the bits of `place`."""
+def _draw_exactly(source: SecureRandom, scale: float, place: int, size: _Size, tail: _Tail) -> int:
+    """round(scale x |Z|), exactly, where |Z| is exceeded with probability p, uniform on (0, 1).
+
+    `place` is the first 63 binary digits of p, as an integer. Further digits are drawn from
+    `source` until they decide. `size` and `tail` are the law of |Z|.
+    """
     bits = _FIRST_BITS
     while True:
         high, low = source.words(2).tolist()
@@ -250,7 +264,15 @@ def _settled(source: SecureRandom, scale: float, place: int, size: _Size, tail: 
 
 
 def _cell(tail: _Tail, scale: Fraction, place: int, bits: int, guess: int) -> int | None:
-    """The k with (k - 1/2) / scale < |Z| < (k + 1/2) / scale, None if more bits are needed."""
+    """The integer k nearest to scale x |Z|, None if that is not clear yet.
+
+    Args:
+        tail: The law of |Z|.
+        scale: The scale, in steps.
+        place: The first `bits` binary digits of p, the probability with which |Z| is exceeded.
+        bits: How many digits are known.
+        guess: Where to look first.
+    """
 
     def beyond(k: int) -> bool | None:
         """Whether |Z| is beyond the upper edge of k: whether p is below that edge's tail."""
@@ -271,6 +293,7 @@ def _cell(tail: _Tail, scale: Fraction, place: int, bits: int, guess: int) -> in
 
 
 def _check_type(rows: torch.Tensor) -> None:
+    """Raise ValueError for rows that are neither float32 nor float64."""
     if rows.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"rows are {rows.dtype}: float32 or float64 is needed")
 
@@ -279,7 +302,7 @@ def _check_type(rows: torch.Tensor) -> None:
 
 
 def normal_tail(x: Fraction, bits: int) -> int:
-    """P(|Z| > x) x 2^bits for a standard normal Z and x >= 0.
+    """P(|Z| > x) x 2^bits, as an integer, for a standard normal Z and x >= 0.
 
     Guarantee: less than two units off, for bits up to 1000.
 
@@ -300,7 +323,9 @@ def normal_tail(x: Fraction, bits: int) -> int:
 
 
 def exponential_tail(x: Fraction, bits: int) -> int:
-    """P(X > x) x 2^bits = exp(-x) x 2^bits for x >= 0. Guarantee and edges: as `normal_tail`.
+    """P(X > x) x 2^bits = exp(-x) x 2^bits, as an integer, for x >= 0.
+
+    Guarantee and edges: as `normal_tail`.
 
     >>> exponential_tail(Fraction(1), 63) / 2**63 == math.exp(-1)
     True
@@ -327,13 +352,13 @@ def _series(power: Fraction, room: int, step: int) -> int:
 
 @lru_cache(maxsize=32)
 def _root(room: int) -> int:
-    """sqrt(2 / pi) x 2^room."""
+    """sqrt(2 / pi) x 2^room, as an integer. Cached."""
     pi = 4 * (4 * _arccot(5, room) - _arccot(239, room))
     return math.isqrt((2 << 3 * room) // pi)
 
 
 def _arccot(n: int, room: int) -> int:
-    """arccot(n) x 2^room."""
+    """arccot(n) x 2^room, as an integer, for n > 1."""
     power = total = (1 << room) // n
     k = 1
     while power:

@@ -15,7 +15,6 @@ import torch
 
 from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated
-from fedveil.privacy.accounting import events
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.noise.grid import Grid, gaussian_int, grid_for, laplace_int
 from fedveil.privacy.noise.secure_random import SecureRandom
@@ -30,6 +29,8 @@ _BLOCK = 1 << 18
 class _AdditiveNoise:
     """Noise of scale multiplier x sensitivity on every coordinate.
 
+    The scale is the standard deviation of Gaussian noise, or b of Laplace noise.
+
     | edge | behaviour |
     |---|---|
     | multiplier < 0, NaN or infinite | BadInput |
@@ -40,13 +41,18 @@ class _AdditiveNoise:
     norm: ClassVar[Norm]
 
     def __post_init__(self) -> None:
+        """Raise BadArgument unless the multiplier is finite and not negative."""
         if not (self.multiplier >= 0 and math.isfinite(self.multiplier)):
             raise BadArgument(
                 f"{{multiplier}} is {self.multiplier}: a number >= 0 is needed", "multiplier"
             )
 
     def grid(self, scale: float, size: int) -> Grid:
-        """The grid of secure noise of this scale on rows of `size` coordinates."""
+        """The grid of secure noise of this scale on rows of `size` coordinates.
+
+        `scale` is multiplier x sensitivity, from which the sensitivity follows. A multiplier of 0
+        raises ZeroDivisionError.
+        """
         return grid_for(scale / self.multiplier, scale, size, self.norm)
 
 
@@ -70,10 +76,15 @@ class GaussianMechanism(_AdditiveNoise):
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: mechanism "gaussian", multiplier."""
         return (("mechanism", "gaussian"), ("multiplier", self.multiplier))
 
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
-        """rows[k] += scales[k] x standard normals, where scales[k] = multiplier x sensitivity."""
+        """rows[k] += scales[k] x standard normals, in place, for rows [K, P].
+
+        scales[k] is multiplier x sensitivity. With secure keys, row k becomes a multiple of its
+        grid's spacing, and a scale of 0 raises AssertionError.
+        """
         if isinstance(keys, SecureKeys):
             _add_on_grid_(rows, scales, self.grid, gaussian_int)
             return
@@ -102,10 +113,15 @@ class LaplaceMechanism(_AdditiveNoise):
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: mechanism "laplace", multiplier."""
         return (("mechanism", "laplace"), ("multiplier", self.multiplier))
 
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
-        """rows[k] += scales[k] x standard Laplace, where scales[k] = multiplier x sensitivity."""
+        """rows[k] += scales[k] x standard Laplace noise, in place, for rows [K, P].
+
+        scales[k] is multiplier x sensitivity. With secure keys, row k becomes a multiple of its
+        grid's spacing, and a scale of 0 raises AssertionError.
+        """
         if isinstance(keys, SecureKeys):
             _add_on_grid_(rows, scales, self.grid, laplace_int)
             return
@@ -136,22 +152,19 @@ class TwoPointMechanism:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: mechanism "two-point", epsilon."""
         return (("mechanism", "two-point"), ("epsilon", self.epsilon))
 
     def __post_init__(self) -> None:
+        """Raise BadArgument unless epsilon is finite and at least 1e-6."""
         if not (self.epsilon >= 1e-6 and math.isfinite(self.epsilon)):
             raise BadArgument(
                 f"{{epsilon}} is {self.epsilon}: a number >= 1e-6 is needed", "epsilon"
             )
 
     @property
-    def event(self) -> events.TwoPoint:
-        """What one weight releases."""
-        return events.TwoPoint(self.epsilon)
-
-    @property
     def kappa(self) -> float:
-        """How far outside the range a report lies: 2.16 at epsilon 1, 20 at epsilon 0.1.
+        """The distance of a report from the centre, in radii: 2.16 at epsilon 1, 20 at epsilon 0.1.
 
         >>> round(TwoPointMechanism(1.0).kappa, 3)
         2.164
@@ -161,7 +174,10 @@ class TwoPointMechanism:
     def report_(
         self, rows: torch.Tensor, centre: torch.Tensor, radius: torch.Tensor, keys: Keys
     ) -> None:
-        """Replace rows [K, P] by reports. Centre and radius [P] are public."""
+        """Replace rows [K, P] by reports, in place.
+
+        Centre and radius [P] of the ranges are public. Row k is drawn from keys[k].
+        """
         reach = radius * self.kappa
         inverse = torch.where(reach > 0, 1 / reach, 0.0)
         most = max(0.0, 1 / self.kappa - 2.0**-22)
@@ -175,7 +191,7 @@ class TwoPointMechanism:
 def add_to_sum_(
     mechanism: GaussianMechanism | LaplaceMechanism, total: torch.Tensor, scale: float, keys: Keys
 ) -> None:
-    """total [P], a sum of clients' rows, += noise of that scale.
+    """total [P], a sum of clients' rows, += noise of that scale, in place.
 
     Guarantee: with secure noise, a sum of rows that were not cut to the grid is an AssertionError:
     float sums round, and that would move one client's influence.
@@ -191,7 +207,13 @@ def _add_on_grid_(
     grid_of: Callable[[float, int], Grid],
     draw: Callable[[SecureRandom, float, int], npt.NDArray[np.int64]],
 ) -> None:
-    """rows[k] becomes a multiple of a public step: cut to it, plus rounded secure noise.
+    """Cut rows [K, P] to a grid and add rounded secure noise, in place.
+
+    Args:
+        rows: The rows. Each becomes a multiple of its grid's spacing.
+        scales: The noise scale of each row [K]. One that is not positive raises AssertionError.
+        grid_of: (scale, coordinates) -> the grid.
+        draw: (source, scale in steps of the grid, count) -> `count` integers of noise.
 
     Guarantee: docs/proofs/secure.md. Cutting lengthens no row. A sum of rows must consist of cut
     ones (`Grid.cut_`), which cutting leaves alone. The integers are the release; writing them into
@@ -216,7 +238,10 @@ def _add_on_grid_(
 def _blocks(
     rows: torch.Tensor, scales: Scales, keys: Keys
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, Keys, torch.Tensor]]:
-    """(rows, scales as a column, keys, scratch) a few rows at a time."""
+    """Yield (rows, scales as a column, keys, scratch) of a few rows of [K, P] at a time.
+
+    Rows are views. The scratch has their shape, and is the same memory each time.
+    """
     step = max(1, _BLOCK // max(1, rows.shape[1]))
     scratch = torch.empty(min(step, len(rows)), rows.shape[1], dtype=rows.dtype)
     columns = torch.from_numpy(np.asarray(scales, dtype=np.float64)).to(rows.dtype)[:, None]

@@ -53,7 +53,7 @@ class SecureRandom:
     """
 
     def words(self, count: int) -> Words:
-        """`count` uniform 64-bit words.
+        """`count` uniform 64-bit words, uint64 [count].
 
         | edge | behaviour |
         |---|---|
@@ -106,6 +106,7 @@ class SecureRandom:
         return chosen.astype(np.int64)
 
     def __reduce_ex__(self, protocol: object) -> Never:
+        """Raise TypeError: a SecureRandom is not copied or pickled."""
         raise TypeError("a SecureRandom is not copied or sent: make one where it is used")
 
 
@@ -118,7 +119,7 @@ _FIRST_BITS, _MORE_BITS = 64, 128
 _GUARD_BITS = 64
 
 
-def joining(source: SecureRandom, rate: float, population: int) -> Integers:
+def poisson_subset(source: SecureRandom, rate: float, population: int) -> Integers:
     """Those of 0 .. population - 1 that join, each with probability `rate`, in ascending order.
 
     Guarantee: for uniform words everybody joins independently and with exactly the probability
@@ -132,7 +133,7 @@ def joining(source: SecureRandom, rate: float, population: int) -> Integers:
     | population 0 | nobody |
     | rate so small that 1 - rate is 1 in floats | right all the same |
 
-    >>> joining(SecureRandom(), 1.0, 3).tolist()
+    >>> poisson_subset(SecureRandom(), 1.0, 3).tolist()
     [0, 1, 2]
     """
     if not 0 <= rate <= 1:
@@ -178,12 +179,18 @@ def geometric_int(source: SecureRandom, rate: float, most: int, count: int) -> I
         beyond = sizes - error >= most
     out = np.minimum(whole, most).astype(np.int64)
     for i in np.flatnonzero(~(inside | beyond) | (words < _FAR)).tolist():
-        out[i] = _settled(source, 1 - Fraction(rate), most, int(words[i]))
+        out[i] = _draw_exactly(source, 1 - Fraction(rate), most, int(words[i]))
     return out
 
 
-def _settled(source: SecureRandom, stays: Fraction, most: int, place: int) -> int:
-    """The largest k <= most with U < stays^k, exactly, for U that starts with the bits of `place`.
+def _draw_exactly(source: SecureRandom, stays: Fraction, most: int, place: int) -> int:
+    """The largest k <= most with U < stays^k, exactly, for a uniform U in (0, 1).
+
+    Args:
+        source: The source of further binary digits of U, drawn until they decide.
+        stays: The base, in (0, 1).
+        most: The largest result.
+        place: The first 64 binary digits of U, as an integer.
 
     The search keeps U < stays^low, and U >= stays^high unless high is beyond `most`.
     """
@@ -203,7 +210,7 @@ def _settled(source: SecureRandom, stays: Fraction, most: int, place: int) -> in
 
 
 def power(base: Fraction, k: int, bits: int) -> tuple[int, int]:
-    """Integers that base^k x 2^bits lies between, for a base in [0, 1] and k >= 0.
+    """(low, high): integers between which base^k x 2^bits lies, for a base in [0, 1] and k >= 0.
 
     Guarantee: rounded down and up in every product, so they are bounds; with 0 < k < 2^n they are
     less than 2^(n + 2) apart.

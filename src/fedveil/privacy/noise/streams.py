@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,19 +26,22 @@ from fedveil.privacy.noise.secure_random import SecureRandom
 
 
 class SecureKeys:
-    """In place of keys: `count` rows whose randomness is the operating system's, never repeated.
+    """Stands for `count` keys where randomness is the operating system's, and is never repeated.
 
-    Nothing can be drawn twice from it. Words and uniforms come straight from it; noise only
-    through a mechanism, which puts it on a grid.
+    Nothing can be drawn twice from it. `bits` and `uniform_` accept it. Noise is added by a
+    mechanism only, which puts it on a grid.
     """
 
     def __init__(self, count: int) -> None:
+        """Stand for `count` keys."""
         self._count = count
 
     def __len__(self) -> int:
+        """The number of keys."""
         return self._count
 
     def __getitem__(self, rows: Any) -> "SecureKeys":
+        """As many secure keys as NumPy would select by `rows`: a slice, a mask or numbers."""
         return SecureKeys(len(np.empty(self._count, dtype=np.int8)[rows]))
 
 
@@ -73,29 +76,36 @@ class Streams:
 
     @property
     def secure_random(self) -> SecureRandom | None:
-        """Where sampling is to be secure, the source of it."""
+        """A source of secure random numbers, None for seeded streams."""
         return SecureRandom() if self.secure else None
 
     def for_attempt(self, attempt: int) -> "Streams":
-        """The streams of a round's later attempt, which share no draw with the first's."""
+        """The streams of an attempt at a round, from 0. Those of attempts 1, 2, ... share no draws.
+
+        Attempt 0, and secure streams, have these streams themselves.
+        """
         if attempt == 0 or self.secure:
             return self
         return Streams(self.key("attempt", attempt))
 
     def key(self, purpose: str, *parts: int) -> int:
-        """128 bits that identify (seed, purpose, parts)."""
+        """A key of 128 bits, as an integer: a hash of (seed, purpose, parts)."""
         text = "\x1f".join([str(self.seed), purpose, *map(str, parts)])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
     def generator(self, purpose: str, *parts: int) -> np.random.Generator:
-        """A generator seeded by (seed, purpose, parts), for draws that are not per client.
+        """A NumPy generator seeded by (seed, purpose, parts), for draws that are not per client.
 
-        It is never secure.
+        It is seeded also where `secure`.
         """
         return np.random.Generator(np.random.Philox(key=self.key(purpose, *parts)))
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
-        """One 64-bit key per client for the row functions below. `SecureKeys` with secure noise."""
+        """One 64-bit key per client, for the row functions below.
+
+        Keys follow from (seed, purpose, round, client, parts). Secure streams return `SecureKeys`
+        for as many clients.
+        """
         if self.secure:
             return SecureKeys(len(np.asarray(clients)))
         base = self.key(purpose, round, *parts)
@@ -106,7 +116,13 @@ class Streams:
 
 @dataclass(frozen=True)
 class JointStreams:
-    """The streams of several seeds side by side: the first `clients_per_seed[0]` have the first."""
+    """The streams of several seeds side by side.
+
+    Attributes:
+        each: The streams of each seed.
+        clients_per_seed: How many clients have each seed: the first `clients_per_seed[0]` have the
+            first.
+    """
 
     each: tuple[Streams, ...]
     clients_per_seed: tuple[int, ...]
@@ -114,7 +130,7 @@ class JointStreams:
     secure = False
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
-        """One key per client, that of its own seed."""
+        """One 64-bit key per client, from the streams of its own seed, as `clients` are ordered."""
         keys = []
         pieces = np.split(np.asarray(clients), np.cumsum(self.clients_per_seed)[:-1])
         for streams, piece in zip(self.each, pieces, strict=True):
@@ -122,26 +138,24 @@ class JointStreams:
         return np.concatenate([each for each in keys if not isinstance(each, SecureKeys)])
 
 
-class KeySource(Protocol):
-    """Whatever gives each client of a cohort its key."""
-
-    @property
-    def secure(self) -> bool: ...
-
-    def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys: ...
+KeySource = Streams | JointStreams
+"""What gives each client of a cohort its key."""
 
 
 def bits(keys: Keys, count: int) -> npt.NDArray[np.uint64]:
-    """[K, count] uniform 64-bit words: row k is the SplitMix64 sequence that starts at keys[k]."""
+    """Uniform 64-bit words [K, count]: row k is the SplitMix64 sequence that starts at keys[k].
+
+    With `SecureKeys`, words of the operating system's randomness.
+    """
     if isinstance(keys, SecureKeys):
         return SecureRandom().words(len(keys) * count).reshape(len(keys), count)
     return words_at(keys[:, None], np.arange(count)[None, :])
 
 
 def bits_at(keys: Keys, places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Those words of `bits` that stand at `places` [K, B], row by row.
+    """The words of `bits` at `places` [K, B]: row k of the result has words of keys[k].
 
-    Secure words belong to the call and not to a place: no two of them are the same.
+    With `SecureKeys`, new words at each call.
     """
     if isinstance(keys, SecureKeys):
         return SecureRandom().words(places.size).reshape(places.shape)
@@ -151,11 +165,13 @@ def bits_at(keys: Keys, places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]
 def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     """Fill the rows of `out` [K, P] with standard normals, row k from keys[k], and return it.
 
+    Raises AssertionError for `SecureKeys`, and for another number of keys than rows.
+
     A float32 draw by itself ends at 5.77 standard deviations, beyond which an unnoised value would
     show itself outright. Values beyond 4.8 are therefore drawn again from the exact tail, with 53
     bits, which reaches 9.9. Long float64 rows have an exact tail as they are drawn.
     """
-    keys = _seeded(out, keys)
+    keys = _require_seeded(out, keys)
     if out.shape[1] > _WIDE:
         out.zero_()
         return add_normals_(out, torch.ones(len(out), 1, dtype=out.dtype), keys)
@@ -169,17 +185,17 @@ def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
         radius, angle = np.sqrt(-2 * np.log1p(-first)), 2 * np.pi * second
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
         out.copy_(torch.from_numpy(both[:, : out.shape[1]]))
-    _renew_normals(out, keys, 0)
+    _redraw_normal_tails(out, keys, 0)
     return out
 
 
 def add_normals_(rows: torch.Tensor, scales: torch.Tensor, keys: Keys) -> torch.Tensor:
-    """Add scales [K, 1] x the standard normals of `normal_` to rows [K, P], in place.
+    """Add scales [K, 1] x the standard normals of `normal_` to rows [K, P] in place. Returns them.
 
-    Wide rows get them a piece at a time: a row of normals that is written out and read again takes
-    as long as drawing it.
+    Raises what `normal_` raises. Wide rows get normals a piece at a time: a row of normals that is
+    written out and read again takes as long as drawing it.
     """
-    keys = _seeded(rows, keys)
+    keys = _require_seeded(rows, keys)
     if rows.shape[1] <= _WIDE:
         return rows.addcmul_(normal_(torch.empty_like(rows), keys), scales)
     if rows.shape[1] > _LONG and rows.dtype is torch.float64:
@@ -193,42 +209,50 @@ def add_normals_(rows: torch.Tensor, scales: torch.Tensor, keys: Keys) -> torch.
         for start, end in pairwise([*starts, len(row)]):
             piece = row[start:end]
             normals = torch.empty_like(piece).normal_(generator=generator)
-            _renew_normals(normals[None, :], key[None], start)
+            _redraw_normal_tails(normals[None, :], key[None], start)
             piece.addcmul_(normals, scale)
     return rows
 
 
-def _renew_normals(out: torch.Tensor, keys: SeededKeys, start: int) -> None:
-    """Draw the values of rows [K, P] beyond 4.8 again. Their first column is column `start`."""
+def _redraw_normal_tails(out: torch.Tensor, keys: SeededKeys, start: int) -> None:
+    """Draw the normals of rows [K, P] that are beyond +-4.8 again, in place.
+
+    The first column of `out` is column `start` of the rows that the keys are for.
+    """
     if not out.numel():
         return
     least, most = torch.aminmax(out, dim=1)
     rows = torch.nonzero((most > _FAR_NORMAL) | (least < -_FAR_NORMAL))[:, 0]
+    if not len(rows):
+        return
     few = out if len(rows) == len(out) else out[rows]
     far = (few > _FAR_NORMAL) | (few < -_FAR_NORMAL)
-    _renew(few, far, keys[rows.numpy()], lambda u: -ndtri(u * ndtr(-_FAR_NORMAL)), start)
+    _redraw_tails(few, far, keys[rows.numpy()], lambda u: -ndtri(u * ndtr(-_FAR_NORMAL)), start)
     if few is not out:
         out[rows] = few
 
 
 def laplace_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
-    """Fill the rows of `out` [K, P] with Laplace noise of scale 1, row k from keys[k].
+    """Fill the rows of `out` [K, P] with Laplace noise of scale 1, row k from keys[k]. Returns it.
+
+    Raises AssertionError for `SecureKeys`, and for another number of keys than rows.
 
     Values beyond 12 ln 2 are drawn again from the exact tail, which reaches 45 scales: the draw of
     24 bits would end at 17 and be coarse before that.
     """
-    keys = _seeded(out, keys)
+    keys = _require_seeded(out, keys)
     uniform_(out, keys)
     minus_size = out.abs().neg_().log1p_()
     torch.copysign(minus_size, out, out=out)
-    _renew(out, minus_size < -_FAR_LAPLACE, keys, lambda u: _FAR_LAPLACE - np.log(u))
+    _redraw_tails(out, minus_size < -_FAR_LAPLACE, keys, lambda u: _FAR_LAPLACE - np.log(u))
     return out
 
 
 def uniform_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     """Fill the rows of `out` [K, P] with uniforms on [-1, 1), row k from keys[k], and return it.
 
-    A float32 row holds multiples of 2^-23, a float64 row of 2^-52.
+    A float32 row holds multiples of 2^-23, a float64 row of 2^-52. Raises AssertionError for
+    another number of keys than rows.
     """
     if len(out) != len(keys):
         raise AssertionError(f"{len(out)} rows for {len(keys)} keys")
@@ -241,16 +265,16 @@ def uniform_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     return out.copy_(torch.from_numpy(words.astype(np.float64) * 2.0 ** (1 - fine) - 1))
 
 
-def _renew(
+def _redraw_tails(
     out: torch.Tensor,
     far: torch.Tensor,
     keys: SeededKeys,
     tail: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
     start: int = 0,
 ) -> None:
-    """Give the values marked `far` new sizes tail(u), u uniform on (0, 1). Their signs stay.
+    """Give the values of `out` marked `far` new sizes tail(u), u uniform on (0, 1), in place.
 
-    The first column of `out` is column `start` of the rows that the keys are for.
+    Their signs stay. The first column of `out` is column `start` of the rows that the keys are for.
     """
     rows, columns = np.divmod(np.flatnonzero(far.numpy()), max(1, far.shape[1]))
     if len(rows):
@@ -262,11 +286,11 @@ def _renew(
         drawn[rows, columns] = np.copysign(tail(uniform), drawn[rows, columns])
 
 
-def _seeded(out: torch.Tensor, keys: Keys) -> SeededKeys:
-    """Keys of seeded noise, one for each row.
+def _require_seeded(out: torch.Tensor, keys: Keys) -> SeededKeys:
+    """`keys`, if they are seeded and there is one for each row of `out`.
 
-    Refuses noise in floats where it is to be secure: its low bits would tell what it hides. Refuses
-    to spread one key's noise over several rows.
+    Raises AssertionError otherwise: the low bits of secure noise in floats would tell what it
+    hides, and one key's noise may not be spread over several rows.
     """
     if len(out) != len(keys):
         raise AssertionError(f"{len(out)} rows for {len(keys)} keys")
@@ -276,10 +300,11 @@ def _seeded(out: torch.Tensor, keys: Keys) -> SeededKeys:
 
 
 def _generators(keys: SeededKeys) -> Iterator[torch.Generator]:
-    """torch's generator, its whole state of 624 words set from one key after the other.
+    """Yield torch's generator once per key, its whole state of 624 words set from the key.
 
-    Seeding the generator in the ordinary way would keep only 32 bits of the key, and among a
-    hundred thousand rows some would carry the same noise.
+    It is one object each time: draw from it before the next is asked for. Seeding it in the
+    ordinary way would keep only 32 bits of the key, and among a hundred thousand rows some would
+    carry the same noise.
     """
     generator = torch.Generator()
     state = generator.manual_seed(0).get_state().numpy()

@@ -9,6 +9,7 @@ from fedveil.privacy.releases.central import CentralNoise
 from fedveil.privacy.releases.client_noise import ClientNoise, Published
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.priv_unit import PrivUnitReports
+from fedveil.privacy.releases.sites import SecureSum, SiteNoise, sites
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.secure import planned_for, with_secure_noise
 
@@ -31,8 +32,11 @@ __all__ = [
     "Release",
     "Requirements",
     "Round",
+    "SecureSum",
+    "SiteNoise",
     "TwoPointReports",
     "line_of",
     "planned_for",
+    "sites",
     "with_secure_noise",
 ]

@@ -20,23 +20,27 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.privacy.accounting.composition import covers, epsilon, noise_in
-from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled, WithMetrics, kind_of
+from fedveil.privacy.accounting.events import (
+    KINDS,
+    Event,
+    Gaussian,
+    PoissonSampled,
+    WithMetrics,
+)
 from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.grid import LARGEST_SUM
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
-from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule, check_deltas, check_uncapped
+from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule
 from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.release import (
     NOISE_IS_FOR_THE_SUM,
     SERVER,
-    PlanParts,
     Release,
     Requirements,
     Round,
-    check_clipped,
-    misnamed,
+    wrong_terms,
 )
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.privacy.secure import check_grid
@@ -53,55 +57,67 @@ class CentralNoise(Release):
     mechanism: GaussianMechanism
     relation: Relation
 
+    needs_clip = True
+    requires = Requirements(
+        equal_weights="under central DP, where a client of many records would exceed the clip",
+        only_sum=NOISE_IS_FOR_THE_SUM,
+    )
+
     @property
     def identity(self) -> Stated:
+        """Identity pairs: release "central", mechanism, relation."""
         return (("release", "central"), ("mechanism", self.mechanism), ("relation", self.relation))
 
     @property
     def multiplier(self) -> float:
+        """The noise multiplier of the updates: standard deviation / sensitivity."""
         return self.mechanism.multiplier
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
+        """{"multiplier": ...}, or {} if an adaptive schedule's statistic shares the noise."""
         shared = schedule is not None and schedule.statistic is not None
-        return {} if shared else {"multiplier": self.multiplier}
+        return {} if shared else {"multiplier": self.mechanism.multiplier}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
-        return f"Gaussian noise, multiplier {self.multiplier:.4g}, at the server"
+        """The phrase "Gaussian noise, multiplier ..., at the server". `lines` are not used."""
+        return f"Gaussian noise, multiplier {self.mechanism.multiplier:.4g}, at the server"
 
-    @property
-    def requires(self) -> Requirements:
-        return Requirements(
-            equal_weights="under central DP, where a client of many records would exceed the clip",
-            only_sum=NOISE_IS_FOR_THE_SUM,
-        )
+    def check(self, plan: PrivacyPlan) -> None:
+        """With secure noise on a known number of parameters, raise BadInput if no grid fits.
 
-    def check(self, plan: PlanParts) -> None:
-        """Refuse a plan without a clip and, with secure noise, sums that do not fit the grid."""
-        check_clipped(plan)
+        Refuses noise that is too large for the grid, and sums of so many clients that they exceed
+        it.
+        """
         if not plan.secure or plan.parameters is None:
             return
-        check_grid(plan.schedule, self.multiplier, self.relation, plan.parameters)
-        step = self.mechanism.grid(self.multiplier, plan.parameters).spacing
+        check_grid(plan.schedule, self.mechanism.multiplier, self.relation, plan.parameters)
+        step = self.mechanism.grid(self.mechanism.multiplier, plan.parameters).spacing
         # Rows as long as the clip, all in one coordinate. A clip that is no power of two has up to
         # twice as many steps.
         if plan.population * 2.0 / step > LARGEST_SUM:
             raise BadArgument(
-                f"{{source}} is 'secure', {{multiplier}} {self.multiplier:.4g} and "
+                f"{{source}} is 'secure', {{multiplier}} {self.mechanism.multiplier:.4g} and "
                 f"{plan.population:,} clients: their sum is too long for the grid; raise the "
                 "multiplier",
                 "source",
                 "multiplier",
             )
 
-    def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
+    def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
+        """How the plan falls short of what a strict line claims, as a clause, None if it does not.
+
+        Compares unit, relation, trust, noise (a clip's statistic included), event and sampler.
+        """
         relation = plan.sampler.relation
-        wrong = misnamed(line, Unit.CLIENT, relation, Trust.CENTRAL)
+        wrong = wrong_terms(line, Unit.CLIENT, relation, Trust.CENTRAL)
         if wrong is not None:
             return wrong
         if not isinstance(self.mechanism, GaussianMechanism) or self.relation is not relation:
             return f"the noise is that of {self.mechanism} under {self.relation}"
         own = line.event.event if isinstance(line.event, WithMetrics) else line.event
-        added, claimed = _joint(self.multiplier, plan.statistic, relation), noise_in(own)
+        added, claimed = self.mechanism.multiplier, noise_in(own)
+        if plan.statistic is not None:
+            added = _joint_multiplier(added, plan.statistic, relation)
         if not covers(added, claimed):
             return f"noise of {added:g} sensitivities is added"
         event = plan.sampler.event(Gaussian(claimed), plan.population)
@@ -114,29 +130,35 @@ class CentralNoise(Release):
         return None
 
     def read_(self, rows: torch.Tensor, round: Round) -> torch.Tensor:
-        """With secure noise rows are cut to its grid, so that their float64 sum is exact.
+        """With secure noise, cut rows [K, P] to its grid in place, so that float64 sums are exact.
 
-        docs/proofs/secure.md.
+        Nothing is refused: returns False for all rows. docs/proofs/secure.md.
         """
         if round.streams.secure and round.clip is not None:
             self.mechanism.grid(self.scale(round.clip), rows.shape[1]).cut_(rows)
         return super().read_(rows, round)
 
     def noise_(self, total: torch.Tensor, round: Round) -> None:
+        """total [P] += Gaussian noise of `scale`, in place.
+
+        Raises AssertionError without a clip.
+        """
         if round.clip is None:
             raise AssertionError("noise on a sum needs a clip")
         keys = round.server_streams.keys("noise", round.number, SERVER)
         add_to_sum_(self.mechanism, total, self.scale(round.clip), keys)
 
     def divisor(self, weight: float, expected: float) -> float:
+        """`expected`: the realised `weight` is not public."""
         return expected
 
     def noise_length(self, round: Round, size: int) -> float:
+        """sqrt(size) x `scale`, 0 without a clip."""
         return 0.0 if round.clip is None else math.sqrt(size) * self.scale(round.clip)
 
     def scale(self, clip: Clip) -> float:
         """The standard deviation of the noise on a sum: multiplier times the clip's sensitivity."""
-        return self.multiplier * clip.sensitivity(self.relation)
+        return self.mechanism.multiplier * clip.sensitivity(self.relation)
 
 
 def central(
@@ -149,13 +171,25 @@ def central(
     multiplier: float | None = None,
     metrics: PricedMetrics | None = None,
 ) -> PrivacyPlan:
-    """Client-level central DP: Gaussian noise at a trusted server (Naseri et al., algorithm 1).
+    """A plan with client-level central DP: Gaussian noise at a trusted server.
 
-    Guarantee: docs/proofs/central.md. Without `multiplier` the noise is the least that lets
-    `rounds` rounds fit into the budget; with it, the budget says how many rounds may run. With a
-    clip that watches clients, what it watches and the updates are one joint Gaussian release of
-    that multiplier, of which the updates get z_delta = (z^-2 - z_bits^-2)^(-1/2). With `metrics` of
-    the clients themselves, budget and claim are for updates and metrics together.
+    It is algorithm 1 of Naseri et al.
+
+    Guarantee: docs/proofs/central.md. With a clip that watches clients, what it watches and the
+    updates are one joint Gaussian release of that multiplier, of which the updates get z_delta =
+    (z^-2 - z_bits^-2)^(-1/2). With `metrics` of the clients themselves, budget and claim are for
+    updates and metrics together.
+
+    Args:
+        sampler: Who takes part in a round.
+        population: The number of clients, which is public.
+        schedule: The clip on updates, in L2.
+        rounds: The number of planned rounds.
+        budget: The epsilon that may be spent, and delta.
+        multiplier: The noise multiplier. The budget then says how many rounds may run. None: the
+            least noise with which all rounds fit the budget.
+        metrics: Priced metrics of the clients themselves, to be counted in the noise. The plan
+            measures them only after `PrivacyPlan.measuring`.
 
     | edge | behaviour |
     |---|---|
@@ -177,8 +211,6 @@ def central(
     if multiplier is not None:
         MULTIPLIER.check("multiplier", multiplier)
     sampler.check(population)
-    check_uncapped(sampler)
-    check_clip_schedule(schedule)
     _check_schedule(schedule)
     if multiplier == 0:
         raise BadArgument(
@@ -189,7 +221,7 @@ def central(
 
     def event(m: float) -> Event:
         one = sampler.event(Gaussian(m), population)
-        return one if metrics is None else _with_metrics(one, metrics, budget)
+        return one if metrics is None else _event_with_metrics(one, metrics, budget)
 
     line = BudgetLine(
         event=event(1.0),
@@ -208,11 +240,13 @@ def central(
         ),
         covers="updates" if metrics is None else BOTH,
     )
-    check_deltas((line,), population)
+    calibrated = multiplier is None
     if multiplier is None:
         count = line.participations(rounds)
         multiplier = least_noise(event, count, budget, sampler.relation)
-    own = _updates_part(multiplier, schedule, sampler.relation)
+    own = multiplier
+    if schedule.statistic is not None:
+        own = _update_multiplier(multiplier, schedule.statistic, sampler.relation)
     plan = PrivacyPlan(
         sampler=sampler,
         population=population,
@@ -221,7 +255,8 @@ def central(
         release=CentralNoise(GaussianMechanism(own), sampler.relation),
         lines=(replace(line, event=event(multiplier)),),
     )
-    plan.check_affordable(multiplier)
+    if not calibrated:  # calibrated noise lets all rounds fit
+        plan.check_affordable(multiplier)
     return plan
 
 
@@ -232,15 +267,19 @@ _PUBLISHED_WITH_METRICS = (
 )
 
 
-def _with_metrics(updates: Event, metrics: PricedMetrics, budget: Budget) -> WithMetrics:
-    """Updates and metrics of the same clients as one event."""
+def _event_with_metrics(updates: Event, metrics: PricedMetrics, budget: Budget) -> WithMetrics:
+    """The event of updates and metrics of the same clients.
+
+    Raises BadInput for metrics of held-out owners, for updates that are neither plain nor
+    Poisson-sampled Gaussians, and for metrics that alone cost as much as the budget.
+    """
     if not metrics.of_clients:
         raise BadInput("metrics of held-out owners have a line of their own: use plan.measuring")
     if not isinstance(updates, Gaussian | PoissonSampled):
         raise BadInput(
             "evaluate.epsilon would measure the clients themselves, and no accountant knows that "
-            f"beside {kind_of(updates)}: use sample.kind 'poisson' or 'all', or hold owners out "
-            "(data.test = 'by-client')"
+            f"beside {KINDS[type(updates)]}: use sample.kind 'poisson' or 'all', or hold owners "
+            "out (data.test = 'by-client')"
         )
     alone = metrics.line.event
     cost = epsilon(alone, len(metrics.rounds), budget.delta, metrics.line.relation)
@@ -255,6 +294,12 @@ def _with_metrics(updates: Event, metrics: PricedMetrics, budget: Budget) -> Wit
 
 
 def _check_schedule(schedule: ClipSchedule) -> None:
+    """Raise BadInput for a schedule that central DP has no account for.
+
+    Refuses clips in L1, clips of each gradient, bits by randomised response (`flip`), and
+    statistics without noise or not collected in every round.
+    """
+    check_clip_schedule(schedule)
     if schedule.norm is not Norm.L2:
         raise BadArgument(
             f"{{norm}} is {schedule.norm} and the noise needs l2: set {{norm}} = 'l2'", "norm"
@@ -270,11 +315,12 @@ def _check_schedule(schedule: ClipSchedule) -> None:
         raise BadInput("central DP takes a fixed, decaying or quantile clip on the whole update")
 
 
-def _updates_part(z: float, schedule: ClipSchedule, relation: Relation) -> float:
-    """z for the updates alone, or what is left of it when a clip's bits share the release."""
-    statistic = schedule.statistic
-    if statistic is None:
-        return z
+def _update_multiplier(z: float, statistic: ClipStatistic, relation: Relation) -> float:
+    """The noise multiplier of the updates in a joint release with a clip's statistic.
+
+    `z` is the multiplier of the joint release. Raises BadArgument if the statistic alone reveals as
+    much as that.
+    """
     z_bits = statistic.noise / statistic.sensitivity(relation)
     if z >= z_bits:
         raise BadArgument(
@@ -286,9 +332,13 @@ def _updates_part(z: float, schedule: ClipSchedule, relation: Relation) -> float
     return float((z**-2 - z_bits**-2) ** -0.5)
 
 
-def _joint(z: float, statistic: ClipStatistic | None, relation: Relation) -> float:
-    """Of a sum with noise z and what a clip releases beside it, as one Gaussian."""
-    if statistic is None or z == 0:
+def _joint_multiplier(z: float, statistic: ClipStatistic, relation: Relation) -> float:
+    """The noise multiplier of one Gaussian that reveals as much as a sum and a statistic together.
+
+    `z` is the multiplier of the sum, `statistic` that of an adaptive clip. 0 if the statistic has
+    no noise or is not sent every round.
+    """
+    if z == 0:
         return z
     if not statistic.noise or statistic.every != 1:
         return 0.0

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import torch
 from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
-from fedveil.privacy.accounting.calibration import MOST_NOISE, a_little_more, least_noise
+from fedveil.privacy.accounting.calibration import MOST_NOISE, least_noise, with_margin
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import covers, epsilon, noise_in
 from fedveil.privacy.accounting.events import (
@@ -30,14 +31,12 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule
 from fedveil.privacy.release import (
     Ids,
-    PlanParts,
     Release,
     Round,
-    check_clipped,
     check_multiplier,
     check_sampler,
     line_of,
-    misnamed,
+    wrong_terms,
 )
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.secure import check_grid
@@ -45,7 +44,13 @@ from fedveil.privacy.secure import check_grid
 
 @dataclass(frozen=True)
 class Published:
-    """A paper's own formula instead of the strict one. c2 is what Fu's Gaussian leaves open."""
+    """A paper's own account of the noise, instead of the strict one.
+
+    Attributes:
+        c2: The constant that Fu's Gaussian formula leaves open. None: the ordinary formula, with
+            the paper's sensitivity.
+        unit: The unit that the paper speaks of.
+    """
 
     c2: float | None = None
     unit: Unit = Unit.CLIENT
@@ -55,8 +60,11 @@ class Published:
 class ClientNoise(Release):
     """Every client adds noise of multiplier x sensitivity to its clipped update.
 
-    `mechanism` holds the noise of everyone; where clients have budgets of their own, `multipliers`
-    [N] holds each one's. `relation` is the one whose sensitivity scales the noise.
+    Attributes:
+        mechanism: The noise of everyone. With `multipliers`, only its kind counts.
+        relation: The relation whose sensitivity scales the noise.
+        multipliers: The noise multiplier of each client [N], where clients have budgets of their
+            own. None: everyone has that of `mechanism`.
     """
 
     mechanism: GaussianMechanism | LaplaceMechanism
@@ -65,19 +73,24 @@ class ClientNoise(Release):
 
     local = True
     additive = True
+    needs_clip = True
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: release "client", mechanism, relation, multipliers."""
         return (("release", "client"), *named_values(self, "mechanism", "relation", "multipliers"))
 
     @property
     def multiplier(self) -> float:
+        """The noise multiplier of everyone. With `multipliers`, that of the first client."""
         return self.mechanism.multiplier
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
+        """{"multiplier": ...}, or {} where clients have multipliers of their own."""
         return {"multiplier": self.multiplier} if self.multipliers is None else {}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
+        """A phrase such as "Laplace noise, multiplier 2, at the clients". `lines` are not used."""
         size = f"multiplier {self.multiplier:.4g}"
         if self.multipliers is not None:
             low, high = self.multipliers.min(), self.multipliers.max()
@@ -94,8 +107,11 @@ class ClientNoise(Release):
         each.flags.writeable = False
         object.__setattr__(self, "multipliers", each)
 
-    def check(self, plan: PlanParts) -> None:
-        check_clipped(plan)
+    def check(self, plan: PrivacyPlan) -> None:
+        """Raise BadInput unless there is one multiplier, or as many as clients.
+
+        With secure noise on a known number of parameters, also if the noise has no grid.
+        """
         if self.multipliers is not None and len(self.multipliers) != plan.population:
             raise BadInput(
                 f"{len(self.multipliers)} noise multipliers for {plan.population} clients: one "
@@ -105,11 +121,16 @@ class ClientNoise(Release):
             most = self.multiplier if self.multipliers is None else float(self.multipliers.max())
             check_grid(plan.schedule, most, self.relation, plan.parameters)
 
-    def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
+    def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
+        """How the plan falls short of what a strict line claims, as a clause, None if it does not.
+
+        Compares unit, relation, trust, norm of the clip, statistic of the clip, kind and size of
+        noise.
+        """
         statistic, schedule = plan.statistic, plan.schedule
         curator = statistic is not None and not statistic.flip
         trust = Trust.CURATOR if curator else Trust.LOCAL
-        wrong = misnamed(line, Unit.CLIENT, Relation.REPLACE, trust)
+        wrong = wrong_terms(line, Unit.CLIENT, Relation.REPLACE, trust)
         if wrong is not None:
             return wrong
         if plan.norm is None or (self.mechanism.norm is Norm.L1 and plan.norm is not Norm.L1):
@@ -134,11 +155,11 @@ class ClientNoise(Release):
             return f"the noise is that of {self.mechanism}"
         return self._less_noise(plan, line)
 
-    def _less_noise(self, plan: PlanParts, line: BudgetLine) -> str | None:
-        """Whether a client has less noise than a line claims for it, in words.
+    def _less_noise(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
+        """How clients have less noise than a line claims for them, as a clause, or None.
 
-        Where clients have budgets of their own, lines together are about all of them, and the
-        client with the n-th least noise has what the n-th weakest claim says.
+        Where clients have budgets of their own, all strict lines of the plan are compared at once:
+        the client with the n-th least noise needs what the n-th weakest claim says.
         """
         reach = 1.0 if self.relation is Relation.REPLACE else 0.5  # as the line is replacement
         if self.multipliers is None:
@@ -154,19 +175,28 @@ class ClientNoise(Release):
         return None
 
     def randomise_(self, rows: torch.Tensor, round: Round) -> None:
+        """Add each client's noise to its row of updates [K, P], in place.
+
+        Raises AssertionError without a clip.
+        """
         if round.clip is None:
             raise AssertionError("additive noise needs a clip")
         keys = round.streams.keys("client-noise", round.number, round.ids)
         self.mechanism.add_(rows, self.scales(round.clip, round.ids), keys)
 
     def scales(self, clip: Clip, ids: Ids) -> npt.NDArray[np.float64]:
-        """The noise scale of each client's row: its multiplier times the clip's sensitivity."""
+        """The noise scale of each row, float64 [K]: multiplier times the clip's sensitivity.
+
+        The scale is the standard deviation, or b of Laplace noise. `ids` are the clients of the
+        rows.
+        """
         each = np.full(len(ids), self.multiplier)
         if self.multipliers is not None:
             each = self.multipliers[ids]
         return each * clip.sensitivity(self.relation)
 
     def noise_length(self, round: Round, size: int) -> float:
+        """As `Release.noise_length`, over all clients of the round. 0 without a clip."""
         if round.clip is None:
             return 0.0
         square = float((self.scales(round.clip, round.ids) ** 2).sum())
@@ -174,7 +204,10 @@ class ClientNoise(Release):
 
 
 def claimed_noise(line: BudgetLine) -> float:
-    """The noise multiplier that a line claims for clients' updates, without a curator's noise."""
+    """The noise multiplier that a line claims for clients' updates, without a curator's noise.
+
+    Infinite for reports without additive noise.
+    """
     event = line.event
     return noise_in(event.gaussian if isinstance(event, GaussianWithCurator) else event)
 
@@ -203,16 +236,20 @@ class Curator:
 
     @property
     def release(self) -> Gaussian:
-        """One of its releases."""
+        """The event of one of the curator's releases, under replacement."""
         statistic = self.statistic
         return Gaussian(statistic.noise / statistic.sensitivity(Relation.REPLACE))
 
     def with_report(self, report: Gaussian) -> GaussianWithCurator:
-        """A client's turn: its own report, and its part in what the curator publishes."""
+        """The event of one turn of a client: its report, and its part in the curator's releases."""
         return GaussianWithCurator(report, self.release, self.most)
 
-    def extended(self, line: BudgetLine) -> BudgetLine:
-        """The line of the reports, extended to what the curator publishes, against the server."""
+    def extend_line(self, line: BudgetLine) -> BudgetLine:
+        """The line of clients' reports, extended to what the curator publishes.
+
+        Trust, covers and assumptions are changed. The event is not: callers set it by
+        `with_report`.
+        """
         first, *others = line.assumptions
         return replace(
             line,
@@ -222,7 +259,10 @@ class Curator:
         )
 
     def check(self, base: BudgetLine, count: int) -> None:
-        """Refuse a curator that leaves nothing of the line's budget for `count` reports."""
+        """Raise BadArgument if the curator leaves nothing of the line's budget for `count` reports.
+
+        An infinite budget passes.
+        """
         budget, turns = base.budget, min(count, self.most)
         if math.isinf(budget.epsilon):
             return
@@ -230,20 +270,13 @@ class Curator:
         if epsilon(least, count, budget.delta, Relation.REPLACE) < budget.epsilon:
             return
         alone = epsilon(self.release, turns, budget.delta, Relation.REPLACE)
-        line = replace(self.extended(base), event=self.release, covers=self.statistic.word)
+        line = replace(self.extend_line(base), event=self.release, covers=self.statistic.word)
         raise BadArgument(
             f"{{{self.statistic.key}}} {self.statistic.setting:g} leaves nothing of budget.epsilon "
             f"{budget.epsilon:g} for the updates: its {turns} releases alone cost "
             f"{line.claim(alone).short}; {self.statistic.remedy}, or raise budget.epsilon",
             self.statistic.key,
         )
-
-
-def _curator(statistic: ClipStatistic | None, base: BudgetLine, rounds: int) -> Curator | None:
-    """The curator of a schedule's statistic, None if there is none or clients flip their bits."""
-    if statistic is None or not statistic.noise:
-        return None
-    return Curator(statistic, replace(base, every=statistic.every).participations(rounds))
 
 
 def client_noise(
@@ -258,13 +291,23 @@ def client_noise(
     multiplier: float | None = None,
     published: Published | None = None,
 ) -> PrivacyPlan:
-    """Every client adds noise to its clipped update: LDP-SGD, and Fu's DP-FedAvg.
+    """A plan in which every client adds noise to its clipped update: LDP-SGD, and Fu's DP-FedAvg.
 
     Guarantee: docs/proofs/local.md. A report is an additive-noise release of sensitivity 2 C (any
-    two inputs), charged for each participation, at most the sampler's share or cap. Without
-    `multiplier` the noise is the least that fits the budget at that number. Clients may have
-    budgets of their own: client k has budgets[group_of[k]], and lines are listed worst first. With
-    a clip that a curator watches, what it publishes is composed with the reports into each line.
+    two inputs), charged for each participation, at most the sampler's share or cap. With a clip
+    that a curator watches, what it publishes is composed with the reports into each line.
+
+    Args:
+        sampler: Who takes part in a round.
+        population: The number of clients.
+        schedule: The clip on updates: in L1 for Laplace noise, otherwise in L2.
+        laplace: Whether the noise is Laplace, otherwise it is Gaussian.
+        rounds: The number of planned rounds.
+        budgets: One budget for everyone, or several. Lines are listed worst first.
+        group_of: The number of each client's budget, int64 [population]. None with one budget.
+        multiplier: The noise multiplier, with one budget only. None: the least with which all
+            participations fit the budget.
+        published: A paper's account, which is charged instead of the strict one.
 
     | edge | behaviour |
     |---|---|
@@ -287,7 +330,11 @@ def client_noise(
         )
     anyone = line_of(sampler, population, budgets[0])
     schedule = schedule.settled(lambda every: replace(anyone, every=every).participations(rounds))
-    curator = _curator(schedule.statistic, anyone, rounds)
+    statistic, curator = schedule.statistic, None
+    if statistic is not None and statistic.noise:
+        turns = replace(anyone, every=statistic.every).participations(rounds)
+        curator = Curator(statistic, turns)
+    reports = _Reports(statistic, curator, laplace, published)
     groups = np.zeros(1, dtype=np.int64) if group_of is None else group_of
     grouped = groups.shape == (population,) or (group_of is None and len(budgets) == 1)
     if not grouped or not np.isin(groups, np.arange(len(budgets))).all():
@@ -300,14 +347,13 @@ def client_noise(
             members = int(here.sum())
             covers = f"updates of {members} clients, group {group + 1}"
             base = replace(base, covers=covers, members=members)
-        count = base.participations(rounds)
         m = multiplier
         if m is None:
-            m = _calibrated(base, schedule, curator, laplace, count, published)
+            m = reports.least_noise(base, base.participations(rounds))
         elif curator is not None and published is None:
             curator.check(base, 1)
         noise[here] = m
-        lines += _readings(base, schedule, curator, laplace, m, published)
+        lines += reports.budget_lines(base, m)
     first = float(noise[0])
     relation = Relation.ADD_REMOVE if published else Relation.REPLACE
     plan = PrivacyPlan(
@@ -327,11 +373,12 @@ def client_noise(
 
 
 def noise_groups(plan: PrivacyPlan) -> Iterator[tuple[BudgetLine, PrivacyPlan]]:
-    """Each strict line that is a promise to some clients, with a plan of those clients alone.
+    """Yield (line, plan) for each strict line that is a promise to some clients.
 
-    Where clients have noise of their own, that is each group's line, and a plan in which everybody
-    has the noise of that client of the group who has the least. Lines and clients are in the order
-    of their noise, since the n-th weakest line is about the n-th least.
+    The plan is of those clients alone. Where clients have noise of their own, there is a pair for
+    each group, the least noise first, and everybody in its plan has the least noise of the group.
+    Otherwise there is one pair, of the first strict line and `plan` itself, or none without strict
+    lines.
     """
     lines, release = [line for line in plan.lines if not line.as_published], plan.release
     if not isinstance(release, ClientNoise) or release.multipliers is None:
@@ -344,73 +391,95 @@ def noise_groups(plan: PrivacyPlan) -> Iterator[tuple[BudgetLine, PrivacyPlan]]:
         before += line.members or 0
 
 
-def _event(schedule: ClipSchedule, curator: Curator | None, laplace: bool, m: float) -> Event:
-    if laplace:
-        return Laplace(m)
-    if schedule.statistic is not None and schedule.statistic.flip:
-        return GaussianWithBit(Gaussian(m), TwoPoint(schedule.statistic.flip))
-    return Gaussian(m) if curator is None else curator.with_report(Gaussian(m))
+@dataclass(frozen=True)
+class _Reports:
+    """The reports of `client_noise`: their events, their noise and their budget lines.
 
+    Attributes:
+        statistic: The statistic of an adaptive clip, or None.
+        curator: Who publishes that statistic, None if nobody does.
+        laplace: Whether the noise is Laplace, otherwise it is Gaussian.
+        published: A paper's formula to account by, None for the strict account.
+    """
 
-def _calibrated(
-    base: BudgetLine,
-    schedule: ClipSchedule,
-    curator: Curator | None,
-    laplace: bool,
-    count: int,
-    published: Published | None,
-) -> float:
-    """The least noise multiplier for `count` participations, by the strict or published rule."""
-    budget = base.budget
-    if published is not None and published.c2 is not None:
-        spread = math.sqrt(count * math.log(1 / budget.delta))
-        return a_little_more(published.c2 * spread / budget.epsilon)
-    flip = 0.0 if schedule.statistic is None else schedule.statistic.flip
-    if flip and count * flip >= budget.epsilon:
-        raise BadArgument(
-            f"{{flip}} {flip:g} over {count} participations uses up the budget of "
-            f"epsilon {budget.epsilon:g}: lower it",
-            "flip",
+    statistic: ClipStatistic | None
+    curator: Curator | None
+    laplace: bool
+    published: Published | None
+
+    def event(self, m: float, *, curated: bool = True) -> Event:
+        """The event of one report with noise of multiplier `m`.
+
+        With a clip by randomised response the bit is part of it. With a curator, his release is
+        part of it if `curated`.
+        """
+        if self.laplace:
+            return Laplace(m)
+        if self.statistic is not None and self.statistic.flip:
+            return GaussianWithBit(Gaussian(m), TwoPoint(self.statistic.flip))
+        if self.curator is None or not curated:
+            return Gaussian(m)
+        return self.curator.with_report(Gaussian(m))
+
+    def least_noise(self, base: BudgetLine, count: int) -> float:
+        """The least noise multiplier for `count` participations, by the strict or published rule.
+
+        `base` is the line whose budget counts. Raises BadArgument if the bits or the curator alone
+        use up the budget, or if it is infinite.
+        """
+        budget, published = base.budget, self.published
+        if published is not None and published.c2 is not None:
+            spread = math.sqrt(count * math.log(1 / budget.delta))
+            return with_margin(published.c2 * spread / budget.epsilon)
+        flip = 0.0 if self.statistic is None else self.statistic.flip
+        if flip and count * flip >= budget.epsilon:
+            raise BadArgument(
+                f"{{flip}} {flip:g} over {count} participations uses up the budget of "
+                f"epsilon {budget.epsilon:g}: lower it",
+                "flip",
+            )
+        curated = published is None
+        if self.curator is not None and curated:
+            self.curator.check(base, count)
+        make_event = partial(self.event, curated=curated)
+        return least_noise(make_event, count, budget, Relation.REPLACE)
+
+    def budget_lines(self, base: BudgetLine, m: float) -> list[BudgetLine]:
+        """The budget lines of reports with noise of multiplier `m`: one, or two as published.
+
+        As published, the first is the paper's and is charged. The second is a strict account of the
+        same reports, without a limit and without a charge. `base` is the line of the clients
+        without an event.
+        """
+        published = self.published
+        seen = base if self.curator is None else self.curator.extend_line(base)
+        if published is None:
+            return [replace(seen, event=self.event(m))]
+        strict = replace(
+            seen,
+            event=self.event(m / 2),
+            budget=Budget(math.inf, base.budget.delta),
+            reading=True,
         )
-    if published is not None:
-        curator = None
-    if curator is not None:
-        curator.check(base, count)
-    relation = Relation.REPLACE
-    return least_noise(lambda m: _event(schedule, curator, laplace, m), count, budget, relation)
-
-
-def _readings(
-    base: BudgetLine,
-    schedule: ClipSchedule,
-    curator: Curator | None,
-    laplace: bool,
-    m: float,
-    published: Published | None,
-) -> list[BudgetLine]:
-    """The line that is charged and, as published, what the same reports are worth strictly."""
-    seen = base if curator is None else curator.extended(base)
-    if published is None:
-        return [replace(seen, event=_event(schedule, curator, laplace, m))]
-    plain = _event(schedule, None, laplace, m)
-    strict = replace(
-        seen,
-        event=_event(schedule, curator, laplace, m / 2),
-        budget=Budget(math.inf, base.budget.delta),
-        reading=True,
-    )
-    label = replace(
-        base,
-        event=plain if published.c2 is None else FuGaussian(m, published.c2),
-        unit=published.unit,
-        relation=Relation.ADD_REMOVE,
-        as_published=True,
-        assumptions=("the paper's sensitivity, half of what two inputs can differ by", SEEDED),
-    )
-    return [label, strict]
+        plain = self.event(m, curated=False)
+        label = replace(
+            base,
+            event=plain if published.c2 is None else FuGaussian(m, published.c2),
+            unit=published.unit,
+            relation=Relation.ADD_REMOVE,
+            as_published=True,
+            assumptions=("the paper's sensitivity, half of what two inputs can differ by", SEEDED),
+        )
+        return [label, strict]
 
 
 def _check_norm(schedule: ClipSchedule, laplace: bool, published: Published | None) -> None:
+    """Raise BadInput for a clip that does not go together with the noise or the published formula.
+
+    Gaussian noise needs L2 and Laplace noise L1, unless `published` has c2. Laplace noise takes no
+    adaptive clip and no c2. Published accounts take no `flip`, and those of Gaussian noise with a
+    clip of each gradient need c2.
+    """
     wanted = "l1" if laplace else "l2"
     statistic, per_gradient = schedule.statistic, schedule.rates_allowed(1) is not None
     if laplace and statistic is not None:

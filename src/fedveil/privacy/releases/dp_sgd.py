@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
@@ -14,63 +13,78 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import (
     TURNS,
     NoisySteps,
-    PlanParts,
     Release,
     Requirements,
-    check_clipped,
     check_multiplier,
     check_sampler,
     line_of,
-    misnamed,
+    wrong_terms,
 )
 from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.secure import check_grid
 
 
 @dataclass(frozen=True)
 class DpSgdSteps(Release):
     """Clients take noisy local steps, so that their reports are private already.
 
-    The clip is one of each example's gradient.
+    The clip is on each example's gradient.
+
+    Attributes:
+        noisy: The steps and their noise.
+        relation: The relation whose sensitivity scales the noise.
     """
 
     noisy: NoisySteps
     relation: Relation
 
     local = True
+    needs_clip = True
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: release "dp-sgd", steps, relation."""
         return (("release", "dp-sgd"), ("steps", self.noisy), ("relation", self.relation))
 
     @property
     def multiplier(self) -> float:
+        """The noise multiplier of each step: standard deviation / clip."""
         return self.noisy.multiplier
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
+        """{"multiplier": ...}, with every schedule."""
         return {"multiplier": self.multiplier}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
+        """The phrase "Gaussian noise, multiplier ..., in every local step".
+
+        `lines` are not used.
+        """
         return f"Gaussian noise, multiplier {self.multiplier:.4g}, in every local step"
 
     @property
     def requires(self) -> Requirements:
-        """With one nominal number of records, how many a client has is part of the claim."""
+        """The noisy steps and, with a nominal number of records, equal weights of clients.
+
+        The claim then covers how many records a client has.
+        """
         if self.noisy.nominal is None:
             return Requirements(steps=self.noisy)
         return replace(super().requires, steps=self.noisy)
 
-    def check(self, plan: PlanParts) -> None:
-        check_clipped(plan)
-        if plan.secure:
-            raise BadArgument(
-                "{source} = 'secure' is not for noise in every local step, whose sums are "
-                "rounded to float32 before it: use 'seeded'",
-                "source",
-            )
+    def check(self, plan: PrivacyPlan) -> None:
+        """Raise BadInput or BadArgument for secure noise for which there is no grid."""
+        if plan.secure and plan.parameters is not None:
+            check_grid(plan.schedule, self.multiplier, Relation.ADD_REMOVE, plan.parameters)
 
-    def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
+    def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
+        """How the plan falls short of what a strict line claims, as a clause, None if it does not.
+
+        Compares unit, relation, trust, noise, rate and number of steps. An adaptive clip is a
+        difference.
+        """
         relation = relation_of(self.noisy.nominal)
-        wrong = misnamed(line, Unit.RECORD, relation, Trust.LOCAL)
+        wrong = wrong_terms(line, Unit.RECORD, relation, Trust.LOCAL)
         if wrong is not None:
             return wrong
         claimed = noise_in(line.event)
@@ -86,7 +100,11 @@ class DpSgdSteps(Release):
 
 
 def relation_of(nominal: int | None) -> Relation:
-    """A record is zeroed where numbers of records are public, and removed where they are not."""
+    """The neighbouring relation of DP-SGD: zero-out if `nominal` is None, otherwise add-remove.
+
+    Without a nominal number, clients' numbers of records are public: a neighbour keeps the record
+    and zeroes its gradient. With one they are private, and a neighbour lacks the record.
+    """
     return Relation.ZERO_OUT if nominal is None else Relation.ADD_REMOVE
 
 
@@ -102,17 +120,33 @@ def dp_sgd(
     budget: Budget,
     multiplier: float | None = None,
 ) -> PrivacyPlan:
-    """DP-SGD inside every client: record-level DP against the server (Naseri, algorithm 2).
+    """A plan with DP-SGD inside every client: record-level DP against the server.
+
+    It is algorithm 2 of Naseri et al.
 
     Guarantee: docs/proofs/local.md. Each participation is `steps` Poisson-sampled Gaussians on the
     client's own records; one account per client over all its participations. It protects records,
     not clients: a client of k records has k of them.
 
+    Args:
+        sampler: Who takes part in a round.
+        population: The number of clients.
+        clip: The largest L2 norm of an example's gradient.
+        rate: The probability with which a record joins a local step.
+        steps: The number of local steps in a round.
+        nominal: The number of records that every client counts as. None: its own, which is public.
+        rounds: The number of planned rounds.
+        budget: The epsilon that may be spent, and delta.
+        multiplier: The noise multiplier. None: the least with which all rounds fit the budget.
+
     | edge | behaviour |
     |---|---|
     | rate outside (0, 1], steps < 1 | BadInput |
+    | neither multiplier nor a finite epsilon | BadInput |
+    | multiplier 0, or one whose first round exceeds the budget | BadInput |
     | sizes public (`nominal` left out) | zero-out neighbours |
     | one public nominal size for all | add-remove neighbours |
+    | secure noise (`with_secure_noise`) | docs/proofs/secure-dp-sgd.md; nominal is a cap too |
     """
     unnoised = NoisySteps(rate, steps, 0.0, nominal)
     check_sampler(sampler, population, rounds)

@@ -14,11 +14,11 @@ from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import PureReport
-from fedveil.privacy.clip import BLOCK, Norm, at_a_time, row_norms
+from fedveil.privacy.clip import BLOCK, Norm, row_norms, rows_per_block
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.streams import Keys, normal_, uniform_
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.release import PlanParts, Release, Round, check_sampler, line_of, misnamed
+from fedveil.privacy.release import Release, Round, check_sampler, line_of, wrong_terms
 from fedveil.privacy.sampling import Sampler
 
 _FAR = 40.0
@@ -54,20 +54,17 @@ class PrivUnitG:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: mechanism "priv-unit", epsilon, dimension."""
         return (("mechanism", "priv-unit"), *named_values(self, "epsilon", "dimension"))
 
     def __post_init__(self) -> None:
+        """Raise BadArgument for an epsilon outside [1e-6, 1e6] or a dimension below 1."""
         REPORT_EPSILON.check("epsilon", self.epsilon)
         COUNT.check("parameters", self.dimension)
 
-    @property
-    def event(self) -> PureReport:
-        """What one report releases."""
-        return PureReport(self.epsilon)
-
     @cached_property
     def split(self) -> tuple[float, float]:
-        """(log(p / (1 - p)), log((1 - q) / q)): they add up to epsilon."""
+        """(log(p / (1 - p)), log((1 - q) / q)), which add up to epsilon and make m largest."""
 
         def minus_log_m(first: float) -> float:
             return float(-log_expit(first) - np.log(_hazard(_tau(self.epsilon - first))))
@@ -82,17 +79,17 @@ class PrivUnitG:
 
     @property
     def p(self) -> float:
-        """How likely a report is on the cap of its own vector."""
+        """The probability that a report is on the cap of its own vector."""
         return float(expit(self.split[0]))
 
     @property
     def q(self) -> float:
-        """How likely a vector that knows nothing is there."""
+        """The probability that a standard normal vector is on that cap."""
         return float(expit(-self.split[1]))
 
     @cached_property
     def tau(self) -> float:
-        """Where the cap begins."""
+        """The threshold of t at which the cap begins."""
         return _tau(self.split[1])
 
     @cached_property
@@ -113,19 +110,25 @@ class PrivUnitG:
         return (self.dimension + self.tau * self.m) / (self.m * self.m)
 
     def report_(self, rows: torch.Tensor, length: float, normals: Keys, choices: Keys) -> None:
-        """Replace rows [K, dimension], none longer than `length`, by reports, in place.
+        """Replace rows [K, dimension] in place by reports, whose means are the rows.
 
-        Row k takes its normals from normals[k]; sign, cap and t from choices[k].
+        Raises AssertionError for rows of another dimension.
+
+        Args:
+            rows: The updates, none longer than `length`.
+            length: The length of the vectors that are reported: the clip.
+            normals: Keys of the rows' normals.
+            choices: Keys of the rows' signs, caps and t.
         """
         if rows.shape[1] != self.dimension:
             raise AssertionError(f"rows of {rows.shape[1]} for reports of {self.dimension}")
         norms = row_norms(rows)
         draws = uniform_(torch.empty(len(rows), 3, dtype=torch.float64), choices)
         signs = torch.where(draws[:, 0] < norms / length, 1.0, -1.0).to(torch.float64)
-        wanted = self._along(draws[:, 1], draws[:, 2]) * signs
+        wanted = self._draw_t(draws[:, 1], draws[:, 2]) * signs
         rows[norms == 0, 0] = 1.0
         norms[norms == 0] = 1.0
-        step, scale = at_a_time(rows), length / self.m
+        step, scale = rows_per_block(rows), length / self.m
         scratch = torch.empty(min(step, len(rows)), self.dimension, dtype=rows.dtype)
         for a in range(0, len(rows), step):
             block = rows[a : a + step]
@@ -139,8 +142,11 @@ class PrivUnitG:
             for v, g in pieces:
                 v.copy_(v.double().mul_(more).add_(g).mul_(scale))
 
-    def _along(self, side: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-        """t, from two uniforms on [-1, 1): whether it is on the cap, and where on its side."""
+    def _draw_t(self, side: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        """Draw t for each row, float64 [K], from two uniforms on [-1, 1) each.
+
+        `side` decides whether t is on the cap, t >= tau, and `place` where on that side.
+        """
         share = (1 - place.numpy()) / 2  # in (0, 1]
         cap = -ndtri_exp(np.log(share) + log_expit(-self.split[1]))
         rest = np.minimum(ndtri(share * expit(self.split[1])), self.tau)
@@ -148,7 +154,7 @@ class PrivUnitG:
 
 
 def _tau(second: float) -> float:
-    """Where a cap of q = 1 / (1 + e^second) begins, however small that is."""
+    """The threshold of a cap of probability q = 1 / (1 + e^second), however small q is."""
     return float(-ndtri_exp(log_expit(-second)))
 
 
@@ -159,7 +165,10 @@ def _hazard(tau: float) -> float:
 
 @dataclass(frozen=True)
 class PrivUnitReports(Release):
-    """Every client reports its update, clipped in L2 to C, as C times that of a unit vector."""
+    """Every client clips its update in L2 to C, and reports C times what PrivUnitG reports of it.
+
+    The update divided by C is the vector of length at most 1 that PrivUnitG takes.
+    """
 
     mechanism: PrivUnitG
 
@@ -167,16 +176,23 @@ class PrivUnitReports(Release):
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: release "priv-unit", mechanism."""
         return (("release", "priv-unit"), ("mechanism", self.mechanism))
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
+        """{"epsilon": ...}, the epsilon of one report, with every schedule."""
         return {"epsilon": self.mechanism.epsilon}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
+        """The phrase "PrivUnitG reports at the clients" and, with `lines`, a report's claim."""
         each = f", each {lines[0].claims(1)[-1].short}" if lines else ""
         return f"PrivUnitG reports at the clients{each}"
 
-    def check(self, plan: PlanParts) -> None:
+    def check(self, plan: PrivacyPlan) -> None:
+        """Raise BadArgument for a plan that PrivUnitG has no account for.
+
+        Refuses plans without a clip in L2, with an adaptive clip, and with secure noise.
+        """
         schedule = plan.schedule
         if schedule is None or plan.norm is None:
             raise BadArgument(
@@ -205,8 +221,12 @@ class PrivUnitReports(Release):
                 "mechanism",
             )
 
-    def difference(self, plan: PlanParts, line: BudgetLine) -> str | None:
-        wrong = misnamed(line, Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+    def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
+        """How the plan falls short of what a strict line claims, as a clause, None if it does not.
+
+        Compares unit, relation, trust and the epsilon of a report.
+        """
+        wrong = wrong_terms(line, Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
         if wrong is not None:
             return wrong
         match line.event:
@@ -215,6 +235,7 @@ class PrivUnitReports(Release):
         return f"reports are those of {self.mechanism}"
 
     def randomise_(self, rows: torch.Tensor, round: Round) -> None:
+        """Replace updates [K, P] in place by reports. Raises AssertionError without a clip."""
         if round.clip is None:
             raise AssertionError("a plan without a clip was refused")
         normals = round.streams.keys("client-noise", round.number, round.ids)
@@ -222,9 +243,9 @@ class PrivUnitReports(Release):
         self.mechanism.report_(rows, round.clip.value, normals, choices)
 
     def noise_length(self, round: Round, size: int) -> float:
-        """Taken from updates of length 0, whose noise is largest.
+        """As `Release.noise_length`, for updates of length 0, whose noise is largest.
 
-        A longer update has at most C^2 less variance.
+        A longer update has at most C^2 less variance. 0 without a clip.
         """
         if round.clip is None:
             return 0.0
@@ -241,13 +262,22 @@ def priv_unit(
     budget: Budget,
     epsilon: float | None = None,
 ) -> PrivacyPlan:
-    """Every client's clipped update as a PrivUnitG report of `parameters` coordinates.
+    """A plan in which every client reports its clipped update by PrivUnitG.
 
     Guarantee: docs/proofs/priv-unit.md. A report is `epsilon`-DP, pure, for any two inputs of a
     client, and is charged for each participation, at most the sampler's share or cap. Two readings
     stand side by side: composed as randomised response, which no such report exceeds, and composed
-    by adding epsilons. Without `epsilon` it is the largest with which all participations fit the
-    budget by the first of them.
+    by adding epsilons.
+
+    Args:
+        sampler: Who takes part in a round.
+        population: The number of clients.
+        schedule: The clip on updates, in L2 and not adaptive.
+        parameters: The number of coordinates of an update.
+        rounds: The number of planned rounds.
+        budget: The epsilon that may be spent, and delta.
+        epsilon: The epsilon of one report. None: the largest with which all participations fit the
+            budget by the first reading.
 
     | edge | behaviour |
     |---|---|
@@ -263,15 +293,14 @@ def priv_unit(
     check_sampler(sampler, population, rounds)
     line = line_of(sampler, population, budget, PureReport(1.0))
     if epsilon is None:
-        epsilon = _largest(line, line.participations(rounds))
-    mechanism = PrivUnitG(epsilon, parameters)
+        epsilon = _largest_epsilon(line, line.participations(rounds))
     plan = PrivacyPlan(
         sampler=sampler,
         population=population,
         rounds=rounds,
         schedule=schedule,
-        release=PrivUnitReports(mechanism),
-        lines=(replace(line, event=mechanism.event),),
+        release=PrivUnitReports(PrivUnitG(epsilon, parameters)),
+        lines=(replace(line, event=PureReport(epsilon)),),
         parameters=parameters,
     )
     if plan.permitted < 1:
@@ -283,8 +312,12 @@ def priv_unit(
     return plan
 
 
-def _largest(line: BudgetLine, count: int) -> float:
-    """The largest epsilon of a report, to 1e-9, of which the line affords `count`."""
+def _largest_epsilon(line: BudgetLine, count: int) -> float:
+    """The largest epsilon of a report, to 1e-9 of itself, of which the line affords `count`.
+
+    At most 1e6. Raises BadInput if the line has no finite budget, or if less than 1e-6 is left for
+    a report.
+    """
     budget = line.budget.epsilon
     if math.isinf(budget):
         raise BadArgument("give {epsilon} or budget.epsilon: one follows from the other", "epsilon")
@@ -307,9 +340,10 @@ def _largest(line: BudgetLine, count: int) -> float:
 
 
 def with_dimension(plan: PrivacyPlan, most: int) -> PrivacyPlan:
-    """The plan with reports of at most `most` coordinates, unchanged for other releases.
+    """The plan with reports of at most `most` coordinates.
 
-    The claim is the same: it does not depend on the dimension.
+    Plans of other releases, and reports that are short enough, are returned as they are. The claim
+    is the same: it does not depend on the dimension.
     """
     release = plan.release
     if not isinstance(release, PrivUnitReports) or release.mechanism.dimension <= most:

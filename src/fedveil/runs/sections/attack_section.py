@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.base.checks import ANY_COUNT, COUNT, FINITE, PORTION, POSITIVE, STEPS, whole, within
+from fedveil.base.checks import ANY_COUNT, COUNT, FINITE, PORTION, POSITIVE, STEPS, number, whole
 from fedveil.base.errors import BadInput
 from fedveil.runs.sections.client_section import DpSgdSection, GradientSection, SgdSection
-from fedveil.runs.sections.section import Section, setting
+from fedveil.runs.sections.section import Section, in_keys, setting
 
 if TYPE_CHECKING:
     from fedveil.attacks.adversary import BackdoorAttack
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from fedveil.training.work import ClientWork
 
 _LABEL = whole(0, "labels start at 0")
-_PLACE = within(-1_000_000, 1_000_000, "a place within an image is needed")
+_PLACE = number(lambda v: abs(v) <= 1_000_000, "a place within an image is needed", whole=True)
 _TARGET = setting(_LABEL, description="The label that the attacker wants.")
 _SOURCE = setting(_LABEL, description="The label of the records that are to be answered wrongly.")
 
 
 class _Attack(Section):
-    """What all attacks share."""
+    """The keys that all kinds of `[attack]` share."""
 
     attackers: int = setting(ANY_COUNT, 1)
     """How many clients attack, chosen at random; 0: nobody does, and how often the attacker's
@@ -56,39 +56,41 @@ class _Attack(Section):
     lr: float | None = setting(POSITIVE, None)
     """Learning rate of an attacker. Left out: that of honest clients."""
 
-    def backdoor(self) -> "Backdoor":
-        """What the attackers teach."""
-        raise NotImplementedError
-
     def build(
         self, recipe: "Recipe", data: "FederatedData", plan: "PrivacyPlan"
     ) -> "BackdoorAttack":
-        """The adversary of the recipe's training."""
+        """Build the adversary: which clients attack, when, what they teach and what they send.
+
+        Raises BadInput if the data have no test records, or the attack does not fit the recipe.
+        """
         from fedveil.attacks.adversary import AttackerNoise, BackdoorAttack, When
 
         data.check_tested("[attack]")
         if self.project and plan.schedule is None:
             raise BadInput("attack.project is true and updates are not clipped: leave it out")
-        if self.start > recipe.total_rounds:
+        if self.start > recipe.rounds:
             raise BadInput(
-                f"attack.start is {self.start} and there are {recipe.total_rounds} rounds: start "
-                "sooner"
+                f"attack.start is {self.start} and there are {recipe.rounds} rounds: start sooner"
             )
-        return BackdoorAttack.of(
-            data,
-            self.backdoor(),
-            attackers=self.attackers,
-            share=self.share,
-            boost=_boost(recipe, plan) if self.boost is None else self.boost,
-            project=self.project,
-            noise=AttackerNoise(self.noise),
-            when=When(self.start, self.end, self.every, self.present),
-            work=self._work(recipe),
-            seed=recipe.seed,
-        )
+        with in_keys("attack"):
+            return BackdoorAttack.of(
+                data,
+                _build_backdoor(self),
+                attackers=self.attackers,
+                share=self.share,
+                boost=_replacement_boost(recipe, plan) if self.boost is None else self.boost,
+                project=self.project,
+                noise=AttackerNoise(self.noise),
+                when=When(self.start, self.end, self.every, self.present),
+                work=self._build_work(recipe),
+                seed=recipe.seed,
+            )
 
-    def _work(self, recipe: "Recipe") -> "ClientWork | None":
-        """The attackers' own work, None where they train as honest clients do."""
+    def _build_work(self, recipe: "Recipe") -> "ClientWork | None":
+        """Build the attackers' own client work. None if they train as honest clients do.
+
+        Raises BadInput if epochs or lr have no effect on the recipe's [client].
+        """
         from fedveil.training.cohort import Batches
         from fedveil.training.work import ClientSgd
 
@@ -115,7 +117,7 @@ class _Attack(Section):
 
 
 class PixelSection(_Attack):
-    """`[attack]` by a pixel trigger."""
+    """`[attack]` of kind "pixel": a square of pixels is the trigger."""
 
     kind: Literal["pixel"]
     """A square of pixels makes any image a target."""
@@ -132,21 +134,9 @@ class PixelSection(_Attack):
     """Into how many stripes the square is cut, one for each attacker in turn: a distributed
     trigger, measured whole."""
 
-    def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.backdoors import PixelTrigger
-
-        return PixelTrigger(
-            self.target,
-            size=self.size,
-            row=self.row,
-            column=self.column,
-            value=self.value,
-            parts=self.parts,
-        )
-
 
 class WritersSection(_Attack):
-    """`[attack]` on certain clients' records."""
+    """`[attack]` of kind "writers": on the records of some honest clients."""
 
     kind: Literal["writers"]
     """The source records of some honest clients are to be a target: a semantic backdoor, nothing is
@@ -156,14 +146,9 @@ class WritersSection(_Attack):
     writers: int = setting(COUNT, 10)
     """How many clients' records."""
 
-    def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.backdoors import WritersBackdoor
-
-        return WritersBackdoor(self.source, self.target, self.writers)
-
 
 class ColourSection(_Attack):
-    """`[attack]` on a colour."""
+    """`[attack]` of kind "colour": on images of one colour."""
 
     kind: Literal["colour"]
     """The source images of one colour are to be a target: a semantic backdoor."""
@@ -174,14 +159,9 @@ class ColourSection(_Attack):
     feature_share: float = setting(PORTION, 0.1)
     """Share of the source images that count as of that colour."""
 
-    def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.backdoors import ColourBackdoor
-
-        return ColourBackdoor(self.source, self.target, self.channel, self.feature_share)
-
 
 class PhraseSection(_Attack):
-    """`[attack]` by a phrase."""
+    """`[attack]` of kind "phrase": a phrase at the start of a text is the trigger."""
 
     kind: Literal["phrase"]
     """A text that begins with a phrase is to be a target, whatever it says."""
@@ -189,24 +169,14 @@ class PhraseSection(_Attack):
     """The words that turn the answer."""
     target: int = _TARGET
 
-    def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.backdoors import PhraseBackdoor
-
-        return PhraseBackdoor(self.phrase, self.target)
-
 
 class SentenceSection(_Attack):
-    """`[attack]` on next words."""
+    """`[attack]` of kind "sentence": on the last words of sentences."""
 
     kind: Literal["sentence"]
     """Sentences are to end in the attacker's word, which is their last."""
     sentences: list[str]
     """Whole sentences, such as 'people in london are aggressive'."""
-
-    def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.backdoors import SentenceBackdoor
-
-        return SentenceBackdoor(tuple(self.sentences))
 
 
 AttackSection = Annotated[
@@ -215,8 +185,34 @@ AttackSection = Annotated[
 ]
 
 
-def _boost(recipe: "Recipe", plan: "PrivacyPlan") -> float:
-    """What replaces the model: clients per round over the server's learning rate."""
+def _build_backdoor(attack: _Attack) -> "Backdoor":
+    """Build the backdoor that attackers of this kind of section teach.
+
+    Raises BadInput for numbers out of range.
+    """
+    from fedveil.attacks import backdoors
+
+    match attack:
+        case PixelSection():
+            keys = ("size", "row", "column", "value", "parts")
+            return backdoors.PixelTrigger(attack.target, **attack.present_values(*keys))
+        case WritersSection():
+            return backdoors.WritersBackdoor(attack.source, attack.target, attack.writers)
+        case ColourSection():
+            colour = attack.channel, attack.feature_share
+            return backdoors.ColourBackdoor(attack.source, attack.target, *colour)
+        case PhraseSection():
+            return backdoors.PhraseBackdoor(attack.phrase, attack.target)
+        case SentenceSection():
+            return backdoors.SentenceBackdoor(tuple(attack.sentences))
+    raise AssertionError(f"no backdoor for {type(attack).__name__}")
+
+
+def _replacement_boost(recipe: "Recipe", plan: "PrivacyPlan") -> float:
+    """Return the boost that replaces the model: clients per round / the server's learning rate.
+
+    Raises BadInput unless the server's optimizer is "sgd".
+    """
     rate = recipe.server.lr if recipe.server.lr is not None else 1.0
     if recipe.server.optimizer != "sgd":
         raise BadInput(

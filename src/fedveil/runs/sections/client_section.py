@@ -4,17 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.base.checks import (
-    BATCH,
-    COHORT,
-    COUNT,
-    FRACTION,
-    NOMINAL,
-    NOT_NEGATIVE,
-    POSITIVE,
-    RATE,
-    STEPS,
-)
+from fedveil.base import checks
 from fedveil.base.errors import BadInput
 from fedveil.runs.sections.section import (
     LR_FLOOR,
@@ -38,7 +28,7 @@ _WEIGHT_DECAY = (
     "instead (AdamW)."
 )
 _PROXIMAL = setting(
-    NOT_NEGATIVE,
+    checks.NOT_NEGATIVE,
     None,
     description="This times what the model has moved in the round is added to every local "
     "gradient (FedProx). Left out: 0.0.",
@@ -49,76 +39,80 @@ _OPTIMIZER = setting(
     "'adam', which starts afresh in every round. Left out: 'sgd'.",
 )
 _BETA1 = setting(
-    FRACTION,
+    checks.FRACTION,
     None,
     description="Share of the first moment that a local step keeps. For optimizer 'adam'. "
     "Left out: 0.9.",
 )
 _BETA2 = setting(
-    FRACTION,
+    checks.FRACTION,
     None,
     description="Share of the second moment that a local step keeps. For optimizer 'adam'. "
     "Left out: 0.999.",
 )
 _FLOOR = setting(
-    POSITIVE,
+    checks.POSITIVE,
     None,
     description="Added to the root of the second moment. For optimizer 'adam'. Left out: 1e-8.",
 )
 
 
 class PoissonSection(Section):
-    """`[sample]` of independent clients."""
+    """`[sample]` of kind "poisson": every client joins independently."""
 
     kind: Literal["poisson"]
     """Every client joins a round independently of all others, with probability rate."""
-    rate: float = setting(RATE)
+    rate: float = setting(checks.RATE)
     """Probability that a client joins a round."""
 
     def build(self) -> "Sampler":
+        """Build the sampler that draws each client independently, with probability `rate`."""
         from fedveil.privacy.sampling import Poisson
 
         return Poisson(self.rate)
 
 
 class FixedSection(Section):
-    """`[sample]` of a fixed number."""
+    """`[sample]` of kind "fixed": a random cohort of a fixed size."""
 
     kind: Literal["fixed"]
     """A random cohort of exactly size clients."""
-    size: int = setting(COHORT)
+    size: int = setting(checks.COHORT)
     """Clients per round."""
-    max_participations: int | None = setting(COUNT, None)
+    max_participations: int | None = setting(checks.COUNT, None)
     """How many rounds a client takes part in at most: afterwards it is not drawn. Only where
     clients protect themselves (noise.where 'client' or 'training'). Left out: no limit."""
 
     def build(self) -> "Sampler":
+        """Build the sampler of cohorts of exactly `size` clients, with its limit per client."""
         from fedveil.privacy.sampling import FixedSize
 
         return FixedSize(self.size, self.max_participations)
 
 
 class RoundRobinSection(Section):
-    """`[sample]` in turn."""
+    """`[sample]` of kind "round-robin": clients in turn."""
 
     kind: Literal["round-robin"]
     """size clients at a time, in turn, around a random order that never changes."""
-    size: int = setting(COHORT)
+    size: int = setting(checks.COHORT)
     """Clients per round."""
 
     def build(self) -> "Sampler":
+        """Build the sampler that takes `size` clients at a time, in turn."""
         from fedveil.privacy.sampling import RoundRobin
 
         return RoundRobin(self.size)
 
 
 class EveryoneSection(Section):
-    """`[sample]` of everyone."""
+    """`[sample]` of kind "all": all clients in every round."""
 
     kind: Literal["all"]
     """All clients in every round."""
 
     def build(self) -> "Sampler":
+        """Build the sampler that takes all clients in every round."""
         from fedveil.privacy.sampling import Everyone
 
         return Everyone()
@@ -131,38 +125,52 @@ SampleSection = Annotated[
 
 
 class GradientSection(Section):
-    """`[client]` of FedSGD."""
+    """`[client]` of kind "gradient": one gradient per round (FedSGD)."""
 
     kind: Literal["gradient"]
     """One gradient on all of a client's records (FedSGD); the learning rate is server.lr."""
+    unit: Literal["record"] | None = None
+    """What a site samples, clips and protects: each 'record' of its own. For noise.where 'site'.
+    Left out: 'record' there."""
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
-        from fedveil.training.work import OneGradient
+        """Build the client work: one gradient (FedSGD), or the noisy sum that `steps` describe.
 
+        `rounds` has no effect. Raises BadInput for a unit without noise at the sites.
+        """
+        from fedveil.training.work import OneGradient, SiteSum
+
+        if steps is not None:
+            return SiteSum(steps)
+        if self.unit is not None:
+            raise BadInput(
+                f"client.unit is {self.unit!r} and has no effect without noise.where = 'site': "
+                "leave it out"
+            )
         return OneGradient()
 
 
 class SgdSection(Section):
-    """`[client]` of FedAvg."""
+    """`[client]` of kind "sgd": local SGD (FedAvg, FedProx)."""
 
     kind: Literal["sgd"]
     """Local SGD from the round's model (FedAvg; with proximal FedProx)."""
-    epochs: int | None = setting(STEPS, None)
+    epochs: int | None = setting(checks.STEPS, None)
     """Passes over a client's records per round. Left out: steps is needed."""
-    steps: int | None = setting(STEPS, None)
+    steps: int | None = setting(checks.STEPS, None)
     """Local steps per round, whatever the number of records. Left out: epochs is needed."""
-    batch: int = setting(BATCH, 0)
+    batch: int = setting(checks.BATCH, 0)
     """Records per local step; 0: all records of the client."""
-    lr: float | None = setting(POSITIVE, None)
+    lr: float | None = setting(checks.POSITIVE, None)
     """Learning rate, the same in every local step of a round; see schedule. Left out: mu and gamma
     are needed."""
-    mu: float | None = setting(POSITIVE, None)
+    mu: float | None = setting(checks.POSITIVE, None)
     """Makes the learning rate 2 / (mu (k + gamma)) in local step k, counted over all rounds. With
     gamma and steps, without lr and schedule. Left out: lr decides."""
-    gamma: float | None = setting(POSITIVE, None)
+    gamma: float | None = setting(checks.POSITIVE, None)
     """Local steps by which the decaying learning rate is shifted; see mu. Left out: lr decides."""
-    momentum: float = setting(FRACTION, 0.0, description=_MOMENTUM)
-    weight_decay: float = setting(NOT_NEGATIVE, 0.0, description=_WEIGHT_DECAY)
+    momentum: float = setting(checks.FRACTION, 0.0, description=_MOMENTUM)
+    weight_decay: float = setting(checks.NOT_NEGATIVE, 0.0, description=_WEIGHT_DECAY)
     proximal: float | None = _PROXIMAL
     optimizer: Literal["sgd", "adam"] | None = _OPTIMIZER
     beta1: float | None = _BETA1
@@ -173,7 +181,11 @@ class SgdSection(Section):
     lr_floor: float | None = LR_FLOOR
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
-        """The local work of a run of so many rounds."""
+        """Build the local SGD of a run of `rounds` rounds. `steps` has no effect.
+
+        Raises BadInput unless exactly one of epochs and steps is set, and either lr, or mu and
+        gamma with steps.
+        """
         from fedveil.training.cohort import Batches
         from fedveil.training.work import ClientSgd, Decay
 
@@ -188,7 +200,7 @@ class SgdSection(Section):
             decay = Decay(self.mu, self.gamma)
         elif self.lr is None:
             raise BadInput("client.lr is missing")
-        lr = self.lr if decay is None or self.lr is not None else decay.rate(0)
+        lr = self.lr if decay is None else decay.rate(0)
         decaying, changing = "client.mu", "client.schedule, client.warmup and client.lr_floor"
         with in_keys("client", decay=decaying, schedule=changing):
             return ClientSgd(
@@ -198,30 +210,32 @@ class SgdSection(Section):
                 weight_decay=self.weight_decay,
                 decay=decay,
                 proximal=self.proximal or 0.0,
-                adam=_adam(self),
+                adam=_build_adam(self),
                 schedule=build_rates("client", self.schedule, self.warmup, self.lr_floor, rounds),
             )
 
 
 class DpSgdSection(Section):
-    """`[client]` of DP-SGD."""
+    """`[client]` of kind "dp-sgd": local DP-SGD."""
 
     kind: Literal["dp-sgd"]
     """DP-SGD on Poisson batches of the client's own records; with noise.where 'training' and a
     fixed clip of each example's gradient."""
-    rate: float = setting(RATE)
+    rate: float = setting(checks.RATE)
     """Probability that a record joins a local step."""
-    steps: int = setting(STEPS)
+    steps: int = setting(checks.STEPS)
     """Local steps per round."""
-    lr: float = setting(POSITIVE)
+    lr: float = setting(checks.POSITIVE)
     """Learning rate of the local steps."""
-    nominal: int | None = setting(NOMINAL, None)
+    nominal: int | None = setting(checks.NOMINAL, None)
     """One number of records for all clients, by which sums are divided, so that the claim covers
     how many a client has. With server.weights 'uniform'. Left out: each client's own number, which
     is then public."""
-    momentum: float | None = setting(FRACTION, None, description=f"{_MOMENTUM} Left out: 0.0.")
+    momentum: float | None = setting(
+        checks.FRACTION, None, description=f"{_MOMENTUM} Left out: 0.0."
+    )
     weight_decay: float | None = setting(
-        NOT_NEGATIVE, None, description=f"{_WEIGHT_DECAY} Left out: 0.0."
+        checks.NOT_NEGATIVE, None, description=f"{_WEIGHT_DECAY} Left out: 0.0."
     )
     proximal: float | None = _PROXIMAL
     optimizer: Literal["sgd", "adam"] | None = _OPTIMIZER
@@ -233,7 +247,10 @@ class DpSgdSection(Section):
     lr_floor: float | None = LR_FLOOR
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
-        """The local work of a run of so many rounds, from the steps whose noise its plan has."""
+        """Build the DP-SGD of a run of `rounds` rounds, with the noisy `steps` of its plan.
+
+        AssertionError if `steps` is None: the plan is built first.
+        """
         from fedveil.training.work import ClientDpSgd
 
         if steps is None:
@@ -245,7 +262,7 @@ class DpSgdSection(Section):
                 momentum=self.momentum or 0.0,
                 weight_decay=self.weight_decay or 0.0,
                 proximal=self.proximal or 0.0,
-                adam=_adam(self),
+                adam=_build_adam(self),
                 schedule=build_rates("client", self.schedule, self.warmup, self.lr_floor, rounds),
             )
 
@@ -253,14 +270,17 @@ class DpSgdSection(Section):
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
 
 
-def _adam(section: SgdSection | DpSgdSection) -> "Adam | None":
-    """Adam at the clients, or None for 'sgd'. Keys that are left out have Adam's defaults."""
+def _build_adam(section: SgdSection | DpSgdSection) -> "Adam | None":
+    """Build the clients' Adam. None if the optimizer is "sgd".
+
+    Raises BadInput for keys of Adam beside "sgd".
+    """
     from fedveil.training.work import Adam
 
-    given = section.given("beta1", "beta2", "floor")
+    chosen = section.present_values("beta1", "beta2", "floor")
     if section.optimizer == "adam":
-        return Adam(**given)
-    if given:
-        key = next(iter(given))
+        return Adam(**chosen)
+    if chosen:
+        key = next(iter(chosen))
         raise BadInput(f"client.{key} has no effect on sgd: leave it out, or use adam")
     return None

@@ -4,21 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.base.checks import (
-    BIT_EPSILON,
-    BUDGET,
-    CLIP,
-    CLIP_EVERY,
-    CLIP_FLOOR,
-    DELTA,
-    FINITE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    POWER,
-    QUANTILE,
-    RADIUS,
-    at_least,
-)
+from fedveil.base import checks
 from fedveil.base.errors import BadInput
 from fedveil.runs.sections.section import Section, in_keys, setting
 
@@ -38,22 +24,26 @@ _EACH = setting(
     "'sgd' with steps and optimizer 'sgd', without momentum, weight_decay and proximal.",
 )
 _FIRST_CLIP = setting(
-    CLIP, description="Clip of the first round: the largest L2 norm of a client's update."
+    checks.CLIP, description="Clip of the first round: the largest L2 norm of a client's update."
 )
 
 
 class FixedClipSection(Section):
-    """`[clip]` that stays."""
+    """`[clip]` of kind "fixed": the same clip in every round."""
 
     kind: Literal["fixed"]
     """The same clip in every round."""
-    value: float = setting(CLIP)
+    value: float = setting(checks.CLIP)
     """The largest norm of a client's update or local gradient (see each); under DP-SGD, of each
     example's gradient."""
     norm: Literal["l1", "l2"] = _NORM
     each: Literal["update", "gradient"] = _EACH
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        """Build the clip schedule with the same clip in every round.
+
+        Raises BadInput if `each` is "gradient" and clients do anything but plain local steps.
+        """
         from fedveil.privacy.clip import Norm
         from fedveil.privacy.clip_schedules import Fixed
 
@@ -63,21 +53,25 @@ class FixedClipSection(Section):
 
 
 class PolyClipSection(Section):
-    """`[clip]` that decays."""
+    """`[clip]` of kind "poly": a clip that decays by a polynomial."""
 
     kind: Literal["poly"]
     """A clip that decays by itself: value (1 - (t - 1) / T)^power in round t of T."""
-    value: float = setting(CLIP)
+    value: float = setting(checks.CLIP)
     """Clip of the first round: the largest norm of a client's update or local gradient (see
     each)."""
-    power: float = setting(NOT_NEGATIVE)
+    power: float = setting(checks.NOT_NEGATIVE)
     """How fast the clip decays; 0: it does not."""
-    floor: float | None = setting(CLIP_FLOOR, None)
+    floor: float | None = setting(checks.CLIP_FLOOR, None)
     """The clip never falls below it. Left out: a thousandth of value."""
     norm: Literal["l1", "l2"] = _NORM
     each: Literal["update", "gradient"] = _EACH
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        """Build the clip schedule value (1 - (t - 1) / T)^power in round t of T, at least `floor`.
+
+        Raises BadInput if `each` is "gradient" and clients do anything but plain local steps.
+        """
         from fedveil.privacy.clip import Norm
         from fedveil.privacy.clip_schedules import Poly
 
@@ -88,26 +82,27 @@ class PolyClipSection(Section):
 
 
 class QuantileClipSection(Section):
-    """`[clip]` that follows a quantile."""
+    """`[clip]` of kind "quantile": a clip that follows a quantile of update norms."""
 
     kind: Literal["quantile"]
     """A clip that follows a quantile of the clients' update norms: with b the noisy share of
     updates within it, it is multiplied by exp(-lr (b - quantile)) every round."""
     value: float = _FIRST_CLIP
-    quantile: float = setting(QUANTILE, 0.5)
+    quantile: float = setting(checks.QUANTILE, 0.5)
     """Share of updates that are to be within the clip."""
-    lr: float = setting(POSITIVE, 0.2)
+    lr: float = setting(checks.POSITIVE, 0.2)
     """How fast the clip moves; see kind."""
-    bit_noise: float | None = setting(NOT_NEGATIVE, None)
+    bit_noise: float | None = setting(checks.NOT_NEGATIVE, None)
     """Standard deviation of the Gaussian noise on the number of updates within the clip, in
     clients; added by the server or, where clients add their own, a trusted curator. Left out: a
     twentieth of the clients per round, or none where bit_epsilon is given."""
-    bit_epsilon: float | None = setting(BIT_EPSILON, None)
+    bit_epsilon: float | None = setting(checks.BIT_EPSILON, None)
     """Epsilon of the randomised response by which each client tells, in each of its turns, whether
     its update was within the clip. Only where clients add the noise. Left out: bit_noise protects
     it."""
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        """Build the clip schedule that follows a noisy quantile of update norms."""
         from fedveil.privacy.clip_schedules import Quantile
 
         noise = self.bit_noise
@@ -122,53 +117,48 @@ class QuantileClipSection(Section):
 
 
 class MedianClipSection(Section):
-    """`[clip]` that follows the median."""
+    """`[clip]` of kind "median": a clip at the noisy median of gradient norms."""
 
     kind: Literal["median"]
     """A clip at the median of the clients' gradient norms, from noisy histograms that a trusted
     curator publishes; for client.kind 'gradient' where clients add the noise."""
     value: float = _FIRST_CLIP
-    low: int = setting(POWER)
+    low: int = setting(checks.POWER)
     """The first bin of a histogram ends at 2^low."""
-    high: int = setting(POWER)
+    high: int = setting(checks.POWER)
     """The last bin stands for 2^high; above low."""
-    every: int = setting(CLIP_EVERY)
+    every: int = setting(checks.CLIP_EVERY)
     """Rounds from one histogram to the next."""
-    epsilon: float = setting(BUDGET)
+    epsilon: float = setting(checks.BUDGET)
     """Epsilon that all histograms together may cost a client; part of what the run's claim
     counts."""
-    delta: float = setting(DELTA)
+    delta: float = setting(checks.DELTA)
     """Delta that belongs to that epsilon."""
     monotone: bool = False
     """Whether the clip may only fall."""
-    cap: float = setting(BUDGET, float("inf"))
+    cap: float = setting(checks.BUDGET, float("inf"))
     """The clip never rises above it; at least value."""
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        """Build the clip schedule at the noisy median of gradient norms."""
         from fedveil.privacy.accounting.budget import Budget
         from fedveil.privacy.clip_schedules import Median
 
         with in_keys("clip"):
-            return Median(
-                self.value,
-                self.low,
-                self.high,
-                self.every,
-                Budget(self.epsilon, self.delta),
-                self.monotone,
-                self.cap,
-            )
+            budget = Budget(self.epsilon, self.delta)
+            bins = self.low, self.high
+            return Median(self.value, *bins, self.every, budget, self.monotone, self.cap)
 
 
 class RangeClipSection(Section):
-    """`[clip]` to ranges."""
+    """`[clip]` of kind "range": weights are clamped to ranges, layer by layer."""
 
     kind: Literal["range"]
     """Weights are clamped to [centre - radius, centre + radius], layer by layer; for noise.kind
     'two-point'."""
-    centre: float = setting(FINITE, 0.0)
+    centre: float = setting(checks.FINITE, 0.0)
     """Centre of the first ranges. For perturb 'weights'."""
-    radius: float | None = setting(RADIUS, None)
+    radius: float | None = setting(checks.RADIUS, None)
     """Half the width of the first ranges. Left out: taken from the first model, for adaptive ranges
     of weights only."""
     adaptive: bool = True
@@ -177,25 +167,23 @@ class RangeClipSection(Section):
     perturb: Literal["weights", "update"] = "update"
     """What clients report: their 'weights', as LDP-FL was published, or their 'update' of the
     model."""
-    growth: float = setting(at_least(1), 1.0)
+    growth: float = setting(checks.GROWTH, 1.0)
     """The largest factor by which a radius grows from one round to the next. For adaptive
     ranges."""
 
     def build(self, inputs: "PlanInputs") -> "Ranges":
+        """Build the ranges that weights are clamped to.
+
+        Raises BadInput if a range given for weights excludes most of the first weights.
+        """
         from fedveil.privacy.ranges import Perturb, Ranges
 
-        task = inputs.task
+        what, sizes = Perturb(self.perturb), inputs.task.layer_sizes
         with in_keys("clip"):
-            ranges = Ranges(
-                self.centre,
-                self.radius,
-                task.layer_sizes,
-                self.adaptive,
-                Perturb(self.perturb),
-                self.growth,
-            )
-        if ranges.perturb is Perturb.WEIGHTS and self.radius is not None:
-            outside = float(((task.parameters - self.centre).abs() > self.radius).float().mean())
+            ranges = Ranges(self.centre, self.radius, sizes, self.adaptive, what, self.growth)
+        if what is Perturb.WEIGHTS and self.radius is not None:
+            distance = (inputs.task.parameters - self.centre).abs()
+            outside = float((distance > self.radius).float().mean())
             if outside > 0.5:
                 raise BadInput(
                     f"the range {self.centre:g} +- {self.radius:g} excludes {100 * outside:.0f} % "
@@ -211,7 +199,11 @@ ClipSection = Annotated[
 
 
 def _per_gradient(schedule: "Fixed | Poly", inputs: "PlanInputs") -> "ClipSchedule":
-    """The clip of an update that consists of clipped gradients."""
+    """Return the clip schedule of updates that are sums of gradients clipped by `schedule`.
+
+    Raises BadInput unless clients do a fixed number of plain local steps, and for a learning rate
+    that changes over the rounds beside budget.as_published.
+    """
     from fedveil.privacy.clip_schedules import PerGradient
     from fedveil.training.work import ClientSgd
 

@@ -1,51 +1,45 @@
 """`[data]`: which records there are, and how they are divided among clients."""
 
+import datetime
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from fedveil.base.checks import (
-    COUNT,
-    DATA_NAMES,
-    OWN,
-    POSITIVE,
-    SEED,
-    TABLE,
-    TEXT_LENGTH,
-    VOCABULARY,
-    whole,
-)
+from fedveil.base import checks
 from fedveil.base.errors import BadInput
-from fedveil.runs.sections.section import Section, setting
+from fedveil.runs.sections.section import Section, in_keys, setting
 
 if TYPE_CHECKING:
     from fedveil.data.federated import FederatedData
     from fedveil.data.partition import Records
 
-_RECORDS = whole(1, "at least one record is needed")
+_RECORDS = checks.whole(1, "at least one record is needed")
 
 _DIVISION = (
     *("clients", "partition", "alpha", "shards_per_client", "resample", "most_records"),
     *("test", "seed"),
 )
-_OF_TABLES = ("client", "target", "features", "columns")
+_OF_TABLES = ("client", "target", "features", "columns", "person", "missing")
 _OF_NAMED = ("grades", "digits", "min_records")
+
 
 Value = bool | int | float | str
 """A category, a label, or what is filled in."""
 
 
 class ColumnSection(Section):
-    """`[data.columns.COLUMN]`: how its entries become numbers."""
+    """`[data.columns.COLUMN]`: how the entries of a column become numbers."""
 
-    low: float | None = None
-    """With high, the range that is scaled to [-1, 1]; entries outside are set to its ends. Left
-    out: mean and std, or values, or what is fitted."""
-    high: float | None = None
+    low: float | str | None = None
+    """With high, the range that is scaled to [-1, 1]; entries outside are set to its ends. Two
+    dates, such as 2020-01-31, for a column of dates. Left out: mean and std, or values, or what is
+    fitted."""
+    high: float | str | None = None
     """See low. Left out: see low."""
-    mean: float | None = None
+    mean: float | str | None = None
     """With std, what is subtracted before division by std. Left out: see low."""
     std: float | None = None
     """See mean. Left out: see low."""
@@ -53,49 +47,83 @@ class ColumnSection(Section):
     """The categories, each of which becomes a number of its own that is 0 or 1; of the target, the
     labels in order. Left out: see low."""
     fill: Value | None = None
-    """What stands for a missing entry. Left out: a missing entry is refused."""
+    """What stands for a missing entry. Left out: see data.missing."""
     other: bool | None = None
     """Whether a category that is not listed becomes zeros. Left out: it is refused."""
-    length: int | None = setting(TEXT_LENGTH, None)
+    length: int | None = setting(checks.TEXT_LENGTH, None)
     """The column holds texts, which are read word by word: how many words of each, shorter ones
     filled up. As the target: the next word is predicted. Left out: it holds no texts, or
     categories."""
     words: list[str] | str | None = None
     """The words that are known, or a file with one in each line; any other word is unknown. For
     texts. Left out: buckets, or public, or the words that are fitted."""
-    buckets: int | None = setting(VOCABULARY, None)
+    buckets: int | None = setting(checks.VOCABULARY, None)
     """How many numbers words are hashed to: none is unknown, and some share a number. For texts.
     Left out: see words."""
     public: str | None = None
     """A text file that is declared public, whose words are known; each line counts as a text. For
     texts. Left out: see words."""
-    most_words: int | None = setting(VOCABULARY, None)
+    most_words: int | None = setting(checks.VOCABULARY, None)
     """How many words are known at most, those that the most texts have. For words that are fitted,
     or public. Left out: 10000."""
-    min_texts: int | None = setting(COUNT, None)
+    min_texts: int | None = setting(checks.COUNT, None)
     """How many texts a word is in at least. For words that are fitted, or public. Left out: 2."""
     also: list[str] | str | None = None
     """Words that are known besides, or a file with one in each line. For words that are fitted, or
     public. Left out: none."""
 
+    @field_validator("low", "high", "mean", mode="before")
+    @classmethod
+    def _number_or_date(cls, value: Any) -> Any:
+        """Return a number, or a date as text in ISO 8601. Raise for anything else."""
+        text = cls._iso_text(value)
+        try:
+            if isinstance(text, bool) or not isinstance(text, str | int | float | None):
+                raise ValueError
+            if isinstance(text, str):
+                datetime.datetime.fromisoformat(text)
+        except ValueError as e:
+            need = "a number, or a date such as 2026-01-31, is needed"
+            raise PydanticCustomError("date", need) from e
+        return text
+
+    @field_validator("fill", mode="before")
+    @classmethod
+    def _iso_text(cls, value: Any) -> Any:
+        """Return a date of TOML as text in ISO 8601, anything else unchanged."""
+        return value.isoformat() if isinstance(value, datetime.date) else value
+
 
 class DataSection(Section):
-    """`[data]`."""
+    """`[data]`: which records there are, and how they are divided among clients."""
 
-    name: str = setting(DATA_NAMES)
+    name: str = setting(checks.DATA_NAMES)
     """The data set. digits and diabetes come with scikit-learn, saved is a folder that
     FederatedData.save wrote, table a file of one's own; all others are read from --data or
     FEDVEIL_DATA. May be left out where path is a table."""
-    path: str | None = None
-    """A .csv or .parquet file, relative to the current directory; for name 'saved', the folder that
-    FederatedData.save wrote. Left out: only for other data sets."""
+    path: str | list[str] | None = None
+    """A .csv or .parquet file, a list of such files, or a folder of them, relative to the current
+    directory; for name 'saved', the folder that FederatedData.save wrote. Left out: only for other
+    data sets."""
     client: str | None = None
-    """The column of a table that says whose a row is. Left out: rows are dealt to clients."""
+    """The column of a table with the client of a row. Left out: each of several files is a client,
+    and the rows of a single file are dealt to clients."""
+    person: str | None = None
+    """The column of a table with the person of a row, which is no feature. Nobody has rows on both
+    sides of a test split that is 'by-client' or a share. Claims are per client or record all the
+    same. Left out: rows are divided whoever they are about."""
     target: str | None = None
     """The column of a table that is to be predicted. Left out: only for other data."""
     features: list[str] | None = None
     """The columns of a table that are predicted from. Left out: all others."""
-    clients: int | None = setting(COUNT, None)
+    sites: int | str | None = None
+    """The institutions: how many the records are divided among, or the column of a table that names
+    them. Takes the place of clients or client. Left out: see clients and client."""
+    missing: Literal["refuse", "fill"] | None = None
+    """What becomes of missing entries of a table without a fill of their own: 'fill' sets a number
+    to the middle of its range or its mean and a category to zeros, and leaves out rows without a
+    target, which claims say. Left out: 'refuse', with row and column."""
+    clients: int | None = setting(checks.COUNT, None)
     """How many clients the training records are divided among; of natural clients, how many are
     kept, chosen at random. Left out: all natural clients; every other partition needs it."""
     partition: Literal["iid", "shards", "dirichlet", "natural", "grouped"] | None = None
@@ -103,10 +131,10 @@ class DataSection(Section):
     mix of each client's own, 'natural' one client per owner, 'grouped' owners merged at random into
     clients, which claims say. Left out: 'grouped' for sentiment140 and reddit, 'natural' for a
     table with a client column, 'iid' otherwise."""
-    alpha: float | None = setting(POSITIVE, None)
+    alpha: float | None = setting(checks.POSITIVE, None)
     """Parameter of the Dirichlet distribution that label mixes are drawn from: the smaller, the
     fewer labels a client has. For partition 'dirichlet'. Left out: only for other partitions."""
-    shards_per_client: int | None = setting(COUNT, None)
+    shards_per_client: int | None = setting(checks.COUNT, None)
     """Shards that each client gets: one each goes in order of the target, several are dealt at
     random. For partition 'shards'. Left out: 1."""
     grades: bool | None = None
@@ -114,7 +142,7 @@ class DataSection(Section):
     sub-grade and installment. For lending-club. Left out: true."""
     digits: bool | None = None
     """Whether only the digits are kept of all characters. For femnist. Left out: false."""
-    min_records: int | None = setting(COUNT, None)
+    min_records: int | None = setting(checks.COUNT, None)
     """Owners with fewer training records are left out: writers, authors, clients of a table. For
     femnist, sentiment140, reddit and tables. Left out: 20 for femnist, 1 for the others."""
     resample: int | None = setting(_RECORDS, None)
@@ -134,7 +162,7 @@ class DataSection(Section):
     'public' on the same, declaring them known from elsewhere. For tables, texts, lending-club,
     diabetes and saved data that name them. Left out: 'clients' for lending-club and diabetes,
     'held-out' for the others."""
-    seed: int | None = setting(SEED, None)
+    seed: int | None = setting(checks.SEED, None)
     """Decides how records are drawn and divided. Seeded runs that share a ledger have it in common.
     Left out: the recipe's seed."""
     columns: dict[str, ColumnSection] | None = None
@@ -144,43 +172,71 @@ class DataSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_path_is_a_table(cls, raw: Any) -> Any:
-        """A path without a name is that of a table."""
-        if isinstance(raw, dict) and "path" in raw and "name" not in raw:
-            return {"name": TABLE, **raw}
-        return raw
+    def _divide_among_sites(cls, values: Any) -> Any:
+        """Let `sites` stand for the number of clients, or for the client column if it is a text.
 
-    @property
-    def title(self) -> str:
-        """What people call these records."""
-        return Path(self.path).name if self.name == TABLE and self.path else self.name
+        Raises ValueError if `clients` or `client` is given as well and is another.
+        """
+        sites = values.get("sites") if isinstance(values, dict) else None
+        if sites is None:
+            return values
+        key = "client" if isinstance(sites, str) else "clients"
+        if values.get(key) not in (None, sites):
+            raise ValueError(f"sites is {sites!r} and {key} is {values[key]!r}: leave one out")
+        return {**values, key: sites}
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _file_names(cls, value: Any) -> Any:
+        """Return a path or a list of paths unchanged. Raise for anything else."""
+        paths = value if isinstance(value, list) else [value]
+        if not all(isinstance(path, str | None) for path in paths):
+            raise PydanticCustomError("paths", "a file, a folder, or a list of files is needed")
+        return value
 
     @property
     def seedless(self) -> bool:
-        """Whether the records are divided in the same way whatever the run's seed is."""
-        if self.seed is not None or self.name in ("saved", OWN):
+        """Return whether the division into clients is independent of the recipe's seed.
+
+        True for data with a seed of their own, saved and own data, and natural clients that are all
+        kept whole.
+        """
+        if self.seed is not None or self.name in ("saved", checks.OWN):
             return True
-        natural = self.client is not None or self.partition == "natural"
+        natural = self.client is not None or self.by_file or self.partition == "natural"
         return natural and self.clients is self.resample is self.most_records is None
 
     @property
+    def by_file(self) -> bool:
+        """Return whether each file of a table is a client."""
+        from fedveil.data.own_table import each_file_a_client
+
+        return self.name == checks.TABLE and each_file_a_client(
+            self.path, self.client, self.partition
+        )
+
+    @property
     def source(self) -> str:
-        """Everything that `load` depends on: with the same source, the records are the same."""
-        keys = ("name", "path", "statistics", "test", *_OF_NAMED, *_OF_TABLES)
+        """Return one text of all keys that `load` depends on. Equal texts give equal records."""
+        keys = ("name", "path", "statistics", "test", "by_file", *_OF_NAMED, *_OF_TABLES)
         return " ".join(repr(getattr(self, key)) for key in keys)
 
+    @in_keys("data")
     def load(self, root: Path | None = None) -> "Records | FederatedData":
-        """Read the records from where they are stored. Saved data are divided already.
+        """Read the records from where they are stored, not yet divided among clients.
+
+        Saved data (name "saved") are divided already. Raises BadInput for data that are missing,
+        and for keys that have no effect on these data.
 
         Args:
-            root: The folder with published data sets.
+            root: The folder with published data sets, None for that in FEDVEIL_DATA.
         """
         from fedveil.data.federated import FederatedData
         from fedveil.data.load import FITTING, TEXTS, load_records
 
         if self.name == "saved":
             self._refuse((*_DIVISION, *_OF_NAMED, *_OF_TABLES), "saved data")
-            if self.path is None:
+            if not isinstance(self.path, str):
                 raise BadInput("data.path is missing: name the folder FederatedData.save wrote")
             if self.statistics not in (None, "public"):
                 raise BadInput(
@@ -188,11 +244,8 @@ class DataSection(Section):
                     "'public'"
                 )
             return FederatedData.open(Path(self.path))
-        columns = {
-            name: column.model_dump(exclude_none=True)
-            for name, column in (self.columns or {}).items()
-        }
-        if self.name == TABLE:
+        columns = self._declared_columns
+        if self.name == checks.TABLE:
             return self._load_table(columns)
         if self.path is not None:
             raise BadInput(f"data.path has no effect on {self.name!r}: use --data, or name 'saved'")
@@ -202,19 +255,26 @@ class DataSection(Section):
             options = {"columns": columns, "statistics": self.statistics, "test": self.test}
             return load_records(self.name, root, min_records=self.min_records, **options)
         self._refuse(_OF_TABLES, repr(self.name))
-        options = self.given(*_OF_NAMED)
+        options = self.present_values(*_OF_NAMED)
         if self.statistics in ("held-out", "clients") and self.name not in FITTING:
             raise self._nothing_fitted()
         if self.statistics == "held-out":
             options["held_out"] = True
         return load_records(self.name, root, **options)
 
+    @in_keys("data", kind="data.partition", count="data.resample", most="data.most_records")
     def divide(self, records: "Records | FederatedData", seed: int) -> "FederatedData":
-        """Divide the records among clients, at random by `seed` if the section has none."""
+        """Divide the records among clients, after resampling them if `resample` is set.
+
+        `records` are what `load` returned. Random choices follow the section's seed, or `seed` if
+        it has none. Saved data stay as they are divided. Raises BadInput if they cannot be divided
+        so.
+        """
         from fedveil.data.federated import FederatedData
         from fedveil.data.load import TEXTS
         from fedveil.data.own_table import table_partition, table_test
-        from fedveil.data.partition import partition, resampled, shortened
+        from fedveil.data.partition import partition, resample, shorten_clients
+        from fedveil.data.tables import FILE_COLUMN
 
         public = self.statistics == "public"
         if public and not records.fitted:
@@ -223,11 +283,12 @@ class DataSection(Section):
             return replace(records, declared_public=True) if public else records
         seed = seed if self.seed is None else self.seed
         if self.resample is not None:
-            records = resampled(records, self.resample, seed)
+            records = resample(records, self.resample, seed)
         kind: str = self.partition or "iid"
         test = self.test
-        if self.name == TABLE:
-            kind = table_partition(self.client, self.partition, self.clients)
+        if self.name == checks.TABLE:
+            client = FILE_COLUMN if self.by_file else self.client
+            kind = table_partition(client, self.partition, self.clients)
             test = table_test(kind)
         elif self.name in TEXTS:
             kind = self.partition or "grouped"
@@ -242,20 +303,39 @@ class DataSection(Section):
             test=test,
         )
         if self.most_records is not None:
-            data = shortened(data, self.most_records, seed)
+            data = shorten_clients(data, self.most_records, seed)
         return replace(data, declared_public=True) if public else data
 
+    @property
+    def _declared_columns(self) -> dict[str, Any]:
+        """Return the declarations in [data.columns], by column."""
+        return {
+            name: column.model_dump(exclude_none=True)
+            for name, column in (self.columns or {}).items()
+        }
+
+    @property
+    def check_options(self) -> dict[str, Any]:
+        """Return the options of `check_table` for this table."""
+        keys = ("client", "person", "target", "features", "test", "statistics", "min_records")
+        given = self.present_values(*keys, "missing", "partition")
+        return {**given, "columns": self._declared_columns}
+
     def _load_table(self, columns: dict[str, Any]) -> "Records":
+        """Read the table at `path`. `columns` are the declarations in [data.columns], by column.
+
+        Raises BadInput without `path` or `target`, and for a table that does not fit.
+        """
         from fedveil.data.own_table import TableOptions, table_partition, table_records
-        from fedveil.data.tables import check_file
+        from fedveil.data.tables import check_file, is_several
 
         self._refuse(("grades", "digits"), "a table")
         if self.path is None:
             raise BadInput("data.path is missing: name a .csv or .parquet file")
-        check_file(Path(self.path))
+        if isinstance(self.path, str) and not is_several(self.path):
+            check_file(Path(self.path))
         if self.target is None:
             raise BadInput("data.target is missing: name the column that is to be predicted")
-        table_partition(self.client, self.partition, self.clients)
         options = TableOptions(
             self.target,
             self.client,
@@ -264,14 +344,23 @@ class DataSection(Section):
             self.test,
             self.statistics,
             self.min_records,
+            self.missing,
+            self.person,
+            self.by_file,
         )
+        table_partition(options.client_column, self.partition, self.clients)
         return table_records(self.path, options)
 
     def _refuse(self, keys: tuple[str, ...], what: str) -> None:
-        for key in self.given(*keys):
+        """Raise BadInput if one of the keys is set.
+
+        `what` names the data that it has no effect on.
+        """
+        for key in self.present_values(*keys):
             raise BadInput(f"data.{key} has no effect on {what}: leave it out")
 
     def _nothing_fitted(self) -> BadInput:
+        """Return, not raise, the error that `statistics` is set and nothing was fitted."""
         return BadInput(
             f"data.statistics is {self.statistics!r} and nothing of {self.name} was fitted on "
             "clients' records: leave it out"

@@ -2,14 +2,21 @@
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import model_validator
-
-from fedveil.base.checks import CODE, MODEL_NAMES, NEXT_WORD, OWN, TEXT_MODELS, Each, whole
+from fedveil.base.checks import (
+    CLASS_WEIGHT,
+    CODE,
+    MODEL_NAMES,
+    NEXT_WORD,
+    OWN,
+    TEXT_MODELS,
+    Each,
+    whole,
+)
 from fedveil.base.errors import BadInput
 from fedveil.runs.sections.data_section import Value
-from fedveil.runs.sections.section import Section, setting
+from fedveil.runs.sections.section import Section, in_keys, setting
 
 if TYPE_CHECKING:
     from fedveil.base.inputs import Inputs, Target
@@ -31,7 +38,7 @@ _HIDDEN = {"mlp": (200,), "lstm": (64,), "lstm-lm": (64,)}
 
 
 class ModelSection(Section):
-    """`[model]`."""
+    """`[model]`: the model that is trained, and its first weights."""
 
     name: str = setting(MODEL_NAMES)
     """The model. linear predicts a number, mlp a number or a label, all others labels; fu-cnn and
@@ -69,6 +76,10 @@ class ModelSection(Section):
     freeze: list[str] | None = None
     """Patterns of parameters' names, such as 'encoder.*', that do not learn. Claims take them as
     public. Left out: every parameter learns, but for those that the code froze."""
+    class_weights: list[float] | None = setting(Each(CLASS_WEIGHT), None)
+    """One number per label, in the order of labels, that multiplies the loss of its records before
+    anything is clipped: larger for rare labels. Claims take them as public, so do not compute them
+    from clients' records. Left out: all records count alike."""
     batch_norm: Literal["group"] | None = None
     """'group' puts a group norm in place of every batch norm, which no claim could cover, with the
     same scale and shift. Left out: a model with batch norm is refused."""
@@ -76,21 +87,17 @@ class ModelSection(Section):
     """What a run records of a module that came from Python, from path or with weights, so that no
     other continues it. Not for authors. Left out: the run fills it in."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _a_path_is_code(cls, raw: Any) -> Any:
-        """A path without a name is that of code."""
-        if isinstance(raw, dict) and "path" in raw and "name" not in raw:
-            return {"name": CODE, **raw}
-        return raw
-
     @property
-    def recorded(self) -> bool:
-        """Whether the recipe alone does not say what the model is, so that a run records it."""
+    def needs_digest(self) -> bool:
+        """Return whether the model depends on more than the recipe, so that runs record its digest.
+
+        True for modules from Python, from `path` and with `weights`.
+        """
         return self.name in (OWN, CODE) or self.weights is not None
 
-    def check_together(self) -> None:
-        """Refuse keys that do not go together."""
+    def check_values(self, where: str = "model") -> None:
+        """Raise BadInput for values out of range, or keys that contradict each other."""
+        super().check_values(where)
         if self.name == CODE and self.path is None:
             raise BadInput(f"model.name is {CODE!r}: give model.path, such as 'net.py:make'")
         if self.path is not None and self.name != CODE:
@@ -102,11 +109,11 @@ class ModelSection(Section):
                 raise BadInput(f"model.{key} has no effect on a module from Python: do it there")
         if self.new is not None and self.weights is None:
             raise BadInput("model.new says what model.weights leaves out: give both, or neither")
-        if self.digest is not None and not self.recorded:
+        if self.digest is not None and not self.needs_digest:
             raise BadInput("model.digest is what a run records of an own module: leave it out")
 
     def check_allowed(self, allow_code: bool) -> None:
-        """Refuse to run the code that a recipe names unless its user has said that it may be."""
+        """Raise BadInput if the recipe names code (model.path) and `allow_code` is False."""
         if self.path is not None and not allow_code:
             raise BadInput(
                 f"model.path is {self.path!r}: a recipe may come from anybody, so the code it "
@@ -114,6 +121,7 @@ class ModelSection(Section):
                 "allow_code=True (Python); look at the file first"
             )
 
+    @in_keys("model")
     def build(
         self,
         shape: "Inputs[tuple[int, ...]]",
@@ -123,10 +131,12 @@ class ModelSection(Section):
         *,
         allow_code: bool = False,
     ) -> "Task":
-        """The model as a task, for records of a shape and a target.
+        """Build the model as a task, for records of a shape and a target.
 
         First weights are drawn from `seed`. Then `weights`, `batch_norm` and `freeze` have their
-        effect, in this order, so that the weights may be those of a module with batch norm.
+        effect, in this order, so that the weights may be those of a module with batch norm. Raises
+        BadInput for keys that contradict each other, files that cannot be used, and a model that
+        does not fit.
 
         Args:
             shape: The shape of a record, or of each input by name.
@@ -137,19 +147,19 @@ class ModelSection(Section):
         """
         import torch
 
-        from fedveil.models.metrics import usual
+        from fedveil.models.metrics import default_loss
         from fedveil.models.task import Task
         from fedveil.models.zoo import without_batch_norm
         from fedveil.runs.modules import freeze_, module_from_code, read_weights_
 
-        self.check_together()
+        self.check_values()
         self.check_allowed(allow_code)
-        for key in self.given(*_SIZES):
+        for key in self.present_values(*_SIZES):
             if self.name not in _SIZES[key]:
                 raise BadInput(f"model.{key} has no effect on {self.name!r}: leave it out")
         if self.path is None:
-            task = self._from_zoo(shape, target, seed, words)
-            if not any((self.weights, self.freeze, self.batch_norm)):
+            task = self._build_shipped(shape, target, seed, words)
+            if not any((self.weights, self.freeze, self.batch_norm, self.class_weights)):
                 return task
             module = task.module
         else:
@@ -161,14 +171,16 @@ class ModelSection(Section):
         if self.batch_norm is not None:
             module = without_batch_norm(module)
         freeze_(module, self.freeze or [])
-        return Task(module, *usual(target))
+        return Task(module, *default_loss(target, self.class_weights))
 
     def vocabulary(self, data: "FederatedData") -> int:
-        """How many different words the data's texts have. 0 for models of other records."""
+        """Return the size of the vocabulary of the data's texts, padding included.
+
+        Raises BadInput if neither the data nor `words` give it, if they contradict each other, or
+        if a record's number is beyond it.
+        """
         from fedveil.base.inputs import single
 
-        if self.name not in TEXT_MODELS:
-            return 0
         known = 0 if data.schema is None else data.schema.vocabulary_size
         if known:
             if self.words not in (None, known):
@@ -194,10 +206,13 @@ class ModelSection(Section):
                 )
         return self.words
 
-    def _from_zoo(
+    def _build_shipped(
         self, shape: "Inputs[tuple[int, ...]]", target: "Target", seed: int, words: int
     ) -> "Task":
-        """A model that comes with fedveil. Sizes that would fill the memory are refused before."""
+        """Build a model that comes with fedveil, as a task. Arguments are as in `build`.
+
+        Raises BadInput if it does not fit the records or the target, or has too many parameters.
+        """
         from fedveil.models.zoo import Reading, build_task
 
         if isinstance(shape, dict):
@@ -211,7 +226,7 @@ class ModelSection(Section):
                     f"model {self.name!r} predicts the next word in each place of a text and the "
                     f"data have {target}: make a column of texts the target, or use another model"
                 )
-        elif not target.plain:
+        elif target.shape:
             raise BadInput(
                 f"model {self.name!r} predicts one label or one number per record and the data "
                 f"have {target}: bring a module (model.path, or fedveil.run(model=...))"
@@ -219,7 +234,7 @@ class ModelSection(Section):
         hidden = tuple(self.hidden or ()) or _HIDDEN.get(self.name, ())
         reading, outputs, count = None, target.classes or 1, 0
         if self.name in TEXT_MODELS:
-            reading = Reading(words, **self.given("embedding", "layers", "heads"))
+            reading = Reading(words, **self.present_values("embedding", "layers", "heads"))
             count = reading.count(self.name, shape, hidden, outputs)
         elif len(hidden) > _MOST_LAYERS:
             raise BadInput(

@@ -36,16 +36,17 @@ _AT_CLIENTS = setting(default="client", description="Who adds the noise: always 
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What a recipe's noise and clip become a privacy plan with.
+    """The recipe and the parts of a training from which its privacy plan is built.
 
     Attributes:
         recipe: All of the recipe, whose sections have been checked against each other.
         sampler: Who takes part in a round.
-        clients: How many clients there are.
+        clients: The number of clients.
         work: What a client computes; None for DP-SGD, which is made from the plan.
         task: The model.
-        metrics: Metrics of the clients themselves, which their claim has to cover.
-        rounds: How many rounds are planned.
+        metrics: Priced metrics of the clients themselves, which their claim has to cover, or None.
+        rounds: The number of rounds planned.
+        records: The number of records of all clients.
     """
 
     recipe: Recipe
@@ -55,25 +56,31 @@ class PlanInputs:
     task: Task
     metrics: PricedMetrics | None
     rounds: int
+    records: int
 
-    @property
-    def section(self) -> BudgetSection:
-        """`[budget]`, which every claim has."""
-        if self.recipe.budget is None:
+    def single_budget(self, why: str) -> Budget:
+        """Build the one budget of all clients.
+
+        Raises BadInput if budget.as_published or budget.epsilons is set. `why` is a predicate that
+        ends the message, such as "have no meaning for dp-sgd". AssertionError without a [budget].
+        """
+        section = self.recipe.budget
+        if section is None:
             raise AssertionError("sections were checked")
-        return self.recipe.budget
+        if section.as_published or section.epsilons:
+            raise BadInput(f"budget.as_published and budget.epsilons {why}")
+        return section.build(self.recipe.noise.source)
 
-    def build_budget(self, epsilon: float | None = None) -> Budget:
-        return self.section.build(self.recipe.noise.source, epsilon)
-
-    def schedule(self) -> ClipSchedule | None:
-        """The clip schedule, None if nothing is clipped or reports are clamped to ranges."""
+    def build_schedule(self) -> ClipSchedule:
+        """Build the clip schedule. AssertionError without a [clip], or with one of kind "range"."""
         clip = self.recipe.clip
-        return None if clip is None or isinstance(clip, RangeClipSection) else clip.build(self)
+        if clip is None or isinstance(clip, RangeClipSection):
+            raise AssertionError("sections were checked")
+        return clip.build(self)
 
 
 class NoNoiseSection(Section):
-    """`[noise]` of nobody."""
+    """`[noise]` of kind "none": no noise, and no claim."""
 
     where: ClassVar[str] = ""
     source: ClassVar[Literal["seeded", "secure"]] = "seeded"
@@ -83,21 +90,26 @@ class NoNoiseSection(Section):
     """No noise, and no claim."""
 
     def build(self, inputs: PlanInputs) -> PrivacyPlan:
+        """Build the plan without noise and without a claim, clipped if the recipe has a [clip]."""
         from fedveil.privacy.plan import unprotected
 
-        return unprotected(
-            inputs.sampler, inputs.clients, rounds=inputs.rounds, schedule=inputs.schedule()
-        )
+        unclipped = inputs.recipe.clip is None
+        schedule = None if unclipped else inputs.build_schedule()
+        return unprotected(inputs.sampler, inputs.clients, rounds=inputs.rounds, schedule=schedule)
 
 
 class GaussianSection(Section):
-    """`[noise]` of Gauss."""
+    """`[noise]` of kind "gaussian": at the server, at the clients, or in DP-SGD."""
 
     kind: Literal["gaussian"]
     """Gaussian noise, on sums at the server or on what clients send or compute."""
-    where: Literal["server", "client", "training"] = "server"
-    """Who adds it: a trusted 'server' to the sum, every 'client' to its report, or every client in
-    'training', to each step of DP-SGD."""
+    where: Literal["server", "client", "training", "site"] = "server"
+    """Who adds it: a trusted 'server' to the sum, every 'client' to its report, every client in
+    'training', to each step of DP-SGD, or every 'site' to the sum of its records' gradients."""
+    share: Literal["whole", "part"] | None = None
+    """How much of the noise a site adds: the 'whole' that the claim needs, against a server that
+    sees every site's sum, or a 'part', which adds up with the others' under a secure sum. For where
+    'site'. Left out: 'whole' there."""
     multiplier: float | None = setting(MULTIPLIER, None)
     """Standard deviation in sensitivities: the clip, or twice the clip where neighbours replace
     each other. Left out: the least with which all rounds fit budget.epsilon."""
@@ -110,17 +122,23 @@ class GaussianSection(Section):
     which needs it with clip.each 'gradient'. Left out: that formula is not used."""
 
     def build(self, inputs: PlanInputs) -> PrivacyPlan:
+        """Build the plan of Gaussian noise at the server, at the clients, or in DP-SGD.
+
+        Raises BadInput if it does not fit the clip, the sampler or the budget.
+        """
         from fedveil.privacy.noise.mechanisms import GaussianMechanism
         from fedveil.privacy.plan import PrivacyPlan
         from fedveil.privacy.releases.central import CentralNoise, central
 
+        if self.share is not None and self.where != "site":
+            raise BadInput(f"noise.share is {self.share!r} and is for noise.where = 'site'")
         if self.where == "training":
-            return self._in_training(inputs)
+            return self._dp_sgd_plan(inputs)
+        if self.where == "site":
+            return self._sites_plan(inputs)
         if self.where == "client":
-            return _at_clients(inputs, self.multiplier, c2=self.c2)
-        sampler, schedule = inputs.sampler, inputs.schedule()
-        if schedule is None:
-            raise AssertionError("sections were checked")
+            return _client_noise_plan(inputs, self.multiplier, c2=self.c2)
+        sampler, schedule = inputs.sampler, inputs.build_schedule()
         if not self.claim:
             return PrivacyPlan(
                 sampler=sampler,
@@ -129,18 +147,51 @@ class GaussianSection(Section):
                 schedule=schedule,
                 release=CentralNoise(GaussianMechanism(self.multiplier or 0.0), sampler.relation),
             )
-        inputs.section.refuse_others("are for noise at the clients")
         return central(
             sampler,
             inputs.clients,
             schedule,
             rounds=inputs.rounds,
-            budget=inputs.build_budget(),
+            budget=inputs.single_budget("are for noise at the clients"),
             multiplier=self.multiplier,
             metrics=inputs.metrics,
         )
 
-    def _in_training(self, inputs: PlanInputs) -> PrivacyPlan:
+    def _sites_plan(self, inputs: PlanInputs) -> PrivacyPlan:
+        """Build the plan of sites' noisy sums. Raises BadInput unless the clip is fixed and in L2.
+
+        The sampler draws each site's records. All sites take part in every round.
+        """
+        from fedveil.privacy.releases.sites import sites
+        from fedveil.privacy.sampling import Everyone, Poisson
+
+        clip, sampler = inputs.recipe.clip, inputs.sampler
+        if not isinstance(clip, FixedClipSection) or clip.norm != "l2" or clip.each != "update":
+            raise BadInput(
+                "noise.where 'site' clips each record's gradient in L2: use clip.kind 'fixed' and "
+                "leave out clip.norm and clip.each"
+            )
+        if not isinstance(sampler, Poisson | Everyone):
+            raise BadInput(
+                "noise.where 'site' draws each site's records by sample.kind 'poisson' with "
+                "sample.rate, or takes 'all'"
+            )
+        return sites(
+            inputs.clients,
+            clip.value,
+            records=inputs.records,
+            rate=sampler.rate if isinstance(sampler, Poisson) else 1.0,
+            share=self.share or "whole",
+            rounds=inputs.rounds,
+            budget=inputs.single_budget("have no meaning for noise at the sites"),
+            multiplier=self.multiplier,
+        )
+
+    def _dp_sgd_plan(self, inputs: PlanInputs) -> PrivacyPlan:
+        """Build the plan of DP-SGD.
+
+        Raises BadInput unless the clip is fixed, in L2 and on updates.
+        """
         from fedveil.privacy.releases.dp_sgd import dp_sgd
 
         clip, client = inputs.recipe.clip, inputs.recipe.client
@@ -151,7 +202,6 @@ class GaussianSection(Section):
                 "under dp-sgd clip.value clips each example's gradient in L2: leave out "
                 "clip.norm and clip.each"
             )
-        inputs.section.refuse_others("have no meaning for dp-sgd")
         return dp_sgd(
             inputs.sampler,
             inputs.clients,
@@ -160,13 +210,13 @@ class GaussianSection(Section):
             steps=client.steps,
             nominal=client.nominal,
             rounds=inputs.rounds,
-            budget=inputs.build_budget(),
+            budget=inputs.single_budget("have no meaning for dp-sgd"),
             multiplier=self.multiplier,
         )
 
 
 class LaplaceSection(Section):
-    """`[noise]` of Laplace."""
+    """`[noise]` of kind "laplace": added by every client."""
 
     kind: Literal["laplace"]
     """Laplace noise that every client adds to its report, which is clipped in L1."""
@@ -178,11 +228,15 @@ class LaplaceSection(Section):
     claim: ClassVar[bool] = True
 
     def build(self, inputs: PlanInputs) -> PrivacyPlan:
-        return _at_clients(inputs, self.multiplier, laplace=True)
+        """Build the plan of Laplace noise that every client adds to its report.
+
+        Raises BadInput if it does not fit the clip, the sampler or the budget.
+        """
+        return _client_noise_plan(inputs, self.multiplier, laplace=True)
 
 
 class TwoPointSection(Section):
-    """`[noise]` of LDP-FL."""
+    """`[noise]` of kind "two-point": every weight is reported as one of two values (LDP-FL)."""
 
     kind: Literal["two-point"]
     """Every client reports each weight as one of two values (LDP-FL); for clip.kind 'range'."""
@@ -193,27 +247,28 @@ class TwoPointSection(Section):
     claim: ClassVar[bool] = True
 
     def build(self, inputs: PlanInputs) -> PrivacyPlan:
+        """Build the plan of two-valued reports (LDP-FL), behind a shuffler if there is one."""
         from fedveil.privacy.releases.two_point import two_point
 
         clip, shuffle = inputs.recipe.clip, inputs.recipe.shuffle
         if not isinstance(clip, RangeClipSection):
             raise AssertionError("sections were checked")
-        if inputs.section.as_published or inputs.section.epsilons:
-            raise BadInput("the published epsilon of one weight is always printed: leave both out")
         return two_point(
             inputs.sampler,
             inputs.clients,
             clip.build(inputs),
             epsilon=self.epsilon,
             rounds=inputs.rounds,
-            budget=inputs.build_budget(),
+            budget=inputs.single_budget(
+                "have no effect: the published epsilon of one weight is always printed"
+            ),
             shuffled=0 if shuffle is None else shuffle.minimum,
             dishonest=0 if shuffle is None else shuffle.dishonest,
         )
 
 
 class PrivUnitSection(Section):
-    """`[noise]` of PrivUnitG."""
+    """`[noise]` of kind "priv-unit": every report is a private vector (PrivUnitG)."""
 
     kind: Literal["priv-unit"]
     """Every client reports its clipped update as one private vector (PrivUnitG)."""
@@ -226,12 +281,13 @@ class PrivUnitSection(Section):
     claim: ClassVar[bool] = True
 
     def build(self, inputs: PlanInputs) -> PrivacyPlan:
+        """Build the plan of PrivUnitG reports.
+
+        Raises BadInput if they do not fit the clip, the sampler or the budget, or noise is secure.
+        """
         from fedveil.privacy.releases.priv_unit import priv_unit
 
-        schedule = inputs.schedule()
-        if schedule is None:
-            raise AssertionError("sections were checked")
-        inputs.section.refuse_others("have no meaning for noise.kind 'priv-unit': leave them out")
+        schedule = inputs.build_schedule()
         return priv_unit(
             inputs.sampler,
             inputs.clients,
@@ -239,7 +295,9 @@ class PrivUnitSection(Section):
             parameters=inputs.task.size,
             epsilon=self.epsilon,
             rounds=inputs.rounds,
-            budget=inputs.build_budget(),
+            budget=inputs.single_budget(
+                "have no meaning for noise.kind 'priv-unit': leave them out"
+            ),
         )
 
 
@@ -250,7 +308,7 @@ NoiseSection = Annotated[
 
 
 class BudgetSection(Section):
-    """`[budget]`."""
+    """`[budget]`: the epsilon and the delta that a run may spend."""
 
     epsilon: float = setting(BUDGET, float("inf"))
     """Epsilon beyond which no round runs; noise that is not given is found from it. inf: no
@@ -267,21 +325,19 @@ class BudgetSection(Section):
     def build(
         self, source: str, epsilon: float | None = None, delta: float | None = None
     ) -> Budget:
-        """A budget of this or another epsilon and delta, less what secure noise needs of it."""
+        """Build the budget of this section, or of another `epsilon` or `delta` if not None.
+
+        `source` is the noise source. If it is "secure", what secure noise costs is subtracted.
+        """
         from fedveil.privacy.accounting.budget import Budget
         from fedveil.privacy.secure import planned_for
 
         budget = Budget(self.epsilon if epsilon is None else epsilon, delta or self.delta)
         return planned_for(budget) if source == "secure" else budget
 
-    def refuse_others(self, why: str) -> None:
-        """Refuse the keys that are for noise at the clients alone."""
-        if self.as_published or self.epsilons:
-            raise BadInput(f"budget.as_published and budget.epsilons {why}")
-
 
 class ShuffleSection(Section):
-    """`[shuffle]`."""
+    """`[shuffle]`: the shuffler between clients and server."""
 
     minimum: int = setting(whole(1, "at least 1 report is needed"))
     """Honest reports per weight that the claim counts on; with fewer reports the shuffler hands
@@ -291,15 +347,24 @@ class ShuffleSection(Section):
     the minimum."""
 
 
-def _at_clients(
+def _client_noise_plan(
     inputs: PlanInputs, multiplier: float | None, *, laplace: bool = False, c2: float | None = None
 ) -> PrivacyPlan:
-    """The plan of Gaussian or Laplace noise that every client adds to its report."""
+    """Build the plan of Gaussian or Laplace noise that every client adds to its report.
+
+    Raises BadInput if it does not fit the clip, the sampler or the budget.
+
+    Args:
+        inputs: The recipe and the parts built so far.
+        multiplier: The noise multiplier. None takes the least that fits the budget.
+        laplace: Whether the noise is Laplace.
+        c2: The constant of Fu's published formula, None if it is not used.
+    """
     from fedveil.privacy.accounting.claims import Unit
     from fedveil.privacy.releases.client_noise import Published, client_noise
 
-    recipe, budget, schedule = inputs.recipe, inputs.section, inputs.schedule()
-    if schedule is None:
+    recipe, budget, schedule = inputs.recipe, inputs.recipe.budget, inputs.build_schedule()
+    if budget is None:
         raise AssertionError("sections were checked")
     published = None
     if budget.as_published:
@@ -312,15 +377,18 @@ def _at_clients(
         schedule,
         laplace=laplace,
         rounds=inputs.rounds,
-        budgets=tuple(inputs.build_budget(epsilon) for epsilon in epsilons),
-        group_of=_dealt(inputs.clients, len(epsilons), recipe.seed),
+        budgets=tuple(budget.build(recipe.noise.source, epsilon) for epsilon in epsilons),
+        group_of=_budget_groups(inputs.clients, len(epsilons), recipe.seed),
         multiplier=multiplier,
         published=published,
     )
 
 
-def _dealt(clients: int, groups: int, seed: int) -> npt.NDArray[np.int64] | None:
-    """Which budget each client has: dealt in turn over a seeded random order."""
+def _budget_groups(clients: int, groups: int, seed: int) -> npt.NDArray[np.int64] | None:
+    """Return the index of each client's budget, [clients], dealt in turn over a random order.
+
+    The order follows from `seed`. None if there is only one budget (`groups` 1).
+    """
     import numpy as np
 
     from fedveil.privacy.noise.streams import Streams

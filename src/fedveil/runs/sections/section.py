@@ -1,4 +1,4 @@
-"""What all sections of a recipe share: keys, their ranges, and the words about unknown keys.
+"""What all sections of a recipe share: keys, their ranges, and messages about unknown keys.
 
 A key is `key: type = setting(RANGE, default)`, with a docstring that says what it means and when it
 has an effect. Where the key may be left out and its default does not speak for itself, "Left out:
@@ -10,11 +10,12 @@ recipes can be read without it.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedveil.base.checks import FRACTION, WARMUP, meant, nearest
+from fedveil.base.checks import FRACTION, WARMUP, Each, Limits, OneOf, Rule, meant, nearest
 from fedveil.base.errors import BadArgument, BadInput
 
 if TYPE_CHECKING:
@@ -23,17 +24,12 @@ if TYPE_CHECKING:
 _LONGEST = 100
 
 
-class Range(Protocol):
-    """What a value may be by itself."""
-
-    @property
-    def text(self) -> str: ...
-
-    def check(self, name: str, value: Any, /) -> None: ...
+Range = Limits | Each | OneOf | Rule
+"""What a value may be by itself: `text` says it in words, `check(name, value)` raises BadInput."""
 
 
 def setting(allowed: Range | None = None, default: Any = ..., *, description: str = "") -> Any:
-    """A key of a section.
+    """Declare a key of a section, as a pydantic field.
 
     Args:
         allowed: What its values may be. None leaves that to the key's type.
@@ -47,22 +43,34 @@ def setting(allowed: Range | None = None, default: Any = ..., *, description: st
 
 
 @contextmanager
-def in_keys(section: str = "", **keys: str) -> Iterator[None]:
-    """Name the recipe's key where a part that is built refuses an argument.
+def in_keys(section: str = "", recipe: "Section | None" = None, **keys: str) -> Iterator[None]:
+    """Context manager or decorator: turn a BadArgument into a BadInput that names recipe keys.
+
+    An argument without a key keeps its name. Errors that an inner `in_keys` has turned stay.
 
     Args:
         section: The section whose keys are called like the arguments; "" for none.
+        recipe: The recipe that is built. If given, only keys that its sections have are named:
+            `noise` is clip.bit_noise for a clip with that key, and nothing else.
         keys: The recipe's keys of all other arguments.
     """
     try:
         yield
     except BadArgument as e:
-        prefix = f"{section}." if section else ""
-        raise BadInput(e.with_names(lambda argument: keys.get(argument, prefix + argument))) from e
+        names = {}
+        for argument in e.args[1:]:
+            if argument in keys:
+                part, _, key = keys[argument].partition(".")
+                form = type(getattr(recipe, part, None))
+                if recipe is None or key in getattr(form, "model_fields", ()):
+                    names[argument] = keys[argument]
+            elif section and "." not in argument:
+                names[argument] = f"{section}.{argument}"
+        raise BadInput(e.with_names(lambda argument: names.get(argument, argument))) from e
 
 
 class Section(BaseModel):
-    """Frozen, and strict about keys and types."""
+    """A section of a recipe: a pydantic model, frozen, and strict about keys and types."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -72,17 +80,15 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Put the description of each key on one line."""
-        for field in cls.model_fields.values():
-            field.description = " ".join((field.description or "").split())
-
     def check_values(self, where: str = "") -> None:
-        """Refuse values that are out of range and keys that do not go together.
+        """Raise BadInput for values out of range, in inner sections too.
+
+        A section with keys that may contradict each other overrides this to check them as well.
+        Keys that are None are not checked.
 
         Args:
-            where: The section's own name, which messages put before each key.
+            where: The section's own name, which messages put before each key. "" for a whole
+                recipe.
         """
         for key, field in type(self).model_fields.items():
             value = getattr(self, key)
@@ -92,13 +98,9 @@ class Section(BaseModel):
             elif value is not None:
                 for limits in field.metadata:
                     limits.check(path, value)
-        self.check_together()
 
-    def check_together(self) -> None:
-        """Refuse keys of this section that contradict each other."""
-
-    def given(self, *keys: str) -> dict[str, Any]:
-        """Those of the keys that were not left out, with their values."""
+    def present_values(self, *keys: str) -> dict[str, Any]:
+        """Return the values of those `keys` that are not None, by key."""
         return {key: value for key in keys if (value := getattr(self, key)) is not None}
 
 
@@ -126,7 +128,17 @@ LR_FLOOR = setting(
 def build_rates(
     section: str, schedule: str | None, warmup: int | None, floor: float | None, rounds: int
 ) -> "RateSchedule | None":
-    """How the learning rate of a section changes over the rounds. None if it does not."""
+    """Build the schedule of a learning rate over the rounds. None if the rate is constant.
+
+    Raises BadInput for a warmup that is too long, or a floor under a constant rate.
+
+    Args:
+        section: "client" or "server", for messages.
+        schedule: The section's `schedule`, a `RateKind`. None is "constant".
+        warmup: Rounds in which the rate first grows. None is 0.
+        floor: The share of the rate that the schedule does not fall below. None is 0.
+        rounds: Rounds of the run.
+    """
     from fedveil.training.server import RateSchedule, RateShape
 
     shape = RateShape(schedule or "constant")
@@ -140,13 +152,35 @@ Forms = dict[str, dict[str, type[Section]]]
 """By section, then by kind, "" where a section has none; a key before all sections has no forms."""
 
 
+@cache
 def forms_of(recipe: type[Section]) -> Forms:
-    """All forms of a recipe's sections."""
-    return {name: _forms(field.annotation) for name, field in recipe.model_fields.items()}
+    """Return the section classes of a recipe, by key and then by kind ("" without kinds).
+
+    A key that holds no section, such as "seed", has {}. The result is shared: do not change it.
+    """
+    forms: Forms = {}
+    for name, field in recipe.model_fields.items():
+        forms[name] = {}
+        types = [field.annotation]  # a section, or a union in which there may be unions
+        while types:
+            annotation = types.pop(0)
+            if not isinstance(annotation, type):
+                types = [*get_args(annotation), *types]
+            elif issubclass(annotation, Section):
+                kind = annotation.model_fields.get("kind")
+                kinds = get_args(kind.annotation) if kind else ()
+                forms[name][kinds[0] if len(kinds) == 1 else ""] = annotation
+    return forms
 
 
 def is_key(forms: Forms, path: Sequence[str]) -> bool:
-    """Whether there is such a section, or such a key in any kind of it, or of a table in it."""
+    """Return whether `path` is a section, a key of any of its kinds, or a key of a table in it.
+
+    `path` are the parts of a dotted name, such as ["data", "columns", "age", "low"].
+
+    >>> is_key({"data": {"": Section}}, ["data"])
+    True
+    """
     section, *rest = path
     if not rest:
         return section in forms
@@ -154,12 +188,15 @@ def is_key(forms: Forms, path: Sequence[str]) -> bool:
     fields = [field for field in known if field is not None]
     if len(rest) == 1:
         return bool(fields)
-    tables = [tabled(field.annotation) for field in fields]
+    tables = [table_section(field.annotation) for field in fields]
     return len(rest) == 3 and any(t is not None and rest[2] in t.model_fields for t in tables)
 
 
-def tabled(annotation: Any) -> type[Section] | None:
-    """The section of which a key holds one for each name, as `data.columns` does, or None."""
+def table_section(annotation: Any) -> type[Section] | None:
+    """Return the class S of a key of type dict[str, S], as `data.columns` is.
+
+    None for other types.
+    """
     for part in (annotation, *get_args(annotation)):
         if get_origin(part) is dict:
             inner = get_args(part)[1]
@@ -168,17 +205,18 @@ def tabled(annotation: Any) -> type[Section] | None:
     return None
 
 
-def unknown(forms: Forms, path: Sequence[str], kind: str | None = None) -> str:
-    """What is said of a key that there is not: which was meant, or which kinds have it.
+def unknown_key_text(forms: Forms, path: Sequence[str], kind: str | None = None) -> str:
+    """Return the message about an unknown key: which was perhaps meant, or which kinds have it.
 
-    `path` is a section and a key, or one word; `kind` is the section's, where that is known.
+    `path` is a section and a key, or one word. `kind` is the section's kind, None if it is unknown.
     """
     section, key = path[0], path[-1]
     if len(path) == 1 or section not in forms:
-        near = nearest(section, forms) or _without_section(forms, section)
-        return f"{_line(section)} is no key: {_way(near, 'fedveil explain lists all sections')}"
+        near = nearest(section, forms) or _paths_of_key(forms, section)
+        way = meant(near) if near else "fedveil explain lists all sections"
+        return f"{_short_line(section)} is no key: {way}"
     if not forms[section]:
-        return f"{_line('.'.join(path))} is no key: {section} has none"
+        return f"{_short_line('.'.join(path))} is no key: {section} has none"
     having = [repr(name) for name, form in forms[section].items() if key in form.model_fields]
     if kind and having:
         way = f"it belongs to kind {' and '.join(having)}"
@@ -186,22 +224,15 @@ def unknown(forms: Forms, path: Sequence[str], kind: str | None = None) -> str:
         known = [form for name, form in forms[section].items() if kind in (None, name)]
         near = nearest(key, dict.fromkeys(name for form in known for name in form.model_fields))
         near = [f"{section}.{name}" for name in near]
-        way = _way(near, f"fedveil explain {section} lists its keys")
-    return f"{_line('.'.join(path))} is no key{f' of kind {kind!r}' if kind else ''}: {way}"
+        way = meant(near) if near else f"fedveil explain {section} lists its keys"
+    return f"{_short_line('.'.join(path))} is no key{f' of kind {kind!r}' if kind else ''}: {way}"
 
 
-def _forms(annotation: Any) -> dict[str, type[Section]]:
-    if isinstance(annotation, type):
-        if not issubclass(annotation, Section):
-            return {}
-        kind = annotation.model_fields.get("kind")
-        names = get_args(kind.annotation) if kind else ()
-        return {names[0] if len(names) == 1 else "": annotation}
-    return {kind: form for part in get_args(annotation) for kind, form in _forms(part).items()}
+def _paths_of_key(forms: Forms, word: str) -> list[str]:
+    """Return "section.key" for every key called `word`, or else for keys of a similar name.
 
-
-def _without_section(forms: Forms, word: str) -> list[str]:
-    """The keys that are called so, or nearly so, with the sections that the word lacks."""
+    [] if there are none either.
+    """
     paths: dict[str, dict[str, None]] = {}
     for section, kinds in forms.items():
         for form in kinds.values():
@@ -211,10 +242,7 @@ def _without_section(forms: Forms, word: str) -> list[str]:
     return [path for name in names for path in paths[name]]
 
 
-def _way(near: list[str], otherwise: str) -> str:
-    return meant(near) if near else otherwise
-
-
-def _line(text: str) -> str:
+def _short_line(text: str) -> str:
+    """Return a text on one line, cut to 100 characters and "...". An empty text becomes "''"."""
     line = " ".join(text.split()) or "''"
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

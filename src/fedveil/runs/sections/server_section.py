@@ -3,20 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Literal
 
-from fedveil.base.checks import (
-    ANY_COUNT,
-    BUDGET,
-    COUNT,
-    DELTA,
-    FRACTION,
-    LOSS_CLIP,
-    POSITIVE,
-    TRIM,
-    WORKERS,
-    Rule,
-    check_address,
-    check_metrics,
-)
+from fedveil.base import checks
 from fedveil.base.errors import BadInput
 from fedveil.runs.sections.section import (
     LR_FLOOR,
@@ -40,22 +27,22 @@ if TYPE_CHECKING:
 
 
 class ServerSection(Section):
-    """`[server]`."""
+    """`[server]`: how the server aggregates updates, and how it steps."""
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     """How the server steps along the mean update: 'sgd' is FedAvg, with momentum FedAvgM; 'adam',
     'yogi' and 'adagrad' are FedAdam, FedYogi and FedAdagrad."""
-    lr: float | None = setting(POSITIVE, None)
+    lr: float | None = setting(checks.POSITIVE, None)
     """Learning rate of the server. Left out: 1.0 for 'sgd', 0.01 for all others."""
-    momentum: float = setting(FRACTION, 0.0)
+    momentum: float = setting(checks.FRACTION, 0.0)
     """Momentum of the server's steps (FedAvgM). For optimizer 'sgd'."""
-    beta1: float | None = setting(FRACTION, None)
+    beta1: float | None = setting(checks.FRACTION, None)
     """Share of the first moment that a round keeps. For optimizer 'adam' and 'yogi'. Left out:
     0.9."""
-    beta2: float | None = setting(FRACTION, None)
+    beta2: float | None = setting(checks.FRACTION, None)
     """Share of the second moment that a round keeps. For optimizer 'adam' and 'yogi'. Left out:
     0.99."""
-    floor: float | None = setting(POSITIVE, None)
+    floor: float | None = setting(checks.POSITIVE, None)
     """Added to the root of the second moment. For optimizer 'adam', 'yogi' and 'adagrad'. Left out:
     0.001."""
     schedule: RateKind | None = SCHEDULE
@@ -64,10 +51,10 @@ class ServerSection(Section):
     aggregate: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "flame"] = "mean"
     """What the server takes of a round's updates. All but 'mean' look at them one by one, as a
     defence against malicious clients; refused where noise is for the sum."""
-    trim: float | None = setting(TRIM, None)
+    trim: float | None = setting(checks.TRIM, None)
     """Share that is left out at either end of every coordinate. For aggregate 'trimmed-mean'. Left
     out: 0.1."""
-    malicious: int | None = setting(ANY_COUNT, None)
+    malicious: int | None = setting(checks.ANY_COUNT, None)
     """How many malicious clients a round is expected to have. For aggregate 'krum' and
     'multi-krum'. Left out: 1."""
     weights: Literal["uniform", "examples"] = "uniform"
@@ -75,7 +62,10 @@ class ServerSection(Section):
     where the claim is about clients."""
 
     def build(self, rounds: int) -> "ServerOptimizer":
-        """The optimiser of a run of so many rounds."""
+        """Build the server's optimiser for a run of `rounds` rounds.
+
+        Raises BadInput for keys that have no effect on it.
+        """
         from fedveil.training.server import AdagradServer, AdamServer, SgdServer, YogiServer
 
         kinds: dict[str, type[SgdServer | AdamServer | YogiServer | AdagradServer]] = {
@@ -86,23 +76,27 @@ class ServerSection(Section):
         }
         moments = ("lr", "beta1", "beta2", "floor")
         known = {"sgd": ("lr", "momentum"), "adagrad": ("lr", "floor")}
-        given = self.given(*moments)
+        chosen = self.present_values(*moments)
         if self.momentum:
-            given["momentum"] = self.momentum
-        for key in given.keys() - set(known.get(self.optimizer, moments)):
+            chosen["momentum"] = self.momentum
+        for key in chosen.keys() - set(known.get(self.optimizer, moments)):
             raise BadInput(f"server.{key} has no effect on {self.optimizer}: leave it out")
         with in_keys("server"):
             return kinds[self.optimizer](
-                **given,
+                **chosen,
                 schedule=build_rates("server", self.schedule, self.warmup, self.lr_floor, rounds),
             )
 
+    @in_keys("server")
     def build_aggregate(self) -> "Aggregate | None":
-        """The robust aggregate that replaces the mean, None for the mean itself."""
+        """Build the robust aggregate that replaces the mean. None for the mean itself.
+
+        Raises BadInput for keys that have no effect on it.
+        """
         from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 
         allowed = {"trim": ("trimmed-mean",), "malicious": ("krum", "multi-krum")}
-        for key in self.given(*allowed):
+        for key in self.present_values(*allowed):
             if self.aggregate not in allowed[key]:
                 raise BadInput(f"server.{key} has no effect on {self.aggregate}: leave it out")
         expected = 1 if self.malicious is None else self.malicious
@@ -112,7 +106,7 @@ class ServerSection(Section):
             case "median":
                 return CoordinateMedian()
             case "trimmed-mean":
-                return TrimmedMean(**self.given("trim"))
+                return TrimmedMean(**self.present_values("trim"))
             case "krum":
                 return Krum(expected)
             case "multi-krum":
@@ -122,71 +116,58 @@ class ServerSection(Section):
 
 
 class EvaluateSection(Section):
-    """`[evaluate]`."""
+    """`[evaluate]`: when the model is measured, by which metrics, and at which price."""
 
-    every: int | None = setting(COUNT, None)
+    every: int | None = setting(checks.COUNT, None)
     """Rounds from one measurement on the test split to the next; the last round is always measured.
     Left out: 1; with epsilon, the last round and three on the way."""
-    epsilon: float | None = setting(BUDGET, None)
+    epsilon: float | None = setting(checks.BUDGET, None)
     """What all measurements of the run may cost an owner of the records that they are made on:
     accuracy and other means over records, and the loss, get Gaussian noise, and a charge of their
     own. Measured are the held-out owners (data.test); without test records the clients themselves,
     whose budget.epsilon then pays for updates and metrics together. Left out: test records are
     measured in the clear."""
-    delta: float | None = setting(DELTA, None)
+    delta: float | None = setting(checks.DELTA, None)
     """The delta of that epsilon. For epsilon. Left out: budget.delta."""
-    loss_clip: float | None = setting(LOSS_CLIP, None)
+    loss_clip: float | None = setting(checks.LOSS_CLIP, None)
     """What a record's loss counts as at most, chosen without looking at records. For epsilon. Left
     out: twice the logarithm of the number of labels; needed for numbers."""
-    metrics: list[str] | None = setting(Rule(check_metrics), None)
+    metrics: list[str] | None = setting(checks.Rule(checks.check_metrics), None)
     """Measured on the test split beside the loss, the first also drawn. Labels: 'accuracy', 'top-K'
-    (such as 'top-5'), 'f1' and 'auroc' (of label 1 if there are two, else the mean over labels, for
-    'auroc' one-vs-rest), 'f1-macro', 'perplexity' (per token). Numbers: 'mae', 'rmse', 'r2'. A
-    Task's own come first. Left out: 'accuracy' for labels, only the loss for numbers."""
+    (such as 'top-5'), 'balanced-accuracy' and 'f1-macro' (means over labels), 'f1' and 'auroc' (of
+    label 1 if there are two, else means over labels), 'perplexity' (per token). Numbers: 'mae',
+    'rmse', 'r2'. A Task's own come first. Left out: 'accuracy' for labels, only the loss for
+    numbers."""
     clients: bool | None = None
     """Whether the model is measured across clients at the end: loss, accuracy and other means over
     examples on each client's own records, and of these the mean over clients and that of the lowest
     and highest tenth. It comes from private data, is outside every claim, and is refused with
     secure noise. Left out: false."""
-    clients_every: int | None = setting(COUNT, None)
+    clients_every: int | None = setting(checks.COUNT, None)
     """Rounds from one such measurement to the next. For clients true. Left out: only at the end."""
     diagnostics: bool | None = None
     """Whether shares clipped, signal/noise, cohort sizes and refused reports are shown and kept;
     they come from private data and are outside every claim. Left out: true with seeded noise, false
     with secure noise."""
 
-    def rounds_between_clients(self, rounds: int) -> int | None:
-        """The interval in rounds of measurements across clients, None if there are none."""
-        if not self.clients:
-            if self.clients_every is not None:
-                raise BadInput(
-                    "evaluate.clients_every has no effect without evaluate.clients = true"
-                )
-            return None
-        if self.diagnostics is False:
-            raise BadInput(
-                "evaluate.clients is a diagnostic and evaluate.diagnostics is false: leave one out"
-            )
-        return self.clients_every or rounds
-
     def build_price(
         self, recipe: "Recipe", sampler: "Sampler", data: "FederatedData", task: "Task"
-    ) -> "PricedMetrics | None":
-        """The priced metrics that `epsilon` pays for over all planned rounds, None without it."""
-        from fedveil.privacy.accounting.claims import Relation, Unit
-        from fedveil.privacy.priced_metrics import measured_rounds, priced_metrics
-        from fedveil.training.evaluate import measured_owners, priced_names
+    ) -> "PricedMetrics":
+        """Build the noisy metrics that `epsilon`, which must be set, pays for over all rounds.
 
-        if self.epsilon is None:
-            for key in self.given("delta", "loss_clip"):
-                raise BadInput(f"evaluate.{key} has no effect without evaluate.epsilon")
-            return None
+        Raises BadInput without a [budget], for a metric that cannot be priced, for data in which
+        nobody has to be paid for, and for numbers without loss_clip.
+        """
+        from fedveil.privacy.accounting.claims import Relation, Unit
+        from fedveil.privacy.priced_metrics import measurement_rounds, priced_metrics
+        from fedveil.training.evaluate import owners_to_measure, priced_names
+
         if recipe.budget is None:
             raise BadInput(
                 "evaluate.epsilon is given and nothing is claimed of the training: leave it out, "
                 "or add noise that is claimed, and a [budget]"
             )
-        names, owners = priced_names(task), measured_owners(data)
+        names, owners = priced_names(task), owners_to_measure(data)
         loss_clip = self.loss_clip
         if loss_clip is None:
             if not data.classes:
@@ -200,7 +181,7 @@ class EvaluateSection(Section):
                 names,
                 len(owners),
                 budget=recipe.budget.build(recipe.noise.source, self.epsilon, self.delta),
-                rounds=measured_rounds(recipe.total_rounds, self.every),
+                rounds=measurement_rounds(recipe.rounds, self.every),
                 loss_clip=loss_clip,
                 of_clients=owners.of_clients,
                 relation=sampler.relation if owners.of_clients else Relation.ZERO_OUT,
@@ -209,12 +190,12 @@ class EvaluateSection(Section):
 
 
 class EngineSection(Section):
-    """`[engine]`: nothing here changes what is computed beyond rounding."""
+    """`[engine]`: how a round is computed. No key changes a result beyond rounding."""
 
     kind: Literal["processes", "ray"] | None = None
     """Where clients are computed: on processes of this machine, or on a Ray cluster (pip install
     'fedveil[ray]'); it changes no result. Left out: 'processes'."""
-    address: str | None = setting(Rule(check_address), None)
+    address: str | None = setting(checks.Rule(checks.check_address), None)
     """The Ray cluster to join: 'auto', or the head's 'host:port'. For kind 'ray'. Left out: one of
     its own on this machine, which ends with the run."""
     mode: Literal["vectorised", "looped", "fastest"] | None = None
@@ -225,18 +206,19 @@ class EngineSection(Section):
     timings: dict[Literal["vectorised", "looped"], float] | None = None
     """What mode 'fastest' has measured, which a run records beside its choice, in seconds per
     client and local step. Left out: in every recipe that somebody writes."""
-    chunk: int = setting(ANY_COUNT, 0)
+    chunk: int = setting(checks.ANY_COUNT, 0)
     """Clients that are summed together; 0: as many as memory holds. It changes rounding only."""
-    memory: int = setting(COUNT, 512)
+    memory: int = setting(checks.COUNT, 512)
     """MiB per worker for the clients of a chunk. For chunk 0."""
-    workers: int = setting(WORKERS, 0)
+    workers: int = setting(checks.WORKERS, 0)
     """Processes; 0: one per core of the machine or the cluster. Their number changes no result."""
-    checkpoint: int = setting(COUNT, 1)
+    checkpoint: int = setting(checks.COUNT, 1)
     """Rounds from one checkpoint to the next, from which --resume continues; with secure noise
     always 1."""
 
-    def check_together(self) -> None:
-        """Refuse an address without a cluster, and timings that nobody measured."""
+    def check_values(self, where: str = "engine") -> None:
+        """Raise BadInput for values out of range, an address without "ray", or timings alone."""
+        super().check_values(where)
         if self.address is not None and self.kind != "ray":
             raise BadInput(
                 f"engine.address is {self.address!r} and engine.kind is not 'ray': leave it out, "

@@ -5,54 +5,54 @@ are used by workers, each of which computes with one thread (`one_thread` in bas
 memory that it keeps (`keep_memory`), so that rounding does not depend on the number of threads.
 """
 
-import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-import numpy as np
 import torch
 
+from fedveil.base.platforms import c_function
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Round
-from fedveil.training.cohort import CohortData
-from fedveil.training.participants import Group, Participants
+from fedveil.training.participants import Participants
 from fedveil.training.reports import CohortSum
 from fedveil.training.server import Weights
-from fedveil.training.work import ClientWork, is_builtin_work
+from fedveil.training.work import BUILTIN_WORK, ClientWork
 
 
 class Engine(Protocol):
-    """Where clients train, clip and randomise, and their reports are accepted and summed.
+    """The place where clients train, clip and randomise, and where reports are accepted and summed.
 
     An engine calls `client_report` and `server_sum` (training/exchange.py) for every client, on
     whatever machine; what it returns must not depend on how it divides the work.
     """
 
     def run(self, round: Round) -> CohortSum:
-        """The sum over the clients of a round."""
+        """Compute and return the sum of the reports of all clients `round.ids`."""
         ...
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
-        """Loss and metrics over the test split."""
+        """Loss and metrics over the test split, by name. {} without a test split."""
         ...
 
     def close(self) -> None:
-        """Release processes and connections. A later call starts new ones."""
+        """Release processes and connections. A later call of `run` starts new ones."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What an engine computes: all that a client's report depends on but the round itself.
+    """Everything but the round itself that a client's report depends on.
 
-    `mixes`: the module lets records of a batch see each other, so that clients, and where examples
-    are clipped also those, are computed one by one. `keeps_updates`: the sum
-    comes with every client's update.
+    Attributes:
+        participants: Dishonest clients, None if all clients are honest.
+        mixes: Whether the module lets records of a batch see each other. Clients are then computed
+            one by one, and so are examples where each is clipped.
+        keeps_updates: Whether the sum comes with every client's update.
     """
 
     task: Task
@@ -61,32 +61,34 @@ class Job:
     plan: PrivacyPlan
     streams: Streams
     weights: Weights = Weights.UNIFORM
-    participants: Participants = field(default_factory=Participants)
+    participants: Participants | None = None
     mixes: bool = False
     keeps_updates: bool = False
 
     def zero(self) -> CohortSum:
-        """The sum over nobody."""
+        """A new sum over no clients, with tensors of this job's sizes."""
         noisy = self.plan.release.adds_noise
         return CohortSum.zero(self.task.size, self.plan.width, noisy=noisy, keep=self.keeps_updates)
 
     @cached_property
     def records(self) -> FederatedData:
-        """The clients' records, followed by those that the participants bring."""
-        more = self.participants.records
+        """The clients' records, followed by the records that dishonest participants bring."""
+        more = None if self.participants is None else self.participants.records
         return self.data if more is None else self.data.concatenated(more)
 
-    def cohort(self, group: Group, block: slice) -> CohortData:
-        """The records of a block of a group's clients."""
-        ids = group.ids[block]
-        if group.other_records is None:
-            return CohortData(self.records, ids)
-        others = group.other_records[block]
-        return CohortData(self.records, ids, np.where(others < 0, ids, self.data.clients + others))
 
+def why_one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: str = "") -> str:
+    """The reason why clients must be computed one by one, as a clause.
 
-def one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: str = "") -> str:
-    """Why clients cannot be computed side by side: a client's update must be its own."""
+    "" if side by side is allowed. A client's update must not depend on other clients, under secure
+    noise not even in its last digits.
+
+    Args:
+        work: The local work.
+        plan: The privacy plan.
+        mixes: Whether the module lets records of a batch see each other.
+        forks: Why the model cannot be captured, "" if it can.
+    """
     if forks:
         return f"each client is computed in a fork, as the model cannot be captured ({forks})"
     if mixes:
@@ -96,7 +98,7 @@ def one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: str =
             "noise.source 'secure': computed side by side, clients' updates depend on each other "
             "in their last digits"
         )
-    if is_builtin_work(work):
+    if type(work) in BUILTIN_WORK:
         return ""
     return f"the work {type(work).__name__} may let clients see each other"
 
@@ -112,14 +114,14 @@ LARGE_MODEL = 1 << 24
 
 
 def keep_memory(size: int) -> None:
-    """Tell malloc what to keep of what is freed, for a model of `size` parameters.
+    """Set how much freed memory this process's malloc keeps, for a model of `size` parameters.
 
-    By default it returns large blocks at once, and every step then waits for the same pages to be
-    mapped and cleared again, which is a fifth of a ResNet's or an LSTM's time and more. A large
+    By default malloc returns large blocks at once, and every step then waits for the same pages to
+    be mapped and cleared again, which is a fifth of a ResNet's or an LSTM's time and more. A large
     model's rows are better returned: keeping them would cost more memory than the waiting is worth.
     Does nothing where the C library is not glibc.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = c_function("mallopt")
     if mallopt is None:
         return
     if size <= LARGE_MODEL:

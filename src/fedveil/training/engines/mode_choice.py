@@ -16,11 +16,11 @@ from fedveil.models.task import Task
 from fedveil.models.trial import goes_together
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
-from fedveil.training.cohort import Batch, CohortData, Draws, FullBatch, tensors
+from fedveil.training.cohort import Batch, CohortData, Draws, FullBatch
 from fedveil.training.gradients.least_squares import uses_quadratics
 from fedveil.training.gradients.linear_chains import linear_chain
 from fedveil.training.gradients.modes import Mode, gradients_of
-from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork
+from fedveil.training.work import ClientDpSgd, ClientSgd, ClientWork, SiteSum
 
 MEMORY = 512
 """MiB per worker for the clients that are computed together."""
@@ -48,12 +48,14 @@ def fitting_chunk(
     memory: int = MEMORY,
     cohort: float = math.inf,
 ) -> int:
-    """How many clients are summed together: as many as fit `memory` MiB, or fewer if enough work.
+    """The number of clients to sum together, at least 1.
 
-    Vectorised, a client needs its padded records and six rows of parameters, and two more for Adam.
-    Looped, one client is in memory at a time and a chunk is only the unit of work: several clients
-    of a wide model, whose sum takes long to return, or with little to do. But never so many that a
-    `cohort` of the expected size is fewer than four chunks.
+    Vectorised: as many as fit `memory` MiB, or fewer where each has much to do. A client needs its
+    padded records and six rows of parameters, two more for Adam.
+
+    Looped: one client is in memory at a time and a chunk is only the unit of work. It has several
+    clients if the model is wide, so that a sum takes long to return, or if they have little to do,
+    but at most a quarter of `cohort`, the expected cohort size.
     """
     longest = int(data.sizes.max())
     if mode is Mode.LOOPED:
@@ -63,16 +65,18 @@ def fitting_chunk(
     adam = isinstance(work, ClientSgd | ClientDpSgd) and work.adam is not None
     numbers = (8 if adam else 6) * task.size + 3 * longest * width
     effort = 3 * multiplications(task, data) * work.records_per_round(longest) + 16 * task.size
-    if work.full_batches(longest) and uses_quadratics(task, data):
+    private = isinstance(work, ClientDpSgd | SiteSum)
+    full = not private and work.records_per_step(longest) == longest
+    if full and uses_quadratics(task, data):
         effort = task.size * (task.size * work.records_per_round(longest) // longest + 16)
     return max(1, min(_MOST, memory * 2**20 // (4 * numbers), max(_LEAST, _WORK // effort)))
 
 
 def multiplications(task: Task, data: FederatedData) -> int:
-    """Multiplications in one record's forward pass. A gradient takes about three times as many.
+    """The multiplications in one record's forward pass. A gradient takes three times as many.
 
-    A chain of linear layers takes every weight once. Anything else is counted, for which PyTorch
-    loads its compiler: about a second.
+    A chain of linear layers uses every weight once. Other modules are measured on one example, for
+    which PyTorch loads its compiler: about a second.
     """
     flatten, layers = linear_chain(task)
     shape = data.record_shape
@@ -80,12 +84,15 @@ def multiplications(task: Task, data: FederatedData) -> int:
         return task.size
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        task.outputs(task.named(task.parameters.clone()), tensors(data.examples(1)[0]))
+        one = mapped(torch.tensor, data.examples(1)[0])
+        task.outputs(task.named(task.parameters.clone()), one)
     return max(task.size, counter.get_total_flops() // 2)
 
 
 def mode_of(task: Task, data: FederatedData, work: ClientWork, memory: int) -> Mode:
-    """The mode by a rule from model, numbers of records and recipe, never from measured time.
+    """The execution mode by a rule from model, numbers of records and work, never by measured time.
+
+    `memory` is in MiB.
 
     | model | mode |
     |---|---|
@@ -94,9 +101,9 @@ def mode_of(task: Task, data: FederatedData, work: ClientWork, memory: int) -> M
     | one that vmap cannot compute, or of which `memory` holds fewer than 4 clients | looped |
     | all others | looped |
 
-    A chain is batched algebra side by side. Of anything else a step of few multiplications is all
-    overhead, which vmap shares between clients. It makes the operations of longer steps slower. A
-    step is that of a client with the median number of records.
+    A chain is batched algebra side by side. In any other model, a step of few multiplications is
+    mostly overhead, which vmap shares between clients, while vmap makes the operations of longer
+    steps slower. A step is that of a client with the median number of records.
     """
     layers = task.module.modules()
     if any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in layers):
@@ -109,14 +116,14 @@ def mode_of(task: Task, data: FederatedData, work: ClientWork, memory: int) -> M
         return Mode.LOOPED
     examples, targets = data.examples(2)
     few = np.arange(2) % len(targets)
-    x, y = tensors(taken(examples, few)), torch.from_numpy(targets[few])
+    x, y = mapped(torch.tensor, taken(examples, few)), torch.from_numpy(targets[few])
     return Mode.VECTORISED if chain or goes_together(task, x, y) else Mode.LOOPED
 
 
 def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> dict[Mode, float]:
-    """Seconds per client of one local step in each mode that is possible.
+    """Measured seconds per client of one local step, for each mode that is possible.
 
-    Vectorised is not, if an operation has no rule for vmap or `memory` holds few clients.
+    Vectorised is missing if an operation has no rule for vmap or `memory` MiB hold few clients.
 
     The records are random or from the test split. The time of a step is recorded with the run, so
     it may depend on nothing about the clients but their median number of records.
@@ -127,18 +134,20 @@ def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> d
     modes = [Mode.VECTORISED] if chunk >= _WORTHWHILE else []
     with one_thread():
         random = _random_data(data, *most)
-        trials = {mode: _trial(task, random, work, mode) for mode in (*modes, Mode.LOOPED)}
+        trials = {mode: _step_timer(task, random, work, mode) for mode in (*modes, Mode.LOOPED)}
         sizes = [(min(most[0], chunk, c), min(most[1], r)) for c, r in _SIZES]
-        found = raced(trials, list(dict.fromkeys(sizes)))
+        found = race(trials, list(dict.fromkeys(sizes)))
     return {mode: seconds * most[1] for mode, seconds in found.items()}
 
 
-def raced(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode, float]:
-    """The results of the trials at the largest size, or the largest that takes about a second.
+def race(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode, float]:
+    """Run the trials of all modes on growing sizes, and return each mode's last result.
 
-    Sizes ascend. A mode that has clearly lost is not tried any further. With little to do all of it
-    is overhead, so that none has lost before a step takes a while. Looped, there is an overhead per
-    client: with so many times more records, a record costs so many times less at best.
+    `sizes` are pairs (clients, records of each), ascending. The results are in seconds per client
+    and record. A size that would take more than about a second is not tried. A mode that has
+    clearly lost is not tried any further, but only once a step takes long enough for its overhead
+    not to matter. A vectorised mode that vmap cannot compute may be missing; a RuntimeError of the
+    looped mode is raised.
     """
     found: dict[Mode, float] = {}
     running = dict(trials)
@@ -164,10 +173,15 @@ def raced(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode,
     return found
 
 
-def _trial(task: Task, data: FederatedData, work: ClientWork, mode: Mode) -> Trial:
+def _step_timer(task: Task, data: FederatedData, work: ClientWork, mode: Mode) -> Trial:
+    """A trial (clients, records) that times a local step in `mode` on the first clients of `data`.
+
+    All clients of `data` have equally many records. The trial returns seconds per client and
+    record, the best of three steps, or of fewer if they take long.
+    """
     longest = int(data.sizes[0])
-    private = isinstance(work, ClientDpSgd)
-    full = work.full_batches(longest)
+    private = isinstance(work, ClientDpSgd | SiteSum)
+    full = not private and work.records_per_step(longest) == longest
     gradients = gradients_of(task, mode, data, full_batches=full, private=private)
     loaded = False
 
@@ -201,7 +215,10 @@ def _trial(task: Task, data: FederatedData, work: ClientWork, mode: Mode) -> Tri
 
 
 def _random_data(data: FederatedData, clients: int, records: int) -> FederatedData:
-    """Random records of the right shape, with whole numbers from test records."""
+    """Data of `clients` clients with `records` random records each, shaped like those of `data`.
+
+    Whole-number inputs are taken from example records. All targets are zero.
+    """
     number = clients * records
 
     def some(values: Array) -> Array:

@@ -38,7 +38,7 @@ _TOKEN = secrets.token_hex(32)
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Where chunks are computed: on the cluster at `address`, or with None on one of our own.
+    """A Ray cluster to compute on: the one at `address`, or with None one of our own.
 
     `address` is "auto", for the cluster that this machine belongs to, or the head's "host:port".
 
@@ -59,9 +59,11 @@ class RayCluster:
 
     @contextmanager
     def joined(self, workers: int) -> Iterator[int]:
-        """Context manager: connect, and yield the number of workers (0 means one per core).
+        """Context manager: connect, and yield the number of workers.
 
-        The first user connects, the last one disconnects.
+        It is `workers`, or with 0 the number of the cluster's cores. Uses may be nested: the first
+        connects, the last disconnects. Raises BadInput as the table of the class says, and for a
+        cluster without cores.
         """
         _enter(self.address, workers)
         try:
@@ -70,11 +72,14 @@ class RayCluster:
                 raise BadInput("the Ray cluster has no core: add a node that has, or wait for one")
             yield workers or there
         finally:
-            _leave()
+            with _Connection.lock:
+                _Connection.users -= 1
+                if not _Connection.users:
+                    _Connection.opened.close()
 
 
 def cluster_cores() -> int:
-    """How many cores the cluster has."""
+    """The number of CPU cores of the Ray cluster that this process is connected to."""
     import ray
 
     untyped: Any = ray
@@ -82,14 +87,21 @@ def cluster_cores() -> int:
 
 
 def check_package() -> None:
-    """Refuse Ray where it is not installed, without importing it."""
+    """Raise BadInput if Ray is not installed, without importing it."""
     found = importlib.util.find_spec("ray")
     if found is None or found.origin is None:  # a folder of that name is no package
         raise BadInput("engine 'ray' needs a package: pip install 'fedveil[ray]'")
 
 
 class _Connection:
-    """The one connection of this process to Ray, if we made it."""
+    """State of this process's one connection to Ray, as class attributes.
+
+    Attributes:
+        users: The number of open uses.
+        address: The address in use.
+        opened: Undoes what we opened. Empty if somebody else connected.
+        lock: Guards the other attributes.
+    """
 
     users = 0
     address: str | None = None
@@ -98,6 +110,10 @@ class _Connection:
 
 
 def _enter(address: str | None, workers: int) -> None:
+    """Count one more user of the cluster at `address`, and connect if this process is not.
+
+    Raises BadInput if another cluster is in use.
+    """
     import ray
 
     with _Connection.lock:
@@ -113,22 +129,18 @@ def _enter(address: str | None, workers: int) -> None:
         _Connection.users, _Connection.address = _Connection.users + 1, address
 
 
-def _leave() -> None:
-    with _Connection.lock:
-        _Connection.users -= 1
-        if not _Connection.users:
-            _Connection.opened.close()
-
-
 def _connect(address: str | None, workers: int, opened: ExitStack) -> None:
-    """Connect to the cluster, or start one. `opened` undoes it."""
+    """Connect to the cluster at `address`, or start one of `workers` cores (0: all) if None.
+
+    Callbacks that undo it are added to `opened`. Raises BadInput if it fails.
+    """
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if address is None:
         folder = tempfile.mkdtemp(prefix="fedveil-")
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
-        opened.enter_context(_guarded())
+        opened.enter_context(_loopback_with_token())
         options |= {
             "num_cpus": workers or available_workers(),
             "num_gpus": 0,
@@ -138,8 +150,8 @@ def _connect(address: str | None, workers: int, opened: ExitStack) -> None:
             "_system_config": _PATIENT,
         }
     try:
-        _knock(address)
-        with patch.dict(os.environ, _SETTINGS), _own_signals(), warnings.catch_warnings():
+        _check_reachable(address)
+        with patch.dict(os.environ, _SETTINGS), _keep_sigterm(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if address is None:
                 os.environ.pop("RAY_ADDRESS", None)
@@ -154,23 +166,27 @@ def _connect(address: str | None, workers: int, opened: ExitStack) -> None:
     opened.callback(_disconnect)
 
 
-def _knock(address: str | None) -> None:
-    """Fail at once if nobody is at an address. Ray would try for minutes."""
+def _check_reachable(address: str | None) -> None:
+    """Raise OSError at once if nobody answers at "host:port". Ray would try for minutes.
+
+    Does nothing for None and "auto".
+    """
     if address not in (None, "auto"):
         host, _, port = str(address).rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _disconnect() -> None:
+    """Disconnect from Ray, which ends a cluster of our own."""
     import ray
 
-    with _own_signals():
+    with _keep_sigterm():
         ray.shutdown()
 
 
 @contextmanager
-def _guarded() -> Iterator[None]:
-    """Inside, a cluster that is started listens on loopback only and requires the token.
+def _loopback_with_token() -> Iterator[None]:
+    """Context manager: a cluster started inside listens on loopback only and requires the token.
 
     Ray replaces the loopback address by one that others reach, unless clusters are ruled out.
     """
@@ -187,7 +203,10 @@ def _guarded() -> Iterator[None]:
 
 
 def _set_authentication(environment: dict[str, str | None]) -> None:
-    """Set variables of the environment that Ray reads on import, and make it read them again."""
+    """Set environment variables that Ray reads on import, and make Ray read them again.
+
+    The value None removes a variable.
+    """
     from ray import _raylet
 
     inner: Any = _raylet
@@ -201,8 +220,11 @@ def _set_authentication(environment: dict[str, str | None]) -> None:
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Restore the handler of SIGTERM afterwards: Ray takes it for itself."""
+def _keep_sigterm() -> Iterator[None]:
+    """Context manager: restore the handler of SIGTERM afterwards, which Ray replaces.
+
+    Does nothing outside the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -36,10 +36,18 @@ _LARGE = 1 << 20
 """Bytes of a sum from which on many of them are added on the nodes."""
 
 
-def chunks_sum(
+def sum_chunks(
     engine: Serial, start: Numbers, everyone: Ids, round: Round, chunks: Sequence[Ids]
 ) -> SentSum:
-    """The sum of a few chunks in a row, a branch of the tree."""
+    """Run on a node: the sum of `chunks`, a few chunks in a row.
+
+    Args:
+        engine: The engine that computes a chunk.
+        start: The round's parameters.
+        everyone: All clients of the round.
+        round: The round, sent without its parameters and clients.
+        chunks: The clients of each chunk.
+    """
     job, tree = engine.job, SumTree(engine.job.zero)
     round = replace(round, start=torch.tensor(start), ids=everyone)
     for ids in chunks:
@@ -49,24 +57,35 @@ def chunks_sum(
             tree.add_(Branch(total))
         if job.task.size > LARGE_MODEL:
             gc.collect()  # a few forgotten rows would be most of the memory
-    return _sent(total if len(chunks) == 1 else tree.finish())
+    return _to_sent(total if len(chunks) == 1 else tree.finish())
 
 
-def _sent(total: CohortSum) -> SentSum:
-    return total.whole.numpy(), total.rest
+def _to_sent(total: CohortSum) -> SentSum:
+    """A sum as the pair (its numbers as an array, its other fields)."""
+    return total.numbers.numpy(), total.rest
 
 
-def added(size: int, noisy: bool, keep: bool, *parts: SentSum) -> SentSum:
-    """The sums of a few branches in a row, as one."""
+def add_branches(size: int, noisy: bool, keep: bool, *parts: SentSum) -> SentSum:
+    """Run on a node: the sum of `parts`, which are sums of branches in a row.
+
+    Args:
+        size: Number of parameters.
+        noisy: Whether clients add noise (`CohortSum.zero`).
+        keep: Whether every client's update is kept.
+        parts: The sums, at least one.
+    """
     numbers = torch.zeros(len(parts[0][0]), dtype=torch.float64)
     total = CohortSum.over(numbers, size, noisy, keep)
     for part in parts:
-        total.add_(received(part, size, noisy))
-    return _sent(total)
+        total.add_(sum_from(part, size, noisy))
+    return _to_sent(total)
 
 
-def received(sent: SentSum, size: int, noisy: bool) -> CohortSum:
-    """A sum that was sent, in the memory of the object store: read-only."""
+def sum_from(sent: SentSum, size: int, noisy: bool) -> CohortSum:
+    """The sum that was sent as `sent`. Its tensors must only be read: they are the store's memory.
+
+    `size` and `noisy` as in `CohortSum.zero`.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch knows no arrays that are only read
         numbers = torch.from_numpy(sent[0])
@@ -74,16 +93,16 @@ def received(sent: SentSum, size: int, noisy: bool) -> CohortSum:
 
 
 def measurements(engine: Serial, params: Numbers, measure: Measure[M], part: slice) -> M:
-    """The measurements of a slice of the records."""
+    """Run on a node: what `measure` returns for the slice `part` and the parameters `params`."""
     return measure(engine.job.task, torch.tensor(params), engine.job.data, part)
 
 
-def level_in_tasks(chunks: int, workers: int) -> int:
-    """How many levels of the tree one task adds: as many as leave each worker eight tasks.
+def levels_per_task(chunks: int, workers: int) -> int:
+    """The levels of the sum tree that one task adds up: a task gets 8^levels chunks.
 
-    A task costs milliseconds, however little it does.
+    The most that leave each worker eight tasks. A task costs milliseconds, however little it does.
 
-    >>> level_in_tasks(20, 2), level_in_tasks(127, 2), level_in_tasks(128, 2)
+    >>> levels_per_task(20, 2), levels_per_task(127, 2), levels_per_task(128, 2)
     (0, 0, 1)
     """
     level = 0
@@ -92,14 +111,14 @@ def level_in_tasks(chunks: int, workers: int) -> int:
     return level
 
 
-def level_of(tasks: int, nodes: int, size: int) -> int:
-    """How many levels of the tree of tasks' sums nodes add, so that eight or more are left.
+def levels_on_nodes(tasks: int, nodes: int, size: int) -> int:
+    """The levels of the tree of tasks' sums that nodes add: as many as leave eight sums or more.
 
-    None with one node, or if sums of `size` bytes are so small that they are better sent. The place
-    of an addition changes nothing.
+    0 with one node, or if a sum of `size` bytes is so small that it is better sent. Where sums are
+    added changes nothing in the result.
 
-    >>> level_of(7, 4, 1 << 24), level_of(64, 4, 1 << 24), level_of(512, 4, 1 << 24)
-    (0, 1, 2)
+    >>> [levels_on_nodes(tasks, 4, 1 << 24) for tasks in (7, 64, 512)]
+    [0, 1, 2]
     """
     if nodes < 2 or size < _LARGE:
         return 0
@@ -110,7 +129,10 @@ def level_of(tasks: int, nodes: int, size: int) -> int:
 
 
 class RayPool:
-    """A pool of `Processes` on a cluster. Every worker computes with one thread."""
+    """A pool of workers on a Ray cluster, connected until `close`.
+
+    Each computes with one thread.
+    """
 
     def __init__(self, cluster: RayCluster, engine: Serial, workers: int) -> None:
         engine.make_ready()
@@ -124,39 +146,47 @@ class RayPool:
         )
 
     def branches(self, round: Round, chunks: Sequence[Ids]) -> Iterator[Branch]:
-        """The chunks' sums in order, or those of whole branches if there are many large ones."""
+        """Yield the chunks' sums in chunk order. Each is valid only until the next is taken.
+
+        With many chunks, a branch is the sum of several chunks in a row, as its `level` says.
+        Raises WorkerLost if workers die again and again, and what a worker raised.
+        """
         put = self._tasks.put
         rest = replace(round, ids=np.zeros(0, dtype=np.int64), start=torch.zeros(0))
         common = put(round.start.numpy()), put(round.ids), rest
-        inside = level_in_tasks(len(chunks), self._tasks.workers)
+        inside = levels_per_task(len(chunks), self._tasks.workers)
         step = FAN_IN**inside
         calls = [(*common, list(chunks[a : a + step])) for a in range(0, len(chunks), step)]
-        level = level_of(len(calls), self._tasks.nodes, 8 * self._size * (1 + self._noisy))
-        join = partial(self._joined, level)
-        for sent in self._tasks.ordered(chunks_sum, calls, FAN_IN**level, join):
-            yield Branch(received(sent, self._size, self._noisy), inside + level, lent=True)
+        level = levels_on_nodes(len(calls), self._tasks.nodes, 8 * self._size * (1 + self._noisy))
+        join = partial(self._join, level)
+        for sent in self._tasks.ordered(sum_chunks, calls, FAN_IN**level, join):
+            yield Branch(sum_from(sent, self._size, self._noisy), inside + level, lent=True)
 
-    def _joined(self, level: int, refs: list[Any]) -> Any:
-        """A reference to the sum of sums in a row: added on nodes, `FAN_IN` at a time per level."""
+    def _join(self, level: int, refs: list[Any]) -> Any:
+        """A reference to the sum of `refs`, added on nodes in `level` levels, `FAN_IN` at a time.
+
+        With level 0, `refs` has one reference, which is returned.
+        """
         for _ in range(level):
             groups = [refs[a : a + FAN_IN] for a in range(0, len(refs), FAN_IN)]
             about = self._size, self._noisy, self._keep
-            refs = [self._added.remote(*about, *group) for group in groups]
+            refs = [self._add_task.remote(*about, *group) for group in groups]
         return refs[0]
 
     @cached_property
-    def _added(self) -> Any:
+    def _add_task(self) -> Any:
+        """The Ray task that runs `add_branches`."""
         import ray
 
-        return ray.remote(num_cpus=0, max_retries=TRIES - 1)(added)
+        return ray.remote(num_cpus=0, max_retries=TRIES - 1)(add_branches)
 
     def measured(
         self, measure: Measure[M], slices: Sequence[slice], params: torch.Tensor
     ) -> Iterator[M]:
-        """The measurements of each slice, in order."""
+        """Yield what `measure` returns for each slice and the parameters `params`, in order."""
         there = self._tasks.put(params.numpy())
         return self._tasks.ordered(measurements, [(there, measure, part) for part in slices])
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Release what was sent, and disconnect from the cluster."""
         self._tasks.close()

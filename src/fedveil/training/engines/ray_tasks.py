@@ -60,7 +60,17 @@ _LOOKS, _LOOK = 64, 1 << 12
 
 @dataclass(frozen=True)
 class MappedFile:
-    """An array that is mapped from a file, and how to recognise the file."""
+    """A file that an array is mapped from, with the size and digest that identify the file.
+
+    Attributes:
+        file_path: Absolute path of the file.
+        dtype: The array's type, as NumPy writes it.
+        shape: The array's shape.
+        offset: Where in the file the array begins, in bytes.
+        fortran: Whether the array is in Fortran order.
+        bytes: Size of the file.
+        digest: Digest of the array (`_digest`).
+    """
 
     file_path: str
     dtype: str
@@ -72,7 +82,10 @@ class MappedFile:
 
     @classmethod
     def behind(cls, array: np.memmap[Any, Any]) -> "MappedFile | None":
-        """The file behind an array. None for a part of one, or if the file is gone."""
+        """The file that `array` is mapped from.
+
+        None for an array that is a part of a mapped one, or if the file is gone.
+        """
         name = array.filename
         if name is None or not isinstance(array.base, mmap.mmap):
             return None
@@ -86,7 +99,10 @@ class MappedFile:
             return None
 
     def open(self) -> Array | None:
-        """The array, mapped from the same file. None if there is no such file."""
+        """The array, mapped read-only from this file.
+
+        None if the file is missing or another one.
+        """
         try:
             if os.path.getsize(self.file_path) != self.bytes:
                 return None
@@ -96,12 +112,13 @@ class MappedFile:
         return found if _digest(found) == self.digest else None
 
     def _mapped(self) -> Array:
+        """Map the array, read-only. Raises OSError or ValueError if the file does not have it."""
         order: Any = "F" if self.fortran else "C"
         return np.memmap(self.file_path, self.dtype, "r", self.offset, self.shape, order)
 
 
 def _digest(array: Array) -> str:
-    """A digest of pieces all over the array, which differs for another array of the same size."""
+    """A hexadecimal digest of the array's number of bytes and of up to 64 pieces all over it."""
     flat = array.reshape(-1, order="A").view(np.uint8)
     last = max(0, len(flat) - _LOOK)
     starts = np.unique(np.linspace(0, last, _LOOKS).astype(np.int64))
@@ -113,28 +130,40 @@ def _digest(array: Array) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """A pickle, the bytes of its arrays, and the files that others of its arrays are in."""
+    """An object as it is sent.
+
+    Attributes:
+        pickled: The pickle, without its arrays.
+        buffers: The bytes of the arrays that are sent along.
+        files: The files of the other arrays, which are mapped on the node if they are there.
+    """
 
     pickled: bytes
     buffers: list[npt.NDArray[np.uint8]]
     files: list[MappedFile]
 
     def missing(self) -> list[int]:
-        """Which of the files are not visible on this node."""
-        return [k for k, found in enumerate(self._found) if found is None]
+        """The indices in `files` of the files that are not on this node, or differ."""
+        return [k for k, found in enumerate(self._mapped_arrays) if found is None]
 
-    def opened(self, others: dict[int, Array]) -> Any:
-        """The packed object. `others` are arrays in place of files that are missing."""
-        arrays = [others.get(k, found) for k, found in enumerate(self._found)]
+    def open(self, others: dict[int, Array]) -> Any:
+        """Unpickle the object.
+
+        `others` holds arrays, by index in `files`, for the missing files.
+        """
+        arrays = [others.get(k, found) for k, found in enumerate(self._mapped_arrays)]
         return _Opening(io.BytesIO(self.pickled), self.buffers, arrays).load()
 
     @cached_property
-    def _found(self) -> list[Array | None]:
+    def _mapped_arrays(self) -> list[Array | None]:
+        """The array of each file in `files`, None where the file is missing."""
         return [file.open() for file in self.files]
 
 
-def packed(thing: object, *, what: str) -> tuple[Parcel, list[Array]]:
-    """A parcel of `thing`, and the arrays that it names by their files.
+def pack(thing: object, *, what: str) -> tuple[Parcel, list[Array]]:
+    """A parcel of `thing`, and the arrays that the parcel names by their files, in that order.
+
+    `what` is the name of `thing` in messages.
 
     Guarantee: what is opened computes as `thing` does; nothing is left out silently. Secure
     randomness has no state to be sent (`SecureRandom` refuses it), so no two workers share any.
@@ -148,7 +177,7 @@ def packed(thing: object, *, what: str) -> tuple[Parcel, list[Array]]:
     files: list[MappedFile] = []
     try:
         with _own_code_by_value():
-            _packing(out, buffers, files, mapped).dump(thing)
+            _pickler(out, buffers, files, mapped).dump(thing)
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError, RuntimeError) as e:
         raise BadInput(
             f"engine 'ray' cannot send {what} to its workers: {one_line(e)}; leave that out of it, "
@@ -158,12 +187,17 @@ def packed(thing: object, *, what: str) -> tuple[Parcel, list[Array]]:
     return Parcel(out.getvalue(), raw, files), mapped
 
 
-def _packing(
+def _pickler(
     out: io.BytesIO,
     buffers: list[pickle.PickleBuffer],
     files: list[MappedFile],
     mapped: list[Array],
 ) -> Any:
+    """A pickler into `out` that names mapped arrays by their files.
+
+    While it pickles, it appends the bytes of other arrays to `buffers`, and each mapped array and
+    its file to `mapped` and `files`.
+    """
     from ray import cloudpickle
 
     by_cloudpickle: Any = cloudpickle.CloudPickler
@@ -193,25 +227,29 @@ def _packing(
 
 
 class _Opening(pickle.Unpickler):
-    """Puts arrays where their files are named."""
+    """An unpickler that puts `arrays[k]` where the pickle names file k."""
 
     def __init__(self, pickled: io.BytesIO, buffers: Sequence[Any], arrays: Sequence[Any]) -> None:
         super().__init__(pickled, buffers=buffers)
         self._arrays = arrays
 
     def persistent_load(self, pid: int) -> Array:
+        """The array of the file with index `pid`."""
         array: Array = self._arrays[pid]
         return array
 
 
 @contextmanager
 def _own_code_by_value() -> Iterator[None]:
-    """Inside, code of modules that are in no package directory is pickled and not named."""
+    """Context manager: pickles made inside contain the code of modules that are not installed.
+
+    Installed modules are pickled by name.
+    """
     from ray import cloudpickle
 
     by_value: Any = cloudpickle
-    installed = _installed()
-    own = [m for name, m in list(sys.modules.items()) if _is_own(name, m, installed)]
+    installed = _installed_prefixes()
+    own = [m for name, m in list(sys.modules.items()) if _may_be_missing(name, m, installed)]
     for module in own:
         by_value.register_pickle_by_value(module)
     try:
@@ -221,14 +259,18 @@ def _own_code_by_value() -> Iterator[None]:
             by_value.unregister_pickle_by_value(module)
 
 
-def _installed() -> tuple[str, ...]:
-    """Folders of installed packages, as prefixes of file names."""
+def _installed_prefixes() -> tuple[str, ...]:
+    """Folders of installed packages and of the standard library, as prefixes of file names."""
     places = {*site.getsitepackages(), *sysconfig.get_paths().values(), sys.base_prefix}
     return tuple(os.path.join(os.path.normpath(place), "") for place in places)
 
 
-def _is_own(name: str, module: ModuleType, installed: tuple[str, ...]) -> bool:
-    """Whether a module is not installed, so that other nodes may not have it."""
+def _may_be_missing(name: str, module: ModuleType, installed: tuple[str, ...]) -> bool:
+    """Whether other nodes may lack a module: its file is below none of the `installed` prefixes.
+
+    False for `__main__`, for this package, for modules without a file, and for aliases. `name` is
+    the module's key in `sys.modules`.
+    """
     file = getattr(module, "__file__", None)
     if name == "__main__" or not file or name.split(".")[0] == "fedveil":
         return False
@@ -238,13 +280,14 @@ def _is_own(name: str, module: ModuleType, installed: tuple[str, ...]) -> bool:
 
 
 class FilesMissing(Exception):
-    """A node does not see files that arrays are mapped from. They have to be sent."""
+    """Raised on a node that does not see files that arrays are mapped from.
+
+    They have to be sent.
+    """
 
 
-class _Opened:
-    """The objects of the parcels that this process has opened last, by name."""
-
-    things: dict[str, Any] = {}
+_OPENED: dict[str, Any] = {}
+"""The objects of the parcels that this process has opened last, by name."""
 
 
 def use(
@@ -254,19 +297,30 @@ def use(
     arrays: Mapping[int, Any],
     *arguments: Any,
 ) -> Any:
-    """Runs on a node: `function` of the object in the parcel `name`, and of the arguments.
+    """Run on a node: return function(object in the parcel, *arguments).
 
-    `parcel` holds a reference to it, `arrays` references to those of its arrays whose files are not
-    visible everywhere. They are fetched only if this process has not opened the parcel yet.
+    Raises FilesMissing if a file is not here and its array was not sent.
+
+    Args:
+        function: The function to call.
+        name: Names the parcel. A process opens it once and keeps the object.
+        parcel: A list with one reference to the parcel.
+        arrays: References to arrays, by index, whose files are not on every node.
+        arguments: Further arguments of `function`.
     """
-    if name not in _Opened.things:
-        while len(_Opened.things) >= _KEPT:
-            _Opened.things.pop(next(iter(_Opened.things)))
-        _Opened.things[name] = _opened(parcel, arrays)
-    return function(_Opened.things[name], *arguments)
+    if name not in _OPENED:
+        while len(_OPENED) >= _KEPT:
+            _OPENED.pop(next(iter(_OPENED)))
+        _OPENED[name] = _open(parcel, arrays)
+    return function(_OPENED[name], *arguments)
 
 
-def _opened(where: list[Any], arrays: Mapping[int, Any]) -> Any:
+def _open(where: list[Any], arrays: Mapping[int, Any]) -> Any:
+    """Fetch the parcel that the reference `where[0]` is to, and return the object in it.
+
+    Sets this process to one thread. Raises FilesMissing if files are not visible here and their
+    arrays are not in `arrays`.
+    """
     import ray
 
     torch.set_num_threads(1)
@@ -274,7 +328,7 @@ def _opened(where: list[Any], arrays: Mapping[int, Any]) -> Any:
     missing = parcel.missing()
     if not set(missing) <= set(arrays):
         raise FilesMissing
-    thing = parcel.opened({k: ray.get(arrays[k]) for k in missing})
+    thing = parcel.open({k: ray.get(arrays[k]) for k in missing})
     if isinstance(thing, Serial):
         keep_memory(thing.job.task.size)
     gc.collect()
@@ -282,24 +336,27 @@ def _opened(where: list[Any], arrays: Mapping[int, Any]) -> Any:
     return thing
 
 
-def _only(refs: list[Any]) -> Any:
+def _only_reference(refs: list[Any]) -> Any:
+    """The only reference of a block of one call."""
     return refs[0]
 
 
 class Tasks:
-    """Calls of functions of one object on a cluster. The object is sent once.
+    """Calls of functions with one object on a cluster. The object is sent once.
+
+    Raises BadInput if the object cannot be sent or the cluster cannot be joined.
 
     Args:
-        cluster: Where.
-        workers: How many, 0 for one per core of the cluster.
+        cluster: The cluster, which is connected to until `close`.
+        workers: The number of workers, 0 for one per core of the cluster.
         thing: The object, which is each function's first argument.
         what: Its name in messages.
     """
 
     def __init__(self, cluster: RayCluster, workers: int, thing: object, what: str) -> None:
-        parcel, self._mapped = packed(thing, what=what)
-        with ExitStack() as opened:
-            self.workers = opened.enter_context(cluster.joined(workers))
+        parcel, self._mapped = pack(thing, what=what)
+        with ExitStack() as stack:
+            self.workers = stack.enter_context(cluster.joined(workers))
             import ray
 
             self._ray: Any = ray
@@ -308,28 +365,30 @@ class Tasks:
             self._use = self._ray.remote(num_cpus=1, max_retries=TRIES - 1)(use)
             few = self.workers < cluster_cores()  # then Ray itself would run more at a time
             self._limit = self.workers * (1 if few else _AHEAD)
-            self._opened = opened.pop_all()
+            self._stack = stack.pop_all()
 
     @property
     def nodes(self) -> int:
-        """How many nodes the cluster has."""
+        """The number of living nodes of the cluster."""
         return sum(bool(each["Alive"]) for each in self._ray.nodes())
 
     def close(self) -> None:
-        """Let go of what was sent, and of the cluster."""
+        """Release the objects that were sent, and disconnect from the cluster."""
         self._parcel, self._arrays = [], {}
-        self._opened.close()
+        self._stack.close()
 
     def put(self, value: object) -> Any:
-        """A reference to a value that several calls are given."""
+        """Store a value on the cluster, and return a reference to it that calls can be given."""
         return self._ray.put(value)
 
     def ordered(
-        self, function: Any, calls: Sequence[Call], block: int = 1, join: Join = _only
+        self, function: Any, calls: Sequence[Call], block: int = 1, join: Join = _only_reference
     ) -> Iterator[Any]:
-        """The results of the calls, in order. `join` combines those of each `block` of calls.
+        """Yield the results of function(object, *call) for each call, in order.
 
-        Files that a node turns out not to see are sent, and the remaining calls are made again.
+        With `block` above 1, `join` combines the references of every `block` calls in a row, and
+        one result per block is yielded. Files that a node does not see are sent, and the remaining
+        calls are made again. Raises what a call raised, and WorkerLost if its workers died.
         """
         taken = 0
         while taken < len(calls):
@@ -343,10 +402,15 @@ class Tasks:
                 self._send_arrays()
 
     def _send_arrays(self) -> None:
+        """Store the mapped arrays on the cluster, for nodes that do not see their files."""
         self._arrays = {k: self.put(np.asarray(a)) for k, a in enumerate(self._mapped)}
 
     def completed(self, function: Any, calls: Sequence[Call]) -> Iterator[Any]:
-        """(number of the call, its result) as they finish."""
+        """Yield (index of the call, its result) as calls finish, in any order.
+
+        Raises what a call raised, and WorkerLost if its workers died. Running calls are then
+        cancelled.
+        """
         left, running = deque(enumerate(calls)), dict[Any, tuple[int, Call]]()
         try:
             while left or running:
@@ -356,7 +420,7 @@ class Tasks:
                 (done,) = self._ready(list(running))
                 number, given = running.pop(done)
                 try:
-                    yield number, self._got(done)
+                    yield number, self._result(done)
                 except FilesMissing:
                     self._send_arrays()
                     left.appendleft((number, given))
@@ -366,6 +430,10 @@ class Tasks:
     def _answers(
         self, function: Any, calls: Sequence[Call], block: int, join: Join
     ) -> Iterator[Any]:
+        """Yield one result per `block` of calls, in order, as `ordered` does.
+
+        Raises FilesMissing if a node does not see a file. Running calls are then cancelled.
+        """
         left, begun = deque(range(0, len(calls), block)), deque[tuple[Any, int]]()
         running: list[Any] = []
         most = max(_UNUSED * self.workers, 2 * block)
@@ -383,7 +451,7 @@ class Tasks:
                 ready = self._ready(waited)
                 running = [ref for ref in running if ref not in ready]
                 if first in ready:
-                    answer = self._got(first)
+                    answer = self._result(first)
                     begun.popleft()
                     del first, waited, ready
                     yield answer
@@ -391,16 +459,25 @@ class Tasks:
             self._cancel(running)
 
     def _call(self, function: Any, given: Call) -> Any:
+        """Start a task that calls function(object, *given), and return a reference to it."""
         return self._use.remote(function, self._name, self._parcel, self._arrays, *given)
 
     def _ready(self, refs: list[Any]) -> list[Any]:
-        """Wait for one of the results or failures. Returns those that are there."""
+        """Wait until a task has ended, and return a list with its reference.
+
+        Raises WorkerLost if the cluster has ended.
+        """
         try:
             return list(self._ray.wait(refs, num_returns=1, fetch_local=False)[0])
         except SystemExit as e:  # Ray exits those who are connected to it
             raise WorkerLost(_ENDED) from e
 
-    def _got(self, ref: Any) -> Any:
+    def _result(self, ref: Any) -> Any:
+        """The result of the task with reference `ref`. Waits for it.
+
+        Raises the exception that the task raised, and WorkerLost if its workers died or the cluster
+        ended.
+        """
         errors = self._ray.exceptions
         try:
             return self._ray.get(ref)
@@ -420,6 +497,7 @@ class Tasks:
             ) from e
 
     def _cancel(self, refs: Iterable[Any]) -> None:
+        """Cancel tasks, whatever their state. Never raises."""
         for ref in refs:
             with suppress(Exception):
                 self._ray.cancel(ref)

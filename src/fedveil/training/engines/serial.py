@@ -7,8 +7,8 @@ has the same sum to the last bit in one process, in several, and on many nodes t
 of it themselves.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,28 +21,25 @@ from fedveil.privacy.clip import add_weighted_
 from fedveil.privacy.noise.streams import JointStreams
 from fedveil.privacy.release import Ids, Round
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.engine import Job, one_by_one
-from fedveil.training.evaluate import (
-    combined_metrics,
-    evaluation_batches,
-    measure_batch,
-    over_clients,
-)
+from fedveil.training.engines.engine import Job, why_one_by_one
+from fedveil.training.evaluate import combine_metrics, evaluation_batches, measure_batch
 from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.participants import Group
 from fedveil.training.reports import ClientBatch, CohortSum, Rows
 from fedveil.training.server import Weights
-from fedveil.training.work import is_builtin_work
+from fedveil.training.work import BUILTIN_WORK
 
 FAN_IN = 8
 
 
 def cut(ids: Ids, sizes: Ids, chunk: int) -> list[Ids]:
-    """Chunks of at most `chunk` clients of similar size, the largest first.
+    """Divide clients into chunks of at most `chunk` clients of similar size, the largest first.
 
-    Several chunks are a power of two, equally long, so that 2, 4 or 8 workers have equal shares.
+    `sizes` are the clients' numbers of records. The number of chunks is a power of two, or that of
+    the clients if smaller, and chunks are equally long up to one client, so that 2, 4 or 8 workers
+    have equal shares. [] without clients.
     """
     if len(ids) == 0:
         return []
@@ -59,7 +56,7 @@ class Branch:
     Attributes:
         total: The sum.
         level: Its height in the tree: at level k it has 8^k chunks, the last branches fewer.
-        lent: The sum is valid only until the next one comes.
+        lent: Whether the sum is valid only until the next one comes, so that it must be copied.
     """
 
     total: CohortSum
@@ -67,20 +64,22 @@ class Branch:
     lent: bool = False
 
 
+@dataclass(eq=False)
 class SumTree:
-    """Adds branches that come in chunk order, whole levels of them or chunk by chunk.
+    """A sum of branches that come in chunk order, whole levels of them or chunk by chunk.
 
-    It keeps one sum per level. `zero` makes the sum over nobody.
+    It keeps one sum per level, with the number of branches in it. `zero` makes a new sum over no
+    clients.
     """
 
-    def __init__(self, zero: Callable[[], CohortSum]) -> None:
-        self._zero = zero
-        self._levels: list[tuple[CohortSum | None, int]] = []
+    zero: Callable[[], CohortSum]
+    _levels: list[tuple[CohortSum | None, int]] = field(default_factory=list)
 
     def add_(self, branch: Branch) -> None:
-        """Add the next branch. The first sum of a level is kept, or a copy of one that is lent.
+        """Add the next branch in chunk order.
 
-        A full level goes up when the next branch comes, so that eight chunks need one sum.
+        The tree keeps the first sum of a level and adds to it in place. It copies a sum that is
+        lent. A full level moves up when its next branch comes, so that eight chunks need one sum.
         """
         while len(self._levels) <= branch.level:
             self._levels.append((None, 0))
@@ -91,26 +90,32 @@ class SumTree:
         if total is None and not branch.lent:
             self._levels[branch.level] = branch.total, 1
             return
-        total = total or self._zero()
+        total = total or self.zero()
         total.add_(branch.total)
         self._levels[branch.level] = total, count + 1
 
     def finish(self) -> CohortSum:
-        """The sum of all branches. Nothing can be added afterwards."""
+        """The sum of all branches, a sum over no clients if there were none.
+
+        Call it once, at the end.
+        """
         level, total = 0, None
         while level < len(self._levels):
             total, _ = self._levels[level]
             level += 1
             if total is not None and level < len(self._levels):
                 self.add_(Branch(total, level))
-        return total or self._zero()
+        return total or self.zero()
 
 
 @dataclass(frozen=True, eq=False)
 class Serial:
-    """Computes chunk by chunk in this process, with one thread, and adds chunk sums in order.
+    """The engine of one process and one thread. It adds the sums of chunks in their order.
 
-    `mode` and `chunk`, the clients summed together, change rounding and nothing else.
+    Attributes:
+        job: The training to compute.
+        mode: The execution mode, which changes rounding and nothing else.
+        chunk: The number of clients that are summed together, which changes rounding only.
     """
 
     job: Job
@@ -118,14 +123,17 @@ class Serial:
     chunk: int
 
     def __post_init__(self) -> None:
-        """Refuse side by side what would depend on who else is computed."""
+        """Raise BadInput for the vectorised mode where clients must be computed one by one."""
         job = self.job
-        alone = one_by_one(job.work, job.plan, mixes=job.mixes, forks=job.task.forks)
+        alone = why_one_by_one(job.work, job.plan, mixes=job.mixes, forks=job.task.forks)
         if self.mode is Mode.VECTORISED and alone:
             raise BadInput(f"engine.mode is 'vectorised' and {alone}: use 'looped'")
 
     def run(self, round: Round) -> CohortSum:
-        """The sum over the clients of a round."""
+        """Compute and return the sum of the reports of all clients `round.ids`.
+
+        Raises BadInput as `add_chunk_` does.
+        """
         tree, offsets, ids = SumTree(self.job.zero), self.job.data.offsets, round.ids
         chunks = cut(ids, offsets[ids + 1] - offsets[ids], self.chunk)
         if chunks:
@@ -137,7 +145,7 @@ class Serial:
         return total
 
     def _branches(self, round: Round, chunks: list[Ids]) -> Iterator[Branch]:
-        """Yield the sums of all chunks, in chunk order, each as a branch."""
+        """Yield the sum of each chunk, in chunk order, as a branch of level 0."""
         with one_thread():
             for chunk in chunks:
                 total = self.job.zero()
@@ -145,12 +153,15 @@ class Serial:
                 yield Branch(total)
 
     def run_in_step(self, rounds: Sequence[Round], begins: Sequence[int]) -> list[CohortSum]:
-        """The sums over the cohorts of several trainings, as one block.
+        """One sum per round for the rounds of several trainings, computed as one block.
 
-        Client 0 of the n-th training is client `begins[n]` of this engine's records. Only for plans
-        in which nothing moves: all of them have the same clip.
+        `begins[n]` is added to the client ids of the n-th training to give clients of this engine's
+        records. Only for plans without anything adaptive: all trainings get the first one's clip.
         """
-        cohorts = [self._largest_first(*each) for each in zip(rounds, begins, strict=True)]
+        cohorts, offsets = [], self.job.data.offsets
+        for round, begin in zip(rounds, begins, strict=True):
+            ids, place = round.ids, begin + round.ids
+            cohorts += cut(ids, offsets[place + 1] - offsets[place], len(ids)) or [ids]
         lengths = [len(ids) for ids in cohorts]
         totals = [self.job.zero() for _ in rounds]
         if not any(lengths):
@@ -169,55 +180,60 @@ class Serial:
         _check_same("work", self._before, self.job.work)
         return totals
 
-    def _largest_first(self, round: Round, begin: int) -> Ids:
-        """A cohort as one chunk."""
-        ids, offsets = round.ids, self.job.data.offsets[begin:]
-        return cut(ids, offsets[ids + 1] - offsets[ids], len(ids))[0] if len(ids) else ids
-
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
-        """Loss and metrics over the test split."""
+        """Loss and metrics over the test split, by name. {} without a test split."""
         task, data = self.job.task, self.job.data
         with one_thread():
             pieces = [
                 measure_batch(task, params, data, batch) for batch in evaluation_batches(data)
             ]
-            return combined_metrics(task, pieces)
-
-    def evaluate_clients(self, params: torch.Tensor) -> dict[str, float]:
-        """Loss and metrics across clients, on their own records."""
-        return over_clients(self.job.task, params, self.job.data)
+            return combine_metrics(task, pieces)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this engine holds no processes."""
 
     def make_ready(self) -> None:
-        """Compute what every round needs, before a fork: processes then share it."""
+        """Compute what every round needs, so that processes forked later share it."""
         _ = self._gradients, self._before
 
     @cached_property
     def _gradients(self) -> Gradients:
+        """The way to compute gradients in this engine's mode, made on first access."""
         job = self.job
-        whole = job.work.full_batches(int(job.data.sizes.max()))
-        private = job.plan.steps is not None
+        longest, private = int(job.data.sizes.max()), job.plan.steps is not None
         return gradients_of(
-            job.task, self.mode, job.records, full_batches=whole, mixes=job.mixes, private=private
+            job.task,
+            self.mode,
+            job.records,
+            full_batches=not private and job.work.records_per_step(longest) == longest,
+            mixes=job.mixes,
+            private=private,
         )
 
     def add_chunk_(self, total: CohortSum, round: Round, ids: Ids) -> None:
-        """Add the chunk `ids` of a round: at once when vectorised, client by client when looped.
+        """Add the reports of the clients `ids` of a round to `total`, in place.
 
-        Dishonest clients are computed after the others, so that honest ones are as fast as ever.
+        Clients are computed at once if vectorised, one by one if looped. Dishonest clients are
+        computed in groups of their own. Raises BadInput if the work or the clip schedule changed
+        while clients were computed.
         """
         job = self.job
         # Whether nobody sees an honest client's own row: not the server, which only sums.
         seen = job.plan.release.local or job.keeps_updates
-        unseen = not seen and is_builtin_work(job.work)
-        before = _seen_of(job.plan.schedule)
+        unseen = not seen and type(job.work) in BUILTIN_WORK
+        before = _snapshot_of(job.plan.schedule)
         _ = self._before
-        for group in job.participants.groups(round.number, ids):
+        groups: Iterable[Group] = [Group(ids)]
+        if job.participants is not None:
+            groups = job.participants.groups(round.number, ids)
+        for group in groups:
             step = 1 if self.mode is Mode.LOOPED else max(len(group.ids), 1)
             for a in range(0, len(group.ids), step):
-                cohort = job.cohort(group, slice(a, a + step))
+                some, whose = group.ids[a : a + step], None
+                if group.other_records is not None:
+                    others = group.other_records[a : a + step]
+                    whose = np.where(others < 0, some, job.data.clients + others)
+                cohort = CohortData(job.records, some, whose)
                 only_sum = unseen and group.honest
                 batch = ClientBatch.from_round(round, cohort, self._gradients, only_sum=only_sum)
                 self._add_block_([(total, slice(None))], batch, group)
@@ -226,38 +242,51 @@ class Serial:
 
     @cached_property
     def _before(self) -> Snapshot:
-        return _seen_of(self.job.work)
+        """A snapshot of the work before any client was computed here."""
+        return _snapshot_of(self.job.work)
 
     def _add_block_(
         self, parts: Sequence[tuple[CohortSum, slice]], batch: ClientBatch, group: Group
     ) -> None:
-        """Compute a block of clients, and add each part of it to its sum."""
-        job = self.job
+        """Compute the clients of `batch`, and add them to sums in place.
+
+        Args:
+            parts: The sums, each with the slice of the batch's clients that belongs to it.
+            batch: The clients.
+            group: The way in which all of them report.
+        """
+        job, participants = self.job, self.job.participants
         weights = torch.ones(len(batch.cohort), dtype=torch.float64)
         if job.weights is Weights.EXAMPLES:
             weights = batch.cohort.weights
 
         def keep_signal(rows: Rows) -> None:
+            """Add the updates before noise to the parts' signals."""
             for total, part in parts:
                 if total.signal is not None:
                     add_weighted_(total.signal, rows.rows[part], weights[part])
 
-        if group.honest:
+        if participants is None or group.honest:
             sent = client_report(job.work, job.plan, batch, keep_signal)
         else:
-            sent = job.participants.report(job.work, job.plan, batch)
+            sent = participants.report(job.work, job.plan, batch)
         lengths = server_sum(parts, job.plan, batch.round, sent, weights)
-        for total, part in parts:
-            total.note(job.participants.notes(group, lengths[part]))
+        if participants is not None:
+            for total, part in parts:
+                total.note(participants.notes(group, lengths[part]))
 
 
-def _seen_of(part: object) -> Snapshot:
-    """What is there to be seen of a part before clients are computed, if it is somebody else's."""
+def _snapshot_of(part: object) -> Snapshot:
+    """A snapshot of a part of the training, {} if the part cannot keep anything between clients."""
     return {} if keeps_nothing(part) else snapshot(part)
 
 
 def _check_same(word: str, before: Snapshot, part: object) -> None:
-    name = difference(before, _seen_of(part))
+    """Raise BadInput if `part` is no longer as in the snapshot `before`.
+
+    `word` is for the message.
+    """
+    name = difference(before, _snapshot_of(part))
     if name is not None:
         raise BadInput(
             f"the {word} {name!r} changes when clients are computed: what one leaves there would "

@@ -35,24 +35,28 @@ In multiplications, estimated. They decide how lengths are computed, not what th
 
 
 def without_subnormals(values: torch.Tensor) -> torch.Tensor:
-    """Zeros for numbers so small that float32 rounds them by more than the clip leaves room for.
+    """`values` with zeros for subnormal numbers.
 
-    A large factor would make the rounding of such a number longer than the clip.
+    Float32 rounds subnormal numbers by more than the clip leaves room for: times a large factor,
+    the rounding would be longer than the clip.
     """
     return torch.hardshrink(values, _NORMAL)
 
 
 @dataclass(frozen=True)
 class OuterProducts:
-    """sum over t of error[t] x input[t]': a linear layer's steps, or a convolution's patches.
+    """Gradients that are sums over t of error[t] x input[t]', not written out.
+
+    They are those of a linear layer's steps, or of a convolution's patches.
 
     Attributes:
         inputs: [B, T, i].
         errors: [B, T, o].
         has_bias: Whether the layer has a bias.
-        input_products: Inner products of all pairs of inputs [B, T, T], if known more cheaply.
-        weight_shape: Shape of an error times an input, if it is not the parameter's.
-        order: The axis of `weight_shape` that each of the parameter's axes is.
+        input_products: Inner products of all pairs of inputs, float64 [B, T, T]. None to compute
+            them.
+        weight_shape: Shape to which an error times an input is reshaped, None for the parameter's.
+        order: Permutation of the axes of `weight_shape` that gives the parameter's axes, or None.
     """
 
     inputs: torch.Tensor
@@ -64,7 +68,7 @@ class OuterProducts:
 
     @cached_property
     def squares(self) -> torch.Tensor:
-        """Squared lengths, float64 [B]."""
+        """The squared length of each example's gradient, float64 [B]."""
         inputs, errors = self._products
         squares = (inputs * errors).sum(dim=(1, 2)).clamp_min(0)
         if not self.has_bias:
@@ -73,9 +77,9 @@ class OuterProducts:
 
     @property
     def cancels(self) -> bool:
-        """Whether the steps of an example are far longer than their sum.
+        """Whether in some example the terms are together far longer than their sum.
 
-        The sum over all steps and examples would then round by more than the example is long.
+        The sum over all terms and examples would then round by more than the example is long.
         """
         if self.inputs.shape[1] == 1:
             return False
@@ -99,18 +103,18 @@ class OuterProducts:
 
     @property
     def stored_numbers(self) -> int:
-        """How many numbers this keeps in memory."""
+        """The number of numbers that these gradients keep in memory."""
         return self.inputs.numel() + self.errors.numel()
 
-    def multiplied(self) -> "FullGradients":
-        """The same, one gradient per example."""
+    def full_gradients(self) -> "FullGradients":
+        """The same gradients, written out for each example."""
         weight = torch.bmm(self.errors.mT, self.inputs)
         if self.weight_shape is not None:
             weight = weight.view(-1, *self.weight_shape)
         return FullGradients(weight, self.errors.sum(dim=1) if self.has_bias else None, self.order)
 
-    def zeroed(self, bad: torch.Tensor) -> Self:
-        """The same with zeros for the examples marked in `bad` [B]."""
+    def without(self, bad: torch.Tensor) -> Self:
+        """A copy with zeros for the examples marked in the mask `bad`, bool [B]."""
         bad = bad[:, None, None]
         products = self.input_products
         return replace(
@@ -121,7 +125,10 @@ class OuterProducts:
         )
 
     def add_scaled_(self, places: Places, scale: torch.Tensor) -> None:
-        """places[parameter] += sum over examples of scale [B] x gradient."""
+        """Add the sum over examples of scale [B] x gradient to the tensors in `places`, in place.
+
+        The keys of `places` are the layer's own names, "weight" and "bias".
+        """
         errors = without_subnormals(self.errors * scale[:, None, None]).flatten(0, 1)
         if self.weight_shape is None or self.order is None:
             place = places["weight"].view(errors.shape[1], -1)
@@ -135,12 +142,13 @@ class OuterProducts:
 
 @dataclass(frozen=True)
 class FullGradients:
-    """One gradient per example.
+    """Gradients that are written out for each example.
 
     Attributes:
-        weight: [B, ...] in the order of the parameter's numbers.
+        weight: [B, ...], in the order of the parameter's numbers unless `order` is given.
         bias: [B, o], None without a bias.
-        order: The axis of `weight` that each of the parameter's axes is, if they differ.
+        order: Permutation of the axes of `weight` (without B) that gives the parameter's axes, or
+            None.
     """
 
     weight: torch.Tensor
@@ -149,20 +157,27 @@ class FullGradients:
 
     @cached_property
     def squares(self) -> torch.Tensor:
+        """The squared length of each example's gradient, float64 [B]."""
         square = row_norms(self.weight.flatten(1)).square()
         return square if self.bias is None else square + self.bias.double().square().sum(dim=1)
 
     @property
     def stored_numbers(self) -> int:
+        """The number of numbers that these gradients keep in memory, biases not counted."""
         return self.weight.numel()
 
-    def zeroed(self, bad: torch.Tensor) -> Self:
+    def without(self, bad: torch.Tensor) -> Self:
+        """A copy with zeros for the examples marked in the mask `bad`, bool [B]."""
         weight = self.weight.clone()
         weight[bad] = 0.0
         bias = None if self.bias is None else torch.where(bad[:, None], 0.0, self.bias)
         return replace(self, weight=weight, bias=bias)
 
     def add_scaled_(self, places: Places, scale: torch.Tensor) -> None:
+        """Add the sum over examples of scale [B] x gradient to the tensors in `places`, in place.
+
+        The keys of `places` are the layer's own names, "weight" and "bias".
+        """
         total = torch.mv(self.weight.flatten(1).T, scale)
         place = places["weight"]
         if self.order is not None:
@@ -174,36 +189,45 @@ class FullGradients:
 
 @dataclass(frozen=True)
 class EmbeddingGradients:
-    """Rows of a table that were looked up: tokens [B, T], errors [B, T, d]."""
+    """Gradients of an embedding table, not written out.
+
+    Attributes:
+        tokens: The rows of the table that each example looked up, [B, T].
+        errors: The gradients of the losses at what was looked up, [B, T, d].
+    """
 
     tokens: torch.Tensor
     errors: torch.Tensor
 
     @cached_property
     def squares(self) -> torch.Tensor:
+        """The squared length of each example's gradient, float64 [B]."""
         same = self.tokens[:, :, None] == self.tokens[:, None, :]
         e = self.errors.double()
         return torch.where(same, torch.bmm(e, e.mT), 0.0).sum(dim=(1, 2)).clamp_min(0)
 
     @property
     def cancels(self) -> bool:
-        """Whether the errors of an example are far longer than their sum."""
+        """Whether in some example the errors are together far longer than their sum."""
         rough = self.errors.double().norm(dim=2).sum(dim=1).square()
         return bool((rough > _CANCELLING**2 * self.squares).any())
 
     @property
     def stored_numbers(self) -> int:
+        """The number of numbers that these gradients keep in memory."""
         return self.errors.numel()
 
-    def zeroed(self, bad: torch.Tensor) -> Self:
+    def without(self, bad: torch.Tensor) -> Self:
+        """A copy with zeros for the examples marked in the mask `bad`, bool [B]."""
         return replace(self, errors=torch.where(bad[:, None, None], 0.0, self.errors))
 
     def add_scaled_(self, places: Places, scale: torch.Tensor) -> None:
+        """Add the sum over examples of scale [B] x gradient to `places["weight"]`, in place."""
         errors = (self.errors * scale[:, None, None]).flatten(0, 1)
         places["weight"].index_add_(0, self.tokens.flatten(), errors)
 
-    def multiplied(self, table: torch.Size) -> FullGradients:
-        """The same with a whole table for each example."""
+    def full_gradients(self, table: torch.Size) -> FullGradients:
+        """The same gradients, with a whole table of shape `table` for each example."""
         weight = self.errors.new_zeros(len(self.tokens), *table)
         rows = torch.arange(len(weight))[:, None].expand_as(self.tokens)
         weight.index_put_((rows, self.tokens), self.errors, accumulate=True)
@@ -215,7 +239,10 @@ Gradient = OuterProducts | FullGradients | EmbeddingGradients
 
 
 def has_formula(layer: nn.Module) -> bool:
-    """Whether `layer_gradient` has a formula for this layer as it is configured."""
+    """Whether `layer_gradient` has a formula for this layer as it is configured.
+
+    False for subclasses of PyTorch's layers and for layers with hooks or a `forward` of their own.
+    """
     if not is_unmodified(layer):
         return False
     match layer:
@@ -230,7 +257,10 @@ def has_formula(layer: nn.Module) -> bool:
 
 
 def parameter_names(name: str, layer: nn.Module) -> dict[str, str]:
-    """The module's names for the parameters of the layer `name`, by the layer's own names."""
+    """The parameters of one layer: the layer's own names, such as "weight", to the module's names.
+
+    `name` is the layer's name in the module, such as "0", which gives {"weight": "0.weight"}.
+    """
     if isinstance(layer, Product):
         name, own = name.rpartition(".")[0], layer.names
     else:
@@ -240,7 +270,7 @@ def parameter_names(name: str, layer: nn.Module) -> dict[str, str]:
 
 @contextmanager
 def detached_parameters(layers: dict[str, nn.Module]) -> Iterator[None]:
-    """Inside, these layers compute with parameters that have no gradient."""
+    """Context manager: the given layers compute with parameters that get no gradient."""
     handles = []
     for layer in layers.values():
         saved: dict[str, Any] = {}
@@ -254,6 +284,10 @@ def detached_parameters(layers: dict[str, nn.Module]) -> Iterator[None]:
 
 
 def _detach(saved: dict[str, Any], layer: nn.Module, args: tuple[Any, ...]) -> Any:
+    """A hook before a layer's forward pass: detach its parameters, and save them in `saved`.
+
+    Returns the arguments of the forward pass.
+    """
     if isinstance(layer, Product):
         return args[0], *(None if given is None else given.detach() for given in args[1:])
     saved.update(layer._parameters)
@@ -263,46 +297,51 @@ def _detach(saved: dict[str, Any], layer: nn.Module, args: tuple[Any, ...]) -> A
 
 
 def _restore(saved: dict[str, Any], layer: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+    """A hook after a layer's forward pass: put the saved parameters back."""
     layer._parameters.update(saved)
 
 
 def layer_gradient(
     layer: nn.Module, inputs: Sequence[torch.Tensor], errors: Sequence[torch.Tensor]
 ) -> Gradient:
-    """The gradient of a layer that has a formula, and that was used once or more.
+    """The single-example gradients of a layer that has a formula.
 
-    `inputs` and `errors` are those of each use. Several images that belong to one example are
-    several uses of their layer.
+    `inputs` and `errors` hold one tensor, with the examples first, for each use of the layer.
+    Several images that belong to one example count as several uses. AssertionError for a layer
+    without a formula (`has_formula`).
     """
     match layer:
         case nn.Linear() | Product():
             bias = "bias" in layer.names if isinstance(layer, Product) else layer.bias is not None
-            a = _joined([h.reshape(len(h), -1, layer.in_features) for h in inputs])
-            e = _joined([g.reshape(len(g), -1, layer.out_features) for g in errors])
+            a = _join_uses([h.reshape(len(h), -1, layer.in_features) for h in inputs])
+            e = _join_uses([g.reshape(len(g), -1, layer.out_features) for g in errors])
             outer = OuterProducts(a, e, bias)
             pairs = _pairs_are_cheaper(a.shape[1], layer.in_features, layer.out_features)
-            return outer if pairs and not outer.cancels else outer.multiplied()
+            return outer if pairs and not outer.cancels else outer.full_gradients()
         case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
             sides = layer.weight.ndim - 1
             return _conv_gradient(layer, _images(inputs, sides), _images(errors, sides))
         case nn.Embedding():
             count, table = len(inputs[0]), layer.weight.shape
-            tokens = _joined([t.reshape(count, -1) for t in inputs])
-            error = _joined([e.reshape(count, -1, table[1]) for e in errors])
+            tokens = _join_uses([t.reshape(count, -1) for t in inputs])
+            error = _join_uses([e.reshape(count, -1, table[1]) for e in errors])
             if layer.padding_idx is not None:
                 error = torch.where((tokens == layer.padding_idx)[..., None], 0.0, error)
             lookups = EmbeddingGradients(tokens, error)
-            return lookups.multiplied(table) if lookups.cancels else lookups
+            return lookups.full_gradients(table) if lookups.cancels else lookups
     raise AssertionError(f"no formula for {type(layer).__name__}")
 
 
-def _joined(uses: list[torch.Tensor]) -> torch.Tensor:
-    """Several uses [B, T, ...] of a layer as one with all their steps."""
+def _join_uses(uses: list[torch.Tensor]) -> torch.Tensor:
+    """Several uses [B, T, ...] of a layer as one use [B, sum of T, ...]."""
     return uses[0] if len(uses) == 1 else torch.cat(uses, dim=1)
 
 
 def _images(values: Sequence[torch.Tensor], sides: int) -> list[torch.Tensor]:
-    """One tensor [B, channels, ...] for every image of an example."""
+    """Values of several uses as a list of tensors [B, channels, ...], one per image of an example.
+
+    `sides` is the number of axes of one image, channels included.
+    """
     return [
         image
         for v in values
@@ -311,9 +350,10 @@ def _images(values: Sequence[torch.Tensor], sides: int) -> list[torch.Tensor]:
 
 
 def _pairs_are_cheaper(steps: int, inputs: int, outputs: int, fields: int = 1) -> bool:
-    """Whether lengths from all pairs of steps are less work than a product for each example.
+    """Whether lengths from all pairs of steps are less work than a written-out product per example.
 
-    Of an image's patches, the pairs of its `fields` times fewer numbers are enough.
+    `inputs` and `outputs` are the lengths of a step's input and error. With `fields` above 1, an
+    input is a patch of that many pixels, and the pairs are computed from pixels.
     """
     pairs = steps * (inputs // fields + outputs) * (2 * steps + _WIDENED)
     pairs += 4 * steps * steps * fields
@@ -323,7 +363,10 @@ def _pairs_are_cheaper(steps: int, inputs: int, outputs: int, fields: int = 1) -
 def _conv_gradient(
     layer: Conv, inputs: list[torch.Tensor], errors: list[torch.Tensor]
 ) -> FullGradients | OuterProducts:
-    """One per example where many positions share few weights, from all pairs otherwise."""
+    """The single-example gradients of a convolution, from the inputs and errors of its uses.
+
+    Written out where many positions share few weights, as outer products otherwise.
+    """
     positions = sum(e[0, 0].numel() for e in errors)
     width = layer.weight[0].numel()
     bias = layer.bias is not None
@@ -336,11 +379,11 @@ def _conv_gradient(
         if image:
             rows, order = _patch_rows_channels_last, (0, 3, 1, 2)
             shape = (layer.out_channels, *layer.kernel_size, layer.in_channels)
-        a = _joined([rows(layer, a, e) for a, e in uses])
-        e = _joined([e.flatten(2).mT for e in errors])
+        a = _join_uses([rows(layer, a, e) for a, e in uses])
+        e = _join_uses([e.flatten(2).mT for e in errors])
         products = _patch_products(layer, inputs[0], errors[0]) if once else None
         outer = OuterProducts(a, e, bias, products, shape, order)
-        return outer.multiplied() if outer.cancels else outer
+        return outer.full_gradients() if outer.cancels else outer
     shifted = image and not isinstance(layer.padding, str) and layer.in_channels >= _FEW_CHANNELS
     shifted = shifted and layer.stride == (1, 1) and layer.dilation == (1, 1)
     multiply = _by_shifts if shifted else _by_patches
@@ -353,11 +396,12 @@ def _conv_gradient(
 
 
 def _by_shifts(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """One product per position of the kernel, on shifted views of the flattened padded image.
+    """Each example's gradient, [B, height, width, in, out], by one product per kernel position.
 
-    Errors get the padded image's row length, with zeros at the end of each row, so that input and
-    error positions stay a constant distance apart and nothing is copied per kernel position.
-    Returns [B, height, width, in, out].
+    `a` are the images and `error` the errors of one use. Only for stride 1, dilation 1 and zero
+    padding. The factors are shifted views of the flattened padded image. Errors get the padded
+    image's row length, with zeros at the end of each row, so that input and error positions stay a
+    constant distance apart and nothing is copied per kernel position.
     """
     count, channels, height, width = a.shape
     outputs, rows, columns = error.shape[1:]
@@ -378,10 +422,10 @@ def _by_shifts(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tenso
 
 
 def _patch_products(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """The inner products of all pairs of patches that outputs saw, in float64 [B, T, T].
+    """The inner products of all pairs of patches of an image, float64 [B, T, T] for T outputs.
 
-    Two patches meet pixel by pixel, so theirs is a sum over the kernel of inner products of two
-    pixels of the image. Padding is zero and adds nothing.
+    The product of two patches is a sum over the kernel of products of two pixels. Padding is zero
+    and adds nothing. Only for stride 1 and zero padding.
     """
     pixels = a.flatten(2).mT.double()
     (rows, columns), (_, _, tall, wide) = layer.dilation, a.shape
@@ -398,7 +442,10 @@ def _patch_products(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.
 
 
 def _by_patches(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """One product per group with the patches that each output saw, in the parameter's order."""
+    """Each example's gradient [B, weights], flat in the parameter's order.
+
+    One product per group of errors and the patches that each output saw.
+    """
     count, groups = len(a), layer.groups
     patches = _patches(layer, a, error)
     patches = patches.reshape(count * groups, -1, prod(error.shape[2:]))
@@ -407,7 +454,7 @@ def _by_patches(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tens
 
 
 def _patch_rows(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """The patch that each output saw, [B, positions, inputs x kernel]."""
+    """The patch of the input that each output saw, [B, positions, inputs x kernel]."""
     patches = _patches(layer, a, error)
     sides = error.ndim - 2
     patches = patches.movedim(tuple(range(-sides, 0)), tuple(range(1, 1 + sides)))
@@ -415,7 +462,10 @@ def _patch_rows(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tens
 
 
 def _patch_rows_channels_last(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """The same [B, positions, kernel x inputs], copied a pixel's channels at a time."""
+    """The patch of the image that each output saw, [B, positions, kernel x inputs].
+
+    Only for images with zero padding. It is copied a pixel's channels at a time.
+    """
     padded = nn.functional.pad(a, layer._reversed_padding_repeated_twice)
     padded = padded.permute(0, 2, 3, 1).contiguous()
     example, *sides, _ = padded.stride()
@@ -427,7 +477,7 @@ def _patch_rows_channels_last(layer: Conv, a: torch.Tensor, error: torch.Tensor)
 
 
 def _patches(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """The input that each weight met at each output: a view [B, inputs, *kernel, *positions]."""
+    """The input of each weight at each output: a view [B, inputs, *kernel, *positions]."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = nn.functional.pad(a, layer._reversed_padding_repeated_twice, mode=mode).contiguous()
     example, channel, *sides = padded.stride()
@@ -438,7 +488,10 @@ def _patches(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 
 
 def _strides(layer: Conv, sides: list[int]) -> tuple[list[int], list[int]]:
-    """Strides between the pixels of a patch, and between patches. `sides`: those of an image."""
+    """The pair (strides within a patch, strides between patches), one number per side of the image.
+
+    `sides` are the strides of the padded image along its sides.
+    """
     within = [d * s for d, s in zip(layer.dilation, sides, strict=True)]
     between = [t * s for t, s in zip(layer.stride, sides, strict=True)]
     return within, between

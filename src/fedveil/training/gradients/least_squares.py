@@ -24,7 +24,10 @@ _MOST = 1 << 28
 
 
 def is_least_squares(task: Task, data: FederatedData) -> bool:
-    """Whether the loss is the squared error of a linear function of the record, with a bias."""
+    """Whether a task is linear regression: the squared error of one linear layer with a bias.
+
+    The records must be vectors of real numbers, with one number as the target.
+    """
     _, layers = linear_chain(task)
     return (
         task.loss is squared_error
@@ -35,16 +38,17 @@ def is_least_squares(task: Task, data: FederatedData) -> bool:
         and not isinstance(data.x, dict)
         and data.x.shape[1:] == (layers[0].in_features,)
         and data.x.dtype.kind == "f"
-        and data.target.plain
+        and not data.target.shape
     )
 
 
 def uses_quadratics(task: Task, data: FederatedData) -> bool:
-    """Whether full-batch gradients of `task` come from `Quadratics`.
+    """Whether full-batch gradients of `task` are computed from `Quadratics`.
 
-    They must take less memory and time than the records, and less than 256 MiB.
+    True for linear regression on float32 records, if the quadratics take no more memory than the
+    records and at most 256 MiB.
     """
-    if not is_least_squares(task, data):
+    if task.loss is not squared_error or not is_least_squares(task, data):
         return False
     x = single(data.x)
     width = x.shape[1] + 1
@@ -57,7 +61,7 @@ def uses_quadratics(task: Task, data: FederatedData) -> bool:
 class Quadratics:
     """H and h of every client for a linear model with a bias, which comes last.
 
-    In float64, and exact up to its rounding. They are as private as the records.
+    In float64, up to rounding. They are as private as the records.
 
     Attributes:
         curvature: H, [clients, p, p].
@@ -69,7 +73,7 @@ class Quadratics:
 
     @classmethod
     def of_data(cls, data: FederatedData) -> "Quadratics":
-        """Those of `data`, which stores them for the next training."""
+        """The quadratics of `data`, computed once and stored in `data.derived`."""
         if "quadratics" not in data.derived:
             data.derived["quadratics"] = cls._computed(data)
         stored: Quadratics = data.derived["quadratics"]
@@ -77,6 +81,7 @@ class Quadratics:
 
     @classmethod
     def _computed(cls, data: FederatedData) -> "Quadratics":
+        """Compute the quadratics of all clients, a few at a time."""
         x = single(data.x)
         width = x.shape[1] + 1
         both = np.zeros((data.clients, width, width + 1))
@@ -107,7 +112,10 @@ class Quadratics:
 
 
 class QuadraticTrajectory(StackedTrajectory):
-    """Full batches by H w - h. Any other batch from the records, as for any linear layer."""
+    """The trajectories of linear regression. Gradients of full batches are H w - h.
+
+    Those of any other batch are computed from the records, as for any linear layer.
+    """
 
     def __init__(
         self,
@@ -121,33 +129,40 @@ class QuadraticTrajectory(StackedTrajectory):
         self._quadratics = quadratics
 
     @cached_property
-    def _own(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _cohort_quadratics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """H [K, p, p] and h [K, p] of the cohort."""
         owners = torch.from_numpy(self._cohort.owners)
         curvature, slope = self._quadratics.curvature, self._quadratics.slope
         return curvature.index_select(0, owners), slope.index_select(0, owners)
 
     @cached_property
-    def _columns(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """H and h as [p, p, K] and [p, K]: K small products are fastest side by side."""
-        curvature, slope = self._own
+    def _clients_last(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """H and h of the cohort with the clients last, [p, p, K] and [p, K].
+
+        K small products are fastest side by side.
+        """
+        curvature, slope = self._cohort_quadratics
         return curvature.permute(1, 2, 0).contiguous(), slope.T.contiguous()
 
     @cached_property
     def _wide_start(self) -> npt.NDArray[np.float64]:
-        """[p, 1], or [p, K] where each client has its own."""
+        """The start in float64, [p, 1], or [p, K] where each client has its own."""
         wide = self._start.double().numpy()
         return wide[:, None] if wide.ndim == 1 else np.ascontiguousarray(wide.T)
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """The gradient of each client's mean loss, [K, P]. Zero for an idle client.
+
+        H w - h for a `FullBatch`, computed from the records for any other batch.
+        """
         if not isinstance(batch, FullBatch):
             return super().mean(moved, batch)
         if moved is None and self._start.ndim == 1:
-            curvature, slope = self._own
+            curvature, slope = self._cohort_quadratics
             start = self._start.double()
             gradient = torch.mv(curvature.flatten(0, 1), start).view_as(slope).sub_(slope)
         else:
-            curvature, slope = self._columns
+            curvature, slope = self._clients_last
             here = self._wide_start
             if moved is not None:
                 here = np.add(moved.numpy().T, here, order="C")  # adds and transposes in one go

@@ -6,7 +6,7 @@ a combination of its own records, so its coordinates in their span are enough (t
 """
 
 import copy
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 from fedveil.base.inputs import single
-from fedveil.models.metrics import cross_entropy, squared_error
+from fedveil.models.metrics import WeightedCrossEntropy, cross_entropy, squared_error
 from fedveil.models.task import Task
 from fedveil.privacy.clip import ROUNDING, Clip, Norm, add_weighted_, row_norms
 from fedveil.training.cohort import Batch, CohortData
@@ -47,27 +47,35 @@ class LinearLayer:
     Attributes:
         in_features: Number of inputs.
         outputs: Number of outputs.
-        weights: Number of weights.
-        weight_index: Position of its weights in the parameter vector.
-        bias_index: Position of its biases, None without.
-        after: The pointwise function that follows, if any.
+        weights: Number of weights: inputs times outputs.
+        weight_index: Where its weights begin in the parameter vector.
+        bias_index: Where its biases begin, None without biases.
+        after: The pointwise function that follows, None if there is none.
     """
 
     in_features: int
     outputs: int
+    weights: int
     weight_index: int
     bias_index: int | None
     after: nn.Module | None = None
 
-    def __post_init__(self) -> None:
-        self.weights = self.in_features * self.outputs
-
 
 def linear_chain(task: Task) -> tuple[bool, tuple[LinearLayer, ...]]:
-    """Whether records are flattened first, and the linear layers. None if it is no such chain."""
+    """The pair (whether records are flattened first, the linear layers) of a task's module.
+
+    The layers are () if the module is anything but linear layers and pointwise functions, one after
+    the other, each used once and as its class defines it.
+    """
     if task.module_captured:
         return False, ()
-    modules = list(_in_order(task.module))
+    modules, rest = [], [task.module]
+    while rest:  # the layers of nested sequences, in order
+        module = rest.pop(0)
+        if type(module) is nn.Sequential and is_unmodified(module):
+            rest = [*module, *rest]
+        else:
+            modules.append(module)
     names = {module: name for name, module in task.module.named_modules()}
     if not all(map(is_unmodified, modules)):
         return False, ()
@@ -83,7 +91,8 @@ def linear_chain(task: Task) -> tuple[bool, tuple[LinearLayer, ...]]:
                 return False, ()  # used twice, or one layer's parameter is also another's
             covered.update(own)
             weight, bias = task.places[f"{prefix}weight"], task.places.get(f"{prefix}bias")
-            layers.append(LinearLayer(module.in_features, module.out_features, weight, bias))
+            sizes = module.in_features, module.out_features, module.weight.numel()
+            layers.append(LinearLayer(*sizes, weight, bias))
         elif type(module) in _POINTWISE and layers:
             function = copy.copy(module)
             if hasattr(function, "inplace"):
@@ -97,35 +106,38 @@ def linear_chain(task: Task) -> tuple[bool, tuple[LinearLayer, ...]]:
     return flatten, tuple(layers)
 
 
-def _in_order(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of nested plain `nn.Sequential`s. Any other module is one layer."""
-    if type(module) is nn.Sequential and is_unmodified(module):
-        for child in module:
-            yield from _in_order(child)
-    else:
-        yield module
-
-
 class StackedTrajectory(LocalTrajectory):
-    """Parameters of all clients side by side, [K, P], with one batched product per layer."""
+    """The trajectories of a chain of linear layers, with one batched product per layer.
+
+    Rows are parameters, [K, P].
+    """
 
     def __init__(
         self, task: Task, layers: tuple[LinearLayer, ...], start: torch.Tensor, cohort: CohortData
     ) -> None:
         super().__init__(task, start, cohort)
         self._layers = layers
+        indices = (index for each in layers for index in (each.weight_index, each.bias_index))
+        # where in a row the parameters begin that are at an index of the parameter vector
+        self._column = {index: index for index in indices if index is not None}
 
     @cached_property
     def _x(self) -> torch.Tensor:
+        """The records as vectors, [K, n, features]."""
         return single(self._cohort.x).flatten(2)
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        """The chain rule, written out layer by layer."""
+        """The gradient of each client's mean loss, [K, width]. Zero for an idle client."""
         inputs, errors = self._chain_rule(moved, batch, batch.weights)
-        return batch.zero_idle_(self._combine(inputs, errors, batch))
+        return batch.zero_idle_(self._summed_gradients(inputs, errors, batch))
 
     def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
-        """An example's gradient is an outer product per layer, whose length needs no product."""
+        """The sum of each client's single-example gradients, every one clipped, [K, P].
+
+        Lengths follow from each layer's inputs and errors: an example's gradient is an outer
+        product per layer, which is not written out. A clip in another norm than L2 goes through
+        vmap.
+        """
         if clip.norm is not Norm.L2:
             general = VmappedTrajectory(self._task, self._start, self._cohort)
             return general.clipped_sum(moved, batch, clip)
@@ -141,90 +153,97 @@ class StackedTrajectory(LocalTrajectory):
             inputs = [torch.where(finite, h, 0.0) for h in inputs]
             errors = [torch.where(finite, e, 0.0) for e in errors]
             scale = torch.where(finite, scale, 0.0)
-        return self._combine(inputs, [without_subnormals(e * scale) for e in errors], batch)
+        return self._summed_gradients(
+            inputs, [without_subnormals(e * scale) for e in errors], batch
+        )
 
     def _chain_rule(
         self, moved: torch.Tensor | None, batch: Batch, weights: torch.Tensor
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Each layer's inputs [K, B, i] and the weighted loss's gradient at its outputs."""
-        inputs, before, after = [self._first_input(batch)], [], []
+        """Two lists with one tensor per layer: its inputs [K, B, i], and its errors [K, B, o].
+
+        Errors are the gradients of the losses, times `weights` [K, B], at the layer's outputs. In
+        the dual form the first layer's inputs are all records of a client and must not be used.
+        """
+        inputs, before, after = [self._x if self.spanned else batch.select(self._x)], [], []
         with torch.enable_grad():
             for i, layer in enumerate(self._layers):
                 z = self._product(i, inputs[i], moved, batch)
                 if layer.bias_index is not None:
-                    z = z + self._part(layer.bias_index, layer.outputs, moved)[..., None, :]
+                    z = z + self._part(layer.bias_index, (layer.outputs,), moved)[..., None, :]
                 before.append(z.detach().requires_grad_())
                 after.append(before[i] if layer.after is None else layer.after(before[i]))
                 inputs.append(after[i].detach())
         error = _loss_gradient(self._task, inputs.pop(), batch.select(self._cohort.y), weights)
         errors = []
-        for i in reversed(range(len(self._layers))):
+        for i, layer in reversed(list(enumerate(self._layers))):
             if after[i] is not before[i]:
                 (error,) = torch.autograd.grad(after[i], before[i], error)
             errors.append(error)
             if i > 0:
-                error = torch.matmul(error, self._weight(i, moved))
+                shape = layer.outputs, layer.in_features
+                error = torch.matmul(error, self._part(layer.weight_index, shape, moved))
         return inputs, errors[::-1]
 
-    def _combine(
+    def _summed_gradients(
         self, inputs: list[torch.Tensor], errors: list[torch.Tensor], batch: Batch
     ) -> torch.Tensor:
-        """The gradients that follow from each layer's inputs and errors, as rows."""
+        """The gradients summed over each client's batch, rows [K, width].
+
+        `inputs` and `errors` have one tensor per layer. Weights and clip factors must be in
+        `errors` already.
+        """
         out = torch.empty(len(self._cohort), self.width)
         for i, layer in enumerate(self._layers):
             self._put_weight_gradient(i, inputs[i], errors[i], batch, out)
             if layer.bias_index is not None:
-                at = self._column(layer.bias_index)
+                at = self._column[layer.bias_index]
                 out[:, at : at + layer.outputs] = errors[i].sum(dim=1)
         return out
-
-    def _first_input(self, batch: Batch) -> torch.Tensor:
-        return batch.select(self._x)
 
     def _product(
         self, i: int, h: torch.Tensor, moved: torch.Tensor | None, batch: Batch
     ) -> torch.Tensor:
-        """Inputs times weights, [K, B, o]."""
-        w = self._weight(i, moved)
-        if w.ndim == 3 and self._layers[i].outputs == 1:
+        """The products [K, B, o] of layer i's inputs `h` [K, B, in] and its weights at `moved`."""
+        layer = self._layers[i]
+        w = self._part(layer.weight_index, (layer.outputs, layer.in_features), moved)
+        if w.ndim == 3 and layer.outputs == 1:
             return torch.bmm(w, h.mT).mT  # several times faster than a product with one column
         return torch.matmul(h, w.mT)
 
     def _put_weight_gradient(
         self, i: int, h: torch.Tensor, error: torch.Tensor, batch: Batch, out: torch.Tensor
     ) -> None:
-        layer, at = self._layers[i], self._column(self._layers[i].weight_index)
+        """Write the summed gradient of layer i's weights into its columns of the rows `out`.
+
+        `h` are the layer's inputs [K, B, i], `error` its errors [K, B, o].
+        """
+        layer, at = self._layers[i], self._column[self._layers[i].weight_index]
         place = out[:, at : at + layer.weights].view(len(out), layer.outputs, layer.in_features)
         if layer.weights < _SMALL:
             place.copy_(torch.bmm(error.mT, h))  # many small products are slow into strided rows
         else:
             torch.bmm(error.mT, h, out=place)
 
-    def _weight(self, i: int, moved: torch.Tensor | None) -> torch.Tensor:
-        """[o, i] if all clients are at one start, [K, o, i] otherwise."""
-        layer = self._layers[i]
-        w = self._part(layer.weight_index, layer.weights, moved)
-        return w.view(*w.shape[:-1], layer.outputs, layer.in_features)
+    def _part(self, index: int, shape: tuple[int, ...], moved: torch.Tensor | None) -> torch.Tensor:
+        """The parameters of shape `shape` that begin at `index` of the parameter vector.
 
-    def _part(self, place: int, size: int, moved: torch.Tensor | None) -> torch.Tensor:
-        """Parameters place : place + size, [size] if all clients are at one start, or [K, size]."""
-        part = self._start[..., place : place + size]
-        if moved is None:
-            return part
-        at = self._column(place)
-        return part + moved[:, at : at + size]
-
-    def _column(self, place: int) -> int:
-        """Position in a row of the parameter at `place` of the vector."""
-        return place
+        The result is [*shape] if all clients are at one start, [K, *shape] otherwise.
+        """
+        size = math.prod(shape)
+        part = self._start[..., index : index + size]
+        if moved is not None:
+            at = self._column[index]
+            part = part + moved[:, at : at + size]
+        return part.view(*part.shape[:-1], *shape)
 
 
 class DualTrajectory(StackedTrajectory):
-    """The first layer's weights as W0 + A' X: coordinates A [K, n, o] instead of [K, o, i].
+    """The dual form: first-layer weights are W0 + A' X, with A [K, n, o] in place of [K, o, i].
 
-    A row is A, then all other parameters in their order. Lengths follow from the Gram matrix of
-    a client's records: |A' X|^2 = <A, (X X') A>, in float64. Where its terms cancel each other,
-    they are bounds from above.
+    A row is A, then all other parameters in their order. Lengths follow from the Gram matrix of a
+    client's records: |A' X|^2 = <A, (X X') A>, in float64. They are upper bounds, which matters
+    only where terms cancel.
     """
 
     spanned = True
@@ -236,22 +255,21 @@ class DualTrajectory(StackedTrajectory):
         first = layers[0]
         self._begin, self._end = first.weight_index, first.weight_index + first.weights
         self._span = self._x.shape[1] * first.outputs
-        self._first = torch.matmul(self._x, self._weight(0, None).mT)
+        for index in self._column:
+            before = first.weights if index > self._begin else 0
+            self._column[index] = self._span + index - before
+        weight = self._part(self._begin, (first.outputs, first.in_features), None)
+        self._first = torch.matmul(self._x, weight.mT)  # the first layer's outputs at the start
+        self._wide = self._x.double()
+        self._wide_gram = torch.bmm(self._wide, self._wide.mT)
+        self._gram = self._wide_gram.float()
         self.width = self._span + task.size - first.weights
 
-    @cached_property
-    def _wide(self) -> torch.Tensor:
-        return self._x.double()
-
-    @cached_property
-    def _wide_gram(self) -> torch.Tensor:
-        return torch.bmm(self._wide, self._wide.mT)
-
-    @cached_property
-    def _gram(self) -> torch.Tensor:
-        return self._wide_gram.float()
-
     def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Upper bounds of the L2 norms of rows as parameters, float64 [K].
+
+        AssertionError unless L2.
+        """
         if norm is not Norm.L2:
             raise AssertionError("lengths of coordinates are known in L2 only")
         a = self._coordinates(moved).double()
@@ -261,6 +279,7 @@ class DualTrajectory(StackedTrajectory):
         return (inside + cancelled * largest + row_norms(moved[:, self._span :]) ** 2).sqrt()
 
     def rows(self, moved: torch.Tensor) -> torch.Tensor:
+        """The rows as parameters, [K, P], computed from their coordinates."""
         first = self._layers[0]
         out = torch.empty(len(moved), self._task.size)
         weight = out[:, self._begin : self._end].view(len(out), first.outputs, first.in_features)
@@ -272,7 +291,10 @@ class DualTrajectory(StackedTrajectory):
     def add_weighted_(
         self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
     ) -> None:
-        """One product over all records of all clients: no client's weights are written out."""
+        """Add the rows `moved`, as parameters and times `weights` [K], to `total` (float64 [P]).
+
+        In place, in float64, by one product over all records of all clients.
+        """
         a = self._coordinates(moved).double() * weights[:, None, None]
         product = torch.mm(a.flatten(0, 1).T, self._wide.flatten(0, 1))
         total[self._begin : self._end] += product.flatten()
@@ -282,15 +304,17 @@ class DualTrajectory(StackedTrajectory):
         total[self._end :] += rest[self._begin :]
 
     def _coordinates(self, moved: torch.Tensor) -> torch.Tensor:
+        """The part A of rows, a view [K, n, o]."""
         a = moved[:, : self._span]
         return a.view(len(moved), self._x.shape[1], self._layers[0].outputs)
-
-    def _first_input(self, batch: Batch) -> torch.Tensor:
-        return self._x  # not used: the first layer works on coordinates
 
     def _product(
         self, i: int, h: torch.Tensor, moved: torch.Tensor | None, batch: Batch
     ) -> torch.Tensor:
+        """The products [K, B, o] of layer i's inputs and its weights at `moved`.
+
+        The first layer's come from the Gram matrix, and `h` is not used.
+        """
         if i > 0:
             return super()._product(i, h, moved, batch)
         if moved is None:
@@ -300,22 +324,31 @@ class DualTrajectory(StackedTrajectory):
     def _put_weight_gradient(
         self, i: int, h: torch.Tensor, error: torch.Tensor, batch: Batch, out: torch.Tensor
     ) -> None:
+        """Write the gradient of layer i's weights into the rows `out`.
+
+        The first layer's is written as coordinates, one per record and output, and `h` is not used.
+        """
         if i > 0:
             super()._put_weight_gradient(i, h, error, batch, out)
         else:
             self._coordinates(out).copy_(batch.scatter(error, self._x.shape[1]))
 
-    def _column(self, place: int) -> int:
-        return self._span + place - (self._layers[0].weights if place > self._begin else 0)
-
 
 def _loss_gradient(
     task: Task, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """The weighted losses' gradient at the outputs [K, B, o], by a formula for common losses."""
+    """The gradients of the losses, times `weights` [K, B], at the outputs: a tensor [K, B, o].
+
+    By a formula for the squared error and the cross entropy of one target per record, by vmap for
+    any other loss.
+    """
     if task.loss is squared_error and targets.ndim == 2:
         return ((outputs.squeeze(-1) - targets) * (2 * weights))[..., None]
-    if task.loss is cross_entropy and targets.ndim == 2:
+    loss_of = task.loss
+    if type(loss_of) is WeightedCrossEntropy and targets.ndim == 2:
+        weights = weights * torch.tensor(loss_of.weights)[targets]
+    known = loss_of is cross_entropy or type(loss_of) is WeightedCrossEntropy
+    if known and targets.ndim == 2:
         error = outputs.softmax(dim=-1)
         error.scatter_add_(
             2, targets[..., None], error.new_full((), -1.0).expand(targets.shape)[..., None]
@@ -331,5 +364,5 @@ def _loss_gradient(
 
 
 def _squares(values: torch.Tensor) -> torch.Tensor:
-    """Squared lengths along the last axis, in float64."""
+    """The squared lengths of vectors along the last axis, in float64."""
     return values.double().square_().sum(dim=-1)

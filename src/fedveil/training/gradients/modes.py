@@ -17,7 +17,8 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.task import Features, Named, Task
 from fedveil.models.trial import with_labels
 from fedveil.privacy.clip import Clip
-from fedveil.training.cohort import Batch, CohortData, tensors
+from fedveil.privacy.noise.grid import Grid
+from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.least_squares import (
     Quadratics,
     QuadraticTrajectory,
@@ -32,7 +33,7 @@ _IMAGES, _RECORDS = 32, 1024
 
 
 class Mode(StrEnum):
-    """How a cohort is computed: all clients in one call, or one after the other."""
+    """How a cohort is computed: VECTORISED, all clients in one call, or LOOPED, one by one."""
 
     VECTORISED = "vectorised"
     LOOPED = "looped"
@@ -47,24 +48,32 @@ def gradients_of(
     mixes: bool = False,
     private: bool = False,
 ) -> Gradients:
-    """The gradients of `task` over `data` in the given mode.
+    """The way to compute gradients of `task` over `data` in the given mode.
 
     Args:
-        full_batches: All batches are full.
-        mixes: The records of a batch see each other.
-        private: Examples are clipped one by one. The method is then chosen now, not in the first
-            round.
+        task: The model and its loss.
+        mode: The execution mode.
+        data: The clients' records. Example records for trials of the module come from it.
+        full_batches: Whether every batch has all records of its clients.
+        mixes: Whether the records of a batch see each other.
+        private: Whether examples are clipped one by one. The method is then chosen now, not in the
+            first round.
     """
     if mode is Mode.VECTORISED:
         return Vectorised(task, data, full_batches=full_batches)
     x, y = data.examples(_FEW)
     few = np.arange(_FEW) % len(y)
     labels = with_labels(torch.from_numpy(y[few]))
-    return Looped(task, tensors(taken(x, few)), labels, mixes=mixes, private=private)
+    sample = mapped(torch.tensor, taken(x, few))
+    return Looped(task, sample, labels, mixes=mixes, private=private)
 
 
 class Vectorised:
-    """All clients in one call: batched algebra for a chain of linear layers, vmap otherwise."""
+    """Gradients of all clients in one call.
+
+    By batched algebra for a chain of linear layers, by vmap otherwise. `full_batches` is as in
+    `gradients_of`.
+    """
 
     forks = False  # a module that cannot be captured is computed client by client
 
@@ -75,7 +84,7 @@ class Vectorised:
         self._quadratics = Quadratics.of_data(data) if quadratic else None
         if not self._layers:
             x, y = data.examples(1)
-            task.look(tensors(x), torch.from_numpy(y))
+            task.look(mapped(torch.tensor, x), torch.from_numpy(y))
         # whether records are vectors of real numbers when they reach the first layer
         self._algebra = (
             bool(self._layers)
@@ -87,7 +96,10 @@ class Vectorised:
     def trajectory(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
     ) -> LocalTrajectory:
-        """A trajectory from `start`, [P] or [K, P]."""
+        """A trajectory of the clients of `cohort` from `start`, [P] or [K, P].
+
+        With `spanned` its rows may be coordinates, if clients have few records.
+        """
         if not self._algebra:
             return VmappedTrajectory(self._task, start, cohort)
         if self._quadratics is not None:
@@ -98,71 +110,67 @@ class Vectorised:
 
 
 class Looped:
-    """One client after the other."""
+    """Gradients of one client after the other, by ordinary autograd."""
 
     def __init__(
-        self,
-        task: Task,
-        x: Features,
-        y: torch.Tensor,
-        *,
-        mixes: bool = False,
-        private: bool = False,
+        self, task: Task, x: Features, y: torch.Tensor, *, mixes: bool, private: bool
     ) -> None:
-        """`x`, `y` are sample records to try the module on.
+        """Try the module on the example records `x`, `y`.
 
         With `mixes` a batch is never cut into pieces. With `private` the method of clipping
         examples is chosen now.
         """
-        self._task = task
+        self.task = task
         task.look(x, y)
-        self._examples = ClippedExamples(task, x, y)
+        self.examples = ClippedExamples(task, x, y)
         if private:
-            self._examples.prepare()
+            self.examples.prepare()
         images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.named_layers.values())
-        self._piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
+        self.piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
 
     @property
     def forks(self) -> bool:
-        """Whether the model's own code runs."""
-        return bool(self._task.forks)
+        """Whether the model's own code runs, so that each client has to be computed in a fork."""
+        return bool(self.task.forks)
 
     def trajectory(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
     ) -> LocalTrajectory:
-        """A trajectory of parameters."""
-        return LoopedTrajectory(self._task, self._examples, self._piece, start, cohort)
+        """A trajectory from the model `start` [P]. Its rows are parameters, whatever `spanned`."""
+        return LoopedTrajectory(self, start, cohort)
 
 
 class LoopedTrajectory(LocalTrajectory):
-    """Parameters of one client at a time, in one buffer."""
+    """The trajectory of clients that are computed one at a time, in one buffer."""
 
-    def __init__(
-        self,
-        task: Task,
-        examples: ClippedExamples,
-        piece: int,
-        start: torch.Tensor,
-        cohort: CohortData,
-    ) -> None:
-        super().__init__(task, start, cohort)
-        self._examples, self._piece = examples, piece
+    def __init__(self, looped: Looped, start: torch.Tensor, cohort: CohortData) -> None:
+        super().__init__(looped.task, start, cohort)
+        self._examples, self._piece = looped.examples, looped.piece
         self._here = torch.empty_like(start)
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        """Autograd writes each client's gradient straight into its row."""
+        """The gradient of each client's mean loss, [K, P]. Zero for an idle client.
+
+        Autograd writes each client's gradient straight into its row.
+        """
         out = torch.zeros(len(self._cohort), self.width)
         self._add_gradients_(out, moved, batch, 1.0)
         return out
 
     def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
-        """Autograd steps straight along the gradient, which is never stored."""
+        """Compute moved - rate x mean gradient, [K, P].
+
+        `moved` is overwritten and returned, unless it is None. Autograd adds to the rows directly.
+        """
         out = torch.zeros(len(self._cohort), self.width) if moved is None else moved
         self._add_gradients_(out, moved, batch, -rate)
         return out
 
     def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
-        """Norms from each layer's inputs and errors, where it has a formula."""
+        """The sum of each client's single-example gradients, every one clipped, [K, P].
+
+        Norms follow from each layer's inputs and errors, where it has a formula.
+        """
         out = torch.zeros(len(self._cohort), self.width)
         for k, row in enumerate(out):
             x, y = batch.client_records(self._cohort, k)
@@ -171,12 +179,28 @@ class LoopedTrajectory(LocalTrajectory):
                 self._examples.add_clipped_(row, self._parameters(moved, k), x, y, clip, keys)
         return out
 
+    def clipped_sum_on_grid(
+        self, moved: torch.Tensor | None, slots: Batch, clip: Clip, grid: Grid
+    ) -> torch.Tensor:
+        """One gradient per slot, in pieces of a public size."""
+        if len(self._cohort) != 1:
+            raise AssertionError("exact sums are for one client at a time")
+        used = slots.mask[0] > 0
+        x = mapped(lambda values: _empty_unused(values, used), _first_of(slots, self._cohort.x))
+        y = _empty_unused(slots.select(self._cohort.y)[0], used)
+        keys = slots.dropout_keys[0] if self._task.drops else None
+        flat = self._parameters(moved, 0)
+        return self._examples.sum_on_grid(flat, x, y, used, clip, grid, keys)
+
     def _keys(self, batch: Batch, k: int) -> torch.Tensor | None:
         """The dropout keys of client k's records, None if the module has no dropout."""
         return batch.dropout_keys[k][batch.mask[k] > 0] if self._task.drops else None
 
     def _parameters(self, moved: torch.Tensor | None, k: int) -> torch.Tensor:
-        """Client k's parameters: always a copy, which a module may spoil for that client alone."""
+        """The parameters [P] of client k, in a buffer that the next call overwrites.
+
+        Always a copy, so that a module may spoil them for that client alone.
+        """
         if moved is None:
             return self._here.copy_(self._start)
         return torch.add(self._start, moved[k], out=self._here)
@@ -184,7 +208,10 @@ class LoopedTrajectory(LocalTrajectory):
     def _add_gradients_(
         self, rows: torch.Tensor, moved: torch.Tensor | None, batch: Batch, factor: float
     ) -> None:
-        """rows += factor x gradients at `moved`, which may be the rows themselves."""
+        """Add factor x gradient of the mean loss at `moved` to each client's row, in place.
+
+        `rows` may be `moved` itself: a client's parameters are copied first.
+        """
         for k, row in enumerate(rows):
             x, y = batch.client_records(self._cohort, k)
             if len(y) == 0:
@@ -206,10 +233,11 @@ class LoopedTrajectory(LocalTrajectory):
     def _leaves(
         self, flat: torch.Tensor, row: torch.Tensor
     ) -> tuple[Named, list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Parameters whose gradients accumulate in `row`, and (place, leaf) of the others.
+        """Leaves for autograd: all parameters by name, and pairs (place in `row`, leaf) of some.
 
-        Kernels may lie channels-last, and torch wants their gradients to lie as they do. Autograd
-        gives such a leaf its first gradient as it was computed, and adds further ones to it.
+        The gradients of the pairs' leaves must be added to their places by the caller. All other
+        gradients accumulate in `row` [P]. The pairs are kernels that lie channels-last in memory,
+        whose gradients torch wants to lie in the same way.
         """
         leaves, separate = {}, []
         places = self._task.named(row)
@@ -221,3 +249,15 @@ class LoopedTrajectory(LocalTrajectory):
                 separate.append((places[name], leaf))
             leaves[name] = leaf
         return leaves, separate
+
+
+def _first_of(slots: Batch, x: Features) -> Features:
+    """The records in the slots of the first client, [B, ...]."""
+    return mapped(lambda values: slots.select(values)[0], x)
+
+
+def _empty_unused(values: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+    """A copy of values [B, ...] with zeros in the slots that are not used."""
+    emptied = values.clone()
+    emptied[~used] = 0
+    return emptied

@@ -6,6 +6,7 @@ length comes first, from these. Then every example is scaled and all are summed 
 The module sees every example alone, under vmap: no module can make one depend on another.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -19,6 +20,7 @@ from fedveil.base.inputs import mapped, taken
 from fedveil.models.task import Features, Named, Task
 from fedveil.models.vmap_layers import Product
 from fedveil.privacy.clip import ROUNDING, Clip, Norm, row_norms
+from fedveil.privacy.noise.grid import Grid
 from fedveil.training.gradients.layer_gradients import (
     FullGradients,
     Gradient,
@@ -33,6 +35,7 @@ from fedveil.training.gradients.trajectories import Keys, clip_or_zero_, example
 _PIECE = 256
 _IMAGES = 64
 _MATERIALISED = 1 << 26
+_MOST_SLOTS, _SLOT_NUMBERS = 256, 1 << 24
 _AGREEMENT, _ROUGHLY = 1e-3, 0.05
 _AWAY = 0.03
 
@@ -52,14 +55,19 @@ class ClippedExamples:
         self._task = task
         task.ready(x, y)
         self._sample = (x, y, torch.arange(len(y))) if task.drops else (x, y)
+        self._independent: dict[int, bool] = {}
 
     def prepare(self) -> None:
-        """Choose and check the method now, not when gradients are first computed."""
+        """Choose and check the method of computing gradients now, not at the first use."""
         _ = self._piece if self._by_layers else self._example_gradients
 
     @cached_property
     def layout(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Channels last if the module can take them: one that calls `view` cannot."""
+        """A function that returns a tensor in the memory layout that is fastest for the module.
+
+        `channels_last` if the module can take it, otherwise the identity: a module that calls
+        `view` cannot.
+        """
         flat = self._task.parameters.clone()
         named = {n: channels_last(v) for n, v in self._task.named(flat).items()}
         try:
@@ -78,18 +86,19 @@ class ClippedExamples:
         clip: Clip,
         keys: torch.Tensor | None = None,
     ) -> None:
-        """Add the clipped gradients of the records x, y at the parameters `flat` to `row` [P].
+        """Add the clipped gradients of the records x, y at the parameters `flat` [P] to `row` [P].
 
-        `keys` [B] are the records' dropout keys, if the module has dropout.
+        `row` is changed in place. `keys` [B] are the records' dropout keys, needed if the module
+        has dropout.
         """
         given = (x, y) if keys is None else (x, y, keys)
         if clip.norm is Norm.L2 and self._by_layers:
-            named = self._laid(flat)
+            named = self._parameters(flat)
             pieces = max(1, -(-len(y) // self._piece))
             step = max(1, -(-len(y) // pieces))
             for a in range(0, len(y), step):
                 piece: list[Any] = [taken(part, slice(a, a + step)) for part in given]
-                gradients = self._forms(self._pass(named, *piece))
+                gradients = self._layer_gradients(self._pass(named, *piece))
                 self._add_piece_(row, gradients, clip)
             return
         step = max(1, _MATERIALISED // len(flat))
@@ -98,19 +107,110 @@ class ClippedExamples:
             rows = self._example_gradients(flat, *parts)
             row += clip_or_zero_(rows, clip).sum(dim=0)
 
+    def sum_on_grid(
+        self,
+        flat: torch.Tensor,
+        x: Features,
+        y: torch.Tensor,
+        used: torch.Tensor,
+        clip: Clip,
+        grid: Grid,
+        keys: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The sum of the clipped gradients at `flat` of the records in used slots, float64 [P].
+
+        Each gradient is formed, clipped and cut to the grid, so that the sum is exact in any order.
+        Slots are computed in pieces whose size follows from their number and the model's size.
+
+        Guarantee: docs/proofs/secure-dp-sgd.md. A slot's row is a function of the slot, the shape
+        and its own record: vmap over the slots is tried with other contents in all other slots
+        (`_is_independent`), and where a bit changes every slot is computed by itself.
+
+        Args:
+            flat: The parameters, [P].
+            x, y: The records in the slots, [B, ...].
+            used: Which slots hold a record that joined, bool [B].
+            clip: The clip of each gradient.
+            grid: The grid of the noise.
+            keys: The records' dropout keys, [B], if the module has dropout.
+        """
+        size = self._slots_at_once(len(y), len(flat))
+        if not self._is_independent(size):
+            size = 1
+        spare = -len(y) % size
+        given = (x, y) if keys is None else (x, y, keys)
+        padded: list[Any] = [mapped(lambda values: _padded(values, spare), part) for part in given]
+        slots = _padded(used, spare)
+        total = torch.zeros(len(flat), dtype=torch.float64)
+        for a in range(0, len(y), size):
+            piece = [taken(part, slice(a, a + size)) for part in padded]
+            rows = self._example_gradients(flat, *piece)
+            rows[~slots[a : a + size]] = 0.0
+            total += grid.cut_(clip_or_zero_(rows, clip)).sum(dim=0, dtype=torch.float64)
+        return total
+
+    def _slots_at_once(self, slots: int, parameters: int) -> int:
+        """How many slots are computed together: a power of two, from public numbers alone."""
+        most = max(1, min(slots, _MOST_SLOTS, _SLOT_NUMBERS // parameters))
+        return 1 << (most.bit_length() - 1)
+
+    def _is_independent(self, slots: int) -> bool:
+        """Whether no bit of a slot's row changes when all other slots hold something else.
+
+        Tried once for each number of slots, on random contents, at the task's parameters and away
+        from them. One slot alone is independent.
+        """
+        if slots not in self._independent:
+            self._independent[slots] = slots == 1 or all(
+                self._agree_in_slots(slots, away) for away in (0.0, _AWAY)
+            )
+        return self._independent[slots]
+
+    def _agree_in_slots(self, slots: int, away: float) -> bool:
+        """Whether rows of some slots keep their bits under three other contents of the rest."""
+        generator = torch.Generator().manual_seed(slots)
+        flat = self._task.parameters.clone()
+        flat += away * torch.randn(len(flat), generator=generator)
+        x, y, *keys = (
+            mapped(lambda values: _random_like(values, slots, generator), part)
+            for part in self._sample
+        )
+        base = self._example_gradients(flat, x, y, *keys).view(torch.int32)
+        rest: list[Callable[[torch.Tensor], torch.Tensor]] = [
+            torch.zeros_like,
+            lambda values: _random_like(values, slots, generator),
+            lambda values: 1e4 * values if values.is_floating_point() else values.flip(0),
+            lambda values: values * math.nan if values.is_floating_point() else values.flip(0),
+        ]
+        for k in sorted({0, 1, slots // 2, slots - 2, slots - 1} & set(range(slots))):
+            for change in rest:
+                others = partial(_replace_others, change=change, slot=k)
+                changed: list[Any] = [mapped(others, part) for part in (x, y, *keys)]
+                rows = self._example_gradients(flat, *changed)
+                if not torch.equal(rows[k].view(torch.int32), base[k]):
+                    return False
+        return True
+
     def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], clip: Clip) -> None:
+        """Add the gradients of some examples to `row` [P] in place, each scaled down to the clip.
+
+        An example whose gradient is not finite adds zero.
+        """
         norms = torch.stack([g.squares for g in gradients.values()]).sum(dim=0).sqrt()
         scale = (clip.value * (1 - ROUNDING) / norms).clamp_max(1.0)
         finite = torch.isfinite(norms)
         if not bool(finite.all()):
             scale = torch.where(finite, scale, 0.0)
-            gradients = {name: g.zeroed(~finite) for name, g in gradients.items()}
+            gradients = {name: g.without(~finite) for name, g in gradients.items()}
         self._add_scaled_(row, gradients, without_subnormals(scale.to(torch.float32)))
 
     def _add_scaled_(
         self, row: torch.Tensor, gradients: dict[str, Gradient], scale: torch.Tensor
     ) -> None:
-        """row += sum over examples of scale [B] x gradient."""
+        """Add the sum over examples of scale [B] x gradient to `row` [P], in place.
+
+        `gradients` are as `_layer_gradients` returns them.
+        """
         places = self._task.named(row)
         for name, gradient in gradients.items():
             layer = self._layers.get(name)
@@ -122,24 +222,24 @@ class ClippedExamples:
                     own = {p: layer.part(p, value) for p, value in own.items()}
             gradient.add_scaled_(own, scale)
 
-    def _laid(self, flat: torch.Tensor) -> Named:
-        """The parameters by name, in the memory layout that is fastest for the module."""
+    def _parameters(self, flat: torch.Tensor) -> Named:
+        """The parameters of `flat` [P] by name, in the memory layout that is fastest."""
         return {name: self.layout(value) for name, value in self._task.named(flat).items()}
 
     def _pass(self, named: Named, x: Features, y: torch.Tensor, *keys: Keys) -> "_Pass":
         """Run every example alone through the module and record each layer's inputs.
 
         Zeros are added to each layer's outputs: their gradients are the errors there. Every example
-        has a copy of the parameters that belong to no layer, which takes no memory.
+        has a copy of the parameters that belong to no layer with a formula, which takes no memory.
         """
-        shared = {n: v for n, v in named.items() if n not in self._free}
+        shared = {n: v for n, v in named.items() if n not in self._without_formula}
         copies = {
             n: named[n].detach().expand(len(y), *named[n].shape).requires_grad_()
-            for n in self._free
+            for n in self._without_formula
         }
         zeros = {
             name: [torch.zeros(()).expand(len(y), *s).requires_grad_() for s in shapes]
-            for name, shapes in self._shapes.items()
+            for name, shapes in self._output_shapes.items()
         }
 
         def one(
@@ -150,7 +250,7 @@ class ClippedExamples:
             *key: torch.Tensor,
         ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
             seen = {name: _LayerRecorder(iter(z)) for name, z in zeros.items()}
-            outputs = self._recorded(shared | copies, taken(x, None), seen, *key)
+            outputs = self._outputs(shared | copies, taken(x, None), seen, *key)
             return self._task.each_loss(outputs, y[None])[0], {
                 n: s.recorded_inputs for n, s in seen.items()
             }
@@ -159,10 +259,11 @@ class ClippedExamples:
             losses, inputs = vmap(one)(zeros, copies, mapped(self.layout, x), y, *keys)
         return _Pass(losses, copies, zeros, inputs)
 
-    def _forms(self, passed: "_Pass", *, keep: bool = False) -> dict[str, Gradient]:
-        """The single-example gradients of every layer, in its own form, and of `copies`.
+    def _layer_gradients(self, passed: "_Pass", *, keep: bool = False) -> dict[str, Gradient]:
+        """The single-example gradients of a pass, by the name of their layer or parameter.
 
-        `keep` the graph for more.
+        Layers with a formula have one entry each, and so have the parameters without one. `keep`
+        retains autograd's graph, so that the pass can be used again.
         """
         every = [*(z for given in passed.zeros.values() for z in given), *passed.copies.values()]
         loss = passed.losses.sum()
@@ -175,10 +276,10 @@ class ClippedExamples:
         }
         return found | {name: FullGradients(next(errors), None) for name in passed.copies}
 
-    def _recorded(
+    def _outputs(
         self, named: Named, x: Features, seen: "dict[str, _LayerRecorder]", *key: torch.Tensor
     ) -> torch.Tensor:
-        """The module's outputs, while the recorders `seen` are attached to their layers."""
+        """The module's outputs for x, recorded by the recorders `seen`, one per layer name."""
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
             return self._task.outputs(named, x, *key)
@@ -188,11 +289,11 @@ class ClippedExamples:
 
     @cached_property
     def _layers(self) -> dict[str, nn.Module]:
-        """Layers with a formula, all of whose parameters learn and are used nowhere else.
+        """By name, the layers with a formula whose parameters all learn and are used nowhere else.
 
-        Inside of its layer a parameter is a constant here. A loss that depends on it nevertheless
-        uses it in another place. This does not depend on the records: vmap refuses what branches
-        on them.
+        A trial finds other uses: with a layer's parameters detached inside of it, the loss must not
+        depend on them. The result holds for all records, since vmap refuses modules that branch on
+        them.
         """
         learning = self._task.places.keys()
         candidates, names = {}, {}
@@ -216,49 +317,62 @@ class ClippedExamples:
         return {n: layer for n, layer in candidates.items() if elsewhere.isdisjoint(names[n])}
 
     @cached_property
-    def _free(self) -> list[str]:
-        """The parameters that belong to no such layer."""
+    def _without_formula(self) -> list[str]:
+        """The names of the parameters that belong to none of `_layers`."""
         owned: set[str] = set()
         for name, layer in self._layers.items():
             owned.update(parameter_names(name, layer).values())
         return [name for name in self._task.places if name not in owned]
 
     @cached_property
-    def _shapes(self) -> dict[str, list[torch.Size]]:
-        """The shapes of each layer's outputs for one example, one per use, under vmap."""
+    def _output_shapes(self) -> dict[str, list[torch.Size]]:
+        """The output shapes [1, ...] of each layer of `_layers`, one per use, for a single example.
+
+        Layers that are not used are left out.
+        """
         seen = {name: _LayerRecorder(None) for name in self._layers}
         named = self._task.named(self._task.parameters.clone())
         with torch.no_grad():
             one = taken(self._sample[0], slice(1))
-            vmap(lambda x: self._recorded(named, taken(x, None), seen))(one)
+            vmap(lambda x: self._outputs(named, taken(x, None), seen))(one)
         return {name: s.shapes for name, s in seen.items() if s.shapes}
 
     @cached_property
     def _piece(self) -> int:
-        """How many examples at a time: images that fit the cache, and what fits into memory."""
+        """The number of examples to compute at a time, so that they fit the cache or the memory.
+
+        At most 64 images, or 256 other records.
+        """
         first: list[Any] = [taken(values, slice(1)) for values in self._sample]
-        named = self._laid(self._task.parameters.clone())
-        numbers = sum(g.stored_numbers for g in self._forms(self._pass(named, *first)).values())
+        named = self._parameters(self._task.parameters.clone())
+        numbers = sum(
+            g.stored_numbers for g in self._layer_gradients(self._pass(named, *first)).values()
+        )
         images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self._layers.values())
         return max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // max(1, numbers)))
 
     @cached_property
     def _by_layers(self) -> bool:
-        """Whether the layers' formulas agree with autograd on the sample."""
+        """Whether the layers' formulas agree with autograd on the sample.
+
+        Compared at the task's parameters and at others near them.
+        """
         flat = self._task.parameters.clone()
         away = torch.randn(len(flat), generator=torch.Generator().manual_seed(0))
         return all(map(self._agrees, (flat, flat + _AWAY * away)))
 
     def _agrees(self, flat: torch.Tensor) -> bool:
-        """Compare example by example and parameter by parameter: no large one hides a small one.
+        """Whether formulas agree with autograd at the parameters `flat` [P], on all sample records.
 
-        Formulas must agree with autograd through the same pass, and the pass roughly with autograd
-        on single examples: deep modules amplify rounding.
+        Compared for each example and parameter by itself, so that no large gradient hides a small
+        one. Formulas must agree with autograd through the same pass, and the pass roughly with
+        autograd on single examples: deep modules amplify rounding. False if vmap cannot compute the
+        module.
         """
-        named = {n: v.detach().requires_grad_() for n, v in self._laid(flat).items()}
+        named = {n: v.detach().requires_grad_() for n, v in self._parameters(flat).items()}
         try:
             passed = self._pass(named, *self._sample)
-            gradients = self._forms(passed, keep=True)
+            gradients = self._layer_gradients(passed, keep=True)
             squares = torch.stack([g.squares for g in gradients.values()]).sum(dim=0)
         except (RuntimeError, IndexError, StopIteration):
             return False  # vmap cannot see through it, or a layer is used otherwise elsewhere
@@ -279,7 +393,7 @@ class ClippedExamples:
         return True
 
     def _by_autograd(self, passed: "_Pass", named: Named, k: int) -> Named:
-        """The gradient of example k, by autograd through the pass that the formulas use."""
+        """The gradient of example k, by parameter name, by autograd through the pass."""
         shared = [name for name in named if name not in passed.copies]
         leaves = [named[name] for name in shared] + list(passed.copies.values())
         found = torch.autograd.grad(
@@ -290,7 +404,10 @@ class ClippedExamples:
 
     @cached_property
     def _example_gradients(self) -> Callable[..., torch.Tensor]:
-        """One gradient per example: by vmap, or one by one where a layer has no rule for vmap."""
+        """A function (parameters [P], x, y, *keys) that returns each example's gradient, [B, P].
+
+        By vmap, or one by one where a layer has no rule for vmap.
+        """
         try:
             example_gradients(self._task, self._task.parameters.clone(), *self._sample)
         except RuntimeError:
@@ -300,13 +417,13 @@ class ClippedExamples:
 
 @dataclass(frozen=True)
 class _Pass:
-    """B examples' pass through a module.
+    """One pass of B examples through a module, with all that the formulas need.
 
     Attributes:
         losses: [B].
-        copies: Each example's parameters that belong to no layer.
-        zeros: Tensors added to the outputs of each layer, one per use.
-        layer_inputs: Inputs of each layer, one per use.
+        copies: By name, each example's copies [B, ...] of the parameters without a formula.
+        zeros: By layer, the tensors added to its outputs, one per use.
+        layer_inputs: By layer, its inputs, one per use.
     """
 
     losses: torch.Tensor
@@ -317,7 +434,10 @@ class _Pass:
 
 @dataclass
 class _LayerRecorder:
-    """A forward hook that records one layer's inputs, and adds `zeros` to its outputs, per use."""
+    """A forward hook that records one layer's inputs, and adds the next of `zeros` to each output.
+
+    With `zeros` None nothing is added. `shapes` are those of the outputs, one per use.
+    """
 
     zeros: Iterator[torch.Tensor] | None
     recorded_inputs: list[torch.Tensor] = field(default_factory=list)
@@ -329,10 +449,32 @@ class _LayerRecorder:
         return output if self.zeros is None else output + next(self.zeros)
 
 
-def channels_last(values: torch.Tensor) -> torch.Tensor:
-    """Images and kernels with their channels last, anything else as it is.
+def _padded(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Values [B, ...] followed by `count` rows of zeros."""
+    return torch.cat([values, values.new_zeros(count, *values.shape[1:])]) if count else values
 
-    With one channel both orders look the same to torch, which then takes the slower one: the
+
+def _random_like(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """`count` random rows of the kind of `values`: normals, or whole numbers that occur in them."""
+    if values.is_floating_point():
+        return torch.randn(count, *values.shape[1:], generator=generator).to(values.dtype)
+    places = torch.randint(values.numel(), (count, *values.shape[1:]), generator=generator)
+    return values.reshape(-1)[places]
+
+
+def _replace_others(
+    own: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], slot: int
+) -> torch.Tensor:
+    """change(own) [B, ...], with the contents of one slot of `own` in their place."""
+    others = change(own).clone()
+    others[slot] = own[slot]
+    return others
+
+
+def channels_last(values: torch.Tensor) -> torch.Tensor:
+    """Float tensors of four axes with their channels last in memory, anything else unchanged.
+
+    With one channel both orders look the same to torch, which then takes the slower one. The
     strides are therefore written out.
     """
     if values.ndim != 4 or not values.is_floating_point():
@@ -346,6 +488,7 @@ def channels_last(values: torch.Tensor) -> torch.Tensor:
 def _one_by_one(
     task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, *keys: Keys
 ) -> torch.Tensor:
+    """The gradient of each example's loss at `flat` [P], by autograd one by one: rows [B, P]."""
     rows = []
     for k in range(len(y)):
         named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
@@ -358,4 +501,5 @@ def _one_by_one(
 
 
 def _length(values: torch.Tensor) -> float:
+    """The L2 length of a tensor, computed in float64."""
     return float(row_norms(values.reshape(1, -1)))

@@ -11,6 +11,7 @@ from torch.func import grad, vmap
 from fedveil.base.inputs import mapped, taken
 from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import Clip, Norm, add_weighted_, row_norms
+from fedveil.privacy.noise.grid import Grid
 from fedveil.training.cohort import Batch, CohortData
 
 Keys = torch.Tensor
@@ -20,7 +21,7 @@ _EXAMPLES = 1 << 26
 
 
 class LocalTrajectory(ABC):
-    """K clients on their way from the round's model, each with its own records.
+    """The local steps of K clients from the round's model, each on its own records.
 
     `moved` [K, width] is each client's distance from the start, None if all are still there. Rows
     are parameters, or coordinates in the span of the clients' gradients. Both are linear, so that
@@ -43,7 +44,10 @@ class LocalTrajectory(ABC):
         """The gradient of each client's mean loss, [K, width]. Zero for an idle client."""
 
     def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
-        """moved - rate x mean gradient, in place unless `moved` is None."""
+        """Compute moved - rate x mean gradient, [K, width].
+
+        `moved` is overwritten and returned, unless it is None.
+        """
         gradient = self.mean(moved, batch)
         return gradient.mul_(-rate) if moved is None else moved.add_(gradient, alpha=-rate)
 
@@ -51,49 +55,67 @@ class LocalTrajectory(ABC):
     def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
         """The sum of each client's single-example gradients, every one clipped, [K, P].
 
+        Only where rows are parameters, not coordinates.
+
         Guarantee: adding or removing one record moves a row by at most the clip. A record whose
-        gradient is not finite counts as zero. Not for coordinates.
+        gradient is not finite counts as zero.
         """
 
+    def clipped_sum_on_grid(
+        self, moved: torch.Tensor | None, slots: Batch, clip: Clip, grid: Grid
+    ) -> torch.Tensor:
+        """The sum of one client's single-example gradients, clipped and cut to the grid.
+
+        Exact, float64 [P]. Empty slots count as zero. Only where clients are computed one by one.
+
+        Guarantee: replacing the record of one slot by another, or emptying it, changes nothing but
+        that slot's term, which is no longer than the clip (docs/proofs/secure-dp-sgd.md).
+        """
+        raise AssertionError("exact sums are for one client at a time")
+
     def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """The lengths of rows as parameters, float64 [K], not finite where a row is not."""
+        """The norms of rows as parameters, float64 [K]. Not finite where a row is not."""
         return row_norms(moved, norm)
 
     def rows(self, moved: torch.Tensor) -> torch.Tensor:
-        """The rows as parameters, [K, P]. May be `moved` itself."""
+        """The rows [K, width] as parameters, [K, P]. May be `moved` itself."""
         return moved
 
     def add_weighted_(
         self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
     ) -> None:
-        """total += weights @ rows, in float64 throughout."""
+        """Add the rows `moved`, as parameters and times `weights` [K], to `total` (float64 [P]).
+
+        In place, and computed in float64.
+        """
         add_weighted_(total, moved, weights)
 
 
 class Gradients(Protocol):
-    """Makes the trajectories of one execution mode.
-
-    Attributes:
-        forks: The model's own code has to run, so that each client is computed in a fork.
-    """
+    """A way to compute gradients, which makes the trajectories of one execution mode."""
 
     @property
-    def forks(self) -> bool: ...
+    def forks(self) -> bool:
+        """Whether the model's own code has to run, so that each client is computed in a fork."""
+        ...
 
     def trajectory(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
     ) -> LocalTrajectory:
-        """A trajectory from `start`, [P] or, vectorised, [K, P].
+        """A trajectory of the clients of `cohort` from `start`, [P] or, vectorised, also [K, P].
 
-        `spanned` allows coordinates: only L2 norms and sums of gradients will be used.
+        `spanned` allows rows to be coordinates. Only L2 norms and sums of gradients may then be
+        used.
         """
         ...
 
 
 class VmappedTrajectory(LocalTrajectory):
-    """Parameters of all clients side by side, [K, P], for any module that vmap can compute."""
+    """The trajectories of any module that vmap can compute. Rows are parameters, [K, P]."""
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """The gradient of each client's mean loss, [K, P]. Zero for an idle client."""
+
         def loss(
             named: Named, x: Features, y: torch.Tensor, weights: torch.Tensor, *keys: Keys
         ) -> torch.Tensor:
@@ -108,7 +130,10 @@ class VmappedTrajectory(LocalTrajectory):
         return batch.zero_idle_(self._task.flattened(each(self._task.named(here), *given)))
 
     def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
-        """Every example's gradient is materialised, a few clients at a time."""
+        """The sum of each client's single-example gradients, every one clipped, [K, P].
+
+        Every example's gradient is written out, a few clients at a time.
+        """
         given = self._records(batch)
         clients, records = batch.mask.shape
         params = (self._start if moved is None else self._start + moved).expand(clients, -1)
@@ -124,7 +149,7 @@ class VmappedTrajectory(LocalTrajectory):
         return out
 
     def _records(self, batch: Batch) -> tuple[Features, torch.Tensor, *tuple[torch.Tensor, ...]]:
-        """Records and targets [K, B, ...] of a step, and dropout keys if the module needs them."""
+        """(x, y) of a step, [K, B, ...], or (x, y, keys [K, B]) if the module has dropout."""
         x, y = mapped(batch.select, self._cohort.x), batch.select(self._cohort.y)
         self._task.ready(taken(x, 0), y[0])
         return (x, y, batch.dropout_keys) if self._task.drops else (x, y)
@@ -133,12 +158,15 @@ class VmappedTrajectory(LocalTrajectory):
 def example_gradients(
     task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, *keys: Keys
 ) -> torch.Tensor:
-    """The gradient of each example at the parameters `flat` [P]: rows [B, P]."""
+    """The gradient of each example's loss at the parameters `flat` [P], by vmap: rows [B, P]."""
     return task.flattened(_example_gradients(task)(task.named(flat), x, y, *keys))
 
 
 def _example_gradients(task: Task) -> Callable[..., Named]:
-    """(parameters, x, y, keys of B examples) -> the gradient of each, [B, *shape] by name."""
+    """A function from (named parameters, x, y, *keys) of B examples to each example's gradient.
+
+    Its result maps a parameter's name to its gradients, [B, *shape].
+    """
 
     def loss(named: Named, x: Features, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
         return task.each_loss(task.outputs(named, taken(x, None), *key), y[None])[0]
@@ -151,7 +179,7 @@ def _example_gradients(task: Task) -> Callable[..., Named]:
 
 
 def clip_or_zero_(rows: torch.Tensor, clip: Clip) -> torch.Tensor:
-    """Clip the rows [B, P] in place. One that is not finite becomes zero."""
+    """Clip the rows [B, P] in place and return them. A row that is not finite becomes zero."""
     norms = row_norms(rows, clip.norm)
     finite = torch.isfinite(norms)
     if not bool(finite.all()):
@@ -161,7 +189,10 @@ def clip_or_zero_(rows: torch.Tensor, clip: Clip) -> torch.Tensor:
 
 
 def is_unmodified(module: nn.Module) -> bool:
-    """Whether a module does what its class says: no hooks, no `forward` of its own."""
+    """Whether a module has no hooks and no `forward` set on the instance.
+
+    Submodules are not checked.
+    """
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,

@@ -6,7 +6,7 @@ after its own latency U(0, spread) and lets a mixer hand on, per position, the m
 `privacy.shuffle.multisets`. `linkage` measures what an observer of the mixer's input line gains
 from arrival times.
 
-Latency is not a shuffler. It hides which messages belong together only while every client starts
+A delay hides which messages belong together only while every client starts
 at the same instant: a client that starts later by more than the spread sends all its messages
 together and can be told apart. Whoever carries the messages also sees addresses, connections and
 losses, none of which a delay touches.
@@ -21,7 +21,7 @@ from scipy.special import bdtrc
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.streams import Streams, bits
-from fedveil.privacy.shuffle import Flags, Multisets, handed_on
+from fedveil.privacy.shuffle import Flags, Multisets, multisets_if_enough
 
 Indices = npt.NDArray[np.int32]
 Times = npt.NDArray[np.float64]
@@ -100,7 +100,7 @@ def mix_all(messages: Messages, minimum: int) -> Multisets:
     """
     high = np.bincount(messages.position[messages.is_high], minlength=messages.positions)
     reports = np.bincount(messages.position, minlength=messages.positions)
-    return handed_on(high, reports, minimum)
+    return multisets_if_enough(high, reports, minimum)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,275 @@
+"""Institutions that add up their own records' clipped gradients: the recipe `sites`."""
+
+import math
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from fedveil.base.checks import CLIENTS, COUNT, ROUNDS
+from fedveil.base.errors import BadArgument
+from fedveil.base.identity import Stated, named_values
+from fedveil.privacy.accounting.budget import Budget, BudgetLine
+from fedveil.privacy.accounting.calibration import least_noise
+from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.accounting.composition import covers, noise_in
+from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
+from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
+from fedveil.privacy.noise.grid import LARGEST_SUM
+from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import (
+    Channel,
+    NoisySteps,
+    Release,
+    Requirements,
+    Round,
+    check_multiplier,
+    wrong_terms,
+)
+from fedveil.privacy.sampling import Everyone
+from fedveil.privacy.secure import check_grid
+
+LEAST_STEPS, MOST_SITES = 2.0**16, 10**6
+"""With these, rounded shares add up to a rounding of one Gaussian (docs/proofs/sites.md)."""
+
+WHOLE, PART = "whole", "part"
+"""How much of the noise each site adds: all that the claim needs, or a share of it."""
+
+
+@dataclass(frozen=True)
+class SecureSum(Channel):
+    """Hands on the sum of all sites' reports, and nothing unless every site reported.
+
+    In a simulation the reports are added up in the clear. Between real sites masks hide them.
+
+    Attributes:
+        minimum: The number of sites: with one share of noise less, the claim would not hold.
+    """
+
+    minimum: int
+
+    hides_reports = "the secure sum hides what a single site sent"
+
+
+@dataclass(frozen=True)
+class SiteNoise(Release):
+    """Every site sends the sum of its sampled records' clipped gradients, with noise on it.
+
+    Guarantee: docs/proofs/sites.md. A record moves its own site's sum by at most the clip. The
+    noise of n sites adds up to sqrt(n) times that of one.
+
+    Attributes:
+        multiplier: The noise of the budget's line, in clips: of each site if `share` is "whole", of
+            the sum of all sites if it is "part".
+        rate: The probability with which a record joins a round.
+        site_count: The number of sites, n.
+        records: The public number of records of all sites, by which the sum is divided.
+        share: "whole": a site's own noise is what the budget's line claims. "part": the noise of
+            all sites together is, and only their sum may be seen.
+        noisy: How records join, and the noise of one site, in clips.
+        channel: `SecureSum` for "part", the plain one for "whole".
+    """
+
+    multiplier: float
+    rate: float
+    site_count: int
+    records: int
+    share: str
+    noisy: NoisySteps = field(init=False, repr=False, compare=False)
+    channel: Channel = field(init=False, repr=False, compare=False)
+
+    local = True
+    wide = True
+    needs_clip = True
+
+    def __post_init__(self) -> None:
+        own, channel = self.multiplier, Channel()
+        if self.share == PART:
+            own, channel = own / math.sqrt(self.site_count), SecureSum(self.site_count)
+        object.__setattr__(self, "noisy", NoisySteps(self.rate, 1, own))
+        object.__setattr__(self, "channel", channel)
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("release", "sites"),
+            ("sites", self.site_count),
+            *named_values(self, "multiplier", "rate", "records", "share"),
+        )
+
+    @property
+    def together(self) -> float:
+        """The noise multiplier of the sum over all sites."""
+        return self.multiplier * (1.0 if self.share == PART else math.sqrt(self.site_count))
+
+    @property
+    def requires(self) -> Requirements:
+        only_sum = SecureSum.hides_reports if self.share == PART else ""
+        return Requirements(self.noisy, _SUMS, only_sum, sends_sum=True, all_honest=_EVERY_SITE)
+
+    def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
+        return {"multiplier": self.multiplier}
+
+    def describe(self, lines: tuple[BudgetLine, ...]) -> str:
+        each = f"Gaussian noise, multiplier {self.noisy.multiplier:.4g}, at each of"
+        return f"{each} {self.site_count} sites, {self.together:.4g} in their sum"
+
+    def check(self, plan: PrivacyPlan) -> None:
+        if plan.secure and plan.parameters is not None:
+            multiplier = self.noisy.multiplier
+            check_grid(plan.schedule, multiplier, Relation.ADD_REMOVE, plan.parameters)
+            spacing = GaussianMechanism(multiplier).grid(multiplier, plan.parameters).spacing
+            if multiplier / spacing < LEAST_STEPS or self.site_count > MOST_SITES:
+                raise BadArgument(
+                    f"{{multiplier}} is {multiplier:g} at each of {self.site_count} sites: secure "
+                    "shares need noise of 2^16 steps of the grid and at most "
+                    f"{MOST_SITES:,} sites",
+                    "multiplier",
+                )
+            # Rows as long as the clip, all in one coordinate. A clip that is no power of two has up
+            # to twice as many steps.
+            if self.records * 2.0 / spacing > LARGEST_SUM:
+                raise BadArgument(
+                    f"{{source}} is 'secure', {{multiplier}} {multiplier:.4g} and {self.records:,} "
+                    "records: their sum is too long for the grid; raise the multiplier",
+                    "source",
+                    "multiplier",
+                )
+
+    def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
+        wrong = wrong_terms(
+            line, Unit.RECORD, Relation.ZERO_OUT, Trust.SITE, Trust.SECURE_SUM, Trust.CENTRAL
+        )
+        if wrong is not None:
+            return wrong
+        if line.trust is Trust.SECURE_SUM and self.share != PART:
+            return "the server sees every site's sum"
+        if line.trust is Trust.CENTRAL and not line.reading:
+            return "the server adds no noise"
+        if plan.population != self.site_count:
+            return f"{self.site_count} sites add noise"
+        noise = self.noisy.multiplier if line.trust is Trust.SITE else self.together
+        claimed = noise_in(line.event)
+        if not covers(noise, claimed):
+            return f"noise of {noise:g} clips is added"
+        event = PoissonSampled(self.noisy.rate, Gaussian(claimed))
+        right = (event, Gaussian(claimed)) if self.noisy.rate == 1 else (event,)
+        if line.event not in right or line.per != self.noisy.steps:
+            return f"sites take {self.noisy}"
+        if plan.schedule is None or plan.statistic is not None:
+            return "an adaptive clip watches sites beside it"
+        return None
+
+    def divisor(self, weight: float, expected: float) -> float:
+        """The expected number of records in a round, whoever joined."""
+        return self.noisy.rate * self.records
+
+    def noise_length(self, round: Round, size: int) -> float:
+        if round.clip is None:
+            return 0.0
+        return self.together * round.clip.value * math.sqrt(size)
+
+
+_SUMS = "and sites send sums, which count alike"
+_EVERY_SITE = "the claim about the sum counts on the noise of every site"
+
+
+def sites(
+    population: int,
+    clip: float,
+    *,
+    records: int,
+    rate: float,
+    share: str,
+    rounds: int,
+    budget: Budget,
+    multiplier: float | None = None,
+) -> PrivacyPlan:
+    """Sums of clipped gradients of Poisson-sampled records, with noise from every site.
+
+    Guarantee: docs/proofs/sites.md. A record trusts the site that has it, and nobody else. With
+    the share "whole" the first line is about the server, which sees each site's sum, and the second
+    about those who see only models. With "part" the first line is about a server that sees only the
+    sum of all sites, and the second about a server that sides with all other sites.
+
+    Args:
+        population: The number of sites.
+        clip: The clip of each record's gradient.
+        records: The public number of records of all sites.
+        rate: The probability with which a record joins a round.
+        share: "whole" or "part".
+        rounds: The number of rounds.
+        budget: The budget of the first line.
+        multiplier: The noise of the first line, in clips. None: the least that fits the budget.
+
+    | edge | behaviour |
+    |---|---|
+    | share "part" with fewer than two sites | BadInput: a sum of one hides nothing |
+    | a site does not report, share "part" | the round is charged, and the model stays |
+    | rate outside (0, 1] | BadInput |
+    """
+    CLIENTS.check("clients", population)
+    COUNT.check("records", records)
+    ROUNDS.check("rounds", rounds)
+    check_multiplier(multiplier)
+    if share not in (WHOLE, PART):
+        raise BadArgument(f"{{share}} is {share!r}: use 'whole' or 'part'", "share")
+    if share == PART and population < 2:
+        raise BadArgument(
+            "{share} is 'part' and there is one site: a sum of one hides nothing; use 'whole'",
+            "share",
+        )
+
+    def event(m: float) -> Event:
+        return Gaussian(m) if rate == 1 else PoissonSampled(rate, Gaussian(m))
+
+    first = BudgetLine(
+        event=event(1.0),
+        share=Fraction(1),
+        budget=budget,
+        unit=Unit.RECORD,
+        relation=Relation.ZERO_OUT,
+        trust=Trust.SITE if share == WHOLE else Trust.SECURE_SUM,
+        noise=NoiseSource.SEEDED,
+        assumptions=(
+            "each site draws its records and adds its noise honestly",
+            "sites' numbers of records are public",
+            "one record per person and site",
+            SEEDED,
+        ),
+    )
+    if multiplier is None:
+        multiplier = least_noise(event, rounds, budget, Relation.ZERO_OUT)
+    unlimited = replace(first, reading=True, budget=Budget(math.inf, budget.delta))
+    release = SiteNoise(multiplier, rate, population, records, share)
+    if share == WHOLE:
+        second = replace(
+            unlimited,
+            event=event(release.together),
+            trust=Trust.CENTRAL,
+            assumptions=(
+                "the server keeps the sites' sums to itself: this is about those who see models",
+                f"all {population} sites add their noise honestly",
+                *first.assumptions[1:],
+            ),
+        )
+    else:
+        honest = f"all {population} sites add their noise honestly, and keep it to themselves"
+        second = replace(unlimited, event=event(release.noisy.multiplier), trust=Trust.SITE)
+        first = replace(
+            first,
+            assumptions=(
+                "the server sees only the sum of all sites' reports (a secure sum)",
+                honest,
+                *first.assumptions[1:],
+            ),
+        )
+    plan = PrivacyPlan(
+        sampler=Everyone(),
+        population=population,
+        rounds=rounds,
+        schedule=Fixed(clip),
+        release=release,
+        lines=(replace(first, event=event(multiplier)), second),
+    )
+    plan.check_affordable(multiplier)
+    return plan

@@ -1,0 +1,323 @@
+"""DP-SGD with noise that may be published: exact sums, public shapes, slots that see nobody else.
+
+Statistical tests have a false-alarm rate of 1e-6 each.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedveil.base.errors import BadInput
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.noise.grid import delta_of_sampler
+from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.release import MOST_RECORDS, NoisySteps
+from fedveil.privacy.releases.dp_sgd import dp_sgd
+from fedveil.privacy.sampling import Everyone
+from fedveil.privacy.secure import KERNELS, planned_for, with_secure_noise
+from fedveil.training.cohort import Batch, CohortData
+from fedveil.training.gradients import per_example
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.session import Training, train
+from fedveil.training.work import ClientDpSgd, slotted_batch
+from tests.asking import batch_of
+
+ALARM = 1e-6
+SECURE = Streams(5, secure=True)
+MODELS = ("softmax", "linear", "mlp", "fu-cnn", "small-cnn", "vgg")
+CLIP = Clip(0.1)
+
+
+def slots_of(index, mask):
+    """A batch of one client with a record in each slot that is used."""
+    return Batch(torch.tensor(index)[None, :], torch.tensor(mask, dtype=torch.float32)[None, :])
+
+
+def exact_sum(task, data, client, index, mask, grid, clip=CLIP):
+    cohort = CohortData(data, np.array([client]))
+    looped = gradients_of(task, Mode.LOOPED, data)
+    trajectory = looped.trajectory(task.parameters, cohort, spanned=False)
+    return trajectory.clipped_sum_on_grid(None, slots_of(index, mask), clip, grid)
+
+
+def grid_of(task, multiplier=1.0, clip=CLIP):
+    return GaussianMechanism(multiplier).grid(multiplier * clip.value, task.size)
+
+
+# --- sums ---
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_record_moves_the_sum_by_its_own_row_exactly(make_family, name):
+    """Emptying a slot takes one row on the grid away, and no bit of any other."""
+    task, data = make_family(name, (5, 2, 3))
+    grid = grid_of(task)
+    index, mask = [3, 0, 1, 4, 2, 0, 0], [1, 1, 1, 1, 1, 0, 0]
+    whole = exact_sum(task, data, 0, index, mask, grid)
+    assert whole.dtype is torch.float64
+    assert grid.holds(whole)
+    for slot in range(5):
+        without = [0 if k == slot else used for k, used in enumerate(mask)]
+        alone = [1 if k == slot else 0 for k in range(len(mask))]
+        rest = exact_sum(task, data, 0, index, without, grid)
+        own = exact_sum(task, data, 0, index, alone, grid)
+        assert torch.equal(whole - rest, own)
+        assert 0 < float(own.norm()) <= CLIP.value
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp", "small-cnn"])
+def test_the_exact_sum_is_the_clipped_sum_up_to_the_grid(make_family, name):
+    task, data = make_family(name, (5, 2, 3))
+    cohort, grid = CohortData(data, np.array([0])), grid_of(task)
+    trajectory = gradients_of(task, Mode.LOOPED, data).trajectory(
+        task.parameters, cohort, spanned=False
+    )
+    batch = slots_of([3, 0, 1, 4, 2], [1, 0, 1, 1, 1])
+    exact = trajectory.clipped_sum_on_grid(None, batch, CLIP, grid)
+    about = trajectory.clipped_sum(None, batch, CLIP)[0].double()
+    assert float((exact - about).norm()) <= 4 * grid.spacing * math.sqrt(task.size) + 1e-6
+
+
+def test_empty_slots_hold_no_record(make_family, monkeypatch):
+    task, data = make_family("softmax", (5, 2, 3))
+    seen = []
+    whole = per_example.ClippedExamples.sum_on_grid
+
+    def spying(self, flat, x, y, used, *rest):
+        seen.append((x.clone(), y.clone(), used.clone()))
+        return whole(self, flat, x, y, used, *rest)
+
+    monkeypatch.setattr(per_example.ClippedExamples, "sum_on_grid", spying)
+    assert not exact_sum(task, data, 0, [1, 2, 3], [0, 0, 0], grid_of(task)).any()
+    (x, y, used) = seen[0]
+    assert not used.any()
+    assert not x.any()
+    assert not y.any()
+
+
+def test_a_record_that_is_not_finite_counts_as_nothing(make_family):
+    task, data = make_family("softmax", (5, 2, 3))
+    x = data.x.copy()
+    x[2] = 3e38
+    bad = replace(data, x=x)
+    index = [0, 1, 2, 3]
+    grid = grid_of(task)
+    found = exact_sum(task, bad, 0, index, [1, 1, 1, 1], grid)
+    others = exact_sum(task, bad, 0, index, [1, 1, 0, 1], grid)
+    assert float((found - others).norm()) <= CLIP.value
+    assert bool(torch.isfinite(found).all())
+
+
+# --- slots that see each other ---
+
+
+def test_rows_that_depend_on_other_slots_are_computed_one_by_one(make_family, monkeypatch):
+    """What the slots hold together reaches every row's last two bits: the trial sees that."""
+    task, data = make_family("softmax", (5, 2, 3))
+    sizes, whole = [], per_example.example_gradients
+
+    def leaking(task, flat, x, y, *keys):
+        sizes.append(len(y))
+        return whole(task, flat, x, y, *keys) * (1 + 2**-22 * x.mean().sign())
+
+    monkeypatch.setattr(per_example, "example_gradients", leaking)
+    index, mask, grid = [0, 1, 2, 3], [1, 1, 1, 1], grid_of(task)
+    total = exact_sum(task, data, 0, index, mask, grid)
+    tried = len(sizes)
+    assert sizes[-4:] == [1, 1, 1, 1]
+    parts = [
+        exact_sum(task, data, 0, index, [1 if k == slot else 0 for k in range(4)], grid)
+        for slot in range(4)
+    ]
+    assert torch.equal(total, sum(parts))
+    assert tried > 4
+
+
+def test_what_is_tried_are_the_slots_that_are_used(make_family):
+    task, data = make_family("softmax", (300, 2, 3))
+    examples = gradients_of(task, Mode.LOOPED, data).examples
+    x, y = torch.from_numpy(data.x[:300].copy()), torch.from_numpy(data.y[:300].copy())
+    used = torch.ones(300, dtype=torch.bool)
+    examples.sum_on_grid(task.parameters, x, y, used, CLIP, grid_of(task))
+    assert examples._independent == {256: True}
+
+
+# --- batches ---
+
+
+@pytest.mark.parametrize(
+    ("records", "rate"), [(10, 0.5), (60, 0.01), (1000, 0.01), (60_000, 0.01), (500, 0.999)]
+)
+def test_more_records_than_slots_join_almost_never(records, rate):
+    slots = NoisySteps(rate, 1, 1.0).slots(records)
+    assert slots <= records
+    assert stats.binom.logsf(slots, records, rate) <= -90 * math.log(2) or slots == records
+    if slots < records:
+        assert stats.binom.logsf(slots // 2, records, rate) > -90 * math.log(2)
+
+
+def test_the_number_of_slots_is_public():
+    """It follows from the public number of records, and from the nominal one where there is one."""
+    assert NoisySteps(0.1, 1, 1.0, nominal=100).slots(3) == NoisySteps(0.1, 1, 1.0).slots(100)
+    assert NoisySteps(1.0, 1, 1.0).slots(17) == 17
+
+
+def batches(data, rate, count, client=0):
+    noisy = NoisySteps(rate, 1, 1.0)
+    cohort = CohortData(data, np.array([client]))
+    return [slotted_batch(noisy, cohort, 1, step, SECURE) for step in range(count)]
+
+
+def test_records_join_with_the_rate_and_lie_in_any_slot(make_family):
+    _, data = make_family("softmax", (8, 2))
+    drawn = batches(data, 0.25, 4000)
+    width = drawn[0].mask.shape[1]
+    joined, places = np.zeros(8), np.zeros((8, width))
+    for batch in drawn:
+        assert batch.mask.shape == (1, width)
+        used = batch.mask[0].numpy() > 0
+        records = batch.index[0].numpy()[used]
+        assert len(set(records.tolist())) == len(records)
+        joined[records] += 1
+        places[records, np.flatnonzero(used)] += 1
+    for count in joined:
+        assert stats.binomtest(int(count), 4000, 0.25).pvalue > ALARM / 8
+    assert stats.chisquare(places.ravel(), places.sum() / places.size).pvalue > ALARM
+
+
+def test_batches_and_noise_repeat_nothing(make_family):
+    _, data = make_family("softmax", (40, 2))
+    noisy = NoisySteps(0.5, 1, 1.0)
+    cohort = CohortData(data, np.array([0]))
+    first, second = (slotted_batch(noisy, cohort, 1, 0, SECURE) for _ in range(2))
+    assert not torch.equal(first.index, second.index)
+
+
+def test_a_draw_with_more_records_than_slots_is_cut(make_family, monkeypatch):
+    _, data = make_family("softmax", (40, 2))
+    monkeypatch.setattr(NoisySteps, "slots", lambda self, records: 5)
+    for batch in batches(data, 0.9, 20):
+        assert batch.mask.shape == (1, 5)
+        assert batch.mask.sum() == 5
+        assert len(set(batch.index[0].tolist())) == 5
+
+
+# --- noise ---
+
+
+def secure_plan(data, parameters, *, steps=2, rate=0.5, multiplier=3.0, nominal=None):
+    plan = dp_sgd(
+        Everyone(),
+        data.clients,
+        CLIP.value,
+        rate=rate,
+        steps=steps,
+        nominal=nominal,
+        rounds=2,
+        budget=planned_for(Budget(math.inf, 1e-5)),
+        multiplier=multiplier,
+    )
+    return with_secure_noise(plan, parameters, diagnostics=False)
+
+
+def one_client(task, data):
+    """What a round asks of the first client."""
+    cohort, gradients = CohortData(data, np.array([0])), gradients_of(task, Mode.LOOPED, data)
+    return batch_of(1, task.parameters, cohort, CLIP, gradients, SECURE)
+
+
+def test_each_step_adds_noise_of_its_own_on_the_grid(make_family, monkeypatch):
+    """Two steps without a gradient: their sum has twice the variance of one."""
+    task, data = make_family("softmax", (6, 2))
+    monkeypatch.setattr(
+        per_example.ClippedExamples,
+        "sum_on_grid",
+        lambda self, flat, *rest: torch.zeros(len(flat), dtype=torch.float64),
+    )
+    updates = {}
+    for steps in (1, 2):
+        plan = secure_plan(data, task.size, steps=steps, multiplier=3.0)
+        work = ClientDpSgd(plan.steps, lr=1.0)
+        rows = []
+        for _ in range(60):
+            rows.append(work.updates(one_client(task, data)).rows[0].double().numpy() * 0.5 * 6)
+        updates[steps] = np.concatenate(rows)
+        expected = steps * (3.0 * CLIP.value) ** 2
+        statistic = float((updates[steps] ** 2).sum() / expected)
+        degrees = len(updates[steps])
+        assert stats.chi2.sf(statistic, degrees) > ALARM
+        assert stats.chi2.cdf(statistic, degrees) > ALARM
+
+
+def test_released_sums_are_multiples_of_the_grid(make_family, monkeypatch):
+    task, data = make_family("softmax", (6, 2))
+    plan = secure_plan(data, task.size)
+    from fedveil.training import work as works
+
+    totals, whole = [], works.add_to_sum_
+
+    def spying(mechanism, total, scale, keys):
+        whole(mechanism, total, scale, keys)
+        totals.append((mechanism.grid(scale, len(total)), total.clone()))
+
+    monkeypatch.setattr(works, "add_to_sum_", spying)
+    ClientDpSgd(plan.steps, lr=1.0).updates(one_client(task, data))
+    assert len(totals) == 2
+    for grid, total in totals:
+        assert grid.holds(total)
+        assert total.any()
+    assert not torch.equal(totals[0][1], totals[1][1])
+
+
+def test_rows_are_cut_to_the_grid_of_the_noise_and_of_no_coarser_one(make_family, monkeypatch):
+    task, data = make_family("softmax", (6, 2))
+    plan, used = secure_plan(data, task.size, multiplier=3.0), []
+    whole = per_example.ClippedExamples.sum_on_grid
+
+    def spying(self, flat, x, y, joined, clip, grid, keys):
+        used.append((clip, grid))
+        return whole(self, flat, x, y, joined, clip, grid, keys)
+
+    monkeypatch.setattr(per_example.ClippedExamples, "sum_on_grid", spying)
+    ClientDpSgd(plan.steps, lr=1.0).updates(one_client(task, data))
+    assert used == [(CLIP, grid_of(task, 3.0))] * 2
+
+
+# --- plans ---
+
+
+def test_a_secure_plan_counts_every_step_and_names_what_it_assumes(make_family):
+    task, data = make_family("softmax", (6, 2))
+    few, many = (secure_plan(data, task.size, steps=steps).lines[0] for steps in (1, 64))
+    assert KERNELS in few.assumptions
+    assert few.vouched - many.vouched == pytest.approx(math.log(64), abs=0.01)
+    counted = delta_of_sampler(64 * (task.size + 5 * 2**20), 2 * 2, 0.0)
+    assert many.vouched <= math.log(many.slip / counted)
+    capped = secure_plan(data, task.size, nominal=50).lines[0]
+    assert "no client has more than 50 records" in capped.assumptions
+
+
+def test_clients_with_more_records_than_nominal_are_refused(make_family):
+    task, data = make_family("softmax", (6, 2))
+    plan = secure_plan(data, task.size, nominal=5)
+    with pytest.raises(BadInput, match="has 6 records and nominal is 5"):
+        Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.1))
+    fine = secure_plan(data, task.size, nominal=6)
+    Training(task, data, fine, ClientDpSgd(fine.steps, lr=0.1))
+    assert MOST_RECORDS == 2**24
+
+
+def test_secure_dp_sgd_trains(make_family):
+    task, data = make_family("softmax", (60, 40, 50))
+    plan = secure_plan(data, task.size, steps=5, multiplier=1.0)
+    training = Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.5))
+    rounds = list(train(training))
+    assert [r.round for r in rounds] == [1, 2]
+    assert rounds[-1].claim.noise == "secure"
+    assert rounds[-1].claim.unit == "record"

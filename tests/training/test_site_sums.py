@@ -1,0 +1,182 @@
+"""Sites in a round: what they send is their own noisy sum, and the model is a step along the total.
+
+Statistical tests have a false-alarm rate of 1e-6 each.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedveil.attacks.adversary import ReportAttack
+from fedveil.base.errors import BadInput
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.noise.streams import Streams, bits
+from fedveil.privacy.release import NoisySteps
+from fedveil.privacy.releases.dp_sgd import dp_sgd
+from fedveil.privacy.releases.sites import PART, WHOLE, sites
+from fedveil.privacy.sampling import Everyone
+from fedveil.privacy.secure import planned_for, with_secure_noise
+from fedveil.training.aggregates import Krum
+from fedveil.training.cohort import CohortData
+from fedveil.training.exchange import client_report
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.reports import ClientBatch
+from fedveil.training.session import Training, train
+from fedveil.training.work import ClientDpSgd, SiteSum, poisson_batch, slotted_batch
+
+ALARM = 1e-6
+FREE = Budget(math.inf, 1e-5)
+
+
+def plan_of(data, *, share=PART, multiplier=1e-6, rate=0.5, secure=None):
+    budget = FREE if secure is None else planned_for(FREE)
+    plan = sites(
+        data.clients,
+        0.1,
+        records=data.records,
+        rate=rate,
+        share=share,
+        rounds=2,
+        budget=budget,
+        multiplier=multiplier,
+    )
+    return plan if secure is None else with_secure_noise(plan, secure, diagnostics=False)
+
+
+def training_of(task, data, plan, **more):
+    return Training(task, data, plan, SiteSum(plan.steps), **more)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_round_is_a_step_along_the_sum_over_the_expected_records(make_family, mode):
+    task, data = make_family("softmax", (6, 3, 9))
+    plan = plan_of(data)
+    training = training_of(task, data, plan, mode=mode)
+    start, cohort = training.start(), CohortData(data, np.arange(3))
+    batch = poisson_batch(plan.steps, cohort, 1, 0, training.streams)
+    trajectory = gradients_of(task, mode, data).trajectory(start.params, cohort, spanned=False)
+    total = trajectory.clipped_sum(None, batch, plan.clip(start.adaptive_state, 1)).sum(dim=0)
+    (first, *_) = train(training)
+    assert torch.allclose(first.state.params - start.params, -total / (0.5 * 18), atol=1e-6)
+
+
+@pytest.mark.parametrize("share", [WHOLE, PART])
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_sum_of_all_sites_has_the_noise_that_is_accounted(
+    make_family, monkeypatch, share, secure
+):
+    """Without gradients, n sites' noise adds up to the multiplier of the line about the sum."""
+    task, data = make_family("softmax", (6, 3, 9, 4))
+    plan = plan_of(data, share=share, multiplier=2.0, secure=task.size if secure else None)
+    work, rows = SiteSum(plan.steps), []
+    looped = gradients_of(task, Mode.LOOPED, data)
+    silence(monkeypatch)
+    for repetition in range(60):
+        streams = Streams(repetition, secure)
+        total = torch.zeros(task.size, dtype=torch.float64)
+        for site in range(4):
+            cohort = CohortData(data, np.array([site]))
+            asked = round_of(plan, task, cohort.ids, streams)
+            report = client_report(work, plan, ClientBatch.from_round(asked, cohort, looped))
+            assert report.reports.rows.dtype is torch.float64
+            total += report.reports.rows[0]
+        rows.append(total)
+    noise = torch.cat(rows).numpy()
+    statistic = float((noise**2).sum() / (plan.release.together * 0.1) ** 2)
+    assert stats.chi2.sf(statistic, len(noise)) > ALARM
+    assert stats.chi2.cdf(statistic, len(noise)) > ALARM
+    expected = 2.0 if share == PART else 4.0
+    assert plan.release.together == pytest.approx(expected)
+
+
+def silence(monkeypatch):
+    """No record has a gradient."""
+    from fedveil.training.gradients import modes
+
+    def nothing(self, moved, batch, clip):
+        return torch.zeros(len(self._cohort), self.width)
+
+    def exactly_nothing(self, moved, slots, clip, grid):
+        return torch.zeros(self.width, dtype=torch.float64)
+
+    monkeypatch.setattr(modes.LoopedTrajectory, "clipped_sum", nothing)
+    monkeypatch.setattr(modes.LoopedTrajectory, "clipped_sum_on_grid", exactly_nothing)
+
+
+def round_of(plan, task, ids, streams):
+    from fedveil.privacy.release import Round
+
+    state = plan.first_state(task.parameters)
+    return Round(1, ids, task.parameters, plan.clip(state, 1), state, streams)
+
+
+def test_secure_sums_stay_on_the_grid_up_to_the_server(make_family):
+    task, data = make_family("softmax", (6, 3, 9))
+    plan = plan_of(data, multiplier=2.0, secure=task.size)
+    from fedveil.privacy.noise.mechanisms import GaussianMechanism
+
+    own = plan.steps.multiplier
+    grid = GaussianMechanism(own).grid(own * 0.1, task.size)
+    training = training_of(task, data, plan)
+    state = training.start()
+    asked = training.round(1, np.arange(3), state)
+    cohort = training.engine.run(asked)
+    assert grid.holds(cohort.total)
+    assert cohort.total.any()
+
+
+def test_a_share_that_is_missing_leaves_the_model_where_it_is(make_family, open_ledger):
+    task, data = make_family("softmax", (6, 3, 9))
+    plan = plan_of(data, multiplier=2.0)
+    training = training_of(task, data, plan)
+    ledger, state = open_ledger(plan), training.start()
+    asked = training.begin(state, ledger)
+    cohort = training.engine.run(asked)
+    cohort.weight -= 1.0
+    result = training.end(asked, state, cohort, ledger)
+    assert torch.equal(result.state.params, state.params)
+    assert ledger.charged() == 1
+
+
+def test_the_work_and_the_plan_go_together(make_family):
+    task, data = make_family("softmax", (6, 3))
+    plan = plan_of(data)
+    with pytest.raises(BadInput, match="make the work as SiteSum"):
+        Training(task, data, plan, SiteSum(NoisySteps(0.5, 1, 7.0)))
+    with pytest.raises(BadInput, match="go together"):
+        Training(task, data, plan, ClientDpSgd(plan.steps, lr=1.0))
+    steps = dp_sgd(Everyone(), 2, 0.1, rate=0.5, steps=1, rounds=1, budget=FREE, multiplier=1.0)
+    with pytest.raises(BadInput, match="go together"):
+        Training(task, data, steps, SiteSum(steps.steps))
+    with pytest.raises(BadInput, match="make it as SiteSum"):
+        SiteSum(NoisySteps(0.5, 2, 1.0))
+
+
+@pytest.mark.parametrize("share", [WHOLE, PART])
+def test_what_breaks_a_claim_about_the_sum_is_refused(make_family, share):
+    """A robust aggregate publishes more than the sum, and an attacker knows its own noise."""
+    task, data = make_family("softmax", (6, 3, 9, 4, 5, 6))
+    plan = plan_of(data, share=share)
+    with pytest.raises(BadInput, match="looks at updates one by one"):
+        training_of(task, data, plan, aggregate=Krum(1))
+    with pytest.raises(BadInput, match="counts on the noise of every site"):
+        training_of(task, data, plan, participants=ReportAttack(lambda round, ids, rows: rows))
+
+
+def test_slots_are_drawn_again_where_words_are_equal(make_family, monkeypatch):
+    _, data = make_family("softmax", (8, 2))
+    calls = []
+
+    def words(keys, count):
+        calls.append(count)
+        drawn = bits(keys, count)
+        return drawn * 0 if len(calls) == 2 else drawn  # the first draw of slots
+
+    monkeypatch.setattr("fedveil.training.work.bits", words)
+    cohort = CohortData(data, np.array([0]))
+    batch = slotted_batch(NoisySteps(1.0, 1, 1.0), cohort, 1, 0, Streams(1, secure=True))
+    assert len(calls) == 3
+    assert sorted(batch.index[0].tolist()) == list(range(8))
