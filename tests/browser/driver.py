@@ -19,6 +19,10 @@ ARGUMENTS = (
 )
 
 
+class ScriptError(AssertionError):
+    """A script raised an error in the page."""
+
+
 @dataclass
 class Browser:
     """One window; `call` speaks WebDriver, `devtools` Chromium's own protocol."""
@@ -29,7 +33,8 @@ class Browser:
     def call(self, path, **said):
         self.host.request("POST", f"/session/{self.session}/{path}", json.dumps(said))
         found = json.loads(self.host.getresponse().read())["value"]
-        assert not (isinstance(found, dict) and "error" in found), found
+        if isinstance(found, dict) and "error" in found:
+            raise (ScriptError if found["error"] == "javascript error" else AssertionError)(found)
         return found
 
     def devtools(self, command, **params):
@@ -52,12 +57,16 @@ class Browser:
         self.call("url", url=url)
 
     def until(self, script, seconds=20):
-        """What a script returns, as soon as that is something."""
-        end = time.monotonic() + seconds
-        while not (found := self.run(script)):
-            assert time.monotonic() < end, f"not after {seconds} s: {script}"
+        """Return a script's first true value. While a page loads, elements may be missing."""
+        end, problem = time.monotonic() + seconds, None
+        while time.monotonic() < end:
+            try:
+                if found := self.run(script):
+                    return found
+            except ScriptError as error:
+                problem = error
             time.sleep(0.05)
-        return found
+        raise AssertionError(f"not after {seconds} s: {script}") from problem
 
     def run(self, script, *arguments):
         return self.call("execute/sync", script=script, args=list(arguments))

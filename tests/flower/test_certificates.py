@@ -139,6 +139,10 @@ def test_nothing_is_written_over(tmp_path):
     with pytest.raises(BadInput, match="node exists"):
         write_node_key(tmp_path, "north")
     assert (tmp_path / "node").read_bytes() == before
+    (tmp_path / "node").unlink()
+    with pytest.raises(BadInput, match="node.pub exists"):
+        write_node_key(tmp_path, "north")
+    assert not (tmp_path / "node").exists(), "a private key was written without its public half"
 
 
 def test_nobody_but_the_authority_signs(server):

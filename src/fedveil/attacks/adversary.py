@@ -161,10 +161,15 @@ class Adversary(Participants):
         return {who: len(lengths), f"{who} length": float(lengths.sum())}
 
     def summary(self, notes: dict[str, float], clients: int) -> dict[str, float]:
-        """The entries of a round's result about malicious clients.
+        """The entries of a round's result about malicious clients. There are always four.
 
-        "cheating" is their number, "cheating_share" their share of `clients`, "honest_length" and
-        "cheating_length" the mean lengths of reports before clipping, 0 without such clients.
+        "cheating" is their number, and "cheating_share" their share of `clients`. "honest_length"
+        and "cheating_length" are the mean lengths of reports as they arrive at the server, which
+        honest clients have clipped already. A length is 0 if there are no such clients.
+
+        Args:
+            notes: The results of `notes`, summed by name over the round.
+            clients: The number of clients in the round, honest or not.
         """
         honest, malicious = (int(notes.get(who, 0)) for who in ("honest", "malicious"))
         return {

@@ -48,10 +48,11 @@ def group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
 
 
 def bound(claim: PrivacyClaim, size: int, rate: float) -> float:
-    """The largest expected rate that `size` attackers can reach, at most 1.
+    """The largest expected rate, such as a backdoor's, that `size` attackers can reach. At most 1.
 
-    `rate` is the expected rate without them. Both directions of (e, d)-DP are used: rate' <= e^e
-    rate + d, and 1 - rate' >= (1 - rate - d) e^-e.
+    `claim` must be about whole clients, which is not checked. `rate` is the expected rate without
+    attackers. With the (eps, d) of a group of `size`, both directions of DP are used: rate' <=
+    exp(eps) rate + d, and 1 - rate' >= (1 - rate - d) exp(-eps).
     """
     epsilon, delta = group(claim.epsilon, claim.delta, size)
     if epsilon > 700:

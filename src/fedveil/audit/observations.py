@@ -194,9 +194,11 @@ class Observer:
         return torch.cat(updates)
 
     def noiseless_updates(self, round: Round, ids: Ids, whose: Ids) -> Tensor:
-        """Return the updates [K, P] of `observed_updates` clipped and without noise.
+        """Return the updates [K, P] that clients would send without any noise.
 
-        An update that is not finite is zero.
+        They are clipped as the training clips: under DP-SGD each example's gradient and not the
+        update. An update that is not finite is zero. `ids` and `whose` are as in
+        `observed_updates`: whose random draws are used, and whose records are trained on.
         """
         work, updates = self.training.work, []
         if isinstance(work, ClientDpSgd | SiteSum):
@@ -309,7 +311,8 @@ class Bench:
     def send(self, round: Round, rows: Tensor, *, short: bool) -> ClientReports:
         """Return the reports of a round's clients with updates `rows` [K, size].
 
-        `short` marks the updates as within the clip.
+        `short` is whether clients report to an adaptive clip that they were within it, whatever
+        `rows` are.
         """
         work: Any = Sending(rows, short)
         cohort = CohortData(self._data, round.ids, np.zeros(len(round.ids), dtype=np.int64))
@@ -319,7 +322,8 @@ class Bench:
     def cohort_sum(self, round: Round, rows: Tensor, *, short: bool) -> CohortSum:
         """Return the server's sum of the reports of clients with updates `rows`, before its noise.
 
-        `rows` are [K, size]. `short` marks the updates as within the clip.
+        `rows` are [K, size]. `short` is whether clients report to an adaptive clip that they were
+        within it, whatever `rows` are.
         """
         sent = self.send(round, rows, short=short)
         noisy = self._plan.release.adds_noise
@@ -391,10 +395,12 @@ def client_views(
 def _reports_along(
     bench: Bench, round: Round, rows: Tensor, along: Tensor, *, short: bool
 ) -> tuple[Values, Values]:
-    """Return (products of clients' reports with `along` over the clip, clip statistics).
+    """Return (clients' reports along a direction, divided by the clip; their clip statistics).
 
-    The products are [K], and the statistics [K, width]. `short` marks the updates as within the
-    clip.
+    The clients clip and randomise the updates `rows` [K, P], and each report is multiplied with
+    `along` [P]: the first result is [K]. Without a clip nothing is divided. The statistics are [K,
+    width]. `short` is whether clients report to an adaptive clip that they were within it, whatever
+    their rows are.
     """
     sent = bench.send(round, rows, short=short)
     assert isinstance(sent.reports, Rows), "reports of clients that protect themselves are rows"

@@ -374,7 +374,11 @@ def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
 
 
 def _one_value(column: Column, rows: Table, whose: str, value: str) -> BadInput:
-    """A BadInput about a column that has one value in all rows, to be raised by the caller."""
+    """A BadInput about a column that has one value in all rows, to be raised by the caller.
+
+    `whose` is a plural noun for the rows, such as "test records", and `value` is the value as the
+    message shows it.
+    """
     return BadInput(
         f"{rows.name}: column {column.name!r} is {value} in all {whose}: declare "
         f"{declaration_key(column.name)}.values, or leave it out"

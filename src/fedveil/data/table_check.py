@@ -282,7 +282,11 @@ def _refusals(
 def _choose(
     chosen: dict[str, str | None], columns: Sequence[ColumnSummary], rows: int
 ) -> dict[str, tuple[str, ...]]:
-    """Fill in the roles that nobody named, and return the other candidates for each role."""
+    """Fill in the roles of `chosen` that are None, and return other candidates for each role.
+
+    `chosen` has the keys "target", "client" and "person" and is changed in place. A role that no
+    column fits stays None. Candidates are in order, the likeliest first.
+    """
     candidates: dict[str, tuple[str, ...]] = {}
     for role in ("target", "client", "person"):
         taken = {name for name in chosen.values() if name is not None}

@@ -511,13 +511,19 @@ def tables_of(
 ) -> tuple[Table, Table | None, dict[str, object]]:
     """(training table, test table or None, declared labels) of a Hugging Face data set.
 
-    Labels are {column: {"values": names}}, {} if the data set declares none.
+    In the tables, columns with declared labels hold the labels' names instead of codes, None where
+    a record has no label. The declared labels are {column: {"values": names}}, without the client
+    column, and {} if there are none. The tables are the splits "train" and "test".
+
+    A wanted column that a split lacks is left out: whoever reads the table finds it missing. Raises
+    BadInput without a split "train", for a split without any wanted column, and for a source of
+    another kind.
 
     Args:
         source: A `Dataset`, a `DatasetDict`, or the folder that one was saved to.
         target: The target column.
         client: The client column, or None.
-        features: Feature columns. None keeps all columns.
+        features: Feature columns, kept beside target and client. None keeps all columns.
     """
     train, test = _splits_of(source)
     named = [name for name in (client, target) if name is not None]

@@ -94,7 +94,10 @@ class Authority:
         _write_pair(folder, name, builder.sign(self.signing_key, hashes.SHA384()), key)
 
     def save(self, folder: Path) -> None:
-        """Write ca.crt and ca.key into a folder. Raises BadInput if one of them exists."""
+        """Write ca.crt and ca.key, the latter for its owner alone, into a folder that exists.
+
+        The key is not encrypted. Raises BadInput if one of the files exists.
+        """
         _write_pair(folder, "ca", self.certificate, self.signing_key)
 
 
@@ -111,8 +114,7 @@ def write_node_key(folder: Path, site: str) -> str:
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     text = f"{public.decode()} {site}"
-    _write(folder / "node", private, private=True)
-    _write(folder / "node.pub", f"{text}\n".encode())
+    _write_two(folder / "node", private, folder / "node.pub", f"{text}\n".encode())
     return text
 
 
@@ -160,18 +162,28 @@ def _write_pair(
     Raises BadInput if one of them exists.
     """
     pkcs8, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    _write(folder / f"{name}.crt", certificate.public_bytes(_PEM))
-    _write(folder / f"{name}.key", key.private_bytes(_PEM, pkcs8, plain), private=True)
+    secret, public = key.private_bytes(_PEM, pkcs8, plain), certificate.public_bytes(_PEM)
+    _write_two(folder / f"{name}.key", secret, folder / f"{name}.crt", public)
 
 
-def _write(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Write a new file, readable by its owner alone if `private`. Raise BadInput if it exists."""
-    mode = 0o600 if private else 0o644
-    try:
-        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(content)
-    except FileExistsError as e:
-        raise BadInput(f"{path} exists: keys and certificates are not written over") from e
+def _write_two(secret: Path, key: bytes, public: Path, content: bytes) -> None:
+    """Write a private key, readable by its owner alone, and its public half.
+
+    Raises BadInput, and writes neither, if one of the files exists.
+    """
+    for path in (secret, public):
+        if path.exists():
+            raise BadInput(f"{path} exists: keys and certificates are not written over")
+    for path, written, mode in ((secret, key, 0o600), (public, content, 0o644)):
+
+        def opener(name: str, flags: int, mode: int = mode) -> int:
+            return os.open(name, flags, mode)
+
+        try:
+            with open(path, "xb", opener=opener) as file:
+                file.write(written)
+        except FileExistsError as e:
+            raise BadInput(f"{path} exists: keys and certificates are not written over") from e
 
 
 @dataclass(frozen=True)

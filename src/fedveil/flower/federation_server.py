@@ -292,10 +292,11 @@ class RemoteEngine:
         return answers
 
     def _sum(self, round: Round, answers: dict[str, Answer], outcome: Outcome) -> CohortSum:
-        """Return the sum of the answers' reports, each accepted and added in the order of clients.
+        """Return the weighted sum of the answers' reports, accepted and added in client order.
 
-        `answers` are by site name. A site whose report is not accepted counts as zero, and is added
-        to `outcome.rejected`.
+        `answers` are by site name. Weights are the sites' numbers of records if the job weighs by
+        examples, else 1. A site whose report is not accepted counts as zero, with weight 0, and
+        `outcome.rejected` gets the reason under its name.
         """
         job, plan = self.job, self.job.plan
         total = CohortSum.zero(job.task.size, plan.width, noisy=False, keep=job.keeps_updates)

@@ -62,7 +62,10 @@ class Terms:
 
 
 def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
-    """Return the terms for client `number` of a plan, with `repeats` turns beyond the plan's.
+    """Return the terms of one site of a plan: its budget lines and its turns.
+
+    `number` is the client that the site is, from 0. Only clients' own budgets need it. The owner
+    permits `repeats` turns beyond the plan's, as far as the run's budget goes.
 
     Guarantee: docs/proofs/site.md. Charges for the turns that the site has, on the lines of these
     terms, are never fewer than the releases that depend on its records.

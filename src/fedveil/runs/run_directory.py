@@ -125,9 +125,10 @@ def locked(folder: Path, *, drop_stop_request: bool = False) -> Iterator[None]:
 
 @contextmanager
 def lock_held(path: Path, seconds: float) -> Iterator[bool]:
-    """Context manager: lock a file, which is made if it is missing. Yields whether that worked.
+    """Context manager: lock a file, made if it is missing. Yields whether it is locked.
 
-    Raises BadInput if the file cannot be opened, or its file system has no locks.
+    It waits up to `seconds` for the lock. The block runs in either case. Raises BadInput if the
+    file cannot be opened, or its file system has no locks.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

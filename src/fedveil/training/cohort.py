@@ -24,7 +24,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, eq=False)
 class CohortData:
-    """The records of K clients: row k holds those of client `ids[k]`, padded to the longest.
+    """The records of K clients: row k holds those of client `owners[k]`, padded to the longest.
 
     Records are copied on first access. Padding repeats a client's last record. A client's row never
     holds another client's record, not even as padding: a loss that overflows there would reach this
@@ -65,7 +65,7 @@ class CohortData:
 
     @cached_property
     def y(self) -> torch.Tensor:
-        """The targets, [K, longest, ...]."""
+        """The targets, [K, longest, ...]. Padding repeats a client's last target."""
         return self._rows(self.data.y)
 
     def _rows(self, array: npt.NDArray[Any]) -> torch.Tensor:

@@ -207,7 +207,9 @@ def _total(accounts: Sequence[tuple[list[PrivacyClaim], int]]) -> list[PrivacyCl
 def _sum_of_two(one: PrivacyClaim, other: PrivacyClaim) -> PrivacyClaim:
     """Return the claim of two independent releases: epsilons and deltas add up.
 
-    The accountant is that of the first claim that is not pure, and assumptions are joined.
+    Both have the same unit and neighbours. The accountant is that of the first claim that is not
+    pure, assumptions are joined, and trust, noise, `vouched` and `as_published` are the weaker of
+    the two. All else is that of `one`, without `composed`.
     """
     pure = one.accountant is Accountant.PURE
     return replace(

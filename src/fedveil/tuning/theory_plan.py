@@ -86,9 +86,10 @@ def _exact_constants(quadratics: Quadratics, start: torch.Tensor) -> theory.Cons
 
 
 def _estimated_constants(task: Task, data: FederatedData, seed: int) -> theory.Constants:
-    """Estimate the constants from at most 32 clients, with optima found by descent.
+    """Estimate the constants from at most 32 clients drawn with `seed`, with optima by descent.
 
-    Curvatures are those at the start and at the optimum. Raise BadInput if a loss is flat there.
+    Curvatures and gradients are those at the start, `task.parameters`, and at the optimum of the
+    mean loss. Raise BadInput if a client's loss is flat, not convex or not finite at either.
     """
     drawn = np.random.default_rng(seed).permutation(data.clients)[:_CLIENTS]
     losses = [_loss_function(task, CohortData(data, np.array([client]))) for client in drawn]

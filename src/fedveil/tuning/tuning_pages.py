@@ -402,9 +402,10 @@ def _cell_row(results: SweepResults, cell: int) -> dict[str, Content]:
 
 
 def _frontier_charts(results: SweepResults) -> list[Markup]:
-    """Return charts of the first metric over epsilon, one per terms with several epsilons.
+    """Return charts of the first metric over epsilon, one per group of cells with the same terms.
 
-    For each epsilon the cell with the lowest mean loss is drawn. [] if no terms have two epsilons.
+    Terms are delta, unit, neighbours and trust. For each epsilon the cell with the lowest mean loss
+    is drawn. Terms with a single epsilon have no chart.
     """
     charts, metric = [], results.metric_names[0]
     for number, (terms, cells) in enumerate(results.by_terms.items()):

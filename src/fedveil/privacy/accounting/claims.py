@@ -284,10 +284,12 @@ class PrivacyClaim:
     def _text(self, epsilon: str = "", *, full: bool = False, covers: str | None = None) -> str:
         """The claim as text: what it covers, then `epsilon`, then its terms.
 
+        Terms are "at delta ... per client (neighbours, trust)". Where the claim has them, they also
+        name whom it holds for, that it is as published, and its condition.
+
         Args:
             epsilon: The text of the epsilon, with a space at its end, "" to leave it out.
-            full: Whether the terms have accountant and noise besides delta, unit, neighbours and
-                trust.
+            full: Whether accountant and noise are in the brackets too.
             covers: What the claim covers instead of its own field. "updates" are not written out.
         """
         covers = covers or self.covers

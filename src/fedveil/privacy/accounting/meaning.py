@@ -344,20 +344,23 @@ class Meaning:
 
     @property
     def factor(self) -> str:
-        """A sentence with the factor e^epsilon, rounded up. "" without a promise."""
+        """A sentence with the factor e^epsilon, rounded up, and delta. "" if `promise` is None.
+
+        From a million on, the factor is "more than a million times".
+        """
         if self.promise is None:
             return ""
         odds, delta = _odds(self.promise), self.promise.delta
         if odds >= 1e6:
-            times = "more than a million times"
+            times = "can be more than a million times"
         elif odds >= 1e3:
-            times = f"{math.ceil(odds):,} times"
+            times = f"is at most {math.ceil(odds):,} times"
         else:
             unit = 10.0 ** (math.floor(math.log10(odds)) - 2)  # three digits, rounded up
-            times = f"{math.ceil(odds / unit - 1e-9) * unit:.4g} times"
+            times = f"is at most {math.ceil(odds / unit - 1e-9) * unit:.4g} times"
         more = f", plus delta {delta:g}" if delta else ""
         return (
-            f"Whatever may be seen is at most {times} as likely in one of the two worlds as in the "
+            f"Whatever may be seen {times} as likely in one of the two worlds as in the "
             f"other{more}."
         )
 

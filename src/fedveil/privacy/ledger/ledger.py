@@ -310,7 +310,7 @@ class Ledger:
             self.shared.check(self._run, ids)
 
     def _check_turns(self, round: int, extra_attempts: int, ids: Ids) -> None:
-        """Raise BadInput for a cohort with a client more often asked than lines account for.
+        """Raise BadInput if a client in `ids` would be asked more often than a line accounts for.
 
         `extra_attempts` is the number of attempts beyond each round's first, this one included.
         """

@@ -193,6 +193,8 @@ def add_to_sum_(
 ) -> None:
     """total [P], a sum of clients' rows, += noise of that scale, in place.
 
+    `scale` is multiplier x sensitivity, and `keys` has one key: that of the sum.
+
     Guarantee: with secure noise, a sum of rows that were not cut to the grid is an AssertionError:
     float sums round, and that would move one client's influence.
     """

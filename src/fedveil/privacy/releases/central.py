@@ -130,9 +130,10 @@ class CentralNoise(Release):
         return None
 
     def read_(self, rows: torch.Tensor, round: Round) -> torch.Tensor:
-        """With secure noise, cut rows [K, P] to its grid in place, so that float64 sums are exact.
+        """With secure noise, round rows [K, P] towards zero to its grid in place.
 
-        Nothing is refused: returns False for all rows. docs/proofs/secure.md.
+        float64 sums of them are then exact. Returns False for each row, bool [K]: none is refused.
+        docs/proofs/secure.md.
         """
         if round.streams.secure and round.clip is not None:
             self.mechanism.grid(self.scale(round.clip), rows.shape[1]).cut_(rows)

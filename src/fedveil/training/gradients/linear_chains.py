@@ -214,9 +214,11 @@ class StackedTrajectory(LocalTrajectory):
     def _put_weight_gradient(
         self, i: int, h: torch.Tensor, error: torch.Tensor, batch: Batch, out: torch.Tensor
     ) -> None:
-        """Write the summed gradient of layer i's weights into its columns of the rows `out`.
+        """Write layer i's weight gradient, summed over each client's batch, into `out`.
 
-        `h` are the layer's inputs [K, B, i], `error` its errors [K, B, o].
+        `h` are the layer's inputs [K, B, in], `error` its errors [K, B, out], `out` rows [K,
+        width]. Weights and clip factors must be in `error` already. `batch` is used in the dual
+        form only.
         """
         layer, at = self._layers[i], self._column[self._layers[i].weight_index]
         place = out[:, at : at + layer.weights].view(len(out), layer.outputs, layer.in_features)

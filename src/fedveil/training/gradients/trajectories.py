@@ -64,9 +64,10 @@ class LocalTrajectory(ABC):
     def clipped_sum_on_grid(
         self, moved: torch.Tensor | None, slots: Batch, clip: Clip, grid: Grid
     ) -> torch.Tensor:
-        """The sum of one client's single-example gradients, clipped and cut to the grid.
+        """The sum of one client's single-example gradients, each clipped and cut to the grid.
 
-        Exact, float64 [P]. Empty slots count as zero. Only where clients are computed one by one.
+        Exact, float64 [P]. Cutting rounds towards zero. Empty slots, and gradients that are not
+        finite, count as zero. AssertionError unless the trajectory is looped and has one client.
 
         Guarantee: replacing the record of one slot by another, or emptying it, changes nothing but
         that slot's term, which is no longer than the clip (docs/proofs/secure-dp-sgd.md).
