@@ -140,7 +140,7 @@ def test_nothing_is_written_over(tmp_path):
         write_node_key(tmp_path, "north")
     assert (tmp_path / "node").read_bytes() == before
     (tmp_path / "node").unlink()
-    with pytest.raises(BadInput, match="node.pub exists"):
+    with pytest.raises(BadInput, match=r"node\.pub exists"):
         write_node_key(tmp_path, "north")
     assert not (tmp_path / "node").exists(), "a private key was written without its public half"
 
