@@ -65,7 +65,7 @@ def test_data_with_a_seed_of_their_own_stay():
 
 
 def test_curves_measure_along_the_way():
-    laboratory = Laboratory(curves=True)
+    laboratory = Laboratory(with_curves=True)
     (cell,) = prepared(laboratory, settings=[*SMALL, "evaluate.every=2", "rounds=5"])
     outcome = laboratory.trial(cell, [0])[0]
     assert [round for round, _ in outcome.test_curve] == [2, 4, 5]

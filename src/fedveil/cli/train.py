@@ -328,7 +328,7 @@ def sweep(
     from fedveil.tuning.trials import Laboratory
 
     listen()
-    laboratory = Laboratory(data, curves=curves, workers=workers, cluster=cluster)
+    laboratory = Laboratory(data, with_curves=curves, workers=workers, cluster=cluster)
     with options.loading(quiet=quiet) as show_step:
         show_step("reading data and solving for the noise of every cell")
         opened = Sweep.in_folder(out, recipe, set_ or (), axes, repeat, laboratory)

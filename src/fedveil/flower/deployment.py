@@ -217,7 +217,7 @@ class Deployment:
                 "[shuffle] needs a mixer, and how many weights a report has follows from data: use "
                 "--divide and --mixer HOST:PORT, or leave it out (--set shuffle=none)"
             )
-        files = MixerFiles.write(folder, address.host, address.port, self.site_names)
+        files = MixerFiles.create(folder, address.host, address.port, self.site_names)
         self._fill(
             "mixer.sh",
             folder,

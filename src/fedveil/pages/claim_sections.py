@@ -52,7 +52,7 @@ def claim_tiles(claim: PrivacyClaim | None) -> list[tuple[str, str]]:
         label += f", of {claim.covers}"
     whose = "" if claim.holds_for == "everyone" else f", {claim.holds_for}"
     return [
-        (claim.value, label),
+        (claim.rounded_epsilon, label),
         (f"{claim.delta:g}", "delta"),
         (f"one {claim.unit}", f"is protected{whose} (neighbours: {claim.neighbours})"),
         (_TRUSTED[claim.trust], f"has to be trusted ({claim.trust} trust)"),

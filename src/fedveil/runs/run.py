@@ -200,9 +200,9 @@ class Run:
 
     def describe(self) -> str:
         """Return one line: model, clients, rounds, noise and, once begun, where the run resumes."""
-        return "; ".join(self.summary())
+        return "; ".join(self.summary_lines())
 
-    def summary(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """Return the parts of `describe`: the run, its noise, and remarks at the start."""
         training = self.training
         data, plan = training.data, training.plan

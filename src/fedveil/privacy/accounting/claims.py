@@ -200,7 +200,7 @@ class PrivacyClaim:
 
     def __str__(self) -> str:
         """The claim in one line, with accountant and source of noise."""
-        return self._text(f"epsilon {self.value} ", full=True)
+        return self._text(f"epsilon {self.rounded_epsilon} ", full=True)
 
     def __repr__(self) -> str:
         """The claim in one line, as PrivacyClaim(...). It cannot be evaluated."""
@@ -209,7 +209,7 @@ class PrivacyClaim:
     def _repr_html_(self) -> str:
         """An HTML table for notebooks, with everything that the epsilon means nothing without."""
         rows = {
-            "epsilon": self.value,
+            "epsilon": self.rounded_epsilon,
             "delta": f"{self.delta:g}",
             "unit": self.unit if self.units == 1 else f"{self.units} {self.unit}s",
             "neighbours": self.neighbours,
@@ -233,10 +233,10 @@ class PrivacyClaim:
     @property
     def short(self) -> str:
         """The claim in one line, without accountant and source of noise."""
-        return self._text(f"epsilon {self.value} ")
+        return self._text(f"epsilon {self.rounded_epsilon} ")
 
     @property
-    def value(self) -> str:
+    def rounded_epsilon(self) -> str:
         """The epsilon alone as text, rounded up to four digits.
 
         A note says so if it is not vouched for, or if it is above 100 for several units. Infinity

@@ -321,7 +321,9 @@ class Meaning:
             more = claim.for_units(units)
             share = _share(right_guesses(more)) if more.vouched else "no bound"
             name = f"{claim.unit}s of one person"
-            rows.append({name: f"{units}", "epsilon": more.value, "right guesses at most": share})
+            rows.append(
+                {name: f"{units}", "epsilon": more.rounded_epsilon, "right guesses at most": share}
+            )
         return rows
 
     @property
