@@ -49,7 +49,7 @@ print(len(before))
 """
 
 
-@pytest.mark.parametrize("platform", ["darwin", "win32"])
+@pytest.mark.parametrize("platform", [pytest.param("darwin", marks=pytest.mark.slow), "win32"])
 def test_every_module_is_imported_where_posix_is_missing(platform):
     program = EVERY_MODULE.replace("PLATFORM", repr(platform))
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

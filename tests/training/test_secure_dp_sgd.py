@@ -53,7 +53,10 @@ def grid_of(task, multiplier=1.0, clip=CLIP):
 # --- sums ---
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in ("vgg", "fu-cnn") else []) for n in MODELS],
+)
 def test_a_record_moves_the_sum_by_its_own_row_exactly(make_family, name):
     """Emptying a slot takes one row on the grid away, and no bit of any other."""
     task, data = make_family(name, (5, 2, 3))

@@ -178,6 +178,7 @@ def test_a_worker_that_is_killed():
         list(laboratory.trials([(cell, [0]), (cell, [1])]))
 
 
+@pytest.mark.slow
 def test_spawned_workers_have_the_outcomes_of_one_process(monkeypatch):
     monkeypatch.setattr(platforms, "start_method", lambda: "spawn")
     outcomes = []
