@@ -23,7 +23,7 @@ _SERVER_END_SECONDS = 10.0  # the longest wait for the end of the page's server
 
 def run(
     recipe: Annotated[
-        str | None, Argument(help="A shipped recipe or a .toml file; default: central.")
+        str | None, Argument(help="A shipped recipe or a .toml file; default: people.")
     ] = None,
     set_: options.Set = None,
     out: Annotated[Path | None, Option(help="Run directory (new or empty).")] = None,

@@ -211,10 +211,13 @@ class Run:
             name = type(training.task.module).__name__
         if where == TABLE and path:
             where = Path(path).name if isinstance(path, str) else f"{len(path)} files"
+        each = ""
+        if training.gate.diagnostics and data.sizes.max() == 1:  # clients' sizes may be private
+            each = ", one record each"
         text = (
             f"{self.recipe.name}: {name} "
             f"with {training.task.size:,} parameters over {data.clients:,} clients"
-            f"{'' if where == OWN else f' of {where}'}, {plan.rounds} rounds"
+            f"{'' if where == OWN else f' of {where}'}{each}, {plan.rounds} rounds"
         )
         noise = plan.describe() + ("" if plan.private else ", no privacy claim")
         remarks = [training.remark] if training.remark else []
