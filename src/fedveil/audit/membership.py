@@ -231,12 +231,7 @@ def select_records(data: FederatedData, inside: Inside) -> FederatedData:
     """Return data with the same clients and only the records in the mask `inside`, [records]."""
     owners = np.repeat(np.arange(data.clients), data.sizes)
     sizes = np.bincount(owners[inside], minlength=data.clients)
-    return replace(
-        data,
-        x=taken(data.x, inside),
-        y=data.y[inside],
-        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-    )
+    return data.of_records(np.flatnonzero(inside), sizes)
 
 
 ENOUGH = 64

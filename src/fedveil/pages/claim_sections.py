@@ -82,9 +82,9 @@ def meaning_section(meaning: Meaning, outside: Sequence[str]) -> Markup:
     # the epsilon for several units of one person is not that of one times their number
     several = meaning.several()
     if several:
-        terms = f"at delta {claim.delta:g} for several {claim.unit}s of one person"
+        terms = f"at delta {claim.delta:g} for several {meaning.units_name}"
         caption = f"Epsilon {terms} ({claim.neighbours}, {claim.trust} trust)"
-        parts.append(tag("h3", f"Several {claim.unit}s of one person"))
+        parts.append(tag("h3", f"Several {meaning.units_name}"))
         parts.append(table(several, caption, numbers=True))
     elif meaning.several_unknown:
         parts.append(tag("p", meaning.several_unknown))

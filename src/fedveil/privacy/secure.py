@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fedveil.base.errors import BadArgument
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
-from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust
+from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.grid import delta_of_sampler, grid_for
@@ -97,7 +97,8 @@ def _secure_line(
     if plan.steps is not None:
         assumptions.append(KERNELS)
         if plan.steps.nominal is not None:
-            assumptions.append(f"no client has more than {plan.steps.nominal} records")
+            units = "people" if plan.steps.unit is Unit.PERSON else "records"
+            assumptions.append(f"no client has more than {plan.steps.nominal} {units}")
     return replace(
         line,
         budget=Budget(line.budget.epsilon, whole),
