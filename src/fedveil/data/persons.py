@@ -57,6 +57,12 @@ class PersonIndex:
         """How many persons each client has, [clients]."""
         return np.diff(self.first)
 
+    def of_records(self, values: Array) -> Array:
+        """Values of people [people, ...], for each of their records [records, ...]."""
+        out = np.empty((len(self.order), *values.shape[1:]), dtype=values.dtype)
+        out[self.order] = np.repeat(values, self.counts, axis=0)
+        return out
+
     def places(self, people: Ids, width: int) -> tuple[Ids, npt.NDArray[np.bool_]]:
         """(records of each of `people`, which of them are real), [*people.shape, width].
 

@@ -26,8 +26,8 @@ _TRUSTED = {
     Trust.LOCAL: "nobody",
     Trust.CURATOR: "a curator",
     Trust.SHUFFLED: "a shuffler",
-    Trust.SITE: "the record's own site",
-    Trust.SECURE_SUM: "the record's own site, and the other sites' noise",
+    Trust.SITE: "the site that has the data",
+    Trust.SECURE_SUM: "the site that has the data, and the other sites' noise",
 }
 
 

@@ -77,11 +77,11 @@ _TRUSTED = {
         "honestly; the server need not be."
     ),
     Trust.SITE: (
-        "The site that has the record has to be trusted, and nobody else: what it sends has its "
+        "The site that has the data has to be trusted, and nobody else: what it sends has its "
         "noise already."
     ),
     Trust.SECURE_SUM: (
-        "The site that has the record has to be trusted, and all other sites to add their noise "
+        "The site that has the data has to be trusted, and all other sites to add their noise "
         "and keep it to themselves; the server need not be: it sees only the sum of all sites."
     ),
 }
@@ -300,7 +300,8 @@ class Meaning:
     def warnings(self) -> list[str]:
         """Sentences that must stand beside `sentence`, [] if there are none.
 
-        They are on seeded noise, on a conditional claim, and on a paper's formula.
+        They are on seeded noise, on a conditional claim, on a person at two clients, and on a
+        paper's formula.
         """
         claim, warnings = self.claim, []
         if claim is None:
@@ -314,6 +315,12 @@ class Meaning:
             short = self.smaller.short
             warnings.append(
                 f"That holds whoever ended the run and why. {short[:1].upper()}{short[1:]}."
+            )
+        one = self._of_one_unit
+        if one is not None and one.unit is Unit.PERSON and not self.several_unknown:
+            warnings.append(
+                "Somebody with records at two clients counts as two persons: "
+                f"{one.for_units(2).short}."
             )
         if self.published is not None:
             warnings.append(
