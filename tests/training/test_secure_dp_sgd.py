@@ -283,9 +283,9 @@ def test_rows_are_cut_to_the_grid_of_the_noise_and_of_no_coarser_one(make_family
     plan, used = secure_plan(data, task.size, multiplier=3.0), []
     whole = per_example.ClippedExamples.sum_on_grid
 
-    def spying(self, flat, x, y, joined, clip, grid, keys):
+    def spying(self, flat, x, y, joined, clip, grid, *keys):
         used.append((clip, grid))
-        return whole(self, flat, x, y, joined, clip, grid, keys)
+        return whole(self, flat, x, y, joined, clip, grid, *keys)
 
     monkeypatch.setattr(per_example.ClippedExamples, "sum_on_grid", spying)
     ClientDpSgd(plan.steps, lr=1.0).updates(one_client(task, data))

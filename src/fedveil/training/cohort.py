@@ -102,7 +102,8 @@ class CohortData:
 
         Only these are copied. For work that takes one step.
         """
-        rows = self.data.offsets[self.owners][:, None] + index.numpy()
+        places = np.minimum(index.numpy(), self.sizes[:, None] - 1)  # padding is a client's own
+        rows = self.data.offsets[self.owners][:, None] + places
         few = copy.copy(self)
         vars(few).update(
             longest=index.shape[1],
@@ -126,9 +127,13 @@ class CohortData:
         """
         if people.index is None:
             raise AssertionError("a batch of people has their numbers")
-        index, first = self.data.person_index, self.data.person_index.first[self.owners]
-        places, real = index.places(first[:, None] + people.index.numpy(), cap)
-        if bool((index.counts[first[:, None] + people.index.numpy()] > cap).any()):
+        index = self.data.person_index
+        own = np.minimum(
+            people.index.numpy(), self.people[:, None] - 1
+        )  # padding is a client's own
+        who = index.first[self.owners][:, None] + own
+        places, real = index.places(who, cap)
+        if bool((index.counts[who] > cap).any()):
             raise AssertionError(f"a person has more than {cap} records: {cap} of them count")
         places -= self.data.offsets[self.owners][:, None, None]
         mask = people.mask[..., None] * torch.from_numpy(real.astype(np.float32))
