@@ -19,7 +19,13 @@ from rich.text import Text
 
 from fedveil.base.checks import INTERVAL
 from fedveil.pages.run_report import ended_text
-from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, measured_on, rendered
+from fedveil.privacy.accounting.claims import (
+    PrivacyClaim,
+    Trust,
+    Unit,
+    measured_on,
+    rendered,
+)
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.accounting.meaning import Meaning, budgeted, counting
 from fedveil.privacy.ledger.statement import Statement
@@ -299,6 +305,8 @@ def _claim_rows(
     first = counting(claims)
     if first is not None:
         yield ("epsilon", str(first)[8:]) if first.covers == "updates" else ("claim", str(first))
+        if first.unit is Unit.PERSON and first.composed is not None:
+            yield "at 2 clients", first.for_units(2).short
     for claim in claims:
         if claim is first:
             continue

@@ -585,8 +585,7 @@ this claim
             number = self.held_out_owners
             clear = "for testing, measured in the clear, and"
             if self.cap is not None:
-                every = number + int(self.people.sum())
-                who, protected = "person", f"of {every:,} {clear} not protected"
+                who, protected = "person", f"{clear} not protected"
             elif provenance.by_record(owners):
                 who, protected = "record", f"{clear} nobody whose they are is protected"
             else:

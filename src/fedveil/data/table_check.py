@@ -35,6 +35,9 @@ CLIENT_WORDS = (
     *("client", "hospital", "clinic", "site", "institution", "centre", "center", "bank"),
     *("branch", "school", "owner", "grower", "device", "provider"),
 )
+CAP = 4
+"""How many rows of a person count, in a recipe that is written: a number that is nobody's."""
+
 PERSON_WORDS = (
     *("patient", "person", "subject", "people", "user", "customer", "member", "student"),
     *("employee", "mrn", "ssn", "email", "participant"),
@@ -131,6 +134,14 @@ class TableCheck:
         """Whether entries of features or of the target are missing, so that a rule is needed."""
         used = {*self.feature_names, self.target}
         return any(column.missing_share > 0 for column in self.columns if column.name in used)
+
+    @property
+    def person_keys(self) -> dict[str, object]:
+        """Keys of `[client]` for claims per person, in recipes that can have them. {} without one.
+
+        The cap is not computed from the rows: a recipe is public.
+        """
+        return {} if self.person is None else {"unit": "person", "cap": CAP}
 
     @property
     def suggested_test(self) -> str | float:
@@ -425,6 +436,10 @@ def _protections(counts: dict[str, Counter[str]], rows: int) -> list[str]:
         if clients < FEW_CLIENTS:
             text += f". Noise that hides one of {clients} drowns the signal: protect records"
         sentences.append(text)
+    if "person" in counts:
+        text = f"per person (recipe dp-sgd or sites, client.unit = 'person', client.cap = {CAP}): "
+        text += f"each of {len(counts['person']):,} people, of whom {CAP} rows count at most"
+        sentences.append(f"{text}. Let the cap follow from what is public, not from these rows")
     text = f"per record (recipe dp-sgd): each of {rows:,} rows by itself"
     most = max(counts["person"].values()) if "person" in counts else 1
     if most > 1:

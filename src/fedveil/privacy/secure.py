@@ -95,9 +95,10 @@ def _secure_line(
         )
     assumptions = [SECURE if a == SEEDED else a for a in line.assumptions]
     if plan.steps is not None:
-        assumptions.append(KERNELS)
+        of_persons = plan.steps.unit is Unit.PERSON
+        assumptions.append(KERNELS.replace("record's", "person's") if of_persons else KERNELS)
         if plan.steps.nominal is not None:
-            units = "people" if plan.steps.unit is Unit.PERSON else "records"
+            units = "people" if of_persons else "records"
             assumptions.append(f"no client has more than {plan.steps.nominal} {units}")
     return replace(
         line,
