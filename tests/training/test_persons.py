@@ -512,8 +512,9 @@ def test_a_person_with_more_records_than_the_cap_cannot_be_made(people):
 def test_steps_that_make_no_sense_are_refused_in_one_line():
     for wrong, words in (
         ({"unit": PERSON}, "cap is missing"),
-        ({"unit": Unit.CLIENT}, "use 'record' or 'person'"),
-        ({"unit": "people"}, "use 'record' or 'person'"),
+        ({"unit": Unit.CLIENT}, "use Unit.RECORD or Unit.PERSON"),
+        ({"unit": "people"}, "use Unit.RECORD or Unit.PERSON"),
+        ({"unit": "person", "cap": 3}, "use Unit.RECORD or Unit.PERSON"),
         ({"cap": 0}, "cap is 0"),
     ):
         with pytest.raises(BadInput, match=words) as refusal:

@@ -246,8 +246,10 @@ class NoisySteps:
         MULTIPLIER.check("multiplier", self.multiplier)
         if self.nominal is not None:
             NOMINAL.check("nominal", self.nominal)
-        if self.unit not in (Unit.RECORD, Unit.PERSON):
-            raise BadArgument(f"{{unit}} is {shown(self.unit)}: use 'record' or 'person'", "unit")
+        if self.unit not in (Unit.RECORD, Unit.PERSON) or not isinstance(self.unit, Unit):
+            raise BadArgument(
+                f"{{unit}} is {shown(self.unit)}: use Unit.RECORD or Unit.PERSON", "unit"
+            )
         if self.cap is not None:
             COUNT.check("cap", self.cap)
         elif self.unit is Unit.PERSON:
