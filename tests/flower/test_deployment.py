@@ -249,7 +249,7 @@ def test_noise_is_secure_unless_something_else_is_asked_for():
     assert load_for_sites("ldp-fl", ("shuffle=none",), 3).noise.source == "secure"
     assert load_for_sites("central", ("noise.source=seeded",), 3).noise.source == "seeded"
     assert load_for_sites("dp-sgd", (), 3).noise.source == "secure"
-    assert load_for_sites("priv-unit", (), 3).noise.source == "seeded"  # it has no other
+    assert load_for_sites("priv-unit", (), 3).noise.source == "secure"
     assert load_for_sites("fedavg", (), 3).noise.kind == "none"
 
 

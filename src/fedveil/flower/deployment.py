@@ -320,9 +320,8 @@ def load_for_sites(source: str, overrides: Overrides, sites: int) -> Recipe:
     """Load a recipe for `sites` sites, with secure noise unless it names a noise source.
 
     `source` and `overrides` are as for `load_recipe`. Where the recipe divides data among clients
-    (data.clients), it gets one client per site. PrivUnitG keeps its seeded noise: it has no other,
-    and a site's policy has to allow it. Raises BadInput as `load_recipe` does, and for sums of
-    sites.
+    (data.clients), it gets one client per site. Raises BadInput as `load_recipe` does, and for sums
+    of sites.
     """
     recipe = load_recipe(source, overrides)
     more: dict[str, object] = {}
@@ -335,7 +334,7 @@ def load_for_sites(source: str, overrides: Overrides, sites: int) -> Recipe:
             "noise.where is 'site': fedveil run simulates sums of sites, and fedveil deploy has no "
             "secure sum between them; deploy dp-sgd, which protects records too"
         )
-    if not fixed and noise.kind != "priv-unit":
+    if not fixed:
         more["noise.source"] = "secure"
     return load_recipe(recipe.model_dump(mode="json", exclude_none=True), more)
 

@@ -18,7 +18,7 @@ SLIP = 2.0**-20
 
 SECURE = (
     "the operating system's entropy is unpredictable and AES-256 is a good cipher; nobody sees the "
-    "server's memory or measures its time"
+    "memory of a machine that draws noise, or measures its time"
 )
 KERNELS = (
     "a record's gradient in a batch is the same to the last bit whatever the other slots of the "

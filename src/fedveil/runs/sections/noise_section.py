@@ -285,14 +285,13 @@ class PrivUnitSection(Section):
     """Epsilon of one report. Left out: the largest with which all turns of a client fit
     budget.epsilon."""
     where: Literal["client"] = _AT_CLIENTS
-    source: Literal["seeded", "secure"] = "seeded"
-    """Where randomness comes from; 'secure' is refused: reports are floats."""
+    source: Literal["seeded", "secure"] = _SOURCE
     claim: ClassVar[bool] = True
 
     def build(self, inputs: PlanInputs) -> PrivacyPlan:
         """Build the plan of PrivUnitG reports.
 
-        Raises BadInput if they do not fit the clip, the sampler or the budget, or noise is secure.
+        Raises BadInput if they do not fit the clip, the sampler or the budget.
         """
         from fedveil.privacy.releases.priv_unit import priv_unit
 
