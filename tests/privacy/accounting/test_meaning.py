@@ -128,7 +128,12 @@ def test_the_sentence_of_an_ordinary_claim():
 
 
 WORDS = {
-    "unit": {Unit.CLIENT: "client", Unit.RECORD: "record", Unit.WEIGHT: "weight"},
+    "unit": {
+        Unit.CLIENT: "client",
+        Unit.RECORD: "record",
+        Unit.PERSON: "person's records",
+        Unit.WEIGHT: "weight",
+    },
     "trust": {
         Trust.CENTRAL: "sees this model",
         Trust.LOCAL: "everything that a client sends",
