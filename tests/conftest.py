@@ -181,6 +181,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What was imported stays to the end: looking through it for garbage is for nothing."""
+    """What was imported stays to the end: looking through it for garbage is for nothing.
+
+    Neither is there much else to find, so that it is looked for more rarely.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 10, 50)
