@@ -192,7 +192,7 @@ def test_spawned_workers_run_no_script_and_end_with_their_parent(tmp_path, hidde
     assert first == "script"
     workers = [int(pid) for pid in second.split()]
     assert len(workers) == 2
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not all(map(has_ended, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert all(map(has_ended, workers))
