@@ -127,7 +127,7 @@ class Live:
     def kill_server_app(self):
         """Kill the ServerApp, and nothing else."""
         (found,) = [
-            pid for pid, program in processes_of(self.server) if program == "flwr-serverapp"
+            pid for pid, program in processes_of(self.server) if program == "operator-flwr-serverapp"
         ]
         os.kill(found, signal.SIGKILL)
 
@@ -149,8 +149,8 @@ def live(folder, *names, bad=(), offline=(), unforked=()):
     `bad` are sites that misbehave, `offline` are not started, and `unforked` have a program started
     for every message.
     """
-    port, *own = free_ports(1 + len(names))
-    address = Address(port=port, site_ports=tuple(own))
+    port, operators, *own = free_ports(2 + len(names))
+    address = Address(port=port, site_ports=tuple(own), operator_port=operators)
     settings = ("sample.kind=all", "rounds=1")
     deployment("fedavg", settings, names, address, PATIENCE).write(folder)
     for name in bad:
@@ -197,7 +197,7 @@ def processes_of(folder):
         named = [
             name
             for name in programs[:3]
-            if name.startswith(("flwr", "flower", "fedveil.", FORK_SERVER))
+            if name.startswith(("flwr", "flower", "operator-", "fedveil.", FORK_SERVER))
         ]
         found.append((int(place.name), named[0] if named else programs[0]))
     return found

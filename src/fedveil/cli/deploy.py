@@ -69,8 +69,8 @@ def deploy(
         if demo is not None and address is None:
             from fedveil.flower.local_federation import free_ports
 
-            port, mixer_port, *site_ports = free_ports(2 + demo)
-            superlink = Address(port=port, site_ports=tuple(site_ports))
+            port, operators, mixer_port, *site_ports = free_ports(3 + demo)
+            superlink = Address(port=port, site_ports=tuple(site_ports), operator_port=operators)
             mixer = mixer or f"127.0.0.1:{mixer_port}"
         trial_data = chosen.load_data(data) if divide or demo is not None else None
         if deadline is None:

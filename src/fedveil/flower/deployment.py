@@ -21,8 +21,10 @@ from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
 from fedveil.flower.certificates import Authority, MixerFiles, write_node_key
 from fedveil.flower.federation_files import Federation, RegisteredSite, takes_whole_deadline
-from fedveil.flower.flwr_private import write_programs
-from fedveil.flower.messages import check_site_name
+from fedveil.flower.flwr_private.fork_server import SUPEREXEC, write_programs
+from fedveil.flower.flwr_private.guard import GUARDED, REFUSED
+from fedveil.flower.flwr_private.superlink import OPERATOR, OPERATOR_PROGRAMS
+from fedveil.flower.messages import answer_forms, check_site_name
 from fedveil.flower.policy import build_for_plan, policy_text
 from fedveil.mixing.protocol import COLLECTOR
 from fedveil.runs.recipe import Overrides, Recipe, load_recipe, to_toml
@@ -30,6 +32,7 @@ from fedveil.training.session import Training
 
 _MIXER_ATTEMPTS = 10  # how often a round may be asked for before its mixer refuses
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LARGEST_ANSWER = 1 << 30  # where the model's size follows from data that are not here
 _SERVER_KEYS = ("client", "clients", "partition", "alpha", "shards_per_client", "test")
 
 
@@ -41,11 +44,13 @@ class Address:
         host: A host name or IP address.
         port: The port of the server.
         site_ports: The port of each site on its own machine. Empty: those after the server's.
+        operator_port: The port of operators on the server's own machine. 0: the one after `port`.
     """
 
     host: str = "127.0.0.1"
     port: int = 9092
     site_ports: tuple[int, ...] = ()
+    operator_port: int = 0
 
     def __str__(self) -> str:
         """Return HOST:PORT, with brackets around an IPv6 address."""
@@ -58,9 +63,9 @@ class Address:
         return self.host if self.host in _LOOPBACK else "0.0.0.0"
 
     @property
-    def local(self) -> str:
-        """Return HOST:PORT as reached from the server's own machine, where operators must be."""
-        return str(self) if self.host in _LOOPBACK else f"127.0.0.1:{self.port}"
+    def operators(self) -> str:
+        """Return HOST:PORT of the operators' socket, on the server's own machine."""
+        return f"127.0.0.1:{self.operator_port or self.port + 1}"
 
     def site_port(self, number: int) -> int:
         """Return the port of site `number` (from 0) on its own machine. No two sites have the same.
@@ -157,7 +162,7 @@ class Deployment:
         self._fill("pyproject.toml", folder / "app", app=_app_name(self.recipe.name))
         server = folder / "server"
         for place in ("certificates", "nodes"):
-            (server / place).mkdir(parents=True)
+            (server / place).mkdir(parents=True, mode=0o700)
         authority = Authority.new("fedveil authority")
         authority.save(server / "certificates")
         authority.write_server(self.superlink.host, server / "certificates", "superlink")
@@ -199,9 +204,15 @@ class Deployment:
             for site in sites:
                 known = site.model_dump(exclude_defaults=True)
                 file.write("\n" + to_toml({"[sites]": known}).lstrip())
-        link = self.superlink
+        write_programs(folder / "bin", {name: f"{OPERATOR}{name}" for name in OPERATOR_PROGRAMS})
+        link, size = self.superlink, _LARGEST_ANSWER
+        if self._training is not None:
+            plan = self._training.plan
+            forms = answer_forms(self._training.task.size, plan.width)
+            size = sum(form.encoded_length for form in forms.values())
+        values = {"operators": link.operators, "listen": link.listen, "port": link.port}
         for script in ("flower.sh", "superlink.sh", "register.sh", "run.sh"):
-            self._fill(script, folder, local=link.local, listen=link.listen, port=link.port)
+            self._fill(script, folder, **values, bytes=size)
 
     def _write_mixer(self, folder: Path) -> MixerFiles | None:
         """Make the mixer's folder, and write its keys, certificates, members and script.
@@ -244,7 +255,8 @@ class Deployment:
         _write_text(place / "recipe.toml", self._recipe_text)
         shutil.copy(folder / "server" / "certificates" / "ca.crt", place / "ca.crt")
         key = write_node_key(place, name)
-        write_programs(place / "bin")
+        programs = {name: name for name in (SUPEREXEC, GUARDED, *REFUSED)}
+        write_programs(place / "bin", programs)
         plan = None if self._training is None else self._training.plan
         self._fill(
             "site.toml",

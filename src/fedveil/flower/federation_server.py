@@ -26,6 +26,7 @@ from fedveil.flower.messages import (
     Refusal,
     RoundAsk,
     Transport,
+    answer_forms,
     new_run_id,
     plan_digest,
 )
@@ -195,7 +196,8 @@ class RemoteEngine:
 
     | what arrives | what is done |
     |---|---|
-    | NaN, infinity, another length or type | counts as zero, named |
+    | NaN, infinity | counts as zero, named |
+    | another length, type or encoding | not decoded; the same |
     | an answer to another round, attempt or run; late; twice; not asked for | dropped, named |
     | an answer under another site's name | dropped, and its sender named |
     | a refusal | kept with its reason; the site counts as absent |
@@ -279,7 +281,9 @@ class RemoteEngine:
         if not outcome.invited:
             return answers
         until = began + self.federation.deadline
-        for arrival in self.transport.ask(outcome.invited, ask, self.federation.deadline):
+        size = 0 if self.federation.mixer else self.job.task.size
+        forms = answer_forms(size, self.job.plan.width)
+        for arrival in self.transport.ask(outcome.invited, ask, self.federation.deadline, forms):
             known = {*answers, *outcome.declined}
             site, message = arrival.site, arrival.message
             reason = _fault(arrival, ask, outcome.invited, known, late=self.clock() > until)

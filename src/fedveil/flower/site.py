@@ -27,7 +27,7 @@ from fedveil.flower.federation_files import (
     read_site_file,
     with_absolute_paths,
 )
-from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
+from fedveil.flower.messages import Answer, Forms, Refusal, RoundAsk, ask_forms, plan_digest
 from fedveil.flower.policy import Objection, build_for_plan, local_steps, terms_of
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger
 from fedveil.mixing.protocol import Refused, round_number
@@ -44,6 +44,7 @@ from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import ClientBatch, ClientReports, Rows
 from fedveil.training.session import Training
 
+OTHER_PLAN = "the plan is not that of this site's own copy of the recipe"
 _UNUSABLE = "the site's ledger cannot be used: its owner was told why"
 _FAILED = "the round was charged and could not be computed: the site's owner was told why"
 
@@ -96,6 +97,15 @@ class Site:
         steps = local_steps(self.training.work, self.records.records)
         return self.policy.objections(self.recipe.name, self.digest, self.plan, self.terms, steps)
 
+    @property
+    def ask_forms(self) -> Forms:
+        """Return the forms of the vectors in an ask, which follow from the site's own plan."""
+        return ask_forms(self._first.params.numel(), self._first.adaptive_state.numel())
+
+    def prepare(self) -> None:
+        """Make now what the first answer would make: a process that is forked does it once."""
+        _ = self._gradients
+
     def answer(self, ask: RoundAsk) -> Answer | Refusal:
         """Return the site's report of a round, charged before it is computed, or a refusal.
 
@@ -140,7 +150,7 @@ class Site:
         Nothing is written or charged. The owner's log has the details.
         """
         if ask.plan != self.digest:
-            raise Declined("the plan is not that of this site's own copy of the recipe")
+            raise Declined(OTHER_PLAN)
         for objection in self.objections():
             LOG.warning("round %d of run %s: %s", ask.round, ask.run, objection)
             raise Declined(objection.reason)
