@@ -39,17 +39,17 @@ SPOILT = {"nan": nan, "short": short, "replay": replay, "die": die}
 
 def main():
     """Be SuperExec, or without arguments its fork server."""
-    from fedveil.flower import flwr_private
+    from fedveil.flower.flwr_private import fork_server
 
     program, kind, *arguments = sys.argv
     if arguments:
-        flwr_private.run_superexec(arguments, (sys.executable, program, kind))
+        fork_server.run_superexec(arguments, (sys.executable, program, kind))
         return
     from fedveil.flower.site import Site
 
     honest = Site.answer
     Site.answer = lambda site, ask: SPOILT[kind](honest(site, ask))
-    flwr_private.serve_forks()
+    fork_server.serve_forks()
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def test_nothing_is_installed_and_nothing_is_sent_home(written):
     assert "--enable-supernode-auth" in (server / "superlink.sh").read_text()
     site = (written / "central" / "sites" / "north" / "supernode.sh").read_text()
     assert "--allow-runtime-dependency-installation" not in site
-    superexec, supernode = site.split("exec flower-supernode")
+    superexec, supernode = site.split("exec python3 -m fedveil.flower.flwr_private flower-supernode")
     assert "--insecure" not in supernode
     assert '--insecure --runtime-api-address "127.0.0.1:$port"' in superexec  # and a secret
     for part in (superexec, supernode):
@@ -275,10 +275,10 @@ def test_without_data_an_owner_is_told_what_to_fill_in(tmp_path):
     assert "--superlink superlink.example.org:9092" in (site / "supernode.sh").read_text()
     script = (tmp_path / "d" / "server" / "superlink.sh").read_text()
     assert (
-        "exec python3 -m fedveil.flower.flwr_private flower-superlink --host 0.0.0.0 --port 9092"
-        in script
-    )
-    assert 'address = "127.0.0.1:9092"' in (tmp_path / "d" / "server" / "flower.sh").read_text()
+        "exec python3 -m fedveil.flower.flwr_private flower-superlink --sites 0.0.0.0:9092 "
+        "--operators 127.0.0.1:9093 "
+    ) in script
+    assert 'address = "127.0.0.1:9093"' in (tmp_path / "d" / "server" / "flower.sh").read_text()
     (site / "records.csv").write_text("age,well\n" + "\n".join(f"{k},{k % 2}" for k in range(40)))
     assert Site.open(site / "site.toml").records.records > 0
 

@@ -31,7 +31,7 @@ from fedveil.flower.federation_files import (
 )
 from fedveil.flower.federation_server import Outcome, Server
 from fedveil.flower.flwr_private.app_process import end_with_parent, separate_flower_random
-from fedveil.flower.flwr_private.arrays import bound_arrays
+from fedveil.flower.flwr_private.arrays import bound_arrays, pull_soon
 from fedveil.flower.messages import (
     LONGEST_REASON,
     Answer,
@@ -56,6 +56,7 @@ LOG = logging.getLogger("flwr")
 
 _VALUES, _ARRAYS, _ENCODING = "fedveil", "arrays", "numpy.ndarray"
 _POLL_SECONDS = 0.1
+_LONGEST_PAUSE = 0.5
 _PULL_SECONDS = 0.01  # of SuperLink's time that asking for one answer takes
 _UNKNOWN_ERROR = 0  # Flower's code for errors that have no other
 
@@ -132,7 +133,8 @@ class GridTransport:
         waiting = {site: one for one, site in zip(pushed, asked, strict=False) if one}
         pulled, ended = SimpleQueue[tuple[str, Message | Exception]](), threading.Event()
         bound_arrays(max(form.encoded_length for form in forms.values()))
-        pause = max(_POLL_SECONDS, len(waiting) * _PULL_SECONDS)
+        pull_soon(seconds)
+        pause = max(_POLL_SECONDS, len(waiting) * _PULL_SECONDS)  # the first, of each thread
         for site, one in waiting.items():
             pull = partial(self._pull, site, one, until, pause, pulled, ended)
             threading.Thread(target=pull, daemon=True, name=f"answer of {site}").start()
@@ -170,6 +172,7 @@ class GridTransport:
                 pulled.put((site, replies[0]))
                 return
             ended.wait(pause)
+            pause = max(pause, min(1.3 * pause, _LONGEST_PAUSE))
 
     def _nodes(self) -> dict[str, int]:
         """Return the node id of each site that is online, by name."""
@@ -203,10 +206,11 @@ def _read_reply(reply: Message | Exception, node: int, forms: Forms) -> Answer |
     if reply.metadata.src_node_id != node:
         return "its answer came from another node"
     try:
-        message = from_records(reply.content, forms)
+        if values_of(reply.content).get("kind") == "ask":
+            return "it asked, and was to answer"
+        return from_records(reply.content, forms)  # type: ignore[return-value]
     except BadInput as e:
         return one_line(e)[:LONGEST_REASON]
-    return "it asked, and was to answer" if isinstance(message, RoundAsk) else message
 
 
 client_app = ClientApp()

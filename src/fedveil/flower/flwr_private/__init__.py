@@ -27,12 +27,17 @@ REPLACED = (
     ("flwr.supernode.runtime.run_clientapp", "install_from_fab", "unpacks nothing"),
     ("flwr.supernode.runtime.run_clientapp", "get_load_client_app_fn", "loads our ClientApp"),
     ("flwr.supernode.runtime.run_clientapp", "pull_task_input", "ends at what it cannot read"),
+    ("flwr.supernode.runtime.run_clientapp", "pull_and_inflate_object_from_tree", "soon again"),
+    ("flwr.superlink.grid.http_grid", "pull_objects", "looks again soon, and not for long"),
     ("flwr.app.message.array", "Array", "joins no more chunks than the plan needs"),
     ("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", "forks"),
     ("flwr.supernode.start_client_internal", "time", "polls often during a run"),
     ("flwr.supernode.start_client_internal", "pull_objects", "pulls no more than the plan needs"),
 )
 """Every private name of Flower's that is replaced: (module, name, what the replacement does)."""
+
+SOON = 0.05
+"""Seconds after which an object is looked for again that has been announced: Flower waits one."""
 
 TESTED = ("1.41",)
 """The minor versions of Flower that are tested, and which the extra allows."""

@@ -7,9 +7,10 @@ are joined, which happens before the app sees the message.
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from fedveil.flower.flwr_private import flower_name
+from fedveil.flower.flwr_private import SOON, flower_name, replace_flower_name
 
 _LONGEST_LIST = 1 << 20  # bytes that list an array's chunks
 
@@ -38,6 +39,17 @@ def bound_arrays(most: int) -> None:
 
     inflate.unbounded = unbounded  # type: ignore[attr-defined]
     array.inflate = classmethod(inflate)
+
+
+def pull_soon(seconds: float) -> None:
+    """Let a server app look often for announced objects, and give up on them after `seconds`.
+
+    By default Flower looks again after a second, and then less and less often, for two hours.
+    """
+    place = ("flwr.superlink.grid.http_grid", "pull_objects")
+    pull = getattr(flower_name(*place), "func", flower_name(*place))
+    soon = partial(pull, initial_backoff=SOON, backoff_cap=1.0, max_time=seconds)
+    replace_flower_name(*place, soon)
 
 
 def _least_length(content: bytes, children: Mapping[str, Any]) -> float:

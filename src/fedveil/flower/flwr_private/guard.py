@@ -13,10 +13,16 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
-from fedveil.flower.flwr_private import check_flower_version, flower_name, replace_flower_name
+from fedveil.flower.flwr_private import (
+    SOON,
+    check_flower_version,
+    flower_name,
+    replace_flower_name,
+)
 
 GUARDED = "flwr-clientapp"
 """The command for a message to a ClientApp."""
@@ -25,6 +31,7 @@ REFUSED = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "f
 """The other commands that SuperExec could be made to start."""
 
 _RUNTIME = "flwr.supernode.runtime.run_clientapp"
+_INFLATE = "pull_and_inflate_object_from_tree"
 _PASSED = b"passed"
 
 
@@ -74,6 +81,7 @@ def guard() -> None:
         "install_from_fab": unpack_nothing,
         "get_load_client_app_fn": load_installed,
         "pull_task_input": pull_or_end,
+        _INFLATE: partial(flower_name(_RUNTIME, _INFLATE), initial_backoff=SOON),
     }.items():
         if not callable(flower_name(_RUNTIME, name)):
             sys.exit(f"error: this version of Flower has no {name} where it is guarded")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.flower.flwr_private import (
+    SOON,
     check_flower_version,
     flower_name,
     replace_flower_name,
@@ -103,7 +104,7 @@ def bound_pulls(most: int) -> None:
                 raise ValueError(f"the message has more than {most:,} bytes")
             return content
 
-        return pull(object_ids, counted)
+        return pull(object_ids, counted, initial_backoff=SOON)
 
     replace_flower_name(_MODULE, "pull_objects", pull_bounded)
 
