@@ -40,7 +40,8 @@ from fedveil.training.engines.engine import Job
 from fedveil.training.evaluate import evaluate
 from fedveil.training.exchange import server_sum
 from fedveil.training.reports import ClientReports, CohortSum, Rows
-from fedveil.training.server import Weights
+from fedveil.training.round import Unfinished
+from fedveil.training.server import ServerState, Weights
 
 # assumptions of every claim of a federation
 CARRIED = (
@@ -125,6 +126,21 @@ class RoundLog:
                 attempts += json.loads(line).get("asking") == round
         return attempts
 
+    def unfinished(self, round: int) -> dict[str, Any] | None:
+        """Return the line of the last ask for `round`, None if it has an outcome or there is none.
+
+        Without an outcome no report of that attempt was summed, and no noise was drawn for it.
+        """
+        path, last = self.folder / "sites.jsonl", None
+        for text in path.read_text().splitlines() if path.exists() else ():
+            with suppress(ValueError):
+                line = json.loads(text)
+                if line.get("asking") == round:
+                    last = line
+                elif line.get("round") == round:
+                    last = None
+        return last
+
     def append(self, line: dict[str, Any]) -> None:
         """Append a line, as JSON, to the file, readable by its owner alone.
 
@@ -192,7 +208,8 @@ class RemoteEngine:
     only before the deadline; all that counts goes through `server_sum`. Nothing about the noise,
     the divisor or the charge depends on who answered. Where the cohort is secret, nothing that
     others can see does either: a round with secure noise takes the whole deadline, and too few
-    answers do not end it.
+    answers do not end it. An attempt that a crash cut off before its answers were summed goes on
+    with the same ask, which sites that have answered it answer again, bit for bit.
 
     | what arrives | what is done |
     |---|---|
@@ -244,12 +261,13 @@ class RemoteEngine:
         answered.
         """
         began, site_names = self.clock(), self.federation.site_names
-        attempt = max(round.attempt, self.round_log.attempts(round.number))
-        run_id, plan = self.identity.run_id, self.identity.plan_digest
-        ask = RoundAsk(run_id, round.number, attempt, plan, round.start, round.adaptive_state)
-        invited = [site_names[k] for k in round.ids]
+        invited, going_on = [site_names[k] for k in round.ids], self._going_on(round)
+        attempt = max(round.attempt, self.round_log.attempts(round.number) - going_on)
+        ask = self._ask(round.number, attempt, round.start, round.adaptive_state)
         outcome = Outcome(round.number, attempt, invited)
-        self.round_log.append({"asking": round.number, "attempt": attempt, "sites": invited})
+        if not going_on:
+            asking = {"asking": round.number, "attempt": attempt, "sites": invited}
+            self.round_log.append({**asking, "ask": ask.digest})
         answers = self._answers(ask, outcome, began)
         if takes_whole_deadline(self.job.plan):
             self.sleep(max(0.0, began + self.federation.deadline - self.clock()))
@@ -263,6 +281,37 @@ class RemoteEngine:
         self.round_log.append(outcome.to_dict())
         self.on_outcome(outcome)
         return replace(total, clipping_known=False, enough=outcome.enough)
+
+    def unfinished(self, state: ServerState) -> Unfinished | None:
+        """Return the attempt at the round after `state` whose answers a crash kept from being summed.
+
+        None if there is none, or it began from another model. A mixer hands a round on once, so
+        that with one there is none either.
+        """
+        number = state.round + 1
+        line = None if self.federation.mixer else self.round_log.unfinished(number)
+        if line is None or not {*line["sites"]} <= {*self.federation.site_names}:
+            return None
+        attempt = int(line["attempt"])
+        ask = self._ask(number, attempt, state.params, state.adaptive_state)
+        if line.get("ask") != ask.digest:
+            return None
+        ids = [self.federation.site_names.index(name) for name in line["sites"]]
+        return Unfinished(attempt, np.array(ids, dtype=np.int64))
+
+    def _ask(self, number: int, attempt: int, params: torch.Tensor, moving: torch.Tensor) -> RoundAsk:
+        """Return the ask of an attempt at a round, from the model `params`."""
+        run_id, plan = self.identity.run_id, self.identity.plan_digest
+        return RoundAsk(run_id, number, attempt, plan, params, moving)
+
+    def _going_on(self, round: Round) -> bool:
+        """Return whether a round is one that `unfinished` has returned."""
+        line = None if self.federation.mixer else self.round_log.unfinished(round.number)
+        if line is None or line["attempt"] < round.attempt:
+            return False
+        ask = self._ask(round.number, line["attempt"], round.start, round.adaptive_state)
+        invited = [self.federation.site_names[k] for k in round.ids]
+        return bool(line.get("ask") == ask.digest and line["sites"] == invited)
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
         """Return loss and metrics of the model `params` over the server's test split, by name."""

@@ -72,6 +72,16 @@ class RoundAsk(_RoundMessage):
         _check_vector("params", self.params, torch.float32)
         _check_vector("moving", self.moving, torch.float64)
 
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of everything in the ask, in hexadecimal."""
+        place = json.dumps([FORMAT, self.run, self.round, self.attempt, self.plan])
+        digest = hashlib.sha256(place.encode())
+        for vector in (self.params, self.moving):
+            digest.update(f"\n{vector.numel()}\n".encode())
+            digest.update(vector.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True, eq=False)
 class Answer(_RoundMessage):

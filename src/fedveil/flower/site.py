@@ -27,6 +27,7 @@ from fedveil.flower.federation_files import (
     read_site_file,
     with_absolute_paths,
 )
+from fedveil.flower.kept_answer import KeptAnswer
 from fedveil.flower.messages import Answer, Forms, Refusal, RoundAsk, ask_forms, plan_digest
 from fedveil.flower.policy import Objection, build_for_plan, local_steps, terms_of
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger
@@ -67,6 +68,7 @@ class Site:
         self.policy = file.policy
         self.ledger = SiteLedger.from_site_file(file)
         self.mixer = _checked_mixer(file, self.plan)
+        self._kept = KeptAnswer(self.ledger.folder / "answer.safetensors")
         self._first, self._lock = self.training.start(), threading.Lock()
 
     @classmethod
@@ -115,6 +117,7 @@ class Site:
         |---|---|
         | another plan than that of the site's own copy | Refusal |
         | a round beyond the plan, a model of another size, a clip out of reach | Refusal |
+        | the very ask that was answered last | the same answer, bit for bit, not charged |
         | asked before, out of order, beyond the budget or the policy | Refusal, not charged |
         | the ledger is lost, was put back or cannot be written | Refusal, the owner is told |
         | training diverges | the report is a randomised zero, where the site adds noise |
@@ -126,6 +129,10 @@ class Site:
         try:
             with self._lock:
                 self._check(ask)
+                kept = self._kept.read(ask, self.name)
+                if kept is not None:
+                    LOG.info("round %d of run %s was answered again", ask.round, ask.run)
+                    return kept
                 about = {
                     "site": self.name,
                     "recipe": self.digest,
@@ -135,13 +142,15 @@ class Site:
                 }
                 self.ledger.charge(*turn, about=about, terms=self.terms, policy=self.policy)
                 report, statistic = self._report(ask)
+                answer = Answer(*turn, self.name, report, statistic)
+                self._kept.write(ask, answer)
         except (Declined, Refused) as e:
             reason = str(e)
         except Exception as e:  # a full disk, a ledger that was changed: nothing to tell a server
             LOG.error("round %d of run %s: %s: %s", ask.round, ask.run, type(e).__name__, e)
             reason = _UNUSABLE
         else:
-            return Answer(*turn, self.name, report, statistic)
+            return answer
         return Refusal(*turn, self.name, reason)
 
     def _check(self, ask: RoundAsk) -> None:
