@@ -127,7 +127,9 @@ class Live:
     def kill_server_app(self):
         """Kill the ServerApp, and nothing else."""
         (found,) = [
-            pid for pid, program in processes_of(self.server) if program == "operator-flwr-serverapp"
+            pid
+            for pid, program in processes_of(self.server)
+            if program == "operator-flwr-serverapp"
         ]
         os.kill(found, signal.SIGKILL)
 

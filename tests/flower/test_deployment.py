@@ -227,7 +227,9 @@ def test_nothing_is_installed_and_nothing_is_sent_home(written):
     assert "--enable-supernode-auth" in (server / "superlink.sh").read_text()
     site = (written / "central" / "sites" / "north" / "supernode.sh").read_text()
     assert "--allow-runtime-dependency-installation" not in site
-    superexec, supernode = site.split("exec python3 -m fedveil.flower.flwr_private flower-supernode")
+    superexec, supernode = site.split(
+        "exec python3 -m fedveil.flower.flwr_private flower-supernode"
+    )
     assert "--insecure" not in supernode
     assert '--insecure --runtime-api-address "127.0.0.1:$port"' in superexec  # and a secret
     for part in (superexec, supernode):

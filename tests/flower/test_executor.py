@@ -203,5 +203,5 @@ def test_a_flower_that_starts_them_elsewhere_is_not_started(monkeypatch):
     from flwr.supercore.superexec.executor import subprocess_executor
 
     monkeypatch.delattr(subprocess_executor, "subprocess")
-    with pytest.raises(SystemExit, match="no subprocess in .*which is replaced"):
+    with pytest.raises(SystemExit, match=r"no subprocess in .*which is replaced"):
         fork_server.install_forks([])

@@ -38,8 +38,7 @@ from flwr.app import (
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveil.flower import flower_apps
-from fedveil.flower import prepared_site
+from fedveil.flower import flower_apps, prepared_site
 from fedveil.flower.flower_apps import GridTransport, from_records, key_of, to_records
 from tests.flower.sites import FEDAVG, open_site, write_site
 
@@ -267,9 +266,8 @@ def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     assert isinstance(found, Answer)
     assert (found.site, found.run, found.round) == ("north", RUN, 1)
     assert found.report.shape == start.params.shape
-    again = from_records(
-        replied(asked(to_records(ask)), str(path)).content, site_forms(site)
-    )
+    other = RoundAsk(RUN, 1, 0, site.digest, start.params + 1, start.adaptive_state)
+    again = from_records(replied(asked(to_records(other)), str(path)).content, site_forms(site))
     assert isinstance(again, Refusal)
 
 

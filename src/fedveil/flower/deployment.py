@@ -33,6 +33,8 @@ from fedveil.training.session import Training
 _MIXER_ATTEMPTS = 10  # how often a round may be asked for before its mixer refuses
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LARGEST_ANSWER = 1 << 30  # where the model's size follows from data that are not here
+_SUPERLINK_UNITS = ("fedveil-superlink.service", "superlink-compose.yaml")
+_SUPERNODE_UNITS = ("fedveil-site.service", "supernode-compose.yaml")
 _SERVER_KEYS = ("client", "clients", "partition", "alpha", "shards_per_client", "test")
 
 
@@ -211,7 +213,7 @@ class Deployment:
             forms = answer_forms(self._training.task.size, plan.width)
             size = sum(form.encoded_length for form in forms.values())
         values = {"operators": link.operators, "listen": link.listen, "port": link.port}
-        for script in ("flower.sh", "superlink.sh", "register.sh", "run.sh"):
+        for script in ("flower.sh", "superlink.sh", "register.sh", "run.sh", *_SUPERLINK_UNITS):
             self._fill(script, folder, **values, bytes=size)
 
     def _write_mixer(self, folder: Path) -> MixerFiles | None:
@@ -270,7 +272,8 @@ class Deployment:
         if mixer is not None:
             with (place / "site.toml").open("a", encoding="utf-8", newline="\n") as file:
                 file.write("\n" + mixer.admit(name, place))
-        self._fill("supernode.sh", place, port=self.superlink.site_port(number))
+        for script in ("supernode.sh", *_SUPERNODE_UNITS):
+            self._fill(script, place, port=self.superlink.site_port(number), site=name)
         return key
 
     def _data_text(self, folder: Path, number: int) -> str:

@@ -283,7 +283,7 @@ class RemoteEngine:
         return replace(total, clipping_known=False, enough=outcome.enough)
 
     def unfinished(self, state: ServerState) -> Unfinished | None:
-        """Return the attempt at the round after `state` whose answers a crash kept from being summed.
+        """Return the attempt at the round after `state` that a crash cut off before its sum.
 
         None if there is none, or it began from another model. A mixer hands a round on once, so
         that with one there is none either.
@@ -299,7 +299,9 @@ class RemoteEngine:
         ids = [self.federation.site_names.index(name) for name in line["sites"]]
         return Unfinished(attempt, np.array(ids, dtype=np.int64))
 
-    def _ask(self, number: int, attempt: int, params: torch.Tensor, moving: torch.Tensor) -> RoundAsk:
+    def _ask(
+        self, number: int, attempt: int, params: torch.Tensor, moving: torch.Tensor
+    ) -> RoundAsk:
         """Return the ask of an attempt at a round, from the model `params`."""
         run_id, plan = self.identity.run_id, self.identity.plan_digest
         return RoundAsk(run_id, number, attempt, plan, params, moving)

@@ -79,13 +79,15 @@ def from_records(content: RecordDict, forms: Forms) -> SiteMessage:
     | edge | behaviour |
     |---|---|
     | other records than the two, a metric among them | BadInput |
-    | an array of another name, type, shape, length or encoding, pickled objects among them | BadInput |
+    | an array of another name, type, shape, length or encoding, or pickled | BadInput |
     | anything that `from_parts` refuses | BadInput |
     """
     values, arrays = values_of(content), {}
     for name, array in content.array_records[_ARRAYS].items():
         if name not in forms or array.stype != _ENCODING:
-            raise BadInput(f"an array {shown(name)} that the message has not, or in another encoding")
+            raise BadInput(
+                f"an array {shown(name)} that the message has not, or in another encoding"
+            )
         arrays[name] = forms[name].decode(name, array.dtype, tuple(array.shape), array.data)
     return from_parts(values, arrays)
 

@@ -31,7 +31,7 @@ def _open_site(path: Path, _states: FileStates) -> Site:
 
 
 def file_states(path: Path) -> FileStates:
-    """Return (path, size, time of change, inode) of all files that a `site.toml` names, and its own.
+    """Return (path, size, time of change, inode) of a `site.toml`, and of all files it names.
 
     Whatever text in it, or in the recipe that it names, is the path of a file or folder beside it
     counts. The site's ledger and witness do not. A file that cannot be read has zeros.

@@ -7,16 +7,18 @@ checked. The proof note is docs/proofs/site.md.
 
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedveil.base.checks import TABLE
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadInput, one_line
 from fedveil.base.forks import one_thread
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
@@ -31,6 +33,7 @@ from fedveil.flower.kept_answer import KeptAnswer
 from fedveil.flower.messages import Answer, Forms, Refusal, RoundAsk, ask_forms, plan_digest
 from fedveil.flower.policy import Objection, build_for_plan, local_steps, terms_of
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger
+from fedveil.flower.site_log import SiteLog
 from fedveil.mixing.protocol import Refused, round_number
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
@@ -68,6 +71,7 @@ class Site:
         self.policy = file.policy
         self.ledger = SiteLedger.from_site_file(file)
         self.mixer = _checked_mixer(file, self.plan)
+        self.log = SiteLog(self.ledger.folder / "log.jsonl")
         self._kept = KeptAnswer(self.ledger.folder / "answer.safetensors")
         self._first, self._lock = self.training.start(), threading.Lock()
 
@@ -125,13 +129,15 @@ class Site:
         | reports go to a mixer | an answer without a report, once the mixer has counted it |
         | the mixer does not count it, or is not who it should be | Refusal, the charge stays |
         """
-        turn = (ask.run, ask.round, ask.attempt)
+        turn, began = (ask.run, ask.round, ask.attempt), time.monotonic()
+        event, place = "answered", {"run": ask.run, "round": ask.round, "attempt": ask.attempt}
         try:
             with self._lock:
                 self._check(ask)
                 kept = self._kept.read(ask, self.name)
                 if kept is not None:
-                    LOG.info("round %d of run %s was answered again", ask.round, ask.run)
+                    self.ledger.check_whole()
+                    self.log.write("answered again", **place)
                     return kept
                 about = {
                     "site": self.name,
@@ -145,13 +151,35 @@ class Site:
                 answer = Answer(*turn, self.name, report, statistic)
                 self._kept.write(ask, answer)
         except (Declined, Refused) as e:
-            reason = str(e)
+            event, reason = "declined", str(e)
         except Exception as e:  # a full disk, a ledger that was changed: nothing to tell a server
             LOG.error("round %d of run %s: %s: %s", ask.round, ask.run, type(e).__name__, e)
-            reason = _UNUSABLE
+            event, reason = "error", _UNUSABLE
+            place |= {"error": f"{type(e).__name__}: {one_line(e)}"}
         else:
+            seconds = round(time.monotonic() - began, 3)
+            self.log.write(event, **place, seconds=seconds, **self._spent(ask.run))
             return answer
+        self.log.write(event, **place, reason=reason)
         return Refusal(*turn, self.name, reason)
+
+    def _spent(self, run: str) -> dict[str, Any]:
+        """Return what a run has cost, as the log says it: turns, claims now and at most.
+
+        Keys: "turns", "permitted", "spent" and "at_most". {} if that cannot be read.
+        """
+        try:
+            turns = self.ledger.turns(run)
+            lines = [line for line in self.terms.charged_lines if turns]
+            return {
+                "turns": turns,
+                "permitted": self.terms.permitted_turns,
+                "spent": [line.claims(turns)[0].short for line in lines],
+                "at_most": [claim.short for claim in self.terms.costs],
+            }
+        except Exception as e:  # the answer was paid for, and is not lost for a line in a log
+            LOG.error("what run %s has cost cannot be read: %s", run, e)
+            return {}
 
     def _check(self, ask: RoundAsk) -> None:
         """Raise Declined if an ask does not fit the site's own plan and policy.

@@ -126,7 +126,7 @@ def install_forks(server: Sequence[str]) -> None:
 
 
 def run_superexec(arguments: Sequence[str], server: Sequence[str] = FORK_SERVER) -> None:
-    """Run `flower-superexec` of a site, which forks through a fork server with the command `server`.
+    """Run `flower-superexec` of a site, which starts apps by the fork server `server`.
 
     Exits where forking is unsafe or impossible.
     """

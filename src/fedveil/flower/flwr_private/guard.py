@@ -13,6 +13,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Never
@@ -136,10 +137,8 @@ def _be_canary(folder: Path, pipe: int) -> Never:
     try:
         guard()
         runtime.RuntimeHttpClient = exchange
-        try:
+        with suppress(SystemExit):
             runtime.run_clientapp("127.0.0.1:9", "canary", insecure=True)
-        except SystemExit:
-            pass
         left = [path.name for path in folder.glob("apps/*")]
         if written.exists():
             verdict = b"an app that was sent has been run"
@@ -217,9 +216,7 @@ class _CanaryExchange:
         from flwr.proto.message_pb2 import PullObjectResponse
 
         content = self._objects[request.object_id]
-        return PullObjectResponse(
-            object_found=True, object_available=True, object_content=content
-        )
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
     def PushMessages(self, request: Any) -> Any:  # noqa: N802
         self.answer = request.messages_list[0].error.reason

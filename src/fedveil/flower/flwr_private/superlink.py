@@ -255,7 +255,7 @@ def run_for_operator(program: str, arguments: Sequence[str]) -> None:
 
 
 def _own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return (the values of `_OWN_OPTIONS` by name, Flower's arguments). Exits if one is missing."""
+    """Return (values of `_OWN_OPTIONS` by name, Flower's arguments). Exits if one is missing."""
     own, rest, words = dict[str, str](), list[str](), iter(arguments)
     for word in words:
         if word in _OWN_OPTIONS:

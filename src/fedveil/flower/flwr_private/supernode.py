@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def run_supernode(arguments: Sequence[str]) -> None:
     check_flower_version(flwr.__version__)
     most = _ask_bytes()
     sys.argv = [SUPERNODE, *arguments]
+    print_problem(arguments)
     replace_flower_name(_MODULE, "time", Pauses())
     bound_pulls(most)
     watch_responses(most)
@@ -85,6 +87,22 @@ def _ask_bytes() -> int:
     if done.returncode or not isinstance(found, int):
         sys.exit("error: the site does not start: what a server sends could be run here")
     return max(_LEAST_BYTES, found + found // 2)
+
+
+def print_problem(arguments: Sequence[str]) -> None:
+    """Print why SuperLink cannot be reached, or how far apart the clocks are. Flower tries again.
+
+    Nothing is printed where `arguments`, those of `flower-supernode`, name no server or authority.
+    """
+    from fedveil.flower.connection import Connection
+
+    named = dict(pairwise(arguments))
+    if "--superlink" not in named or "--root-certificates" not in named:
+        return
+    seen = Connection.probe(named["--superlink"], Path(named["--root-certificates"]))
+    problem = seen.problem or clock_problem(clock_ahead(seen.date))
+    if problem:
+        print(f"error: {problem}", file=sys.stderr, flush=True)
 
 
 def bound_pulls(most: int) -> None:
@@ -119,8 +137,9 @@ def watch_responses(most: int) -> None:
         cause = cause_of(response.status_code, response.headers.get("date"), response.url.path)
         if cause:
             print(f"error: {cause}", file=sys.stderr, flush=True)
-        length, encoding = response.headers.get("content-length"), response.headers.get(
-            "content-encoding"
+        length, encoding = (
+            response.headers.get("content-length"),
+            response.headers.get("content-encoding"),
         )
         if encoding or length is None or not length.isdecimal() or int(length) > most:
             raise ValueError(f"SuperLink sends more than {most:,} bytes, or does not say how many")
@@ -143,20 +162,26 @@ def cause_of(status: int, date: str | None, path: str, now: datetime | None = No
         now: The time here. None: now.
     """
     if status == 401:
-        ahead = clock_ahead(date, now)
-        if abs(ahead) > CLOCK_TOLERANCE:
-            side = "ahead of" if ahead > 0 else "behind"
-            return (
-                f"this site's clock is {abs(ahead):.0f} s {side} the server's, and SuperLink takes "
-                f"{CLOCK_TOLERANCE:g} s: set it (timedatectl set-ntp true)"
-            )
-        return "SuperLink does not take this site's signature: its key is not the one it is known by"
+        return clock_problem(clock_ahead(date, now)) or (
+            "SuperLink does not take this site's signature: its key is not the one it is known by"
+        )
     if status == 412 and path.endswith("/activate-node"):
         return (
             f"this site's key{_fingerprint()} is not registered with SuperLink, or was taken out: "
             "send node.pub to the operator, who registers it"
         )
     return ""
+
+
+def clock_problem(ahead: float) -> str:
+    """Return what is wrong with a clock that is so many seconds ahead of the server's, or ""."""
+    if abs(ahead) <= CLOCK_TOLERANCE:
+        return ""
+    side = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"this site's clock is {abs(ahead):.0f} s {side} the server's, and SuperLink takes "
+        f"{CLOCK_TOLERANCE:g} s: set it (timedatectl set-ntp true)"
+    )
 
 
 def clock_ahead(date: str | None, now: datetime | None = None) -> float:
