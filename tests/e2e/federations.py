@@ -124,19 +124,21 @@ class Live:
         assert "SuperNode ID" not in process.output
         return process.output
 
+    def server_app(self):
+        """The process of the ServerApp."""
+        found = processes_of(self.server)
+        (pid,) = [pid for pid, program in found if program == "operator-flwr-serverapp"]
+        return pid
+
     def kill_server_app(self):
         """Kill the ServerApp, and nothing else."""
-        (found,) = [
-            pid
-            for pid, program in processes_of(self.server)
-            if program == "operator-flwr-serverapp"
-        ]
-        os.kill(found, signal.SIGKILL)
+        os.kill(self.server_app(), signal.SIGKILL)
 
     def fork_servers(self, name):
         """The processes of a site that have imported what answers messages."""
         found = processes_of(self.site(name))
-        return [pid for pid, program in found if program == FORK_SERVER]
+        servers = {pid for pid, program in found if program == FORK_SERVER}
+        return [pid for pid in servers if parent_of(pid) not in servers]  # not what they forked
 
     def kill_superlink(self):
         """Kill SuperLink as a power cut would; what it started ends by itself."""
@@ -178,6 +180,20 @@ def wait_for(holds, what):
     while not holds():
         assert time.monotonic() < deadline, f"not {what} in time"
         time.sleep(0.05)
+
+
+def parent_of(pid):
+    """The parent of a process, 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def peak_of(pid):
+    """The most memory that a process had at once, in MB."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", text)[1]) // 1024
 
 
 def processes_of(folder):

@@ -1,4 +1,4 @@
-"""What is damaged, too long or made to fill memory is refused, both ways, and nobody else is late."""
+"""What is damaged, too long or made to fill memory is refused, both ways."""
 
 import json
 import subprocess
@@ -153,7 +153,7 @@ def encoded(array: Any) -> bytes:
 def damaged(content: RecordDict, rng: np.random.Generator) -> RecordDict:
     """A message with one part spoilt: an array's form or bytes, a value, a record."""
     values = dict(content["fedveil"])
-    arrays = {name: array for name, array in content["arrays"].items()}
+    arrays = dict(content["arrays"])
     name = str(rng.choice([*arrays]))
     array = arrays[name]
     data = bytearray(array.data)

@@ -32,6 +32,7 @@ class SiteLog:
         try:
             sys.stderr.write(line)
             sys.stderr.flush()
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.path.exists() and self.path.stat().st_size > _LONGEST:
                 self.path.replace(self.path.with_suffix(".old"))
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
