@@ -133,6 +133,7 @@ def test_what_was_asked_and_answered_is_written_down_for_the_server_alone(trio):
     asking, ended = lines(three.folder / "run")
     ask = three.transport.asks[0].digest
     assert asking == {"asking": 1, "attempt": 0, "sites": list(NAMES), "ask": ask}
+    assert ended["seconds"] == 0.0  # the transport's clock stands still
     assert ended["declined"] == {"west": "no budget is left"}
     assert ended["answered"] == ["north", "south"]
 

@@ -70,6 +70,7 @@ class Outcome:
         rejected: By site, the reason why its answer or report was refused.
         declined: By site, its reason to take no part.
         enough: False if too few sites answered. The model then stays as it was.
+        seconds: When the last answer came, after the ask. A deadline should be longer.
     """
 
     round: int
@@ -79,6 +80,7 @@ class Outcome:
     rejected: dict[str, str] = field(default_factory=dict)
     declined: dict[str, str] = field(default_factory=dict)
     enough: bool = True
+    seconds: float = 0.0
 
     @property
     def absent(self) -> list[str]:
@@ -89,10 +91,11 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as a line of `sites.jsonl`.
 
-        Keys: "round", "attempt", "answered", "declined", "refused" (`rejected`), "absent" and
-        "enough". `invited` is left out.
+        Keys: "round", "attempt", "seconds", "answered", "declined", "refused" (`rejected`),
+        "absent" and "enough". `invited` is left out.
         """
-        line = {key: getattr(self, key) for key in ("round", "attempt", "answered", "declined")}
+        keys = ("round", "attempt", "seconds", "answered", "declined")
+        line = {key: getattr(self, key) for key in keys}
         return line | {"refused": self.rejected, "absent": self.absent, "enough": self.enough}
 
     def __str__(self) -> str:
@@ -344,6 +347,7 @@ class RemoteEngine:
                 outcome.declined[site] = message.reason
             elif isinstance(message, Answer):
                 answers[site] = message
+                outcome.seconds = round(self.clock() - began, 3)
         return answers
 
     def _sum(self, round: Round, answers: dict[str, Answer], outcome: Outcome) -> CohortSum:
