@@ -7,12 +7,14 @@ are joined, which happens before the app sees the message.
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from fedveil.flower.flwr_private import SOON, flower_name, replace_flower_name
 
 _LONGEST_LIST = 1 << 20  # bytes that list an array's chunks
+_DIMENSIONS, _LONGEST_WORD = 8, 40
 
 
 def bound_arrays(most: int) -> None:
@@ -34,7 +36,7 @@ def bound_arrays(most: int) -> None:
     def inflate(_cls: type, object_content: bytes, children: Any = None) -> Any:
         """Return what Flower makes of an array's list of chunks and the chunks `children`."""
         if _least_length(object_content, children or {}) > most:
-            return array("", (), "", b"")
+            return array(*_stated_form(object_content), b"")
         return unbounded(object_content, children)
 
     inflate.unbounded = unbounded  # type: ignore[attr-defined]
@@ -63,3 +65,13 @@ def _least_length(content: bytes, children: Mapping[str, Any]) -> float:
     if not isinstance(listed, list) or not listed or not lengths:
         return math.inf
     return (len(listed) - 1) * max(lengths) + min(lengths)
+
+
+def _stated_form(content: bytes) -> tuple[str, tuple[int, ...], str]:
+    """Return the type, shape and encoding that an array states, for messages, or empty ones."""
+    _, _, body = bytes(content[:_LONGEST_LIST]).partition(b"\x00")
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        stated = json.loads(body)
+        shape = tuple(int(number) for number in stated["shape"][:_DIMENSIONS])
+        return str(stated["dtype"])[:_LONGEST_WORD], shape, str(stated["stype"])[:_LONGEST_WORD]
+    return "", (), ""
