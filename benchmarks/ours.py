@@ -25,7 +25,7 @@ from work import WORK, Work
 
 import fedveil as fv
 from fedveil.attacks.backdoors import PixelTrigger
-from fedveil.base.forks import one_thread
+from fedveil.base.platforms import one_thread
 from fedveil.models import zoo
 from fedveil.models.metrics import PerExample
 from fedveil.privacy.clip import Norm, add_weighted_

@@ -14,7 +14,7 @@ from fedveil.flower.certificates import Authority
 from fedveil.flower.connection import Connection
 from fedveil.flower.flwr_private import supernode
 from fedveil.flower.flwr_private.supernode import cause_of, clock_ahead, clock_problem
-from fedveil.flower.site_doctor import Finding, examine, site_status, status_lines
+from fedveil.flower.site_doctor import SiteFinding, examine, site_status, status_lines
 from fedveil.flower.site_log import SiteLog
 from tests.flower.sites import LOCAL, Server, open_site, write_site
 
@@ -256,7 +256,7 @@ def test_a_doctor_looks_where_it_can(examined):
     found = examined(lambda folder: (folder / "supernode.sh").unlink())
     assert found["superlink"].passed is None
     assert str(found["superlink"]).startswith("?")
-    assert str(Finding("clock", True, "x")) == "ok     clock       x"
+    assert str(SiteFinding("clock", True, "x")) == "ok     clock       x"
 
 
 def test_a_status_lists_runs_costs_and_the_last_events(tmp_path):

@@ -250,7 +250,7 @@ def two_gaussians(
     | delta outside (0, 1) | BadInput |
     """
     if not (std > 0 and null_std > 0):
-        raise BadInput(f"standard deviations {std} and {null_std}: positive ones are needed")
+        raise BadInput(f"std is {std} and null_std is {null_std}: both must be positive")
     if not 0 < delta < 1:
         raise BadInput(f"delta is {delta}: a number in (0, 1) is needed")
     shift, scale = (mean - null_mean) / null_std, std / null_std

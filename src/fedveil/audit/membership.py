@@ -30,8 +30,8 @@ from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.findings import Attack, Leak, OnStep, Roc, ignore, roc_figure
 from fedveil.audit.observations import check_unattacked, serial_engine
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import one_thread
 from fedveil.base.inputs import Inputs, count, mapped, taken
+from fedveil.base.platforms import one_thread
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim

@@ -25,9 +25,9 @@ from fedveil.audit import membership
 from fedveil.audit.findings import Attack, Leak, OnStep, Roc, ignore, roc_figure
 from fedveil.audit.membership import ShadowModels, ShadowRunner, losses_of
 from fedveil.audit.observations import check_unattacked, serial_engine
-from fedveil.base.forks import one_thread
 from fedveil.base.identity import Stated, named_values
 from fedveil.base.inputs import Inputs, count, mapped, taken
+from fedveil.base.platforms import one_thread
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust

@@ -18,8 +18,7 @@ import signal
 import struct
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import safetensors.torch
@@ -353,17 +352,3 @@ def _filter(writing: int) -> list[Step]:
             steps += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
         steps += [(_RETURN, 0, 0, _FAIL)]
     return [*steps, (_RETURN, 0, 0, _FAIL)]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Context manager: torch computes with one thread inside, and with as many as before after it.
-
-    A process that is forked from one with several threads would wait for them for ever.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

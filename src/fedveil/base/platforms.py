@@ -1,10 +1,12 @@
-"""What differs between Linux, macOS and Windows: how processes start, file locks, the C library."""
+"""What differs between Linux, macOS and Windows: processes, threads, file locks, the C library."""
 
 import ctypes
 import errno
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,22 @@ def can_fork() -> bool:
 def start_method() -> str:
     """How worker processes start: by "fork", or by "spawn" where fork is unsafe or missing."""
     return "fork" if can_fork() else "spawn"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Context manager: torch computes with one thread inside, and with as many as before after it.
+
+    A process that is forked from one with several threads would wait for them for ever.
+    """
+    import torch  # here, so that commands without models start quickly
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def c_function(name: str) -> Any:

@@ -57,7 +57,7 @@ def engine_settings(engine: str | None, address: str | None) -> list[str]:
     settings = [] if engine is None else [f"engine.kind={engine}"]
     if address is not None:
         if engine != "ray":
-            raise BadInput(f"--address is {address!r} and is for --engine ray: add that")
+            raise BadInput(f"--address {address!r} needs --engine ray: add it, or drop --address")
         check_address("--address", address)
         settings.append(f"engine.address={address}")
     return settings

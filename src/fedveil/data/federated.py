@@ -123,7 +123,8 @@ class FederatedData:
     def __post_init__(self) -> None:
         """Raise BadInput for arrays that do not belong together."""
         user_arrays.check_structure(self)
-        check_persons(self.persons, self.offsets, self.cap)
+        if self.persons is not None or self.cap is not None:
+            check_persons(self.persons, self.offsets, self.cap)
         if self.declared_public and not self.fitted:
             raise BadInput("declared_public is given and fitted is empty: name what is public")
         schema, form = self.schema, (self.classes, self.record_shape)

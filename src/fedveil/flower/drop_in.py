@@ -253,8 +253,9 @@ class PrivateStrategy(Strategy):
     def _set_model_and_nodes(self, arrays: ArrayRecord, grid: Grid) -> None:
         """Set the round's model and, in the first round, the nodes that are the plan's clients.
 
-        Raises BadInput if the model has another size than the plan accounts for, or the number of
-        nodes is not the plan's after `wait` seconds.
+        Raises BadInput if the model has another size than the plan accounts for or numbers that are
+        not floating-point, at once if there are more nodes than the plan's clients, and after
+        `wait` seconds if there are fewer.
         """
         start, plan = flatten(arrays), self.plan
         if plan.parameters is not None and plan.parameters != len(start):

@@ -33,7 +33,10 @@ class KeptAnswer:
     path: Path
 
     def write(self, ask: RoundAsk, answer: Answer) -> None:
-        """Write the answer to `ask` in the place of the one before. It is on disk on return."""
+        """Remove the answer before and write the answer to `ask`, which is on disk on return.
+
+        A crash in between leaves none.
+        """
         tensors = {"report": answer.report.contiguous(), "watched": answer.watched.contiguous()}
         content = save(tensors, {"ask": ask.digest, "site": answer.site})
         with suppress(FileNotFoundError):

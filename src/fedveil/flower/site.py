@@ -19,8 +19,8 @@ import torch
 
 from fedveil.base.checks import TABLE
 from fedveil.base.errors import BadInput, one_line
-from fedveil.base.forks import one_thread
 from fedveil.base.inputs import taken
+from fedveil.base.platforms import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.flower.federation_files import (
     TABLES,

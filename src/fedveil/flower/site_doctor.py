@@ -29,8 +29,8 @@ _PORT = re.compile(r"^port=(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one check of a site came to.
+class SiteFinding:
+    """The result of one check of a site.
 
     Attributes:
         check: What was looked at, one word.
@@ -48,7 +48,7 @@ class Finding:
         return f"{word:<7}{self.check:<12}{self.text}"
 
 
-def examine(path: Path) -> Iterator[Finding]:
+def examine(path: Path) -> Iterator[SiteFinding]:
     """Yield a finding for each check of the site that a `site.toml` describes. Never raises.
 
     Nothing is written and nothing charged. SuperLink is connected to once, and once more as the
@@ -73,12 +73,12 @@ def examine(path: Path) -> Iterator[Finding]:
     yield from _connection_findings(folder)
 
 
-def _finding(check: str, look: Callable[[], str]) -> Finding:
+def _finding(check: str, look: Callable[[], str]) -> SiteFinding:
     """Return the finding of a check: passed with its text, or failed with what it raised."""
     try:
-        return Finding(check, True, look())
+        return SiteFinding(check, True, look())
     except Exception as e:  # a doctor looks at what is broken
-        return Finding(check, False, one_line(e) or type(e).__name__)
+        return SiteFinding(check, False, one_line(e) or type(e).__name__)
 
 
 def _versions() -> str:
@@ -126,18 +126,18 @@ def _key_text(path: Path) -> str:
     return fingerprint(path.with_suffix(".pub").read_text())
 
 
-def _connection_findings(folder: Path) -> Iterator[Finding]:
+def _connection_findings(folder: Path) -> Iterator[SiteFinding]:
     """Yield what SuperLink, its certificate, the clocks and the registration come to."""
     script = folder / "supernode.sh"
     text = script.read_text() if script.exists() else ""
     found, port = _SUPERLINK.search(text), _PORT.search(text)
     if found is None:
-        yield Finding("superlink", None, f"{script} does not name SuperLink")
+        yield SiteFinding("superlink", None, f"{script} does not name SuperLink")
         return
     address, authority = found[1], folder / "ca.crt"
     yield _finding("authority", lambda: _end_text(certificate_end(authority), "ca.crt"))
     seen = Connection.probe(address, authority)
-    yield Finding("superlink", not seen.problem, seen.problem or f"{address} answers")
+    yield SiteFinding("superlink", not seen.problem, seen.problem or f"{address} answers")
     if seen.problem:
         return
     if seen.ends is not None:
@@ -146,7 +146,7 @@ def _connection_findings(folder: Path) -> Iterator[Finding]:
     ahead = clock_ahead(seen.date)
     side = "ahead of" if ahead > 0 else "behind"
     differ = f"this clock is {abs(ahead):.0f} s {side} the server's"
-    yield Finding("clock", abs(ahead) <= CLOCK_TOLERANCE, differ)
+    yield SiteFinding("clock", abs(ahead) <= CLOCK_TOLERANCE, differ)
     own = None if port is None else int(port[1])
     yield _finding("registered", lambda: is_registered(address, authority, folder / "node", own))
 

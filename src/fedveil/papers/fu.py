@@ -410,7 +410,7 @@ def _grid(page: Page, sweep: Sweep) -> EpsilonGrid:
 def _run_grid(
     experiment: Experiment, title: str, name: str, keys: str, *axes: Axis, curves: bool = False
 ) -> EpsilonGrid:
-    """Begin a page, run the sweep `name` over epsilons and `axes`, and return its grid.
+    """Choose the learning rate, run a sweep over epsilons and `axes`, and return its grid.
 
     Args:
         experiment: Directory and scale.

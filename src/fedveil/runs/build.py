@@ -8,7 +8,7 @@ from typing import Any
 
 from fedveil.base.checks import OWN, TABLE, TEXT_MODELS, shown
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import one_thread
+from fedveil.base.platforms import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import with_secure_noise

@@ -269,12 +269,13 @@ def check_same_lines(
 
 
 def export_ledger(path: Path, target: Path) -> None:
-    """Write the ledger as JSON to `target`, a file that must not exist (BadInput).
+    """Write the ledger of `path`, a run directory or a ledger file, as JSON to the file `target`.
 
-    `chain` has charges and closing entries as their hashes cover them, from `first` on, so that
-    anybody can compute every hash again (`privacy.ledger.hash_chain`). Data and cohorts appear as
-    digests with a salt. The salt is left out, so that nobody can check a guess. Raises BadInput if
-    the chain is broken.
+    `chain` has charges and closing entries as their hashes cover them, and `first` is the hash
+    before the first of them, so that anybody can compute every hash again
+    (`privacy.ledger.hash_chain`). Data and cohorts appear as digests with a salt. The salt is left
+    out, so that nobody can check a guess. Raises BadInput, and writes nothing, if there is no
+    ledger, its chain is broken, or `target` exists or cannot be written.
     """
     file = ledger_path(path)
     with ledger_snapshot(file):

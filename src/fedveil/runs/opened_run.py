@@ -19,9 +19,9 @@ from torch import nn
 
 from fedveil.base.checks import OWN
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import one_thread
 from fedveil.base.identity import digest_of
 from fedveil.base.inputs import Inputs, Target, count, join_inputs, mapped, taken
+from fedveil.base.platforms import one_thread
 from fedveil.data.columns import Column
 from fedveil.data.data_files import UNREADABLE, warnings_as_errors
 from fedveil.data.entries import as_texts

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedveil.base.checks import CODE, OWN, TABLE
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import one_thread
+from fedveil.base.platforms import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import one_thread
 from fedveil.base.inputs import Inputs, mapped, taken
+from fedveil.base.platforms import one_thread
 from fedveil.data.federated import Array, FederatedData
 from fedveil.data.provenance import PUBLIC, by_record
 from fedveil.models.memory import is_plain_function

@@ -88,7 +88,10 @@ class Gate:
 
     @cached_property
     def _owners(self) -> Owners:
-        """The owners on whose records metrics with a price are measured."""
+        """Held-out owners, or else the clients: metrics with a price are measured on their records.
+
+        Raises BadInput for data that `owners_to_measure` refuses.
+        """
         return owners_to_measure(self.data)
 
     # Metrics.

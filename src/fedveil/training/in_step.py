@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fedveil.base.forks import one_thread
+from fedveil.base.platforms import one_thread
 from fedveil.training.engines.engine import keep_memory
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import one_thread
 from fedveil.base.identity import Stated, digest_of, named_values, seed_of
 from fedveil.base.inputs import Inputs, count, mapped, taken, values_of
+from fedveil.base.platforms import one_thread
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.lineage import note_training, note_weights
 from fedveil.models.memory import check_process, is_plain_function

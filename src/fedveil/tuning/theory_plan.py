@@ -13,8 +13,8 @@ from scipy.linalg import eigvalsh_tridiagonal
 from torch.func import grad, jvp
 
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import one_thread
 from fedveil.base.inputs import taken
+from fedveil.base.platforms import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.budget import Budget

@@ -237,7 +237,7 @@ def _open_and_fork() -> Never:
     """Open the site, and fork for each line of standard input, until it ends. Then exit."""
     try:
         end_with_starter()
-        _prepare()
+        _open_site_before_forks()
         gc.freeze()
         for line in io.FileIO(0):
             arguments = json.loads(line)
@@ -252,8 +252,12 @@ def _open_and_fork() -> Never:
         os._exit(0)
 
 
-def _prepare() -> None:
-    """Open the site, if one is named. What is wrong with it, each message says again."""
+def _open_site_before_forks() -> None:
+    """Open the site that FEDVEIL_SITE names, so that every fork has it, with one PyTorch thread.
+
+    Nothing is done without that variable, or before `prepared_site` is imported. A site that cannot
+    be opened raises nothing here: each message reports the error.
+    """
     path = os.environ.get("FEDVEIL_SITE")
     if path and "fedveil.flower.prepared_site" in sys.modules:
         import torch

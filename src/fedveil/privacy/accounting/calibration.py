@@ -200,9 +200,11 @@ def _eight_digits(x: float) -> float:
 
 
 def _guess_noise(event: Event, count: int, budget: Budget) -> float:
-    """The noise multiplier at which the composed loss, were it Gaussian, would meet the budget.
+    """The noise multiplier with which the search for the right one begins.
 
-    The multiplier in `event` is not used. 1e5 if a curator alone uses up the budget.
+    With it the loss of `count` events, were it Gaussian, would meet the budget. Of Laplace noise it
+    is count / epsilon. The clients' multiplier in `event` is not used. The result is 1e5 if the
+    curator's own releases leave nothing of the budget.
     """
     match event:
         case WithMetrics(inner, _, _):

@@ -1,7 +1,7 @@
 """`Engine`: whatever computes the sum over a cohort, and `Job`: all it needs to know for that.
 
 To add an engine, implement the protocol and give its maker to `Training(make_engine=...)`. Cores
-are used by workers, each of which computes with one thread (`one_thread` in base/forks.py), on
+are used by workers, each of which computes with one thread (`one_thread` in base/platforms.py), on
 memory that it keeps (`keep_memory`), so that rounding does not depend on the number of threads.
 """
 

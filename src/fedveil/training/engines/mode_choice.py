@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedveil.base.forks import one_thread
 from fedveil.base.inputs import mapped, taken, values_of
+from fedveil.base.platforms import one_thread
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.models.trial import goes_together

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.base.forks import one_thread
+from fedveil.base.platforms import one_thread
 from fedveil.models.memory import Snapshot, difference, keeps_nothing, snapshot
 from fedveil.privacy.clip import add_weighted_
 from fedveil.privacy.noise.streams import JointStreams

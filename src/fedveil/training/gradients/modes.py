@@ -248,9 +248,10 @@ class LoopedTrajectory(LocalTrajectory):
     def _add_gradients_(
         self, rows: torch.Tensor, moved: torch.Tensor | None, batch: Batch, factor: float
     ) -> None:
-        """Add factor x gradient of the mean loss at `moved` to each client's row, in place.
+        """Add factor x the gradient of each client's mean loss to its row of `rows`, in place.
 
-        `rows` may be `moved` itself: a client's parameters are copied first.
+        The gradient is that at the start plus `moved`, or at the start if it is None. Rows of
+        clients without records in the batch stay as they are. `rows` may be `moved` itself.
         """
         for k, row in enumerate(rows):
             x, y = batch.client_records(self._cohort, k)
