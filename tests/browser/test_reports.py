@@ -21,6 +21,7 @@ NAMES = [recipe["name"] for recipe in shipped_recipes()]
 OWN = {
     "priv-unit": ("rounds=4", "data.clients=20", "engine.workers=1", "sample.size=10",
                   "sample.max_participations=4", "budget.delta=1e-4"),
+    "people": ("rounds=4", "engine.workers=1"),
     "sites": ("rounds=4", "engine.workers=1"),
     "fedavg": ("rounds=4", "data.clients=20", "engine.workers=1", "sample.size=10"),
     "norm-bound": ("rounds=4", "data.clients=20", "engine.workers=1", "sample.size=10"),

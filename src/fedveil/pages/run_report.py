@@ -230,7 +230,7 @@ def run_page(
     stopped, notes, ending = "not ended", [*result.get("notes", [])], None
     if result:
         stopped = ended_text(result.get("stopped"))
-        ending = tag("p", f"How it ended: {result.get('why')}.", class_="sub")
+        ending = tag("p", f"How it ended: {str(result.get('why')).rstrip('.')}.", class_="sub")
     else:
         notes.append("The run has not ended: nothing here is final.")
     rounds = f"{contents.last_round:,}"
