@@ -150,8 +150,8 @@ def test_what_does_not_go_together_is_refused_before_the_first_charge(
         (["rsme"], "did you mean rmse?"),
         (["top-0"], "choose from accuracy, balanced-accuracy"),
         ([""], "evaluate.metrics has ''"),
-        ([3], "should be a valid string"),
-        ("f1", "should be a valid list"),
+        ([3], "a text is needed"),
+        ("f1", "a list is needed"),
     ],
 )
 def test_names_are_checked_where_a_recipe_is_read(names, message):

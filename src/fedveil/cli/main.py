@@ -3,7 +3,9 @@
 import functools
 import inspect
 import os
+import re
 import sys
+from typing import Any
 
 import click
 import typer
@@ -11,7 +13,7 @@ from typer.main import get_command
 from typer.utils import get_params_from_function
 
 import fedveil
-from fedveil.base.checks import shown
+from fedveil.base.checks import meant, shown
 from fedveil.base.errors import BadInput, FedveilError
 from fedveil.cli import deploy, own_data, results, train
 
@@ -68,7 +70,7 @@ def main() -> None:
             raise
         if not e.format_message():
             sys.exit(2)
-        _fail(f"{e.format_message()} (see fedveil --help)")
+        _fail(f"{_usage_text(e)} (see fedveil --help)")
     if code == _CTRL_C:
         print("interrupted", file=sys.stderr)
         code = 1
@@ -95,12 +97,28 @@ def without_markup(command: click.Command) -> click.Command:
             continue
         each.help = each.help and escape(each.help)
         each.short_help = each.short_help and escape(each.short_help)
-        meant = get_params_from_function(inspect.unwrap(each.callback)) if each.callback else {}
+        typed = get_params_from_function(inspect.unwrap(each.callback)) if each.callback else {}
         for param in each.params:
-            info = meant[param.name].default if param.name in meant else param
+            info = typed[param.name].default if param.name in typed else param
             text = getattr(info, "help", None)
             param.help = text and escape(text)
     return command
+
+
+def _usage_text(error: Any) -> str:
+    """Return the message of a click error. An option that is a recipe's key leads to --set."""
+    message = re.sub(r"( Did you mean [^?]+\?)\1", r"\1", error.format_message())
+    option = getattr(error, "option_name", None)
+    if option is None or all(param.name != "set_" for param in error.ctx.command.params):
+        return message
+    from fedveil.runs.recipe import Recipe
+    from fedveil.runs.sections.section import forms_of, paths_of_key
+
+    forms, word = forms_of(Recipe), option.lstrip("-").replace("-", "_")
+    keys = [word] if word in forms else paths_of_key(forms, word, similar=False)
+    if not keys:
+        return message
+    return f"No such option {option!r}: keys of a recipe are set by --set KEY=VALUE; {meant(keys)}"
 
 
 def _fail(message: str, code: int = 2) -> None:

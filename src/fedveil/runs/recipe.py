@@ -115,6 +115,15 @@ Overrides = Iterable[str] | Mapping[str, Any]
 Settings = list[tuple[list[str], Any]]
 """Pairs of a key's parts and its value."""
 
+_NEEDED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number is needed"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number is needed"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false is needed"),
+    "string_type": "a text is needed",
+    "list_type": 'a list is needed, such as ["a", "b"]',
+}
+"""What a key needs, by pydantic's word for what is wrong with its value."""
+
 _BARE = {*string.ascii_letters, *string.digits, "_", "-"}
 _COLUMNS, _OPTIONS = ["data", "columns"], ["model", "options"]
 
@@ -255,6 +264,11 @@ def read_recipe(source: str) -> dict[str, Any]:
                 content = stream.read(_LARGEST + 1)
             too_large = len(content) > _LARGEST
             text = "" if too_large else content.decode().replace("\r\n", "\n")
+        except FileNotFoundError as e:
+            raise BadInput(
+                f"recipe {source} does not exist: a relative path is relative to the current "
+                "directory"
+            ) from e
         except (OSError, ValueError) as e:
             raise BadInput(f"recipe {source} cannot be read: {e}") from e
         if too_large:
@@ -267,6 +281,8 @@ def read_recipe(source: str) -> dict[str, Any]:
         names = sorted(name.removesuffix(".toml") for name in shipped if name.endswith(".toml"))
         if source in _OLD_NAMES:
             raise BadInput(f"recipe {source!r} is now called {_OLD_NAMES[source]!r}")
+        if source.endswith((".csv", ".parquet")):
+            raise BadInput(f"{source} is a table, not a recipe: --set data.path={source}")
         if source not in names:
             raise BadInput(
                 f"recipe {source!r} is unknown: use one of {', '.join(names)}, or a .toml file"
@@ -325,9 +341,19 @@ def explain_error(error: ValidationError, forms: Forms) -> str:
         case "union_tag_invalid":
             tag, known = _SHOWN.repr(first["ctx"]["tag"]), first["ctx"]["expected_tags"]
             return f"{where}.kind is {tag}: use one of {known}"
+        case "value_error":
+            return f"{where}: {first['ctx']['error']}"
+        case "model_type" | "model_attributes_type":
+            keys = (key for form in forms[place[0]].values() for key in form.model_fields)
+            key = next((key for key in keys if key != "kind"), "kind") if len(place) == 1 else "KEY"
+            need = f"it is a section; set its keys, such as {where}.{key}"
+        case "literal_error":
+            need = f"use {first['ctx']['expected']}"
+        case other if other in _NEEDED:
+            need = _NEEDED[other]
         case _:
             need = first["msg"][:1].lower() + first["msg"][1:]
-            return f"{where} is {_SHOWN.repr(first['input'])}: {need}"
+    return f"{where} is {_SHOWN.repr(first['input'])}: {need}"
 
 
 def parse_overrides(overrides: Overrides) -> Settings:

@@ -224,7 +224,8 @@ class Run:
             each = ", one record each"
         text = (
             f"{self.recipe.name}: {name} "
-            f"with {training.task.size:,} parameters over {data.clients:,} clients"
+            f"with {training.task.size:,} parameters over {data.clients:,} client"
+            f"{'' if data.clients == 1 else 's'}"
             f"{'' if where == OWN else f' of {where}'}{each}, {plan.rounds} rounds"
         )
         noise = plan.describe() + ("" if plan.private else ", no privacy claim")

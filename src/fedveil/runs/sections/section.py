@@ -212,7 +212,8 @@ def unknown_key_text(forms: Forms, path: Sequence[str], kind: str | None = None)
     """
     section, key = path[0], path[-1]
     if len(path) == 1 or section not in forms:
-        near = nearest(section, forms) or _paths_of_key(forms, section)
+        near = [*paths_of_key(forms, section, similar=False), *nearest(section, forms)]
+        near = near or paths_of_key(forms, section)
         way = meant(near) if near else "fedveil explain lists all sections"
         return f"{_short_line(section)} is no key: {way}"
     if not forms[section]:
@@ -222,23 +223,24 @@ def unknown_key_text(forms: Forms, path: Sequence[str], kind: str | None = None)
         way = f"it belongs to kind {' and '.join(having)}"
     else:
         known = [form for name, form in forms[section].items() if kind in (None, name)]
-        near = nearest(key, dict.fromkeys(name for form in known for name in form.model_fields))
+        names = dict.fromkeys(name for form in known for name in form.model_fields)
+        near = nearest(key, names) or [name for name in names if name.startswith(key)]
         near = [f"{section}.{name}" for name in near]
         way = meant(near) if near else f"fedveil explain {section} lists its keys"
     return f"{_short_line('.'.join(path))} is no key{f' of kind {kind!r}' if kind else ''}: {way}"
 
 
-def _paths_of_key(forms: Forms, word: str) -> list[str]:
+def paths_of_key(forms: Forms, word: str, *, similar: bool = True) -> list[str]:
     """Return "section.key" for every key called `word`, or else for keys of a similar name.
 
-    [] if there are none either.
+    [] if there are none either. Without `similar` only the same name counts.
     """
     paths: dict[str, dict[str, None]] = {}
     for section, kinds in forms.items():
         for form in kinds.values():
             for name in form.model_fields:
                 paths.setdefault(name, {})[f"{section}.{name}"] = None
-    names = [word] if word in paths else nearest(word, paths)
+    names = [word] if word in paths else nearest(word, paths) if similar else []
     return [path for name in names for path in paths[name]]
 
 
