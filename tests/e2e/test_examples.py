@@ -36,7 +36,7 @@ def accuracies(lines):
 def test_every_example_is_short_and_has_a_docstring():
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
     own = ["own_clip.py", "own_csv.py", README]
-    others = ["lora.py", *own, "record_level.py", "resnet18.py", "text_lstm.py"]
+    others = ["lora.py", *own, "record_level.py", "resnet18.py", "site_noise.py", "text_lstm.py"]
     first = ["audit.py", "compare_mechanisms.py", "hospitals.py", "language_model.py"]
     assert names == [*first, *others]
     for name in names:
@@ -183,3 +183,23 @@ def test_the_notebook_runs_with_a_bar_and_shows_its_claims():
     assert "stopped by rounds" in shown.data["text/html"]
     assert "zero-out" in cells[2].outputs[0].data["text/html"]
     assert "prediction" in cells[3].outputs[0].data["text/plain"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_site_noise(tmp_path):
+    """Every cell of the grid, by two rounds on digits."""
+    settings = ("data.name=digits", "rounds=2", "engine.workers=1")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / "site_noise.py", *settings],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    heading, _, *rows = done.stdout.splitlines()
+    assert heading.startswith("| epsilon | pooled | part, 3 sites | part, 30 sites |")
+    cells = [[float(cell) for cell in row.strip("| ").split(" | ")] for row in rows]
+    assert [row[0] for row in cells] == [0.5, 1, 3]
+    assert all(len(row) == 8 and all(0 <= cell <= 1 for cell in row[1:]) for row in cells)
+    assert [path.name for path in tmp_path.iterdir()] == ["site-noise.png"]
