@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedveil as fv
+from fedveil.audit import record_audits
 from fedveil.audit.membership import ShadowModels
 from fedveil.audit.randomisers import Randomiser
 from fedveil.audit.record_audits import OneRunAudit, _insert_canaries, sensitivity_findings
@@ -52,9 +53,21 @@ def training(unit=Unit.PERSON, multiplier=4.0, rounds=3, rate=0.5, data=None):
 
 
 @pytest.mark.parametrize("unit", [Unit.PERSON, Unit.RECORD])
-def test_canaries_are_whole_people(unit):
-    audited = training(unit)
+def test_canaries_are_whole_people(unit, monkeypatch):
+    audited, inserted = training(unit), []
+    whole = record_audits._insert_canaries
+
+    def noted(data, canaries, owners, inside):
+        inserted.append((canaries, whole(data, canaries, owners, inside), inside))
+        return inserted[-1][1]
+
+    monkeypatch.setattr(record_audits, "_insert_canaries", noted)
     (finding,) = OneRunAudit(60, seed=1).findings(audited)
+    canaries, both, inside = inserted[0]
+    assert canaries.sizes.tolist() == [CAP] * 60
+    assert np.array_equal(canaries.x[0], canaries.x[CAP - 1])
+    assert both.people.sum() - audited.data.people.sum() == inside.sum()
+    assert both.records - audited.data.records == CAP * inside.sum()
     assert finding.what == "60 people of all clients"
     assert finding.claim.unit is Unit.PERSON
     assert not finding.violated

@@ -28,7 +28,7 @@ from fedveil.models.metrics import binary_cross_entropy, correct, cross_entropy,
 from fedveil.models.task import Task
 from fedveil.models.zoo import Lstm
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.accounting.claims import Relation, Unit
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import (
     ClipSchedule,
@@ -178,7 +178,8 @@ PARTS = (
     ),
     (
         SiteNoise(2.0, 0.5, 3, 90, "whole"),
-        {"multiplier": 3.0, "rate": 0.25, "site_count": 4, "records": 91, "share": "part"},
+        {"multiplier": 3.0, "rate": 0.25, "site_count": 4, "records": 91, "share": "part"}
+        | {"cap": 3, "unit": Apart(SiteNoise(2.0, 0.5, 3, 90, "whole", cap=3), Unit.PERSON)},
     ),
     (
         TwoPointReports(TwoPointMechanism(1.0), RANGES),
@@ -199,7 +200,11 @@ PARTS = (
             "growth": 2.0,
         },
     ),
-    (STEPS, {"rate": 0.25, "steps": 3, "multiplier": 2.0, "nominal": 9}),
+    (
+        STEPS,
+        {"rate": 0.25, "steps": 3, "multiplier": 2.0, "nominal": 9, "cap": 3}
+        | {"unit": Apart(replace(STEPS, cap=3), Unit.PERSON)},
+    ),
     (
         PLAN,
         {

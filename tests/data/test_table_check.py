@@ -97,6 +97,9 @@ def test_warnings_and_what_can_be_protected(folder):
     assert checked.protects == (
         "per client (recipe central): all rows of each of 5 clients. Noise that hides one of 5 "
         "drowns the signal: protect records",
+        "per person (recipe dp-sgd or sites, client.unit = 'person', client.cap = 4): each of 82 "
+        "people, with at most 4 rows each. Let the cap follow from what is public, not from these "
+        "rows",
         "per record (recipe dp-sgd): each of 163 rows by itself. For a person with 2 rows, epsilon "
         "is about 2 times as large",
     )

@@ -212,6 +212,17 @@ def test_a_person_s_mean_gradient_is_clipped_once(people, name, mode):
         assert torch.allclose(found[k].double(), expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+def test_it_is_the_mean_that_is_clipped(people, mode):
+    """Under a clip that nothing reaches a sum would be longer."""
+    task, data = people("mlp")
+    cohort, wide = CohortData(data, np.array([3])), Clip(1e3)
+    trajectory = gradients_of(task, mode, data).trajectory(task.parameters, cohort, spanned=False)
+    chosen = cohort.records_of(Batch(torch.tensor([[2, 1]]), torch.ones(1, 2)), 3)
+    found = trajectory.clipped_sum(None, chosen, wide)[0].double()
+    assert torch.allclose(found, by_hand(task, data, 3, [2, 1], wide.value), atol=1e-5)
+
+
 def test_layers_without_a_rule_for_vmap_are_computed_record_by_record(people, monkeypatch):
     task, data = people("mlp")
     cohort = CohortData(data, np.array([3]))

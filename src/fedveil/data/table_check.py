@@ -436,12 +436,12 @@ def _protections(counts: dict[str, Counter[str]], rows: int) -> list[str]:
         if clients < FEW_CLIENTS:
             text += f". Noise that hides one of {clients} drowns the signal: protect records"
         sentences.append(text)
-    if "person" in counts:
-        text = f"per person (recipe dp-sgd or sites, client.unit = 'person', client.cap = {CAP}): "
-        text += f"each of {len(counts['person']):,} people, of whom {CAP} rows count at most"
-        sentences.append(f"{text}. Let the cap follow from what is public, not from these rows")
-    text = f"per record (recipe dp-sgd): each of {rows:,} rows by itself"
     most = max(counts["person"].values()) if "person" in counts else 1
+    if most > 1:
+        text = f"per person (recipe dp-sgd or sites, client.unit = 'person', client.cap = {CAP}): "
+        text += f"each of {len(counts['person']):,} people, with at most {CAP} rows each. Let the "
+        sentences.append(f"{text}cap follow from what is public, not from these rows")
+    text = f"per record (recipe dp-sgd): each of {rows:,} rows by itself"
     if most > 1:
         text += f". For a person with {most} rows, epsilon is about {most} times as large"
     sentences.append(text)
