@@ -127,10 +127,8 @@ class CohortData:
         """
         if people.index is None:
             raise AssertionError("a batch of people has their numbers")
-        index = self.data.person_index
-        own = np.minimum(
-            people.index.numpy(), self.people[:, None] - 1
-        )  # padding is a client's own
+        index, last = self.data.person_index, self.people[:, None] - 1
+        own = np.minimum(people.index.numpy(), last)  # padding is a client's own
         who = index.first[self.owners][:, None] + own
         places, real = index.places(who, cap)
         if bool((index.counts[who] > cap).any()):
