@@ -104,7 +104,9 @@ def deal(secret: bytes, threshold: int, holders: int) -> list[bytes]:
     """
     if len(secret) != SEED:
         raise ValueError(f"a secret of {len(secret)} bytes: 32 are needed")
-    halves = [Shamir.split(threshold, holders, half) for half in (secret[:_HALF], secret[_HALF:])]
+    halves = [
+        Shamir.split(threshold, holders, half, False) for half in (secret[:_HALF], secret[_HALF:])
+    ]
     return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
 
 
@@ -117,7 +119,7 @@ def open_shares(shares: dict[int, bytes], threshold: int) -> bytes:
         raise MessageRefused(f"{len(shares)} shares of a seed: {threshold} are needed")
     used = sorted(shares.items())[:threshold]
     halves = [
-        Shamir.combine([(holder, share[part]) for holder, share in used])
+        Shamir.combine([(holder, share[part]) for holder, share in used], False)
         for part in (slice(_HALF), slice(_HALF, None))
     ]
     return b"".join(halves)

@@ -60,7 +60,7 @@ class SumServer:
 
     | edge | behaviour |
     |---|---|
-    | a message of another kind, run, round, roster or length, or not signed by its sender | refused |
+    | a message of another kind, run, round, roster or length, or not signed | refused |
     | a vector for the second time, after the closing, or of a site that was not asked | refused |
     | fewer sites than the threshold at any step | refused: charge the round and throw it away |
     | the sum is beyond the limit | refused: some site did not follow the protocol |
@@ -154,9 +154,7 @@ class SumServer:
     def add_reveal(self, message: bytes) -> int:
         """Keep a site's shares. Returns the site."""
         now = self._closed()
-        each = 1 + len(
-            now.missing
-        )  # seeds of a dealer, of which its own follow under a certificate
+        each = 1 + len(now.missing)  # seeds of a dealer. After a certificate its own follow
         size = SEED * each * (len(now.statements) + bool(now.missing))
         site, shares = read_answer(message, Kind.REVEAL, self._terms, now.roster, now.vectors, size)
         self._check_first(now, site, now.revealed)
