@@ -269,7 +269,7 @@ def test_terms_that_differ_in_anything_have_another_digest():
 
 
 REFUSED_TERMS = {
-    "at least 3 sites": {"node_keys": 2, "threshold": 2, "honest": 2},
+    "at least 3 are needed": {"node_keys": 2, "threshold": 2, "honest": 2},
     "has a key twice": {"twice": True},
     "no public key of": {"wrong": b"\x30\x00"},
     "32 are needed": {"run": b"short"},

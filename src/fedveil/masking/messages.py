@@ -78,11 +78,9 @@ def least_honest(sites: int, threshold: int, honest: int) -> int:
             )
     if sites < LEAST_SITES:
         raise BadArgument(
-            f"{{share}} is 'part' and {{population}} is {sites}: a secure sum needs at least "
-            f"{LEAST_SITES} sites, since a sum of one hides nothing and a sum of two hides "
-            "nothing from either; use 'whole'",
+            f"a secure sum of {sites} sites: at least {LEAST_SITES} are needed, since a sum of one "
+            "hides nothing and a sum of two hides neither from the other; use {share} = 'whole'",
             "share",
-            "population",
         )
     dishonest = sites - honest
     if threshold - dishonest < 1:

@@ -12,10 +12,11 @@ from fedveil.masking.messages import Place, SumTerms
 from fedveil.masking.sum_server import SumServer
 
 
-def rehearse(vectors: Sequence[Steps], threshold: int, honest: int, limit: int) -> Steps:
+def rehearse(vectors: Sequence[Steps | None], threshold: int, honest: int, limit: int) -> Steps:
     """The sum of the sites' vectors, int64 [P] each, by the protocol with new keys for all parties.
 
-    Raises what `SumTerms` and `SumServer.sum` raise.
+    A site without a vector (None) drops out after the roster. Raises what `SumTerms` and
+    `SumServer` raise, and BadInput without any vector.
 
     >>> import numpy as np
     >>> rehearse([np.array([site, -site]) for site in (1, 2, 3)], 2, 3, limit=100).tolist()
@@ -26,7 +27,8 @@ def rehearse(vectors: Sequence[Steps], threshold: int, honest: int, limit: int) 
         key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         for key in node_keys
     ]
-    terms = SumTerms(os.urandom(32), tuple(public), threshold, honest, len(vectors[0]))
+    words = max((len(vector) for vector in vectors if vector is not None), default=0)
+    terms = SumTerms(os.urandom(32), tuple(public), threshold, honest, words)
     server = SumServer(terms)
     sites = [MaskingSite(terms, site, key, Journal()) for site, key in enumerate(node_keys)]
     for site in sites:
@@ -34,7 +36,15 @@ def rehearse(vectors: Sequence[Steps], threshold: int, honest: int, limit: int) 
     roster = server.open(Place(1))
     for site, vector in zip(sites, vectors, strict=True):
         site.begin(roster)
-        server.add_masked(site.mask(vector))
-    for number, closing in server.close().items():
-        server.add_reveal(sites[number].answer(closing))
+        if vector is not None:
+            server.add_masked(site.mask(vector))
+    closings = server.close()
+    answers = {site: sites[site].answer(closing) for site, closing in closings.items()}
+    if server.needs_agreement:
+        for answer in answers.values():
+            server.add_agreed(answer)
+        certificate = server.certificate()
+        answers = {site: sites[site].reveal(certificate) for site in closings}
+    for answer in answers.values():
+        server.add_reveal(answer)
     return server.sum(limit)

@@ -94,11 +94,13 @@ class Channel:
 
     Attributes:
         minimum: The least number of reports of which a sum is handed on.
+        keeps_reports: Whether `hand_on_` needs all reports of a round.
         hides_reports: Why the server sees no single report; empty if it sees them all.
     """
 
     hides_reports = ""
     minimum = 0
+    keeps_reports = False
 
     def add_(
         self, total: torch.Tensor, reports: torch.Tensor, weights: torch.Tensor, round: Round
@@ -124,6 +126,24 @@ class Channel:
         """Turn updates [K, P] in place into the nearest reports that this channel can carry.
 
         Here they stay as they are.
+        """
+
+    def hand_on_(
+        self,
+        total: torch.Tensor,
+        reports: list[tuple[Ids, torch.Tensor]],
+        multiplier: float,
+        round: Round,
+    ) -> None:
+        """Replace the round's total by what the server is to see. Here it stays as it is.
+
+        Called once, when all reports are in, if `keeps_reports`.
+
+        Args:
+            total: The sum of the reports, float64 [P].
+            reports: The clients, and their reports [K, P].
+            multiplier: The noise of one client, in clips.
+            round: The round in which they were made.
         """
 
 

@@ -129,7 +129,8 @@ def server_sum(
             if total.updates_by_client is not None:
                 usable = weights[part] > 0
                 ids = round.ids[part][usable.numpy()]
-                updates = channel.updates(rows[usable], round).float()
+                updates = channel.updates(rows[usable], round)
+                updates = updates.clone() if channel.keeps_reports else updates.float()
                 total.updates_by_client.append((ids, updates))
         else:
             reports.add_to_(total.total, weights)

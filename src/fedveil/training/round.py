@@ -164,6 +164,11 @@ def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tens
 
     The result may be published. Where clients add the noise themselves, nothing is added.
     """
+    channel, reports = plan.release.channel, cohort.updates_by_client
+    if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:
+        if plan.steps is None:
+            raise AssertionError("reports on a grid have noise of their own")
+        channel.hand_on_(cohort.total, reports, plan.steps.multiplier, round)
     plan.release.noise_(cohort.total, round)
     return cohort.total
 

@@ -423,7 +423,7 @@ class Training:
             weights=self.weights,
             participants=self.dishonest,
             mixes=self.mixes,
-            keeps_updates=self.aggregate is not None,
+            keeps_updates=self.aggregate is not None or self.plan.release.channel.keeps_reports,
         )
         if self.make_engine is not None:
             return self.make_engine(job)

@@ -9,7 +9,8 @@ from fedveil.privacy.releases.central import CentralNoise
 from fedveil.privacy.releases.client_noise import ClientNoise, Published
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.priv_unit import PrivUnitReports
-from fedveil.privacy.releases.sites import SecureSum, SiteNoise, sites
+from fedveil.privacy.releases.secure_sum import SecureSum
+from fedveil.privacy.releases.sites import SiteNoise, sites
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.secure import planned_for, with_secure_noise
 

@@ -25,6 +25,7 @@ from fedveil.privacy.release import (
     wrong_terms,
 )
 from fedveil.privacy.releases.dp_sgd import accounts_of
+from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.secure import check_grid
 
@@ -33,21 +34,6 @@ LEAST_STEPS, MOST_SITES = 2.0**16, 10**6
 
 WHOLE, PART = "whole", "part"
 """How much of the noise each site adds: all that the claim needs, or a share of it."""
-
-
-@dataclass(frozen=True)
-class SecureSum(Channel):
-    """Hands on the sum of all sites' reports, and nothing unless every site reported.
-
-    In a simulation the reports are added up in the clear. Between real sites masks hide them.
-
-    Attributes:
-        minimum: The number of sites: with one share of noise less, the claim would not hold.
-    """
-
-    minimum: int
-
-    hides_reports = "the secure sum hides what a single site sent"
 
 
 @dataclass(frozen=True)
@@ -67,6 +53,9 @@ class SiteNoise(Release):
             all sites together is, and only their sum may be seen.
         unit: What joins a round and is clipped, a record or a person.
         cap: The most records of a person that count. None: records are protected.
+        threshold: For "part", the least number of sites in a sum. None: all of them.
+        honest: For "part", how many sites are taken to be honest. None: all of them.
+        masks: For "part", whether a simulation masks the reports.
         noisy: How records join, and the noise of one site, in clips.
         channel: `SecureSum` for "part", the plain one for "whole".
     """
@@ -78,6 +67,9 @@ class SiteNoise(Release):
     share: str
     unit: Unit = Unit.RECORD
     cap: int | None = None
+    threshold: int | None = None
+    honest: int | None = None
+    masks: bool = False
     noisy: NoisySteps = field(init=False, repr=False, compare=False)
     channel: Channel = field(init=False, repr=False, compare=False)
 
@@ -88,7 +80,11 @@ class SiteNoise(Release):
     def __post_init__(self) -> None:
         own, channel = self.multiplier, Channel()
         if self.share == PART:
-            own, channel = own / math.sqrt(self.site_count), SecureSum(self.site_count)
+            everyone = self.site_count
+            threshold = everyone if self.threshold is None else self.threshold
+            honest = everyone if self.honest is None else self.honest
+            channel = SecureSum(everyone, threshold, honest, self.masks)
+            own /= math.sqrt(channel.divisor)
         noisy = NoisySteps(self.rate, 1, own, unit=self.unit, cap=self.cap)
         object.__setattr__(self, "noisy", noisy)
         object.__setattr__(self, "channel", channel)
@@ -100,11 +96,20 @@ class SiteNoise(Release):
             ("sites", self.site_count),
             *named_values(self, "multiplier", "rate", "records", "share"),
             *self.noisy.of_persons,
+            *self._shares,
         )
 
     @property
+    def _shares(self) -> Stated:
+        """Identity pairs of threshold and honest, () where every site has to answer honestly."""
+        channel, everyone = self.channel, self.site_count
+        if not isinstance(channel, SecureSum) or channel.divisor == everyone:
+            return ()
+        return (("threshold", channel.threshold), ("honest", channel.honest))
+
+    @property
     def together(self) -> float:
-        """The noise multiplier of the sum over all sites."""
+        """The noise multiplier of a sum, of the smallest one that is handed on."""
         return self.multiplier * (1.0 if self.share == PART else math.sqrt(self.site_count))
 
     @property
@@ -117,6 +122,9 @@ class SiteNoise(Release):
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         each = f"Gaussian noise, multiplier {self.noisy.multiplier:.4g}, at each of"
+        if isinstance(self.channel, SecureSum) and self.channel.divisor < self.site_count:
+            least = f"{self.together:.4g} or more in every sum of {self.channel.threshold} or more"
+            return f"{each} {self.site_count} sites, {least}"
         return f"{each} {self.site_count} sites, {self.together:.4g} in their sum"
 
     def check(self, plan: PrivacyPlan) -> None:
@@ -169,7 +177,24 @@ class SiteNoise(Release):
     def noise_length(self, round: Round, size: int) -> float:
         if round.clip is None:
             return 0.0
-        return self.together * round.clip.value * math.sqrt(size)
+        more = 1.0
+        if isinstance(self.channel, SecureSum):  # than in the smallest sum
+            more = math.sqrt(self.site_count / self.channel.divisor)
+        return more * self.together * round.clip.value * math.sqrt(size)
+
+
+def _assumed(channel: Channel) -> tuple[str, ...]:
+    """What the claim about the sum takes for granted of the server and the sites."""
+    if not isinstance(channel, SecureSum):
+        raise AssertionError("shares are added up by a secure sum")
+    least, sites = channel.threshold, channel.sites
+    seen = "the server sees only the sum of all sites' reports (a secure sum)"
+    who = f"all {sites} sites" if channel.honest == sites else f"{channel.honest} of {sites} sites"
+    noise = f"{who} add their noise honestly, and keep it to themselves"
+    if least == sites:
+        return seen, noise
+    seen = f"the server sees only one sum a round, of {least} or more of {sites} sites' reports"
+    return f"{seen} (a secure sum)", noise, "whether a site answers does not depend on its records"
 
 
 _SUMS = "and sites send sums, which count alike"
@@ -188,6 +213,9 @@ def sites(
     multiplier: float | None = None,
     unit: Unit = Unit.RECORD,
     cap: int | None = None,
+    threshold: int | None = None,
+    honest: int | None = None,
+    masks: bool = False,
 ) -> PrivacyPlan:
     """Sums of clipped gradients of Poisson-sampled records or people, with noise from every site.
 
@@ -209,11 +237,18 @@ def sites(
         unit: What joins a round and is clipped, a record or a person: the mean of the gradients of
             that person's records.
         cap: The most records of a person that count. None: the claim is about a record.
+        threshold: For the share "part", the least number of sites in a sum. Each site adds enough
+            noise for that many. None: all, so that no site may drop out.
+        honest: For the share "part", how many sites the first line takes to be honest. None: all.
+        masks: For the share "part", whether a simulation masks the reports, which takes secure
+            noise. The sum is the same to the last bit.
 
     | edge | behaviour |
     |---|---|
-    | share "part" with fewer than two sites | BadInput: a sum of one hides nothing |
-    | a site does not report, share "part" | the round is charged, and the model stays |
+    | share "part" with fewer than three sites | BadInput: a sum of one or two hides nothing |
+    | threshold - (sites - honest) < 1, or 2 threshold <= 2 sites - honest | BadInput |
+    | threshold, honest or masks for the share "whole" | BadInput |
+    | fewer sites report than the threshold, share "part" | charged, and the model stays |
     | rate outside (0, 1] | BadInput |
     """
     CLIENTS.check("clients", population)
@@ -222,10 +257,13 @@ def sites(
     check_multiplier(multiplier)
     if share not in (WHOLE, PART):
         raise BadArgument(f"{{share}} is {share!r}: use 'whole' or 'part'", "share")
-    if share == PART and population < 2:
+    if share == WHOLE and (threshold, honest, masks) != (None, None, False):
         raise BadArgument(
-            "{share} is 'part' and there is one site: a sum of one hides nothing; use 'whole'",
+            "{share} is 'whole', and {threshold}, {honest} and masks are for sums of shares: leave "
+            "them out, or use 'part'",
             "share",
+            "threshold",
+            "honest",
         )
 
     steps = NoisySteps(rate, 1, 0.0, unit=unit, cap=cap)
@@ -248,7 +286,9 @@ def sites(
     if multiplier is None:
         multiplier = least_noise(event, rounds, budget, Relation.ZERO_OUT)
     unlimited = replace(first, reading=True, budget=Budget(math.inf, budget.delta))
-    release = SiteNoise(multiplier, rate, population, records, share, unit, cap)
+    release = SiteNoise(
+        multiplier, rate, population, records, share, unit, cap, threshold, honest, masks
+    )
     if share == WHOLE:
         second = replace(
             unlimited,
@@ -261,15 +301,10 @@ def sites(
             ),
         )
     else:
-        honest = f"all {population} sites add their noise honestly, and keep it to themselves"
         second = replace(unlimited, event=event(release.noisy.multiplier), trust=Trust.SITE)
         first = replace(
             first,
-            assumptions=(
-                "the server sees only the sum of all sites' reports (a secure sum)",
-                honest,
-                *first.assumptions[1:],
-            ),
+            assumptions=(*_assumed(release.channel), *first.assumptions[1:]),
         )
     plan = PrivacyPlan(
         sampler=Everyone(),
