@@ -178,8 +178,18 @@ PARTS = (
     ),
     (
         SiteNoise(2.0, 0.5, 3, 90, "whole"),
-        {"multiplier": 3.0, "rate": 0.25, "site_count": 4, "records": 91, "share": "part"}
-        | {"cap": 3, "unit": Apart(SiteNoise(2.0, 0.5, 3, 90, "whole", cap=3), Unit.PERSON)},
+        {
+            "multiplier": 3.0,
+            "rate": 0.25,
+            "site_count": 4,
+            "records": 91,
+            "share": "part",
+            "threshold": Apart(SiteNoise(2.0, 0.5, 3, 90, "part"), 2),
+            "honest": Apart(SiteNoise(2.0, 0.5, 3, 90, "part"), 2),
+            "masks": ELSEWHERE,
+            "cap": 3,
+            "unit": Apart(SiteNoise(2.0, 0.5, 3, 90, "whole", cap=3), Unit.PERSON),
+        },
     ),
     (
         TwoPointReports(TwoPointMechanism(1.0), RANGES),

@@ -38,13 +38,13 @@ def test_every_set_of_dropouts_of_five_sites_at_every_step(threshold, honest):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(20))
 def test_random_dropouts_of_twenty_sites(part):
     draw = np.random.default_rng(part)
     parties = Parties(20, 11)
     vectors = parties.vectors(part)
     messages = parties.masked(vectors)
-    for _ in range(200):
+    for _ in range(100):
         sent = np.sort(draw.choice(20, draw.integers(11, 21), replace=False)).tolist()
         agreeing = sorted(draw.choice(sent, draw.integers(11, len(sent) + 1), replace=False))
         revealing = sorted(draw.choice(agreeing, draw.integers(11, len(agreeing) + 1), False))

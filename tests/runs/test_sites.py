@@ -5,6 +5,9 @@ import json
 import pytest
 
 from fedveil.base.errors import BadInput
+from fedveil.base.identity import digest_of
+from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
+from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 
@@ -57,6 +60,31 @@ REFUSED = {
     "draws each site's records": ["sample.kind=fixed", "sample.size=2"],
     "clips each record's gradient in L2": ["clip.norm=l1"],
     "a sum of one hides nothing": ["data.sites=1"],
+    "a secure sum of 2 sites: at least 3": ["data.sites=2"],
+    r"sum\.threshold is 3 and sum\.honest is 4 of 5 sites: .* use at least 4": [
+        "data.sites=5",
+        "sum.kind=secure",
+        "sum.threshold=3",
+        "sum.honest=4",
+    ],
+    r"sum\.threshold is 2 and 2 of 5 sites may be dishonest \(sum\.honest is 3\).* at least 3": [
+        "data.sites=5",
+        "sum.kind=secure",
+        "sum.threshold=2",
+        "sum.honest=3",
+    ],
+    r"sum\.threshold is 9 of 3 sites": ["sum.kind=secure", "sum.threshold=9"],
+    r"sum\.honest is 4 of 3 sites": ["sum.kind=secure", "sum.honest=4"],
+    r"sum\.threshold is 0: at least 1 site": ["sum.kind=secure", "sum.threshold=0"],
+    "a secure sum adds up parts": ["sum.kind=secure", "noise.share=whole"],
+    r"\[sum\] is for noise\.where = 'site'": [
+        "sum.kind=secure",
+        "noise.where=server",
+        "noise.share=none",
+        "client.unit=none",
+    ],
+    "masks are for integers": ["sum.kind=secure", "sum.masks=true"],
+    r"sum\.kind is 'open'": ["sum.kind=open"],
     "is for noise.where = 'site'": ["noise.where=server", "client.unit=none"],
     "server.weights is 'examples' and sites send sums": ["server.weights=examples"],
     "of which a client may then have several copies": ["data.resample=2000"],
@@ -67,6 +95,43 @@ REFUSED = {
 def test_what_does_not_go_together_is_refused(message):
     with pytest.raises(BadInput, match=message):
         build(load_recipe("sites", REFUSED[message]))
+
+
+def plan_with(*sets):
+    return build(load_recipe("sites", [*SHORT, *sets])).plan
+
+
+def test_a_secure_sum_leaves_room_for_dropouts_and_its_absence_none():
+    alone = plan_with("data.sites=5")
+    assert alone.release.channel == SecureSum(5, 5, 5)
+    written = plan_with("data.sites=5", "sum.kind=secure", "noise.share=none")
+    assert written.release.channel == SecureSum(5, 3, 5)
+    assert plan_with("data.sites=5", "sum.kind=secure", "sum.honest=4").release.channel == (
+        SecureSum(5, 4, 4)
+    )
+    everyone = plan_with("data.sites=5", "sum.kind=secure", "sum.threshold=5")
+    assert digest_of(everyone) == digest_of(alone)
+    assert digest_of(everyone) != digest_of(written)
+    for plan in (alone, written):
+        assert plan.lines[0].event == PoissonSampled(0.5, Gaussian(2.0))
+    assert written.release.noisy.multiplier == 2.0 / 3**0.5
+    assert written.lines[1].event == PoissonSampled(0.5, Gaussian(2.0 / 3**0.5))
+
+
+def test_a_run_behind_real_masks_claims_what_one_in_the_clear_does(cli, tmp_path):
+    claims = []
+    for masks in ("true", "false"):
+        out = tmp_path / masks
+        sets = [*SHORT, "noise.source=secure", "sum.kind=secure", f"sum.masks={masks}"]
+        sets = [part for text in sets for part in ("--set", text)]
+        code, _, err = cli("run", "sites", *sets, "--out", out, "--quiet")
+        assert (code, err) == (0, "")
+        claims.append(json.loads((out / "result.json").read_text())["claims"])
+        assert cli("ledger", out, "--verify")[0] == 0
+    assert claims[0] == claims[1]
+    texts = claims[0][0]["assumptions"]
+    assert any("only one sum a round, of 2 or more of 3 sites" in text for text in texts)
+    assert "all 3 sites add their noise honestly, and keep it to themselves" in texts
 
 
 def test_a_unit_has_no_effect_without_noise_at_the_sites():

@@ -12,6 +12,7 @@ from scipy import stats
 
 from fedveil.attacks.adversary import ReportAttack
 from fedveil.base.errors import BadInput
+from fedveil.masking.rehearsal import rehearse
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.noise.streams import Streams, bits
 from fedveil.privacy.release import NoisySteps
@@ -31,7 +32,7 @@ ALARM = 1e-6
 FREE = Budget(math.inf, 1e-5)
 
 
-def plan_of(data, *, share=PART, multiplier=1e-6, rate=0.5, secure=None):
+def plan_of(data, *, share=PART, multiplier=1e-6, rate=0.5, secure=None, **more):
     budget = FREE if secure is None else planned_for(FREE)
     plan = sites(
         data.clients,
@@ -42,6 +43,7 @@ def plan_of(data, *, share=PART, multiplier=1e-6, rate=0.5, secure=None):
         rounds=2,
         budget=budget,
         multiplier=multiplier,
+        **more,
     )
     return plan if secure is None else with_secure_noise(plan, secure, diagnostics=False)
 
@@ -142,13 +144,13 @@ def test_a_share_that_is_missing_leaves_the_model_where_it_is(make_family, open_
 
 
 def test_the_work_and_the_plan_go_together(make_family):
-    task, data = make_family("softmax", (6, 3))
+    task, data = make_family("softmax", (6, 3, 9))
     plan = plan_of(data)
     with pytest.raises(BadInput, match="make the work as SiteSum"):
         Training(task, data, plan, SiteSum(NoisySteps(0.5, 1, 7.0)))
     with pytest.raises(BadInput, match="go together"):
         Training(task, data, plan, ClientDpSgd(plan.steps, lr=1.0))
-    steps = dp_sgd(Everyone(), 2, 0.1, rate=0.5, steps=1, rounds=1, budget=FREE, multiplier=1.0)
+    steps = dp_sgd(Everyone(), 3, 0.1, rate=0.5, steps=1, rounds=1, budget=FREE, multiplier=1.0)
     with pytest.raises(BadInput, match="go together"):
         Training(task, data, steps, SiteSum(steps.steps))
     with pytest.raises(BadInput, match="make it as SiteSum"):
@@ -180,3 +182,74 @@ def test_slots_are_drawn_again_where_words_are_equal(make_family, monkeypatch):
     batch = slotted_batch(NoisySteps(1.0, 1, 1.0), cohort, 1, 0, Streams(1, secure=True))
     assert len(calls) == 3
     assert sorted(batch.index[0].tolist()) == list(range(8))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("missing", [(), (1,), (0, 4)])
+def test_masked_sums_are_those_in_the_clear_to_the_last_bit(
+    make_family, open_ledger, monkeypatch, missing, workers
+):
+    task, data = make_family("softmax", (6, 3, 9, 4, 5))
+    plan = plan_of(data, multiplier=2.0, secure=task.size, threshold=3, honest=5, masks=True)
+    training = training_of(task, data, plan, workers=workers)
+    ledger, state, seen = open_ledger(plan), training.start(), []
+    asked = training.begin(state, ledger)
+    cohort = training.engine.run(asked)
+    training.engine.close()
+    reports = {
+        int(site): row
+        for ids, rows in cohort.updates_by_client
+        for site, row in zip(ids, rows, strict=True)
+    }
+    assert sorted(reports) == [0, 1, 2, 3, 4]
+    assert all(row.dtype is torch.float64 for row in reports.values())
+    kept = [site for site in reports if site not in missing]
+    cohort.updates_by_client[:] = [(np.array([site]), reports[site][None]) for site in kept]
+    in_clear = torch.stack([reports[site] for site in kept]).sum(dim=0)
+    cohort.total.fill_(7.0)
+    cohort.weight -= len(missing)
+    from fedveil.privacy.releases import secure_sum
+
+    def watched(vectors, *numbers):
+        seen.append(len(vectors))
+        return rehearse(vectors, *numbers)
+
+    monkeypatch.setattr(secure_sum, "rehearse", watched)
+    result = training.end(asked, state, cohort, ledger)
+    assert seen == [5]
+    expected = state.params + (in_clear / (0.5 * data.records)).float()
+    assert torch.equal(result.state.params, expected)
+
+
+def test_a_masked_sum_below_its_threshold_is_thrown_away(make_family, open_ledger):
+    task, data = make_family("softmax", (6, 3, 9, 4, 5))
+    plan = plan_of(data, multiplier=2.0, secure=task.size, threshold=3, masks=True)
+    training = training_of(task, data, plan)
+    ledger, state = open_ledger(plan), training.start()
+    asked = training.begin(state, ledger)
+    cohort = training.engine.run(asked)
+    cohort.updates_by_client[:] = cohort.updates_by_client[:2]
+    cohort.weight = 2.0
+    result = training.end(asked, state, cohort, ledger)
+    assert torch.equal(result.state.params, state.params)
+    assert ledger.charged() == 1
+
+
+def test_masks_are_for_integers(make_family, open_ledger):
+    task, data = make_family("softmax", (6, 3, 9))
+    plan = plan_of(data, multiplier=2.0, threshold=2, masks=True)
+    with pytest.raises(BadInput, match="these reports are not on a grid"):
+        next(train(training_of(task, data, plan)))
+
+
+def test_a_site_may_be_missing_down_to_the_threshold(make_family, open_ledger):
+    task, data = make_family("softmax", (6, 3, 9, 4, 5))
+    for answered, moves in ((5, True), (3, True), (2, False)):
+        plan = plan_of(data, multiplier=2.0, threshold=3)
+        training = training_of(task, data, plan)
+        ledger, state = open_ledger(plan), training.start()
+        asked = training.begin(state, ledger)
+        cohort = training.engine.run(asked)
+        cohort.weight = float(answered)
+        result = training.end(asked, state, cohort, ledger)
+        assert torch.equal(result.state.params, state.params) != moves

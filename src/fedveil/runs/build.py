@@ -56,6 +56,8 @@ RECIPE_KEYS = {
     "share": "noise.share",
     "unit": "client.unit",
     "cap": "client.cap",
+    "threshold": "sum.threshold",
+    "honest": "sum.honest",
 }
 """The recipe's key of each argument that another part of the training may refuse."""
 
@@ -251,6 +253,22 @@ def _check_sections(recipe: Recipe) -> None:
         )
     if (recipe.client.kind == "dp-sgd") != (noise.where == "training"):
         raise BadInput("client.kind 'dp-sgd' and noise.where = 'training' go together")
+    if recipe.sum is not None:
+        if noise.where != "site":
+            raise BadInput(
+                "[sum] is for noise.where = 'site', as in the recipe 'sites': leave it out "
+                "(--set sum=none)"
+            )
+        if getattr(noise, "share", None) == "whole":
+            raise BadInput(
+                "sum.kind is 'secure' and noise.share is 'whole': a secure sum adds up parts of "
+                "the noise; use noise.share = 'part', or leave [sum] out (--set sum=none)"
+            )
+        if recipe.sum.masks and not secure:
+            raise BadInput(
+                "sum.masks is true and noise.source is 'seeded': masks are for integers, and "
+                "seeded noise is not on a grid; use noise.source = 'secure', or leave sum.masks out"
+            )
     if recipe.shuffle is not None and noise.kind != "two-point":
         raise BadInput("[shuffle] is for noise.kind = 'two-point'")
     if getattr(noise, "c2", None) is not None and not (budget is not None and budget.as_published):

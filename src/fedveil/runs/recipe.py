@@ -27,6 +27,7 @@ from fedveil.runs.sections.noise_section import (
     NoiseSection,
     NoNoiseSection,
     ShuffleSection,
+    SumSection,
 )
 from fedveil.runs.sections.section import (
     Forms,
@@ -74,6 +75,9 @@ class Recipe(Section):
     shuffle: ShuffleSection | None = None
     """An ideal shuffler between clients and server, for noise.kind 'two-point'. Left out: the
     server sees who sent what."""
+    sum: SumSection | None = None
+    """A secure sum between sites and server, for noise.where 'site'. Left out: the server sees
+    every site's sum, or, with noise.share 'part', one of all sites."""
     server: ServerSection = ServerSection()
     """How the server steps. Left out: with every key left out."""
     attack: AttackSection | None = None

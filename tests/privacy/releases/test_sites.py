@@ -12,7 +12,8 @@ from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.release import Channel
-from fedveil.privacy.releases.sites import PART, WHOLE, SecureSum, sites
+from fedveil.privacy.releases.secure_sum import SecureSum
+from fedveil.privacy.releases.sites import PART, WHOLE, sites
 from fedveil.privacy.secure import planned_for, with_secure_noise
 
 BUDGET = Budget(1.0, 1e-5)
@@ -52,7 +53,8 @@ def test_shares_need_the_square_root_of_the_sites_less_noise():
 
 
 def test_a_part_is_handed_on_by_all_sites_or_not_at_all():
-    assert plan_of(PART).release.channel == SecureSum(9)
+    assert plan_of(PART).release.channel == SecureSum(9, 9, 9)
+    assert plan_of(PART).release.channel.minimum == 9
     assert plan_of(PART).release.requires.only_sum
     assert type(plan_of(WHOLE).release.channel) is Channel
 
@@ -119,7 +121,7 @@ def test_secure_shares_count_every_sites_draws():
 
 def test_the_multiplier_that_was_given_is_the_one_that_is_stored():
     """A run that resumes is built from it, to the last bit."""
-    for population in (2, 3, 7):
+    for population in (3, 4, 7):
         plan = plan_of(population=population, multiplier=1.734, budget=Budget(math.inf, 1e-5))
         assert plan.release.settings(plan.schedule) == {"multiplier": 1.734}
         assert plan.lines[0].event.event.multiplier == 1.734

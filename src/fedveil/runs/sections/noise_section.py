@@ -108,8 +108,9 @@ class GaussianSection(Section):
     'training', to each step of DP-SGD, or every 'site' to the sum of its records' gradients."""
     share: Literal["whole", "part"] | None = None
     """How much of the noise a site adds: the 'whole' that the claim needs, against a server that
-    sees every site's sum, or a 'part', which adds up with the others' under a secure sum. For where
-    'site'. Left out: 'whole' there."""
+    sees every site's sum, or a 'part', which adds up with the others' under a secure sum, as
+    [sum] has it; without [sum] all sites have to answer. For where 'site'. Left out: 'part' with
+    [sum], otherwise 'whole'."""
     multiplier: float | None = setting(MULTIPLIER, None)
     """Standard deviation in sensitivities: the clip, or twice the clip where neighbours replace
     each other. Left out: the least with which all rounds fit budget.epsilon."""
@@ -176,16 +177,21 @@ class GaussianSection(Section):
                 "noise.where 'site' draws each site's records by sample.kind 'poisson' with "
                 "sample.rate, or takes 'all'"
             )
+        section, share = inputs.recipe.sum, self.share or "whole"
+        secure_sum: dict[str, Any] = {}
+        if section is not None:
+            share, secure_sum = "part", section.settings(inputs.clients)
         return sites(
             inputs.clients,
             clip.value,
             records=inputs.records,
             rate=sampler.rate if isinstance(sampler, Poisson) else 1.0,
-            share=self.share or "whole",
+            share=share,
             rounds=inputs.rounds,
             budget=inputs.single_budget("have no meaning for noise at the sites"),
             multiplier=self.multiplier,
             **_persons(inputs.recipe.client),
+            **secure_sum,
         )
 
     def _dp_sgd_plan(self, inputs: PlanInputs) -> PrivacyPlan:
@@ -342,6 +348,31 @@ class BudgetSection(Section):
 
         budget = Budget(self.epsilon if epsilon is None else epsilon, delta or self.delta)
         return planned_for(budget) if source == "secure" else budget
+
+
+class SumSection(Section):
+    """`[sum]`: the secure sum, behind which the server sees the sum of all sites and no more."""
+
+    kind: Literal["secure"]
+    """The secure sum of docs/proofs/secure-sum.md, for noise.where 'site' with a part of the noise
+    from each site."""
+    threshold: int | None = setting(whole(1, "at least 1 site is needed"), None)
+    """Sites of which a sum is handed on at least. Each adds noise for the least number of honest
+    ones among so many. Left out: the smallest that protects, which is more than half of the sites
+    if all are honest."""
+    honest: int | None = setting(whole(1, "at least 1 site is needed"), None)
+    """How many sites the claim takes to be honest. Left out: all of them."""
+    masks: bool = False
+    """Whether the simulation goes through the protocol's messages, masks included, which changes no
+    sum. For noise.source 'secure'."""
+
+    def settings(self, sites: int) -> dict[str, Any]:
+        """Return the arguments of `sites` that follow from this section, for so many sites."""
+        from fedveil.privacy.releases.secure_sum import least_threshold
+
+        honest = sites if self.honest is None else self.honest
+        threshold = least_threshold(sites, honest) if self.threshold is None else self.threshold
+        return {"threshold": threshold, "honest": honest, "masks": self.masks}
 
 
 class ShuffleSection(Section):
