@@ -81,9 +81,7 @@ _TRUSTED = {
         "noise already."
     ),
     Trust.SECURE_SUM: (
-        "The site that has the data has to be trusted, and all other sites to add their noise "
-        "and keep it to themselves; the server need not be: it sees only the sum of all sites."
-        "The site that has the record has to be trusted, and enough other sites to add their noise "
+        "The site that has the data has to be trusted, and enough other sites to add their noise "
         "and keep it to themselves; the server need not be: it sees only the sum of the sites."
     ),
 }
