@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -100,6 +101,21 @@ def test_an_attempt_that_is_not_this_one_does_not_go_on(stand_ins, change):
     three.server().serve()
     charges = read_charges(three.folder / "run" / "ledger.db")
     assert [(c.round, c.attempt) for c in charges] == [(1, 0), (2, 0), (2, 1), (3, 0)]
+
+
+def test_an_ask_that_the_ledger_does_not_know_is_charged(stand_ins):
+    """As where the ledger was put back, and the log of asks was not."""
+    three = stand_ins({**AT_SITE, "rounds": 3})
+    three.transport.stop = (2, "south")
+    three.server().serve()
+    *before, last = lines_of(three)
+    later = replace(three.transport.asks[-1], attempt=7)
+    write_lines(three, [*before, {**last, "attempt": 7, "ask": later.digest}])
+    three.transport.stop = None
+    three.server().serve()
+    charges = read_charges(three.folder / "run" / "ledger.db")
+    assert [(c.round, c.attempt) for c in charges] == [(1, 0), (2, 0), (2, 1), (3, 0)]
+    assert [(ask.round, ask.attempt) for ask in three.transport.asks[2:]] == [(2, 1), (3, 0)]
 
 
 def test_a_cohort_that_was_drawn_is_asked_again_and_no_other(stand_ins):

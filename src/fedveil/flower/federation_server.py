@@ -265,7 +265,9 @@ class RemoteEngine:
         """
         began, site_names = self.clock(), self.federation.site_names
         invited, going_on = [site_names[k] for k in round.ids], self._going_on(round)
-        attempt = max(round.attempt, self.round_log.attempts(round.number) - going_on)
+        attempt = round.attempt
+        if not going_on:
+            attempt = max(attempt, self.round_log.attempts(round.number))
         ask = self._ask(round.number, attempt, round.start, round.adaptive_state)
         outcome = Outcome(round.number, attempt, invited)
         if not going_on:
@@ -312,7 +314,7 @@ class RemoteEngine:
     def _going_on(self, round: Round) -> bool:
         """Return whether a round is one that `unfinished` has returned."""
         line = None if self.federation.mixer else self.round_log.unfinished(round.number)
-        if line is None or line["attempt"] < round.attempt:
+        if line is None or line["attempt"] != round.attempt:
             return False
         ask = self._ask(round.number, line["attempt"], round.start, round.adaptive_state)
         invited = [self.federation.site_names[k] for k in round.ids]
