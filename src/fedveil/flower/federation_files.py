@@ -36,6 +36,7 @@ from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import Policy
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.sites import PART
 from fedveil.privacy.shuffle import Flags, Multisets
 from fedveil.runs.recipe import Recipe, explain_error, name_paths
 from fedveil.runs.sections.data_section import DataSection
@@ -294,9 +295,14 @@ def read_federation(path: Path) -> Federation:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise BadInput for what no federation runs: an attack, and checkpoints that skip rounds."""
+    """Raise BadInput for what no federation runs: attacks, skipped checkpoints, noise in shares."""
     if recipe.attack is not None:
         raise BadInput("[attack] is for simulations: leave it out (--set attack=none)")
+    if getattr(recipe.noise, "share", None) == PART:
+        raise BadInput(
+            "noise.share is 'part', and between sites there is no secure sum: use 'whole', so that "
+            "each site's noise is enough by itself"
+        )
     if recipe.engine.checkpoint != 1:
         raise BadInput(
             f"engine.checkpoint is {recipe.engine.checkpoint}: over a federation every round that "
