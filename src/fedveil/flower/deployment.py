@@ -501,14 +501,14 @@ def registered(
     nominal: int | None = getattr(recipe.client, "nominal", None)
     sites = []
     for name, key in zip(names, keys, strict=True):
-        number = records.get(name, nominal)
-        if number is None and needs_sizes(recipe):
+        declared: int | None = records.get(name, nominal)
+        if declared is None and needs_sizes(recipe):
             raise BadInput(
                 f"how many records {name!r} has is not known, and the recipe needs it: let its "
                 f"owner declare a public number (--records {name}=N)"
                 + (", or use client.nominal" if recipe.client.kind == "dp-sgd" else "")
             )
-        sites.append(RegisteredSite(name=name, key=key, records=number or 0))
+        sites.append(RegisteredSite(name=name, key=key, records=declared or 0))
     return tuple(sites)
 
 

@@ -21,6 +21,7 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import os
 import ssl
 import tomllib
 from collections.abc import Callable, Coroutine
@@ -57,9 +58,9 @@ def with_absolute_paths(section: S, folder: Path, *keys: str) -> S:
     for key in keys:
         match getattr(section, key):
             case str() as file:
-                paths[key] = str(folder / file)
+                paths[key] = os.path.normpath(folder / file)
             case list() as files if key == "path":
-                paths[key] = [str(folder / file) for file in files]
+                paths[key] = [os.path.normpath(folder / file) for file in files]
     return section.model_copy(update=paths)
 
 
@@ -441,7 +442,8 @@ def read_site_file(path: Path) -> SiteFile:
     if mixer is not None:
         mixer = with_absolute_paths(mixer, folder, *_MIXER_PATHS)
     data = _data_with_absolute_paths(site.data, folder)
-    site = site.model_copy(update={"witness": str(witness), "data": data, "mixer": mixer})
+    head = os.path.normpath(witness)
+    site = site.model_copy(update={"witness": head, "data": data, "mixer": mixer})
     return with_absolute_paths(site, folder, "recipe", "ledger", "policy")
 
 

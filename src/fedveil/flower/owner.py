@@ -111,8 +111,8 @@ class Owner:
             (folder / _LEDGER).mkdir(mode=0o700)
             owner = cls.open(folder)
         except BaseException:
-            for path in folder.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            for part in folder.iterdir():
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
             if made:
                 folder.rmdir()
             raise

@@ -163,7 +163,7 @@ class ModelSection(Section):
         for key in self.present_values(*_SIZES):
             if self.name not in _SIZES[key]:
                 raise BadInput(f"model.{key} has no effect on {self.name!r}: leave it out")
-        sha256: dict[str, str] = {**(self.sha256 or {})}
+        sha256 = dict[str, str]((self.sha256 or {}).items())
         loss: Task | None = None
         if self.path is None:
             task = self._build_shipped(shape, target, seed, words)
