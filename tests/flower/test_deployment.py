@@ -275,7 +275,7 @@ TABLE = (
     ("sites", "message"),
     [
         ((), "sites are none"),
-        (("a", "a"), "a name each"),
+        (("a", "a"), "a name of its own each"),
         (("a/b", "c"), "site is 'a/b'"),
         (("", "c"), "site is ''"),
     ],

@@ -107,8 +107,9 @@ def deploy(
             deployment = write_trial(folder, chosen, own, names, **parts)
         else:
             flower.check_free(folder)
-            keys = _public_keys(names, _pairs("--key", key))
+            flower.check_names(names)
             numbers = _numbers(_pairs("--records", records))
+            keys = _public_keys(names, _pairs("--key", key))
             registered = flower.registered(chosen, names, keys, numbers)
             chosen, public = flower.public_data(chosen, test, names, data)
             deployment = flower.Deployment(chosen, registered, public, **parts)

@@ -40,6 +40,7 @@ from fedveil.flower.federation_files import (
     takes_whole_deadline,
 )
 from fedveil.flower.joining import DIVISION, fill
+from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import build_for_plan, terms_of
 from fedveil.flower.site import site_training
 from fedveil.mixing.protocol import COLLECTOR
@@ -140,8 +141,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         recipe, count = self.recipe, len(self.sites)
-        if not count or len(set(self.site_names)) != count:
-            raise BadInput(f"sites are {', '.join(self.site_names) or 'none'}: a name each")
+        check_names(self.site_names)
         self.federation.check()
         for site in self.sites:
             read_node_key(site.key)
@@ -372,6 +372,14 @@ class Deployment:
             if file.name in names:
                 raise BadInput(f"model.{key} is called {file.name!r}, as another file: rename it")
             names.append(file.name)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise BadInput unless there are sites, each with a name of its own that a site can have."""
+    for name in names:
+        check_site_name(name)
+    if not names or len(set(names)) != len(names):
+        raise BadInput(f"sites are {', '.join(names) or 'none'}: a name of its own each")
 
 
 def check_free(folder: Path) -> None:

@@ -18,6 +18,7 @@ from fedveil.flower.bundle import Bundle
 from fedveil.flower.deployment import (
     Deployment,
     check_free,
+    check_names,
     client_share,
     needs_sizes,
     registered,
@@ -43,6 +44,7 @@ def write_trial(
         options: Further arguments of `Deployment`.
     """
     check_free(folder)
+    check_names(names)
     if data.clients != len(names):
         raise BadInput(
             f"the data have {data.clients} clients and there are {len(names)} sites: one each"
@@ -53,13 +55,13 @@ def write_trial(
     done = False
     try:
         owners = []
-        for number, name in enumerate(dict.fromkeys(names)):
+        for number, name in enumerate(names):
             share = making / "shares" / name
             client_share(data, number).save(share)
             owners.append(Owner.make(making / "owners" / name, name, [str(share)]))
         keys = [owner.public_key.read_text(encoding="utf-8").strip() for owner in owners]
         sizes = dict(zip(names, data.sizes.tolist(), strict=True)) if needs_sizes(recipe) else {}
-        sites = registered(recipe, names, keys[: len(names)], sizes)
+        sites = registered(recipe, names, keys, sizes)
         deployment = Deployment(recipe, sites, data.at_sites(names), **options)
         deployment.write_into(making)
         if folder.exists():
