@@ -439,7 +439,8 @@ def _declared_alone(section: DataSection) -> DataSection:
                     f"data.columns.{name}.{key} is a file, which sites do not have: list the words "
                     f"(data.columns.{name}.words)"
                 )
-    schema = section.declared(None, ["site"]).schema
+    alone = section.model_copy(update={"test": None})
+    schema = alone.declared(None, ["site"]).schema
     if schema is None:
         raise AssertionError("declared tables have a schema")
     features = [column.name for column in schema.feature_columns]
