@@ -12,8 +12,9 @@ BROWSER := .browser
 AXE := 4.14.0
 
 # Two workers on two cores, so one thread each; tests start many processes, so bytecode is kept. They sync
-# thousands of small files, none of which has to outlive the machine, so that these lie in memory.
-PYTEST := TMPDIR=$(wildcard /dev/shm) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
+# thousands of small files, none of which has to outlive the machine, so that these lie in memory. Each
+# worker begins with its own half, so that neighbours share what their module has made.
+PYTEST := TMPDIR=$(wildcard /dev/shm) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-all browser test-browser wheel mutants mutants-generated docs check bench bench-growth bench-versions bench-micro dist clean
 

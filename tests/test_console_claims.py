@@ -119,7 +119,7 @@ def test_the_budget_of_a_published_formula_keeps_its_terms(console):
     published = replace(FIRST, epsilon=1.0, as_published=True, accountant=Accountant.PUBLISHED)
     print_result(console, {**RESULT, "claims": [claim.to_dict() for claim in (published, FIRST)]})
     text = printed(console)
-    assert f"epsilon {FIRST.value} at delta" in text
+    assert f"epsilon {FIRST.rounded_epsilon} at delta" in text
     assert f"budget left {published.left_of(2.0)}" in text
 
 
@@ -153,7 +153,7 @@ def run_of(promise=FIRST, limit=2.0, measures=()):
     task = SimpleNamespace(measures=dict.fromkeys(measures))
     return SimpleNamespace(
         training=SimpleNamespace(plan=plan, task=task),
-        summary=lambda: ["the run", "its noise", "a remark"],
+        summary_lines=lambda: ["the run", "its noise", "a remark"],
     )
 
 

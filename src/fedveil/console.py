@@ -19,7 +19,13 @@ from rich.text import Text
 
 from fedveil.base.checks import INTERVAL
 from fedveil.pages.run_report import ended_text
-from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, measured_on, rendered
+from fedveil.privacy.accounting.claims import (
+    PrivacyClaim,
+    Trust,
+    Unit,
+    measured_on,
+    rendered,
+)
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.accounting.meaning import Meaning, budgeted, counting
 from fedveil.privacy.ledger.statement import Statement
@@ -58,7 +64,7 @@ def header_lines(run: "Run") -> list[str]:
 
     The terms of the epsilon are there as well, because the lines of rounds have the number alone.
     """
-    lines, promise = run.summary(), run.training.plan.promise
+    lines, promise = run.summary_lines(), run.training.plan.promise
     if promise is not None:
         protected = f"every {promise.unit} is protected {_PROTECTED_FROM[promise.trust]}"
         lines[2:2] = [protected, f"epsilon is {promise.terms}"]
@@ -83,7 +89,7 @@ def round_text(run: "Run", line: Line, seconds_left: float | None = None) -> str
     if line["epsilon"] is not None and plan.promise is not None:
         spent = replace(plan.promise, epsilon=line["epsilon"])
         limit = "" if plan.limit is None else f" of {plan.limit:g}"
-        parts.append(f"epsilon {spent.value}{limit}")
+        parts.append(f"epsilon {spent.rounded_epsilon}{limit}")
     if line["clip"] is not None and line.get("clipped") is not None:
         parts.append(f"clipped {100 * line['clipped']:.0f} %")
     if seconds_left and seconds_left >= 0.1:
@@ -299,11 +305,16 @@ def _claim_rows(
     first = counting(claims)
     if first is not None:
         yield ("epsilon", str(first)[8:]) if first.covers == "updates" else ("claim", str(first))
+        if first.unit is Unit.PERSON and first.composed is not None:
+            yield "at 2 clients", first.for_units(2).short
     for claim in claims:
         if claim is first:
             continue
         if first is not None and _all_terms(claim) == _all_terms(first):
-            yield f"epsilon ({claim.accountant.upper()})", f"{claim.value} on the same terms"
+            yield (
+                f"epsilon ({claim.accountant.upper()})",
+                f"{claim.rounded_epsilon} on the same terms",
+            )
         else:
             yield "also", str(claim)
     limited = budgeted(claims)
@@ -431,7 +442,7 @@ def print_recipe(console: Console, recipe: ExplainedRecipe) -> None:
     console.print(f"{recipe.name} protects {recipe.protects}.")
     console.print(f"Paper: {recipe.paper}.\n")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for key, value in recipe.values:
+    for key, value in recipe.key_values:
         table.add_row(f"{key.key} = {recipe_value(value)}", key.meaning)
     console.print(table)
     console.print(f"\nTrain it: fedveil run {recipe.name}\n")
@@ -490,8 +501,8 @@ def print_table_check(console: Console, checked: "TableCheck") -> None:
     roles = {checked.client: "client", checked.person: "person", checked.target: "target"}
     for column in checked.columns:
         also = [f"or {role}" for role, names in checked.candidates.items() if column.name in names]
-        notes = [roles[column.name]] if column.name in roles else [*also, *column.notes]
-        missing = f"{100 * column.missing:.1f} %" if column.missing else "none"
+        notes = [roles[column.name]] if column.name in roles else [*also, *column.remarks]
+        missing = f"{100 * column.missing_share:.1f} %" if column.missing_share else "none"
         text = ", ".join(notes)
         table.add_row(column.name, column.kind, missing, f"{column.distinct:,}", text)
     console.print(table)

@@ -13,7 +13,7 @@ from fedveil.runs.recipe import load_recipe, shipped_recipes
 
 FALSE_ALARM = 0.01
 PRIVATE = ("central", "dp-fedavg", "dp-fedavg-gaussian", "dp-sgd", "ldp-fl", "ldp-sgd", "priv-unit")
-PRIVATE = (*PRIVATE, "sites")
+PRIVATE = (*PRIVATE, "people", "sites")
 
 
 def training(name):

@@ -12,7 +12,7 @@ import pytest
 from fedveil.base import checks, platforms, spawning
 from fedveil.base.errors import BadInput
 from fedveil.base.platforms import c_function, can_fork, open_unfollowed, start_method, take_lock
-from fedveil.flower import flwr_private
+from fedveil.flower.flwr_private.fork_server import run_superexec
 from fedveil.runs.run_directory import in_use, lock_held
 
 EVERY_MODULE = """
@@ -49,7 +49,7 @@ print(len(before))
 """
 
 
-@pytest.mark.parametrize("platform", ["darwin", "win32"])
+@pytest.mark.parametrize("platform", [pytest.param("darwin", marks=pytest.mark.slow), "win32"])
 def test_every_module_is_imported_where_posix_is_missing(platform):
     program = EVERY_MODULE.replace("PLATFORM", repr(platform))
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -175,4 +175,4 @@ def test_arrays_are_not_copied_to_find_out_whether_they_can_be_sent(monkeypatch)
 def test_a_site_is_refused_where_there_is_no_fork(monkeypatch):
     monkeypatch.delattr(os, "fork")
     with pytest.raises(SystemExit, match=r"error: a site forks a process .* on Linux only"):
-        flwr_private.run_superexec([])
+        run_superexec([])

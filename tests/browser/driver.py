@@ -19,8 +19,8 @@ ARGUMENTS = (
 )
 
 
-class ScriptError(AssertionError):
-    """A script raised an error in the page."""
+class DriverError(AssertionError):
+    """The driver answered with an error, such as a script's own or a page that was left."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Browser:
         self.host.request("POST", f"/session/{self.session}/{path}", json.dumps(said))
         found = json.loads(self.host.getresponse().read())["value"]
         if isinstance(found, dict) and "error" in found:
-            raise (ScriptError if found["error"] == "javascript error" else AssertionError)(found)
+            raise DriverError(found)
         return found
 
     def devtools(self, command, **params):
@@ -56,20 +56,29 @@ class Browser:
         self.log()
         self.call("url", url=url)
 
-    def until(self, script, seconds=20):
-        """Return a script's first true value. While a page loads, elements may be missing."""
+    def until(self, script, seconds=60):
+        """Return a script's first true value.
+
+        Every error means: not yet. While a page loads, elements may be missing; while another one
+        takes its place, the driver has none to run the script in.
+        """
         end, problem = time.monotonic() + seconds, None
         while time.monotonic() < end:
             try:
                 if found := self.run(script):
                     return found
-            except ScriptError as error:
+            except DriverError as error:
                 problem = error
             time.sleep(0.05)
         raise AssertionError(f"not after {seconds} s: {script}") from problem
 
     def run(self, script, *arguments):
         return self.call("execute/sync", script=script, args=list(arguments))
+
+    def follow(self, element):
+        """Click an element, given as an expression, and wait until another page has loaded."""
+        self.run(f"const found = {element}; window.left = true; setTimeout(() => found.click())")
+        self.until("return !window.left && document.readyState === 'complete'")
 
     def wait(self, script):
         return self.call("execute/async", script=script, args=[])
@@ -109,9 +118,13 @@ def opened_browser():
     try:
         said = (re.search(r"successfully on port (\d+)", line) for line in process.stdout)
         port = next(found[1] for found in said if found)
-        host = http.client.HTTPConnection("127.0.0.1", int(port), timeout=120)
+        host = http.client.HTTPConnection("127.0.0.1", int(port), timeout=300)
         options = {"binary": CHROMIUM, "args": list(ARGUMENTS)}
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        wanted = {
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL"},
+            "timeouts": {"script": 120_000, "pageLoad": 240_000},
+        }
         host.request("POST", "/session", json.dumps({"capabilities": {"alwaysMatch": wanted}}))
         session = json.loads(host.getresponse().read())["value"]["sessionId"]
         try:
@@ -122,5 +135,5 @@ def opened_browser():
             host.close()
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()

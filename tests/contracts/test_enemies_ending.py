@@ -97,7 +97,9 @@ def test_the_smaller_epsilon_never_stands_without_its_condition(ended, plan):
         re.sub(r"<[^>]*>", " ", (ended / "report.html").read_text()),
     ]
     for text in texts:
-        assert run.claim.value in text or "epsilon " not in text.replace("this epsilon", "")
+        assert run.claim.rounded_epsilon in text or "epsilon " not in text.replace(
+            "this epsilon", ""
+        )
         for found in re.finditer(rf"epsilon {re.escape(fixed.value)} ", text, re.IGNORECASE):
             assert re.match(r"[^)]*\), only if " + NOT_DECIDED, text[found.start() :])
     left = plan.limit - run.claim.epsilon

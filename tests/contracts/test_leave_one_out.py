@@ -117,9 +117,21 @@ def whole_grid():
                 yield release, module, mode
 
 
+LONG = {
+    *("attention", "attention dropout", "gru", "lstm", "lstm dropout"),
+    *("named inputs", "next words", "residual", "transformer"),
+}
+"""Modules that take long to capture and have one like them among the others: for the slow part."""
+
+
+def marked(modules):
+    """Modules as parameters of a test, of which the quick part leaves out those of `LONG`."""
+    return [pytest.param(m, marks=[pytest.mark.slow] if m in LONG else []) for m in modules]
+
+
 def sampled():
-    """Every release and every module once, and what has been wrong before."""
-    names = list(MODULES)
+    """Every release once, and every module that does not take long; all are in the whole grid."""
+    names = [name for name in MODULES if name not in LONG]
     for number, release in enumerate(RELEASES):
         yield release, names[number % len(names)], None
     for number, module in enumerate(names):
@@ -143,7 +155,7 @@ def test_own_losses(module, loss):
     assert_bounded(trained("central", module, loss=loss))
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if "dropout" not in name])
+@pytest.mark.parametrize("module", marked(name for name in MODULES if "dropout" not in name))
 def test_with_secure_noise_the_sum_moves_by_the_client_s_own_row_and_no_bit_more(module):
     training = trained("central, full batches", module, secure=True)
     assert training.engine.mode is Mode.LOOPED
@@ -202,8 +214,12 @@ EVERY_STEP = [(module, mode) for module in MODULES for mode in Mode]
 @pytest.mark.parametrize(
     ("module", "mode"),
     [
-        pytest.param(*case, marks=[] if number % 4 in (0, 3) else pytest.mark.slow)
-        for number, case in enumerate(EVERY_STEP)
+        pytest.param(
+            module,
+            mode,
+            marks=[] if number % 4 in (0, 3) and module not in LONG else [pytest.mark.slow],
+        )
+        for number, (module, mode) in enumerate(EVERY_STEP)
     ],
 )
 def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):

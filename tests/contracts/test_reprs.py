@@ -41,7 +41,7 @@ def test_trainings_and_their_parts_have_one_short_line(name):
     shown, plan = line(training), line(training.plan)
     promise = training.plan.promise
     for text in (shown, plan):
-        assert f"{training.data.clients} clients, {training.plan.rounds} rounds" in text
+        assert f"{training.data.clients:,} clients, {training.plan.rounds} rounds" in text
         assert (promise is None) is text.endswith(", no claim)")
         assert promise is None or text.endswith(f" {promise.terms})")
     assert type(training.work).__name__ in shown
@@ -49,7 +49,7 @@ def test_trainings_and_their_parts_have_one_short_line(name):
     assert type(training.plan.release).__name__ in plan
     assert type(training.plan.sampler).__name__ in plan
     assert line(training.task).startswith("Task(Sequential, ")
-    assert f"{training.data.clients} clients, " in line(training.data)
+    assert f"{training.data.clients:,} clients, " in line(training.data)
 
 
 def test_a_budget_is_shown_with_what_it_means():

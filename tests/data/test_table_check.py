@@ -45,7 +45,7 @@ def kinds(checked):
 
 
 def notes(checked):
-    return {column.name: column.notes for column in checked.columns if column.notes}
+    return {column.name: column.remarks for column in checked.columns if column.remarks}
 
 
 def test_columns_and_roles(folder):
@@ -69,7 +69,7 @@ def test_columns_and_roles(folder):
     assert (checked.clients, checked.people, checked.most_rows, checked.rows) == (5, 82, 2, 163)
     assert checked.candidates["client"] == ("hospital",)
     assert "smoker" in checked.candidates["target"]
-    missing = {column.name: column.missing for column in checked.columns}
+    missing = {column.name: column.missing_share for column in checked.columns}
     assert missing["pressure"] == 17 / 163
     assert missing["age"] == 0
 
@@ -81,8 +81,8 @@ def test_columns_that_are_no_features_say_why(folder):
     assert found["country"] == ("no feature: 100.0 % of entries are the same",)
     assert found["empty"] == ("no feature: every entry is missing",)
     assert found["seen"] == ("no feature: write dates as YYYY-MM-DD to use them",)
-    assert set(checked.features).isdisjoint(found)
-    assert checked.features == ("admitted", "age", "ward", "pressure", "smoker")
+    assert set(checked.feature_names).isdisjoint(found)
+    assert checked.feature_names == ("admitted", "age", "ward", "pressure", "smoker")
 
 
 def test_warnings_and_what_can_be_protected(folder):
@@ -122,7 +122,7 @@ def test_the_block_is_a_section_that_a_run_accepts(folder, tmp_path, by):
     recipe = load_recipe("dp-sgd").model_dump(exclude_none=True)
     data = load_recipe({**recipe, "data": tomllib.loads(block)["data"]}).load_data()
     assert data.clients == (4 if by == "one file" else 4 - data.held_out_owners + 1)
-    assert [column.name for column in data.schema.feature_columns] == list(checked.features)
+    assert [column.name for column in data.schema.feature_columns] == list(checked.feature_names)
 
 
 def test_what_a_run_would_refuse_is_listed_whole(folder, tmp_path):

@@ -1,7 +1,7 @@
 """A site that misbehaves: its own `flower-superexec`, which answers honestly and then spoils it.
 
-bad_site.py nan | short | replay | die ...arguments of flower-superexec
-bad_site.py nan | short | replay | die
+bad_site.py nan | short | replay | bomb | die ...arguments of flower-superexec
+bad_site.py nan | short | replay | bomb | die
 """
 
 import os
@@ -29,27 +29,50 @@ def replay(answer):
     return pickle.loads(KEPT.read_bytes())
 
 
+def bomb(answer):
+    """The same, but what is sent says that it has 400 million numbers: one chunk, 3052 times."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+    from flwr.app.message.arraychunk import ArrayChunk
+
+    from fedveil.flower import flower_apps
+
+    chunk, honest = ArrayChunk(memoryview(bytes(1 << 19))), flower_apps.to_records
+    sliced = Array.slice_array
+
+    def slices(array):
+        return [(chunk.object_id, chunk)] * 3052 if array.data == b"bomb" else sliced(array)
+
+    def records(message):
+        content = honest(message)
+        arrays = dict(content["arrays"])
+        arrays["report"] = Array("float32", (400_000_000,), "numpy.ndarray", b"bomb")
+        return RecordDict({"fedveil": content["fedveil"], "arrays": ArrayRecord(arrays)})
+
+    Array.slice_array, flower_apps.to_records = slices, records
+    return answer
+
+
 def die(answer):
     """The SuperNode and all that belongs to it are gone, charged and not answered."""
     os.killpg(0, signal.SIGKILL)
 
 
-SPOILT = {"nan": nan, "short": short, "replay": replay, "die": die}
+SPOILT = {"nan": nan, "short": short, "replay": replay, "bomb": bomb, "die": die}
 
 
 def main():
     """Be SuperExec, or without arguments its fork server."""
-    from fedveil.flower import flwr_private
+    from fedveil.flower.flwr_private import fork_server
 
     program, kind, *arguments = sys.argv
     if arguments:
-        flwr_private.run_superexec(arguments, (sys.executable, program, kind))
+        fork_server.run_superexec(arguments, (sys.executable, program, kind))
         return
     from fedveil.flower.site import Site
 
     honest = Site.answer
     Site.answer = lambda site, ask: SPOILT[kind](honest(site, ask))
-    flwr_private.serve_forks()
+    fork_server.serve_forks()
 
 
 if __name__ == "__main__":

@@ -139,17 +139,21 @@ class Live:
         assert "SuperNode ID" not in process.output
         return process.output
 
+    def server_app(self):
+        """The process of the ServerApp."""
+        found = processes_of(self.server)
+        (pid,) = [pid for pid, program in found if program == "operator-flwr-serverapp"]
+        return pid
+
     def kill_server_app(self):
         """Kill the ServerApp, and nothing else."""
-        (found,) = [
-            pid for pid, program in processes_of(self.server) if program == "flwr-serverapp"
-        ]
-        os.kill(found, signal.SIGKILL)
+        os.kill(self.server_app(), signal.SIGKILL)
 
     def fork_servers(self, name):
         """The processes of a site that have imported what answers messages."""
         found = processes_of(self.site(name))
-        return [pid for pid, program in found if program == FORK_SERVER]
+        servers = {pid for pid, program in found if program == FORK_SERVER}
+        return [pid for pid in servers if parent_of(pid) not in servers]  # not what they forked
 
     def kill_superlink(self):
         """Kill SuperLink as a power cut would; what it started ends by itself."""
@@ -164,8 +168,8 @@ def live(folder, *names, bad=(), offline=(), unforked=()):
     `bad` are sites that misbehave, `offline` are not started, and `unforked` have a program started
     for every message.
     """
-    port, *own = free_ports(1 + len(names))
-    address = Address(port=port, site_ports=tuple(own))
+    port, operators, *own = free_ports(2 + len(names))
+    address = Address(port=port, site_ports=tuple(own), operator_port=operators)
     settings = ("sample.kind=all", "rounds=1")
     write_all(folder, "fedavg", settings, names, address, PATIENCE)
     for name in bad:
@@ -193,6 +197,20 @@ def wait_for(holds, what):
         time.sleep(0.05)
 
 
+def parent_of(pid):
+    """The parent of a process, 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def peak_of(pid):
+    """The most memory that a process had at once, in MB."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", text)[1]) // 1024
+
+
 def processes_of(folder):
     """The processes that keep Flower's files below a folder: id and program."""
     home = f"FLWR_HOME={folder}".encode()
@@ -212,7 +230,7 @@ def processes_of(folder):
         named = [
             name
             for name in programs[:3]
-            if name.startswith(("flwr", "flower", "fedveil.", FORK_SERVER))
+            if name.startswith(("flwr", "flower", "operator-", "fedveil.", FORK_SERVER))
         ]
         found.append((int(place.name), named[0] if named else programs[0]))
     return found

@@ -85,8 +85,8 @@ def test_a_bad_setting(cli, setting, mentions):
 SEVERAL = {
     "delta missing": (["budget=none", "budget.epsilon=8"], "budget.delta is missing"),
     "more clients per round than clients": (
-        ["sample.kind=fixed", "sample.size=101"],
-        "only 100 clients",
+        ["sample.kind=fixed", "sample.size=1438"],
+        "only 1437 clients",
     ),
     "neither epochs nor steps": (
         ["client.kind=sgd", "client.lr=1"],

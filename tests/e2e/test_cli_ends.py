@@ -174,7 +174,7 @@ def test_an_error_of_the_machine_is_one_line(cli, monkeypatch, error, code, said
     def fail(**_):
         raise error
 
-    monkeypatch.setattr(commands, "without_markup", lambda command: fail)
+    monkeypatch.setattr(commands, "whole_command", lambda: fail)
     told = cli("recipes")
     assert told.code == code
     (line,) = told.err.splitlines()
@@ -186,7 +186,7 @@ def test_a_bug_is_no_error_of_the_machine(monkeypatch):
     def fail(**_):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(commands, "without_markup", lambda command: fail)
+    monkeypatch.setattr(commands, "whole_command", lambda: fail)
     with pytest.raises(KeyError):
         entry.main()
 

@@ -31,6 +31,7 @@ SLOW = {
     "tutorials/own-data.md",
     "tutorials/own-model.md",
     "tutorials/plan.md",
+    "tutorials/verdict.md",
 }
 LEFT = {
     "tutorials/hospitals.md": ("model/report.html", "model/model.safetensors"),

@@ -54,6 +54,31 @@ def test_without_noise_the_model_is_the_simulator_s(federation, tmp_path):
     assert all(line["answered"] == [*federation.names] for line in federation.outcomes("fedavg"))
 
 
+def test_superlink_leaves_no_model_and_no_report_on_disk(federation):
+    """Of a run in which it saw every site's update; what it writes is for its owner alone."""
+    federation.use("fedavg", ALL, "rounds=2")
+    federation.run("seen")
+    kept = [federation.site(name) / "ledger" / "answer.safetensors" for name in federation.names]
+    vectors = [load_file(path)["report"] for path in kept]
+    newest = max((federation.server / "seen" / "checkpoint").glob("*.safetensors"))
+    vectors.append(load_file(newest)["params"])
+    pieces = set()
+    for vector in vectors:
+        parts = vector.numpy().tobytes()
+        pieces |= {parts[k : k + 32] for k in range(0, len(parts) - 32, 4)}
+    pieces = {piece for piece in pieces if any(piece)}
+    places = [path for path in federation.server.rglob("*") if "seen" not in path.parts]
+    written = [path for path in (*places, *federation.federation.logs.iterdir()) if path.is_file()]
+    assert any(path.name == "state.db" and path.stat().st_size > 10_000 for path in written)
+    for path in written:
+        content = path.read_bytes()
+        found = {content[k : k + 32] for k in range(len(content))} & pieces
+        assert not found, path
+    made = [*federation.server.glob("state.db*"), *(federation.server / "flower").rglob("*")]
+    for path in (*made, federation.server / "operator.token"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
 def test_a_site_whose_fork_server_was_killed_has_another(federation):
     before = {name: federation.fork_servers(name) for name in federation.names}
     assert all(len(found) == 1 for found in before.values())

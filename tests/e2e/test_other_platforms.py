@@ -86,6 +86,7 @@ def fedveil(lacking):
     return called
 
 
+@pytest.mark.slow
 def test_a_run_on_spawned_workers_has_the_bits_of_forked_ones(fedveil, tmp_path):
     run = ("run", "central", *SETTINGS, *WORKERS, "--out")
     fedveil(*run, "there")

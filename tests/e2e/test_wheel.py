@@ -102,10 +102,10 @@ def test_help_and_recipes(run):
 
 @pytest.mark.slow
 def test_the_demo(run, tmp_path):
-    settings = ("rounds=3", "noise.multiplier=2.0", "engine.workers=1")
+    settings = ("rounds=3", "noise.multiplier=20.0", "engine.workers=1")
     chosen = [part for setting in settings for part in ("--set", setting)]
     result = json.loads(run("fedveil", "run", "--quiet", "--json", *chosen))
-    assert (result["recipe"], result["rounds"], result["stopped"]) == ("central", 3, "rounds")
+    assert (result["recipe"], result["rounds"], result["stopped"]) == ("people", 3, "rounds")
     assert (tmp_path / result["run_dir"] / "model.safetensors").is_file()
 
 

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from fedveil.flower.flwr_private import separate_flower_random
+from fedveil.flower.flwr_private.app_process import separate_flower_random
 
 APP = """
 import sys, threading
-from fedveil.flower import flwr_private
-flwr_private._GRACE_SECONDS = flwr_private._POLL_SECONDS = 0.05
-flwr_private.end_with_parent()
+from fedveil.flower.flwr_private import app_process
+app_process._GRACE_SECONDS = app_process._POLL_SECONDS = 0.05
+app_process.end_with_parent()
 print("up", flush=True)
 threading.Event().wait(60)
 """

@@ -231,7 +231,9 @@ def test_nothing_is_installed_and_nothing_is_sent_home(written):
     assert "--enable-supernode-auth" in (server / "superlink.sh").read_text()
     site = (written / "central" / "sites" / "north" / "supernode.sh").read_text()
     assert "--allow-runtime-dependency-installation" not in site
-    superexec, supernode = site.split("exec flower-supernode")
+    superexec, supernode = site.split(
+        "exec python3 -m fedveil.flower.flwr_private flower-supernode"
+    )
     assert "--insecure" not in supernode
     assert '--insecure --runtime-api-address "127.0.0.1:$port"' in superexec  # and a secret
     for part in (superexec, supernode):
@@ -257,18 +259,12 @@ def test_noise_is_secure_unless_something_else_is_asked_for():
     assert load_for_sites("ldp-fl", ("shuffle=none",), 3).noise.source == "secure"
     assert load_for_sites("central", ("noise.source=seeded",), 3).noise.source == "seeded"
     assert load_for_sites("dp-sgd", (), 3).noise.source == "secure"
-    assert load_for_sites("priv-unit", (), 3).noise.source == "seeded"  # it has no other
+    assert load_for_sites("priv-unit", (), 3).noise.source == "secure"
     assert load_for_sites("fedavg", (), 3).noise.kind == "none"
 
 
 def test_there_are_as_many_clients_as_sites():
     assert load_for_sites("central", (), 7).data.clients == 7
-
-
-TABLE = (
-    *("data.path=wards.csv", "data.client=ward", "data.target=well", "data.test=by-client"),
-    *("data.columns.age.low=0", "data.columns.age.high=100", "data.columns.well.values=[0, 1]"),
-)
 
 
 @pytest.mark.parametrize(

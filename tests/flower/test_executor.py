@@ -7,26 +7,28 @@ import sys
 
 import pytest
 
-from fedveil.flower import flwr_private
-from fedveil.flower.flwr_private import GUARDED, ForkedPrograms
+from fedveil.flower.flwr_private import fork_server
+from fedveil.flower.flwr_private.fork_server import ForkedPrograms
+from fedveil.flower.flwr_private.guard import GUARDED
 
 pytest.importorskip("flwr")
 
 FORK_SERVER = """
 import sys
-from fedveil.flower import flwr_private
+from fedveil.flower.flwr_private import fork_server, guard
 
 def answer(arguments):
     {answer}
 
-flwr_private.answer_message = answer
-flwr_private.guard = lambda: {guard}
-flwr_private._reset_fork = {begin}
-flwr_private.IMPORTED = {imported}
-flwr_private.serve_forks()
+guard.answer_message = answer
+guard.run_canary = lambda: None
+guard.guard = lambda: {guard}
+fork_server._reset_fork = {begin}
+fork_server.IMPORTED = {imported}
+fork_server.serve_forks()
 """
 
-BEGIN = "flwr_private._reset_fork"
+BEGIN = "fork_server._reset_fork"
 
 DRAWN = """
 import random, secrets, torch, numpy as np
@@ -67,7 +69,7 @@ def asked(command, *asks):
 
 def test_it_answers_with_the_app_that_is_installed():
     """What forks is `answer_message`: Flower's own program, told to load our app and no other."""
-    command = flwr_private.FORK_SERVER
+    command = fork_server.FORK_SERVER
     done = asked(command, ["--help"])
     assert done.stdout.startswith(f"usage: {GUARDED}")
     assert done.returncode == 0
@@ -78,9 +80,7 @@ def test_everything_is_imported_before_it_forks():
         server("sys.stdout.write(f'{\"colorsys\" in sys.modules} ')", ("colorsys",)), ["x"], ["y"]
     )
     assert done.stdout.split() == ["True", "True"]
-    from fedveil.flower.flwr_private import IMPORTED
-
-    assert "fedveil.flower.flower_apps" in IMPORTED
+    assert "fedveil.flower.flower_apps" in fork_server.IMPORTED
 
 
 def test_no_two_forks_draw_the_same():
@@ -177,7 +177,7 @@ def test_a_fork_server_that_reads_nothing_is_replaced_before_it_holds_up_the_sit
 def test_other_programs_are_started_as_ever(programs, monkeypatch, command):
     started = []
     ours = programs("raise AssertionError('not this')")
-    monkeypatch.setattr(flwr_private.subprocess, "Popen", lambda *a, **k: started.append((a, k)))
+    monkeypatch.setattr(fork_server.subprocess, "Popen", lambda *a, **k: started.append((a, k)))
     ours.Popen([command, "--token", "x"])
     ours.Popen([GUARDED, "--token", "x"], stdout=ForkedPrograms.DEVNULL)
     assert started == [
@@ -193,9 +193,9 @@ def test_flower_starts_programs_where_they_are_replaced(monkeypatch):
     launch = subprocess_executor.SubprocessExecutor.launch.__code__
     assert {"subprocess", "Popen"} <= set(launch.co_names)
     assert factory.SubprocessExecutor is subprocess_executor.SubprocessExecutor
-    monkeypatch.setattr(flwr_private, "ForkedPrograms", lambda server: server)
+    monkeypatch.setattr(fork_server, "ForkedPrograms", lambda server: server)
     monkeypatch.setattr(subprocess_executor, "subprocess", subprocess)
-    flwr_private.install_forks(["ours"])
+    fork_server.install_forks(["ours"])
     assert subprocess_executor.subprocess == ["ours"]
 
 
@@ -203,5 +203,5 @@ def test_a_flower_that_starts_them_elsewhere_is_not_started(monkeypatch):
     from flwr.supercore.superexec.executor import subprocess_executor
 
     monkeypatch.delattr(subprocess_executor, "subprocess")
-    with pytest.raises(SystemExit, match="no subprocess where it is replaced"):
-        flwr_private.install_forks([])
+    with pytest.raises(SystemExit, match=r"no subprocess in .*which is replaced"):
+        fork_server.install_forks([])

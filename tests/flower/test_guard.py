@@ -7,8 +7,13 @@ import sys
 import pytest
 
 from fedveil.flower import flwr_private
+from fedveil.flower.flwr_private import __main__ as programs
+from fedveil.flower.flwr_private import fork_server, guard
 
 pytest.importorskip("flwr")
+
+RUNTIME = "flwr.supernode.runtime.run_clientapp"
+GUARDED = [name for module, name, _ in flwr_private.REPLACED if module == RUNTIME]
 
 
 @pytest.fixture
@@ -16,14 +21,14 @@ def runtime(monkeypatch):
     """Flower's module that unpacks and loads apps, put right again after the test."""
     from flwr.supernode.runtime import run_clientapp
 
-    for name in ("install_from_fab", "get_load_client_app_fn"):
+    for name in GUARDED:
         monkeypatch.setattr(run_clientapp, name, getattr(run_clientapp, name))
     return run_clientapp
 
 
 def test_what_is_sent_is_neither_unpacked_nor_loaded(runtime, tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    flwr_private.guard()
+    guard.guard()
     assert runtime.install_from_fab(b"no app at all", skip_prompt=True) is None
     assert not list(tmp_path.iterdir())
     load = runtime.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
@@ -40,46 +45,131 @@ def test_what_answers_is_guarded(runtime, monkeypatch):
     called = lambda: seen.append((runtime.install_from_fab, list(sys.argv)))  # noqa: E731
     monkeypatch.setattr(cli, "flwr_clientapp", called)
     monkeypatch.setattr(sys, "argv", ["fork_server"])
-    flwr_private.answer_message(["--token", "x"])
+    guard.answer_message(["--token", "x"])
     ((unpack, arguments),) = seen
     assert unpack is not before
-    assert arguments == [flwr_private.GUARDED, "--token", "x"]
+    assert arguments == [guard.GUARDED, "--token", "x"]
 
 
-@pytest.mark.parametrize("name", ["install_from_fab", "get_load_client_app_fn"])
+@pytest.mark.parametrize("name", GUARDED)
 def test_a_flower_that_cannot_be_guarded_is_not_started(runtime, monkeypatch, name):
     monkeypatch.delattr(runtime, name)
-    with pytest.raises(SystemExit, match=f"no {name} where it is guarded"):
-        flwr_private.guard()
+    with pytest.raises(SystemExit, match=f"no {name} in {RUNTIME}, which is replaced"):
+        guard.guard()
+
+
+BROKEN = """
+import importlib, sys
+from fedveil.flower.flwr_private import fork_server, guard, supernode
+for name in fork_server.IMPORTED:
+    importlib.import_module(name)
+runtime = importlib.import_module({runtime!r})
+kept = {{name: getattr(runtime, name) for name in {names!r}}}
+true = guard.guard
+
+def broken():
+    true()
+    vars(runtime).update(kept)
+
+guard.guard = broken
+{start}
+"""
+
+UNPACKED = ["install_from_fab"]
+LOADED = ["get_load_client_app_fn"]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([], ""),
+        (UNPACKED, "has been unpacked: fedveil.canary"),
+        (LOADED, "did not answer"),
+        (UNPACKED + LOADED, "an app that was sent has been run"),
+    ],
+)
+def test_a_site_whose_guard_is_broken_refuses_to_start(names, words, tmp_path):
+    """Flower's own functions are put back, as a release does that no longer calls these names."""
+    start = "fork_server.serve_forks(); print('served')"
+    program = BROKEN.format(runtime=RUNTIME, names=names, start=start)
+    environment = {key: value for key, value in os.environ.items() if key != "FEDVEIL_SITE"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input="",
+        env=environment | {"FLWR_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == ((1, "") if names else (0, "served\n"))
+    assert words in done.stderr
+    assert bool(names) == ("not guarded against code that a server sends" in done.stderr)
+    assert not list(tmp_path.glob("apps*"))
+
+
+@pytest.mark.parametrize(
+    ("output", "code"), [("", 1), ("", 0), ('{"ask_bytes": "x"}', 0), ('{"ask_bytes": 5}', 1)]
+)
+def test_a_supernode_starts_only_if_the_canary_passes(monkeypatch, output, code):
+    from fedveil.flower.flwr_private import supernode
+
+    started = []
+
+    def run(command, **_):
+        started.append(command[-1])
+        return subprocess.CompletedProcess(command, code, output.encode())
+
+    monkeypatch.setattr(supernode.subprocess, "run", run)
+    with pytest.raises(SystemExit, match="the site does not start"):
+        supernode.run_supernode(["--superlink", "127.0.0.1:1"])
+    assert started == ["canary"]
+
+
+@pytest.mark.parametrize("version", ["1.40.2", "1.42.0", "2.0.0", "1.4", "1.410.0"])
+def test_a_flower_that_is_not_tested_is_not_started(version):
+    flwr_private.check_flower_version("1.41.9")
+    with pytest.raises(SystemExit, match=f"Flower {version} is installed"):
+        flwr_private.check_flower_version(version)
+
+
+def test_the_extra_allows_the_tested_versions_of_flower_and_no_others():
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    (allowed,) = project["project"]["optional-dependencies"]["flower"]
+    first, last = (minor.split(".") for minor in (flwr_private.TESTED[0], flwr_private.TESTED[-1]))
+    assert allowed == f"flwr>={first[0]}.{first[1]},<{last[0]}.{int(last[1]) + 1}"
 
 
 def test_the_runtime_uses_what_is_guarded(runtime):
     """The names that are replaced are those that `run_clientapp` looks up when it runs."""
     used = runtime.run_clientapp.__code__.co_names
-    assert {"install_from_fab", "get_load_client_app_fn"} <= set(used)
+    inner = runtime.pull_task_input.__code__.co_names
+    assert set(GUARDED) <= {*used, *inner}
 
 
-@pytest.mark.parametrize("command", flwr_private.REFUSED)
+@pytest.mark.parametrize("command", guard.REFUSED)
 def test_a_site_runs_nothing_else(monkeypatch, command):
     monkeypatch.setattr(sys, "argv", ["guard", command, "--token", "x"])
     with pytest.raises(SystemExit, match=f"runs no {command}"):
-        flwr_private.main()
+        programs.main()
 
 
 def test_every_command_that_flower_could_start_is_known():
     from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
-    assert set(TASK_TYPE_TO_COMMAND.values()) == {flwr_private.GUARDED, *flwr_private.REFUSED}
+    assert set(TASK_TYPE_TO_COMMAND.values()) == {guard.GUARDED, *guard.REFUSED}
 
 
 def test_programs_are_found_first(tmp_path):
-    flwr_private.write_programs(tmp_path / "bin")
+    commands = (fork_server.SUPEREXEC, guard.GUARDED, *guard.REFUSED)
+    fork_server.write_programs(tmp_path / "bin", {name: name for name in commands})
     path = os.pathsep.join(
         [str(tmp_path / "bin"), os.path.dirname(sys.executable), "/usr/bin:/bin"]
     )
-    for command in (flwr_private.SUPEREXEC, flwr_private.GUARDED):
+    for command in (fork_server.SUPEREXEC, guard.GUARDED):
         assert (tmp_path / "bin" / command).stat().st_mode & 0o111
-    assert "fedveil.flower.flwr_private" in (tmp_path / "bin" / flwr_private.SUPEREXEC).read_text()
+    assert "fedveil.flower.flwr_private" in (tmp_path / "bin" / fork_server.SUPEREXEC).read_text()
     done = subprocess.run(
         ["flwr-model", "--token", "x"],
         env={**os.environ, "PATH": path},

@@ -146,3 +146,23 @@ def test_two_plans_have_two_digests(changes):
 )
 def test_what_each_side_decides_by_itself_is_not_in_the_digest(changes):
     assert digest(**changes) == digest()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "0" * 32},
+        {"round": 3},
+        {"attempt": 1},
+        {"plan": "b" * 64},
+        {"params": torch.tensor([1.0, 1.0, 1.0 + 2**-23])},
+        {"params": torch.ones(4)},
+        {"params": torch.zeros(0)},
+        {"moving": MOVING * (1 + 2**-52)},
+        {"moving": torch.ones(2, dtype=torch.float64)},
+        {"moving": torch.ones(0, dtype=torch.float64)},
+    ],
+)
+def test_every_part_of_an_ask_is_in_its_digest(changes):
+    assert ask().digest == ask().digest
+    assert ask(**changes).digest != ask().digest

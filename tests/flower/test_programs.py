@@ -42,14 +42,14 @@ def start(tmp_path):
 
 def test_waits_until_it_is_ready(start):
     process = start("print('up', flush=True); import time; time.sleep(60)")
-    process.wait_for(lambda: "up" in process.output, "it was up", seconds=30)
+    process.wait_for(lambda: "up" in process.output, "it was up", seconds=120)
     assert process.running
 
 
 def test_says_why_it_ended_before_it_was_ready(start):
     process = start("print('no port left')")
     with pytest.raises(ProcessFailed, match="it ended before it was up: no port left"):
-        process.wait_for(lambda: False, "it was up", seconds=30)
+        process.wait_for(lambda: False, "it was up", seconds=120)
 
 
 def test_does_not_wait_for_ever(start):
@@ -63,7 +63,7 @@ def test_does_not_wait_for_ever(start):
 def test_all_are_asked_to_end_and_then_made_to(start, monkeypatch):
     monkeypatch.setattr(local_federation, "_GRACE", 0.3)
     gentle, deaf = start("import time; time.sleep(60)"), start(DEAF)
-    deaf.wait_for(lambda: "up" in deaf.output, "up", seconds=30)
+    deaf.wait_for(lambda: "up" in deaf.output, "up", seconds=120)
     stop_all([gentle, deaf])
     assert gentle.popen.returncode == -signal.SIGTERM
     assert deaf.popen.returncode == -signal.SIGKILL
@@ -72,7 +72,7 @@ def test_all_are_asked_to_end_and_then_made_to(start, monkeypatch):
 
 def test_ctrl_c_while_stopping_leaves_nobody_behind(start, monkeypatch):
     process = start(DEAF)
-    process.wait_for(lambda: "up" in process.output, "up", seconds=30)
+    process.wait_for(lambda: "up" in process.output, "up", seconds=120)
 
     def interrupted(seconds):
         raise KeyboardInterrupt
@@ -88,7 +88,7 @@ def test_what_it_started_is_killed_with_it(start):
         "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; "
         "time.sleep(60)']); print('child', p.pid, flush=True); p.wait()"
     )
-    process.wait_for(lambda: "\n" in process.output, "up", seconds=30)
+    process.wait_for(lambda: "\n" in process.output, "up", seconds=120)
     child = int(process.output.split()[1])
     process.kill()
     for _ in range(100):

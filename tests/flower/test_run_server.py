@@ -131,7 +131,9 @@ def test_what_was_asked_and_answered_is_written_down_for_the_server_alone(trio):
     path = three.folder / "run" / "sites.jsonl"
     assert path.stat().st_mode & 0o077 == 0
     asking, ended = lines(three.folder / "run")
-    assert asking == {"asking": 1, "attempt": 0, "sites": list(NAMES)}
+    ask = three.transport.asks[0].digest
+    assert asking == {"asking": 1, "attempt": 0, "sites": list(NAMES), "ask": ask}
+    assert ended["seconds"] == 0.0  # the transport's clock stands still
     assert ended["declined"] == {"west": "no budget is left"}
     assert ended["answered"] == ["north", "south"]
 

@@ -39,7 +39,7 @@ from tests.flower.sites import (
         ({"policy": {"epsilom": 3.0}}, "policy.epsilom is no key: .*policy.epsilon"),
         ({"policy": {"epsilon": 3.0}}, "policy.epsilon"),
         ({"policy": {"epsilon": {"client": -1.0}}}, "policy.epsilon.client is -1.0"),
-        ({"policy": {"epsilon": {"person": 1.0}}}, "person"),
+        ({"policy": {"epsilon": {"weight": 1.0}}}, "weight"),
         ({"policy": {"delta": 2.0}}, "policy.delta is 2.0"),
         ({"policy": {"days": 0}}, "policy.days is 0"),
         ({"policy": {"repeats": -1}}, "policy.repeats is -1"),

@@ -100,7 +100,7 @@ def test_asks_that_are_gone_stop_the_site_and_when_accepted_their_run(tmp_path: 
     with pytest.raises(BadInput, match="remembers 1: restore it"):
         Site.open(tmp_path / "site.toml")
     server.site.ledger.accept()
-    unusable(server.answer(1))
+    assert isinstance(server.answer(1), Answer)  # as it was answered
     unusable(server.answer(2))
     assert isinstance(Server(server.site).answer(), Answer)
 

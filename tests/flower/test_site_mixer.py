@@ -41,11 +41,11 @@ def mixing(**changes: Any) -> Iterator[int]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve(config, announce, stop)))
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(60)
         yield ports[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

@@ -1,6 +1,7 @@
 """Messages on Flower, with a grid in this process."""
 
 import contextlib
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,15 @@ import torch
 from fedveil.base.errors import BadInput
 from fedveil.flower.federation_files import Federation, RegisteredSite, fingerprint
 from fedveil.flower.federation_server import TooFewSites
-from fedveil.flower.messages import Answer, Arrival, Refusal, RoundAsk, new_run_id
+from fedveil.flower.messages import (
+    Answer,
+    Arrival,
+    Refusal,
+    RoundAsk,
+    answer_forms,
+    ask_forms,
+    new_run_id,
+)
 
 pytest.importorskip("flwr")
 
@@ -31,12 +40,14 @@ from flwr.app import (
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveil.flower import flower_apps
+from fedveil.flower import flower_apps, prepared_site
 from fedveil.flower.flower_apps import GridTransport, from_records, key_of, to_records
 from tests.flower.sites import FEDAVG, open_site, write_site
 
 RUN, PLAN = new_run_id(), "a" * 64
 ASK = RoundAsk(RUN, 3, 1, PLAN, torch.arange(4.0), torch.ones(1, dtype=torch.float64))
+
+ASKED, ANSWERED = ask_forms(4, 1), answer_forms(4, 1)
 
 
 def keys(count: int) -> list[Any]:
@@ -59,6 +70,7 @@ class FakeGrid:
     reply: Any
     pushed: list[Message] = field(default_factory=list)
     confirmed: set[str] = field(default_factory=set)
+    lock: Any = field(default_factory=threading.Lock)
 
     def get_nodes(self) -> list[NodeInfo]:
         return self.nodes
@@ -71,13 +83,14 @@ class FakeGrid:
         return [f"m{number}" for number in range(begin, len(self.pushed))]
 
     def pull_messages(self, ids: list[str]) -> list[Message]:
-        new = [m for m in self.pushed if m.metadata.message_id in set(ids) - self.confirmed]
-        self.confirmed |= {m.metadata.message_id for m in new}
-        return [reply for m in new if (reply := self.reply(m)) is not None]
+        with self.lock:  # the stand-ins answer one after the other
+            new = [m for m in self.pushed if m.metadata.message_id in set(ids) - self.confirmed]
+            self.confirmed |= {m.metadata.message_id for m in new}
+            return [reply for m in new if (reply := self.reply(m)) is not None]
 
 
 def answer_of(message: Message) -> Message:
-    ask = from_records(message.content)
+    ask = from_records(message.content, ASKED)
     assert isinstance(ask, RoundAsk)
     name = {1: "north", 2: "south"}[message.metadata.dst_node_id]
     said = Answer(ask.run, ask.round, ask.attempt, name, ask.params, ask.moving)
@@ -114,12 +127,15 @@ def pair(monkeypatch):
 
 
 def test_a_message_comes_back_as_it_was():
-    for message in (
-        ASK,
-        Answer(RUN, 3, 1, "north", torch.tensor([1.5]), torch.zeros(0, dtype=torch.float64)),
-        Refusal(RUN, 3, 1, "north", "no budget is left"),
+    for message, forms in (
+        (ASK, ASKED),
+        (
+            Answer(RUN, 3, 1, "north", torch.tensor([1.5]), torch.zeros(0, dtype=torch.float64)),
+            answer_forms(1, 0),
+        ),
+        (Refusal(RUN, 3, 1, "north", "no budget is left"), ANSWERED),
     ):
-        back = from_records(to_records(message))
+        back = from_records(to_records(message), forms)
         assert type(back) is type(message)
         for name, theirs in vars(message).items():
             ours = getattr(back, name)
@@ -163,13 +179,13 @@ def damaged(**changes: Any) -> RecordDict:
 )
 def test_what_is_no_message_is_refused(records):
     with pytest.raises(BadInput):
-        from_records(records)
+        from_records(records, ASKED)
 
 
 def test_a_site_is_the_node_with_its_key_and_nobody_else(pair):
     transport = pair()
     assert transport.online() == {"north", "south"}
-    found = list(transport.ask(["south", "north"], ASK, 5.0))
+    found = list(transport.ask(["south", "north"], ASK, 5.0, ANSWERED))
     assert {(a.site, a.message.site) for a in found} == {("north", "north"), ("south", "south")}
     assert [m.metadata.dst_node_id for m in transport.grid.pushed] == [2, 1]
     assert all(m.metadata.ttl == 5.0 for m in transport.grid.pushed)
@@ -179,19 +195,19 @@ def test_a_site_is_the_node_with_its_key_and_nobody_else(pair):
 def test_who_is_not_online_is_not_asked(pair):
     transport = pair()
     del transport.grid.nodes[0]
-    assert [a.site for a in transport.ask(["north", "south"], ASK, 5.0)] == ["south"]
+    assert [a.site for a in transport.ask(["north", "south"], ASK, 5.0, ANSWERED)] == ["south"]
 
 
 def test_nobody_to_ask(pair):
     transport = pair()
     transport.grid.nodes.clear()
-    assert list(transport.ask(["north"], ASK, 5.0)) == []
+    assert list(transport.ask(["north"], ASK, 5.0, ANSWERED)) == []
     assert transport.grid.pushed == []
 
 
 def test_whoever_does_not_answer_is_waited_for_until_the_deadline_only(pair):
     transport = pair(lambda message: None)
-    assert list(transport.ask(["north", "south"], ASK, 0.05)) == []
+    assert list(transport.ask(["north", "south"], ASK, 0.05, ANSWERED)) == []
 
 
 @pytest.mark.parametrize(
@@ -204,7 +220,7 @@ def test_whoever_does_not_answer_is_waited_for_until_the_deadline_only(pair):
     ],
 )
 def test_what_cannot_be_read_is_told_in_one_line(pair, reply, words):
-    (found,) = pair(reply).ask(["north"], ASK, 5.0)
+    (found,) = pair(reply).ask(["north"], ASK, 5.0, ANSWERED)
     assert isinstance(found, Arrival)
     assert words in found.message
 
@@ -223,9 +239,9 @@ def test_a_key_that_is_none_is_nobodys():
 def replied(message: Message, site: str = "") -> Message:
     """What the ClientApp says where the owner's file is `site`; not named if that is empty."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.delenv(flower_apps.SITE, raising=False)
+        patched.delenv(prepared_site.SITE, raising=False)
         if site:
-            patched.setenv(flower_apps.SITE, site)
+            patched.setenv(prepared_site.SITE, site)
         return flower_apps.client_app(
             message, Context(1, 1, {"site": "evil.toml"}, RecordDict(), {})
         )
@@ -237,6 +253,10 @@ def asked(content: RecordDict) -> Message:
     return message
 
 
+def site_forms(site):
+    return answer_forms(site.training.task.size, site.plan.width)
+
+
 def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     policy = {"unprotected": True, "epsilon": {"client": 10.0, "record": 10.0}}
     path = write_site(tmp_path, FEDAVG, policy)
@@ -244,11 +264,12 @@ def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     start = site.training.start()
     ask = RoundAsk(RUN, 1, 0, site.digest, start.params, start.adaptive_state)
     reply = replied(asked(to_records(ask)), str(path))
-    found = from_records(reply.content)
+    found = from_records(reply.content, site_forms(site))
     assert isinstance(found, Answer)
     assert (found.site, found.run, found.round) == ("north", RUN, 1)
     assert found.report.shape == start.params.shape
-    again = from_records(replied(asked(to_records(ask)), str(path)).content)
+    other = RoundAsk(RUN, 1, 0, site.digest, start.params + 1, start.adaptive_state)
+    again = from_records(replied(asked(to_records(other)), str(path)).content, site_forms(site))
     assert isinstance(again, Refusal)
 
 
@@ -270,16 +291,18 @@ def test_the_client_app_tells_the_server_no_more_than_that_it_cannot(content, si
 
 def test_whatever_goes_wrong_at_a_site_the_server_hears_one_sentence(tmp_path, monkeypatch):
     """Flower sends the words of an exception to the server."""
-    path = write_site(tmp_path)
+    site = open_site(tmp_path)
+    path, start = tmp_path / "site.toml", site.training.start()
+    ask = RoundAsk(RUN, 1, 0, site.digest, start.params, start.adaptive_state)
     (tmp_path / "ledger").write_text("no folder")
-    told = [replied(asked(to_records(ASK)), str(path))]
+    told = [replied(asked(to_records(ask)), str(path))]
     (tmp_path / "ledger").unlink()
 
     def broken(site, ask):
         raise RuntimeError("diagnosis of record 17")
 
     monkeypatch.setattr("fedveil.flower.site.Site.answer", broken)
-    told.append(replied(asked(to_records(ASK)), str(path)))
+    told.append(replied(asked(to_records(ask)), str(path)))
     assert {reply.error.reason for reply in told} == {"the site is not ready: its owner was told"}
 
 

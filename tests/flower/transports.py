@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from fedveil.flower.messages import Answer, Arrival, Refusal, RoundAsk
+from fedveil.flower.messages import Answer, Arrival, Forms, Refusal, RoundAsk
 
 Reply = Answer | Refusal
 
@@ -52,7 +52,9 @@ class InProcess:
     def online(self) -> frozenset[str]:
         return frozenset(self.sites) - self.away
 
-    def ask(self, sites: Sequence[str], ask: RoundAsk, seconds: float) -> Iterator[Arrival]:
+    def ask(
+        self, sites: Sequence[str], ask: RoundAsk, seconds: float, forms: Forms
+    ) -> Iterator[Arrival]:
         self.asks.append(ask)
         for name in sites:
             if name in self.away:

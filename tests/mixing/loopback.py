@@ -13,7 +13,7 @@ from fedveil.mixing.protocol import Refused, Status, collect, send_report
 
 HOST = "127.0.0.1"
 POSITIONS = 6
-PATIENCE = 10.0
+PATIENCE = 60.0
 CONFIG = MixerConfig(positions=POSITIONS, minimum=2, expected=2, rounds=3, simulated=True)
 
 

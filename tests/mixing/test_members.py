@@ -144,7 +144,7 @@ def test_after_a_restart_no_round_opens_again(sites):
         for name in sites.names:
             await sites.send(port, name, round=3)
         assert (await sites.collect(port, 3)).report_counts[0] == 3
-        await asyncio.wait_for(task, 10)  # the outcome of every round is known
+        await asyncio.wait_for(task, 60)  # the outcome of every round is known
 
     with_mixer(sites.config(), before)
     with_mixer(sites.config(), after)

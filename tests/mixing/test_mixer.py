@@ -250,5 +250,5 @@ def test_a_process_ends_cleanly_after_its_rounds_at_a_signal_and_after_its_secon
             asyncio.run(send(announced(), ONE))
             process.send_signal(number)
         assert announced() > 0
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")

@@ -100,7 +100,7 @@ def test_attempts_at_a_round_are_mixed_apart():
             for high in (HIGH, HIGH):
                 await send_report(HOST, port, number, high, minimum=1)
             await collect(HOST, port, number, POSITIONS, minimum=2)
-        await asyncio.wait_for(task, 10)  # each round was told of in some attempt
+        await asyncio.wait_for(task, 60)  # each round was told of in some attempt
 
     with_mixer(replace(CONFIG, attempts=2), scenario)
 

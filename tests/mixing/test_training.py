@@ -52,7 +52,7 @@ class ThroughMixer:
         for site in sites:
             site.start()
         for site in sites:
-            site.join(60)
+            site.join(120)
         assert [site.exitcode for site in sites] == [0] * SITES
         size = self.job.task.size
         made = asyncio.run(collect("127.0.0.1", self.port, round.number, size, minimum=CLIENTS))
@@ -88,7 +88,7 @@ class ThroughMixer:
 
     def close(self):
         self.mixer.terminate()
-        self.mixer.wait(30)
+        self.mixer.wait(120)
         self.mixer.stdout.close()
 
 

@@ -214,7 +214,6 @@ def test_infinite_budgets_report_and_never_stop():
         ("central", ["budget.epsilon=inf"], r"^give noise\.multiplier or budget\.epsilon"),
         ("central", ["clip.norm=l1"], r"^clip\.norm is l1 .* set clip\.norm = 'l2'"),
         ("priv-unit", ["clip.norm=l1"], r"^clip\.norm is l1 and noise\.kind 'priv-unit' needs l2"),
-        ("priv-unit", ["noise.source=secure"], r"^noise\.source is 'secure' .* noise\.kind"),
     ],
 )
 def test_an_argument_that_a_plan_refuses_is_called_by_its_key(name, settings, message):

@@ -13,7 +13,7 @@ from fedveil.runs.sections.noise_section import GaussianSection, NoNoiseSection
 
 NAMES = [recipe["name"] for recipe in shipped_recipes()]
 CLAIMED = {"central", "dp-fedavg", "dp-fedavg-gaussian", "ldp-fl", "ldp-sgd", "dp-sgd"}
-CLAIMED |= {"priv-unit", "sites"}
+CLAIMED |= {"people", "priv-unit", "sites"}
 SHIPPED = CLAIMED | {"fedavg", "fedsgd", "norm-bound", "weak-dp"}
 
 

@@ -104,7 +104,7 @@ def test_it_has_the_epsilon_of_somebody_with_several_clients(made):
     claim = contents.claims[0]
     table = text.partition("Epsilon at delta 0.0001 for several clients of one person (zero-out")[2]
     for units in (1, 2, 4, 8):
-        assert f" {units} {claim.for_units(units).value} " in table
+        assert f" {units} {claim.for_units(units).rounded_epsilon} " in table
     assert claim.for_units(2).epsilon > 2 * claim.epsilon
     assert "as many times as large" not in text
 

@@ -134,7 +134,7 @@ def test_runs_that_differ_in_class_weights_share_no_noise(start):
 
 def test_few_clients_under_much_noise_are_told_before_the_first_round(start):
     run = start("central", "data.clients=4", "noise.multiplier=11.8")
-    (warning,) = (line for line in run.summary() if line.startswith("warning"))
+    (warning,) = (line for line in run.summary_lines() if line.startswith("warning"))
     expected = 2 / (11.8 * 650**0.5)
     assert "2 clients per round are too few for this noise" in warning
     assert f"{expected:.2g} times as long as its noise in a round" in warning
@@ -152,7 +152,7 @@ def test_few_clients_under_much_noise_are_told_before_the_first_round(start):
     ],
 )
 def test_enough_clients_records_and_baselines_get_no_warning(start, recipe, settings):
-    assert not any("too few" in line for line in start(recipe, *settings).summary())
+    assert not any("too few" in line for line in start(recipe, *settings).summary_lines())
 
 
 def test_what_dp_sgd_clips_is_not_measured_and_no_advice_rests_on_it(start):

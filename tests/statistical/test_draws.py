@@ -52,7 +52,7 @@ def drawn(monkeypatch):
         return found
 
     def noted_generator(self, purpose, *parts):
-        asked.update([self.key(purpose, *parts)])
+        asked.update([self.derive_key(purpose, *parts)])
         return generator(self, purpose, *parts)
 
     monkeypatch.setattr(Streams, "keys", noted_keys)

@@ -15,6 +15,8 @@ from fedveil.training.evaluate import owner_means, owners_to_measure
 from fedveil.training.gate import Gate
 from fedveil.training.session import train
 
+pytestmark = pytest.mark.slow
+
 REAL = os.environ.get("FEDVEIL_DATA")
 OWNERS, RECORDS, CLIENTS, DRAWS = 3000, 4, 400, 200
 CLOSE, SHARE = 0.015, 0.95

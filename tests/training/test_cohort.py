@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.training.cohort import CohortData
@@ -44,3 +45,12 @@ def test_a_clients_records_lie_alone_as_they_lie_among_others(data, client):
     alone = CohortData(data, np.array([client])).x
     assert alone.is_contiguous()
     assert alone.data_ptr() % 64 == 0
+
+
+def test_padding_of_gathered_records_is_a_client_s_own(data):
+    """Also where a client has fewer records than others draw, and where it is the last one."""
+    cohort = CohortData(data, np.array([1, 4]))
+    few = cohort.gather(torch.tensor([[0, 1, 4], [2, 0, 7]]))
+    own = data.x[[7, 7, 7]], data.x[[24, 22, 24]]
+    assert np.array_equal(few.x.numpy(), np.stack(own))
+    assert np.array_equal(few.y.numpy(), data.y[[[7, 7, 7], [24, 22, 24]]])

@@ -53,7 +53,10 @@ def grid_of(task, multiplier=1.0, clip=CLIP):
 # --- sums ---
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in ("vgg", "fu-cnn") else []) for n in MODELS],
+)
 def test_a_record_moves_the_sum_by_its_own_row_exactly(make_family, name):
     """Emptying a slot takes one row on the grid away, and no bit of any other."""
     task, data = make_family(name, (5, 2, 3))
@@ -280,9 +283,9 @@ def test_rows_are_cut_to_the_grid_of_the_noise_and_of_no_coarser_one(make_family
     plan, used = secure_plan(data, task.size, multiplier=3.0), []
     whole = per_example.ClippedExamples.sum_on_grid
 
-    def spying(self, flat, x, y, joined, clip, grid, keys):
+    def spying(self, flat, x, y, joined, clip, grid, *keys):
         used.append((clip, grid))
-        return whole(self, flat, x, y, joined, clip, grid, keys)
+        return whole(self, flat, x, y, joined, clip, grid, *keys)
 
     monkeypatch.setattr(per_example.ClippedExamples, "sum_on_grid", spying)
     ClientDpSgd(plan.steps, lr=1.0).updates(one_client(task, data))

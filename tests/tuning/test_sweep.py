@@ -357,7 +357,7 @@ def test_a_second_process_is_refused(made, tmp_path):
         ({"settings": (*SMALL, "data.alpha=0.5")}, "its data.alpha is None, not 0.5"),
         ({"settings": (*SMALL, "seed=2")}, "its seed is 1, not 2"),
         ({"recipe": "dp-fedavg-gaussian"}, "its clip.value is 3.0, not 2.0"),
-        ({"laboratory": Laboratory(curves=True)}, "it was started without --curves"),
+        ({"laboratory": Laboratory(with_curves=True)}, "it was started without --curves"),
     ],
 )
 def test_another_sweep_in_the_same_place_is_refused(made, tmp_path, options, message):
@@ -454,7 +454,7 @@ def test_a_shuffled_claim_is_told_with_the_one_without_a_shuffler(tmp_path):
 
 
 def test_curves_are_kept(tmp_path):
-    laboratory = Laboratory(curves=True, workers=1)
+    laboratory = Laboratory(with_curves=True, workers=1)
     options = {"axes": ("client.steps=1",), "repeat": 1, "laboratory": laboratory}
     before = run(tmp_path / "sweep", **options)
     (outcome,) = before.outcomes(0)

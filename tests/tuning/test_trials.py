@@ -65,7 +65,7 @@ def test_data_with_a_seed_of_their_own_stay():
 
 
 def test_curves_measure_along_the_way():
-    laboratory = Laboratory(curves=True)
+    laboratory = Laboratory(with_curves=True)
     (cell,) = prepared(laboratory, settings=[*SMALL, "evaluate.every=2", "rounds=5"])
     outcome = laboratory.trial(cell, [0])[0]
     assert [round for round, _ in outcome.test_curve] == [2, 4, 5]
@@ -178,6 +178,7 @@ def test_a_worker_that_is_killed():
         list(laboratory.trials([(cell, [0]), (cell, [1])]))
 
 
+@pytest.mark.slow
 def test_spawned_workers_have_the_outcomes_of_one_process(monkeypatch):
     monkeypatch.setattr(platforms, "start_method", lambda: "spawn")
     outcomes = []

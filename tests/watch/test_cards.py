@@ -164,8 +164,8 @@ def test_hostile_text_is_text_in_every_field(root, copied):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     statuses = RunsFolder(root).statuses()
     pages = [all_page(root / EVIL), run_page(statuses[0].id, statuses[0].name)]
-    markup = "".join(part.text for part in run_view(statuses[0].id, statuses).parts.values())
-    markup += "".join(part.text for part in all_view(statuses).parts.values())
+    markup = "".join(part.text for part in run_view(statuses[0].id, statuses).pieces.values())
+    markup += "".join(part.text for part in all_view(statuses).pieces.values())
     markup += str(row(statuses[0])["run"])
     bodies = [page.decode().partition("</head>")[2].partition("<script>(")[0] for page in pages]
     for text in (markup, *bodies):
@@ -182,9 +182,9 @@ def test_long_runs_are_small_and_keep_their_extremes(root, copied, rounds):
         (run_view(statuses[0].id, statuses), 1_000_000),
         (all_view(statuses), 200_000),
     ):
-        sizes = [len(part.text.encode()) for part in drawn_as.parts.values()]
+        sizes = [len(part.text.encode()) for part in drawn_as.pieces.values()]
         assert 10_000 < sum(sizes) < most
-    full = "".join(part.text for part in run_view(statuses[0].id, statuses).parts.values())
+    full = "".join(part.text for part in run_view(statuses[0].id, statuses).pieces.values())
     assert "<td>77.7</td>" in full
 
 
@@ -195,8 +195,8 @@ def test_the_page_of_all_has_charts_for_some_and_rows_for_the_rest(root, copied)
     found = all_view(RunsFolder(root).statuses())
     assert len(found.cards) == MAX_CARDS + 1
     assert found.cards[-1] == ("others", ["others-table"])
-    text = words(found.parts["others-table"].text)
+    text = words(found.pieces["others-table"].text)
     assert "ended" in text
     assert {"completed", "killed"} <= set(text.split())
     assert all_view([]).cards == [("none", ["none-yet"])]
-    assert "not there any more" in run_view("x", []).parts["none-any-more"].text
+    assert "not there any more" in run_view("x", []).pieces["none-any-more"].text

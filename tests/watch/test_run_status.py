@@ -169,8 +169,8 @@ def test_whatever_is_in_a_file_the_run_is_looked_at(copied, holding, which, name
     statuses = RunsFolder(folder.parent).statuses()
     assert {one.name for one in statuses} == {which, "budget"}
     for one in statuses:
-        assert run_view(one.id, statuses).parts
-    assert all_view(statuses).parts
+        assert run_view(one.id, statuses).pieces
+    assert all_view(statuses).pieces
     assert next(one for one in statuses if one.name == "budget").state is State.ENDED
 
 

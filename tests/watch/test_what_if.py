@@ -155,4 +155,4 @@ def test_the_numbers_beside_the_claim_are_by_the_accountant_that_counts():
     assert f"epsilon {pld.full_terms}" in shown
     for _, claim in found.splits:
         assert claim.accountant is Accountant.PLD
-        assert claim.value in shown
+        assert claim.rounded_epsilon in shown

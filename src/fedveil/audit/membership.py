@@ -59,7 +59,8 @@ class ShadowModels:
 
     | edge | behaviour |
     |---|---|
-    | a client with one record | BadInput |
+    | a client with one record, or one person where the claim is about persons | BadInput |
+    | the claim is about persons | all records of a person are in the same half |
     | no test split | BadInput |
     | the budget permits no round | BadInput |
     """
@@ -71,10 +72,11 @@ class ShadowModels:
     def __post_init__(self) -> None:
         data = self.training.data
         data.check_tested("an audit of membership")
-        lonely = np.flatnonzero(data.sizes < 2)
+        unit, sizes = ("record", data.sizes) if data.cap is None else ("person", data.people)
+        lonely = np.flatnonzero(sizes < 2)
         if len(lonely):
             raise BadInput(
-                f"client {data.client_name(int(lonely[0]))!r} has one record, and membership is "
+                f"client {data.client_name(int(lonely[0]))!r} has one {unit}, and membership is "
                 "asked of random halves: give every client two (data.min_records, fewer clients)"
             )
 
@@ -85,14 +87,18 @@ class ShadowModels:
         Rows 2 k and 2 k + 1 are the pair k and have no record in common.
         """
         data = self.training.data
-        owners, masks = np.repeat(np.arange(data.clients), data.sizes), []
+        sizes = data.sizes if data.cap is None else data.people
+        owners, masks = np.repeat(np.arange(data.clients), sizes), []
+        begins = np.cumsum(sizes) - sizes
         for pair in range(self.pairs):
             generator = np.random.default_rng([self.seed, pair, 0x4A1F])
-            order = np.lexsort((generator.random(data.records), owners))
-            place = np.empty(data.records, dtype=np.int64)
-            place[order] = np.arange(data.records) - data.offsets[owners]
-            odd = data.sizes % 2 * generator.integers(2, size=data.clients)
-            first = place < (data.sizes // 2 + odd)[owners]
+            order = np.lexsort((generator.random(len(owners)), owners))
+            place = np.empty(len(owners), dtype=np.int64)
+            place[order] = np.arange(len(owners)) - begins[owners]
+            odd = sizes % 2 * generator.integers(2, size=data.clients)
+            first = place < (sizes // 2 + odd)[owners]
+            if data.cap is not None:
+                first = data.person_index.of_records(first)
             masks += [first, ~first]
         return np.stack(masks)
 
@@ -231,12 +237,7 @@ def select_records(data: FederatedData, inside: Inside) -> FederatedData:
     """Return data with the same clients and only the records in the mask `inside`, [records]."""
     owners = np.repeat(np.arange(data.clients), data.sizes)
     sizes = np.bincount(owners[inside], minlength=data.clients)
-    return replace(
-        data,
-        x=taken(data.x, inside),
-        y=data.y[inside],
-        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-    )
+    return data.of_records(np.flatnonzero(inside), sizes)
 
 
 ENOUGH = 64

@@ -482,18 +482,22 @@ def step_views(
 ) -> Iterator[tuple[Values, Values, Values]]:
     """Yield updates by DP-SGD of clients with one record, a block of draws at a time.
 
-    The record is present if `sign` is positive, and contributes nothing otherwise. The blocks are
+    Where persons are protected, it is as many equal records of one person as count. The record is
+    present if `sign` is positive, and contributes nothing otherwise. The blocks are
     those of `client_views`: updates along the record's gradient, [turns, draws], those of another
     client without the record, [1, turns, draws], and zeros for the clip. AssertionError without
     noisy steps.
     """
     assert plan.steps is not None, "a plan without noisy steps"
     along = worst_direction(None, FEW)
-    x = torch.stack([torch.zeros(FEW), along.float()]).numpy()
-    y = np.zeros(2, dtype=np.float32)
-    data = FederatedData.from_clients(
-        [("without", x[:1], y[:1]), ("with", x[1:], y[1:])], test=(x, y), classes=0
-    )
+    cap = plan.steps.cap
+    each = cap or 1
+    x = torch.stack([torch.zeros(FEW), along.float()]).repeat_interleave(each, dim=0).numpy()
+    y = np.zeros(2 * each, dtype=np.float32)
+    pair = [("without", x[:each], y[:each]), ("with", x[each:], y[each:])]
+    persons = None if cap is None else [[0] * cap] * 2
+    data = FederatedData.from_clients(pair, test=(x, y), classes=0, persons=persons)
+    data = data if cap is None else data.capped(cap)
     task = Task(nn.Linear(FEW, 1, bias=False), squared_error)
     gradients = gradients_of(task, Mode.VECTORISED, data)
     work = ClientDpSgd(plan.steps, lr=1.0)
@@ -511,7 +515,7 @@ def step_views(
             sent = client_report(work, plan, clients)
             if clip is None or not isinstance(sent.reports, Rows):
                 raise AssertionError("DP-SGD clips, and sends rows")
-            size = plan.steps.nominal or 1
+            size = plan.steps.nominal or each // plan.steps.group
             seen = -(sent.reports.rows.double() @ along).numpy() * plan.steps.rate * size
             mine.append(seen[::2] / clip.value)
             other.append(seen[1::2] / clip.value)

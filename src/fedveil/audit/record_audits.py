@@ -3,7 +3,8 @@
 One run: an exact p-value (Steinke et al. 2023). Random records with random labels are dealt to the
 clients of a training of DP-SGD, and a coin decides for each whether it is in. The claim is made
 against the server, which sees every client's update. The score of a canary is the product of its
-client's updates with its own gradient at the round's model.
+client's updates with its own gradient at the round's model. Where the claim is about persons, a
+canary is a person with as many equal records as count.
 
 Sensitivity: every record joins a step in the run's own model, and an extreme record is added to a
 client's own. If the model mixes records and nobody noticed, the sum of clipped gradients moves by
@@ -35,10 +36,10 @@ from fedveil.base.errors import BadInput
 from fedveil.base.identity import known_as
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.accounting.composition import epsilon
-from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.release import Ids, NoisySteps
+from fedveil.privacy.release import Ids
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.modes import gradients_of
@@ -86,7 +87,8 @@ class OneRunAudit:
         line = strict_line(_nominal_plan(training)) or line
         claim = line_claim(line, line.participations(plan.permitted))
         evidence = OneRun(self.canaries, count_right_guesses(scores, inside, SHARES), claim.delta)
-        what = f"{self.canaries:,} records of all clients"
+        units = "records" if plan.steps.cap is None else "people"
+        what = f"{self.canaries:,} {units} of all clients"
         yield Finding(Attack.ONE_RUN, what, claim, evidence)
 
     def scores(self, training: Training) -> tuple[Mask, Scores]:
@@ -96,7 +98,8 @@ class OneRunAudit:
         """
         generator = np.random.default_rng([self.seed, 0x0E])
         data, plan = training.data, _nominal_plan(training)
-        canaries = _draw_canaries(data, self.canaries, generator)
+        each = 1 if plan.steps is None else plan.steps.cap or 1
+        canaries = _draw_canaries(data, self.canaries, each, generator)
         owners = np.arange(self.canaries) % data.clients
         inside = generator.random(self.canaries) < 0.5
         seen: dict[int, Tensor] = {}
@@ -147,23 +150,27 @@ def _nominal_plan(training: Training) -> PrivacyPlan:
     plan, steps = training.plan, training.plan.steps
     if steps is None or plan.schedule is None:
         raise AssertionError("a plan without noisy steps")
+    data = training.data
+    sizes = data.people if steps.unit is Unit.PERSON else data.sizes
     return dp_sgd(
         plan.sampler,
         plan.population,
         plan.schedule.first_value(),
         rate=steps.rate,
         steps=steps.steps,
-        nominal=steps.nominal or int(np.ceil(training.data.sizes.mean())),
+        nominal=steps.nominal or int(np.ceil(sizes.mean())),
         rounds=plan.permitted,
         budget=Budget(float("inf"), plan.lines[0].budget.delta),
         multiplier=steps.multiplier,
+        unit=steps.unit,
+        cap=steps.cap,
     )
 
 
 def _draw_canaries(
-    data: FederatedData, count: int, generator: np.random.Generator
+    data: FederatedData, count: int, each: int, generator: np.random.Generator
 ) -> FederatedData:
-    """Return data of `count` clients with one canary each, of random features and labels.
+    """Return data of `count` clients with one canary each: `each` times one random record.
 
     Features are normal, with the deviation of some of the clients' records. Labels are those of
     random records.
@@ -172,8 +179,9 @@ def _draw_canaries(
     few = generator.integers(len(x), size=(2, count))
     spread = float(np.asarray(x[few[0]], dtype=np.float64).std()) or 1.0
     records = (spread * generator.normal(size=(count, *x.shape[1:]))).astype(x.dtype)
-    offsets = np.arange(count + 1, dtype=np.int64)
-    return FederatedData(records, data.y[few[1]], offsets, data.test_x, data.test_y, data.classes)
+    offsets = each * np.arange(count + 1, dtype=np.int64)
+    x, y = np.repeat(records, each, axis=0), np.repeat(data.y[few[1]], each, axis=0)
+    return FederatedData(x, y, offsets, data.test_x, data.test_y, data.classes)
 
 
 def _insert_canaries(
@@ -188,11 +196,20 @@ def _insert_canaries(
         inside: Mask of canaries that are in.
     """
     x, more = np.asarray(data.x), np.asarray(canaries.x)
-    mine = [np.flatnonzero((owners == k) & inside) for k in range(data.clients)]
+    each, persons = int(canaries.sizes[0]), None
+    here = [np.flatnonzero((owners == k) & inside) for k in range(data.clients)]
+    mine = [(each * own[:, None] + np.arange(each)).ravel() for own in here]
     spans = [slice(a, b) for a, b in zip(data.offsets, data.offsets[1:], strict=False)]
     both = list(zip(spans, mine, strict=True))
+    if data.persons is not None:
+        parts = []
+        for client, (span, own) in enumerate(zip(spans, here, strict=True)):
+            new = int(data.people[client]) + np.repeat(np.arange(len(own)), each)
+            parts += [data.persons[span], new]
+        persons = np.concatenate(parts)
     return replace(
         data,
+        persons=persons,
         x=np.concatenate([part for s, m in both for part in (x[s], more[m])]),
         y=np.concatenate([part for s, m in both for part in (data.y[s], canaries.y[m])]),
         offsets=np.cumsum([0, *(len(data.y[s]) + len(m) for s, m in both)], dtype=np.int64),
@@ -322,32 +339,40 @@ def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]
     claim = line_claim(line, turns)
     value = 0.0
     if reach > 1 + _ROUNDING:
-        worse = Gaussian(plan.steps.multiplier / reach)
-        event = PoissonSampled(plan.steps.rate, worse) if plan.steps.rate < 1 else worse
+        event = plan.steps.event(plan.steps.multiplier / reach)
         value = epsilon(event, line.per * turns, claim.delta, line.relation)
-    what = f"a record moves a step by {reach:.4g} clips at most"
+    what = f"a {plan.steps.unit} moves a step by {reach:.4g} clips at most"
     yield Finding(Attack.SENSITIVITY, what, claim, ComputedBound(value, _CLIENTS * len(_WILD)))
 
 
 def _step_sensitivity(training: Training, generator: np.random.Generator) -> float:
     """Return the most that an extreme record moves the sum of a DP-SGD step, in units of the clip.
 
-    Four random clients are tried, with three records each.
+    Where people are clipped it is a person with as many extreme records as count. Four random
+    clients are tried, with three records each.
     """
     engine, data = serial_engine(replace(training, workers=1)), training.data
     mixes = engine.job.mixes
     gradients = gradients_of(training.task, engine.mode, data, mixes=mixes, private=True)
-    work, x, most = ClientDpSgd(NoisySteps(1.0, 1, 0.0, nominal=1), lr=1.0), np.asarray(data.x), 0.0
+    steps = training.plan.steps
+    assert steps is not None, "a plan without noisy steps"
+    everybody = replace(steps, rate=1.0, steps=1, multiplier=0.0, nominal=1)
+    work, x, most = ClientDpSgd(everybody, lr=1.0), np.asarray(data.x), 0.0
     for client in generator.integers(data.clients, size=_CLIENTS):
         own = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
         spread = float(np.asarray(x[own], dtype=np.float64).std()) or 1.0
         for wild in _WILD:
             record = (wild * spread * generator.normal(size=(1, *x.shape[1:]))).astype(x.dtype)
             label = data.y[own][generator.integers(len(data.y[own]), size=1)]
+            more, persons = [record] * steps.group, None
+            if data.persons is not None:
+                new = np.full(len(more), data.people[client])
+                persons = np.concatenate([data.persons[own], data.persons[own], new])
             both = data.with_clients(
-                np.concatenate([x[own], x[own], record]),
-                np.concatenate([data.y[own], data.y[own], label]),
-                np.array([0, len(x[own]), 2 * len(x[own]) + 1], dtype=np.int64),
+                np.concatenate([x[own], x[own], *more]),
+                np.concatenate([data.y[own], data.y[own], *([label] * len(more))]),
+                np.array([0, len(x[own]), 2 * len(x[own]) + len(more)], dtype=np.int64),
+                persons,
             )
             sums = []
             for k in (0, 1):

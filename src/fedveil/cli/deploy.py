@@ -88,8 +88,10 @@ def deploy(
         if demo is not None and address is None:
             from fedveil.flower.local_federation import free_ports
 
-            port, mixer_port, *site_ports = free_ports(2 + demo)
-            superlink = flower.Address(port=port, site_ports=tuple(site_ports))
+            port, operators, mixer_port, *site_ports = free_ports(3 + demo)
+            superlink = flower.Address(
+                port=port, site_ports=tuple(site_ports), operator_port=operators
+            )
         chosen = flower.load_for_sites(recipe, set_ or (), len(names), divided=trial)
         if demo is not None and address is None and chosen.shuffle is not None:
             mixer = mixer or f"127.0.0.1:{mixer_port}"

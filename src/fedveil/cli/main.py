@@ -1,5 +1,6 @@
 """The entry point of the command line: its commands, its errors and its exit codes."""
 
+import functools
 import inspect
 import os
 import sys
@@ -50,7 +51,7 @@ def main() -> None:
     Bad input prints one line on standard error.
     """
     try:
-        code = _VERSION(without_markup(get_command(app)))(standalone_mode=False)
+        code = whole_command()(standalone_mode=False)
     except BadInput as e:
         _fail(str(e))
     except FedveilError as e:
@@ -72,6 +73,12 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@functools.cache
+def whole_command() -> click.Command:
+    """`fedveil` with all its commands. It is built once."""
+    return _VERSION(without_markup(get_command(app)))
 
 
 def without_markup(command: click.Command) -> click.Command:

@@ -62,7 +62,7 @@ def check(
     else:
         checked = check_table(*tables, delta=delta, **roles)
     if out is not None:
-        _write(out, checked.block, recipe)
+        _write(out, checked, recipe)
     if json_:
         print(json.dumps(checked.to_dict(), indent=2))
         return 2 if checked.problems else 0
@@ -89,14 +89,20 @@ def _check_recipe(path: Path) -> "TableCheck":
     return check_table(*paths, delta=delta, **section.check_options)
 
 
-def _write(out: Path, block: str, recipe: str | None) -> None:
-    """Write the [data] section, or a recipe that ends with it, to a new file."""
+def _write(out: Path, checked: "TableCheck", recipe: str | None) -> None:
+    """Write the [data] section, or a recipe that ends with it, to a new file.
+
+    If the rows have persons and the recipe can protect them, it does.
+    """
     from fedveil.runs.recipe import read_recipe, to_toml
     from fedveil.runs.run_directory import write_new
 
-    text = block
+    text = checked.block
     if recipe is not None:
         document = read_recipe(recipe)
         document.pop("data", None)
-        text = f"{to_toml({**document, 'name': out.stem})}\n{block}"
+        client, noise = document.get("client", {}), document.get("noise", {})
+        if client.get("kind") == "dp-sgd" or noise.get("where") == "site":
+            document["client"] = {**client, **checked.person_keys}
+        text = f"{to_toml({**document, 'name': out.stem})}\n{text}"
     write_new(out, text.encode())

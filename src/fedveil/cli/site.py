@@ -102,3 +102,30 @@ def accept(path: File) -> None:
 
     head = SiteLedger.from_site_file(read_site_file(path)).accept()
     print(f"accepted: {head.length} entries, head {head.hash}:{head.length}")
+
+
+@site.command()
+def doctor(path: File, json_: options.Json = False) -> int:
+    """Check versions, files, ledger, policy, guard, key, certificates, clock and SuperLink.
+
+    Exits with 1 if a check fails.
+    """
+    with options.loading(quiet=json_):
+        from fedveil.flower.site_doctor import examine
+
+        findings = list(examine(path))
+    if json_:
+        print(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        print("\n".join(map(str, findings)))
+    return 1 if any(finding.passed is False for finding in findings) else 0
+
+
+@site.command()
+def status(path: File, json_: options.Json = False) -> None:
+    """Print which runs the site took part in, what they cost, and the last lines of its log."""
+    with options.loading(quiet=json_):
+        from fedveil.flower.site_doctor import site_status, status_lines
+
+        found = site_status(path)
+    print(json.dumps(found, indent=2) if json_ else "\n".join(status_lines(found)))

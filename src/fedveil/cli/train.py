@@ -23,7 +23,7 @@ _SERVER_END_SECONDS = 10.0  # the longest wait for the end of the page's server
 
 def run(
     recipe: Annotated[
-        str | None, Argument(help="A shipped recipe or a .toml file; default: central.")
+        str | None, Argument(help="A shipped recipe or a .toml file; default: people.")
     ] = None,
     set_: options.Set = None,
     out: Annotated[Path | None, Option(help="Run directory (new or empty).")] = None,
@@ -328,7 +328,7 @@ def sweep(
     from fedveil.tuning.trials import Laboratory
 
     listen()
-    laboratory = Laboratory(data, curves=curves, workers=workers, cluster=cluster)
+    laboratory = Laboratory(data, with_curves=curves, workers=workers, cluster=cluster)
     with options.loading(quiet=quiet) as show_step:
         show_step("reading data and solving for the noise of every cell")
         opened = Sweep.in_folder(out, recipe, set_ or (), axes, repeat, laboratory)

@@ -157,7 +157,7 @@ class Column:
         Raises BadInput for an entry that is not a number, for a missing entry without `fill`, and
         for any missing entry of a `target`.
         """
-        numbers, odd = self.numbers(table)
+        numbers, odd = self.parsed_numbers(table)
         if odd.any():
             row, where = int(np.argmax(odd)), declaration_key(self.name)
             need = f": a number is needed (or declare {where}.values, if it has categories)"
@@ -172,7 +172,7 @@ class Column:
             numbers = np.where(missing, self._units[0] if fill is None else fill, numbers)
         return self._scale(table, numbers)
 
-    def numbers(self, table: Table) -> tuple[Floats, Bits]:
+    def parsed_numbers(self, table: Table) -> tuple[Floats, Bits]:
         """(the entries as numbers or days, NaN where missing; a mask of those that are neither)."""
         return as_days(table[self.name]) if self.dates else as_numbers(table[self.name])
 

@@ -11,11 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.base.checks import shown
+from fedveil.base.checks import COUNT, shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
 from fedveil.base.inputs import Inputs, Target, arrays_by_name, join_inputs, mapped, shape_of, taken
 from fedveil.data import data_files, provenance, user_arrays
+from fedveil.data.persons import (
+    NOT_PER_PERSON,
+    PersonIndex,
+    alone,
+    check_persons,
+    named_persons,
+    numbered,
+)
 from fedveil.data.provenance import PUBLIC
 from fedveil.data.schema import TableSchema
 from fedveil.data.user_arrays import Array as Array
@@ -33,7 +41,8 @@ _META: dict[str, Any] = {
 """Fields that are saved beside the arrays, with their defaults."""
 
 _ARRAYS = ("x", "y", "offsets", "test_x", "test_y", "names", "test_owners")
-_OPTIONAL = ("names", "test_owners")
+_OF_PERSONS = ("persons", "test_persons")
+_OPTIONAL = ("names", "test_owners", *_OF_PERSONS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +79,12 @@ class FederatedData:
         elsewhere: Records per client as far as that is public, 0 where it is not, if they are at
             their sites.
         known_as: Distinguishes records at sites from those of other trainings.
+        persons: The person of each record, as a number from 0 within its client, None if nobody
+            knows. Somebody with records at two clients is two persons.
+        test_persons: The number of each test record's person if that person has no records here,
+            otherwise -1. None if nobody knows.
+        cap: The most records that a person has, where claims are about persons (`capped`). None:
+            persons are known and nothing depends on them.
         derived: A cache of values that were computed from these records, by name. Records are
             replaced, never changed in place, so that none is computed again.
 
@@ -95,6 +110,9 @@ class FederatedData:
     schema: TableSchema | None = None
     elsewhere: tuple[int, ...] = ()
     known_as: str = ""
+    persons: Array | None = None
+    test_persons: Array | None = None
+    cap: int | None = None
     derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -105,6 +123,7 @@ class FederatedData:
     def __post_init__(self) -> None:
         """Raise BadInput for arrays that do not belong together."""
         user_arrays.check_structure(self)
+        check_persons(self.persons, self.offsets, self.cap)
         if self.declared_public and not self.fitted:
             raise BadInput("declared_public is given and fitted is empty: name what is public")
         schema, form = self.schema, (self.classes, self.record_shape)
@@ -143,9 +162,9 @@ class FederatedData:
         records, "public" on these as well, declared public. `test` is "by-client", which holds
         out a fifth of the clients, a share of the rows, or a table of test rows. By default there
         is no test split, and every row is a client's. `person` names the column with the person of
-        a row, who has rows on one side of the split alone. With `missing` "fill", a missing feature
-        becomes zeros and a row without a target is left out. docs/data.md says what claims make of
-        each.
+        a row, who has rows on one side of the split alone, and whom claims may be about. With
+        `missing` "fill", a missing feature becomes zeros and a row without a target is left out.
+        docs/data.md says what claims make of each.
 
         >>> ages, wells = [20, 40, 60, 80] * 9, ["no", "yes"] * 18
         >>> data = FederatedData.from_table(
@@ -252,6 +271,7 @@ this claim
         classes: int,
         fitted: str = "",
         declared_public: bool = False,
+        persons: object = None,
     ) -> "FederatedData":
         """Build from (name, features, targets) triples, one per client.
 
@@ -270,6 +290,13 @@ this claim
             fitted: What of the features was fitted on clients' records, in words, "" if nothing
                 was.
             declared_public: Whether `fitted` is known from elsewhere.
+            persons: For each client, in a list or a dict by name, the person of each record: texts
+                or whole numbers. An id means one person within a client, and another at another.
+
+        >>> data = FederatedData.from_clients(
+        ...     [("north", [[0.0], [1.0], [2.0]], [0, 1, 1])], classes=2, persons=[["a", "b", "a"]])
+        >>> data.people.tolist(), data.capped(1).records
+        ([2], 2)
         """
         user_arrays.check_classes(classes)
         triples = user_arrays.client_triples(clients)
@@ -300,10 +327,14 @@ this claim
             named = provenance.owners_by_name(test_owners, names.tolist(), len(test_y))
             owners = np.where(owners >= 0, owners, named)
         x, test_x = user_arrays.join_features(parts, test_x)
+        sizes = [len(targets) for _, _, targets in triples]
+        offsets = np.cumsum([0, *sizes], dtype=np.int64)
+        numbers = named_persons(persons, [str(name) for name in names], sizes, offsets)
+        several = f"a person may have several records: {NOT_PER_PERSON}"
         return cls(
             x=x,
             y=user_arrays.targets_of(y, classes),
-            offsets=np.cumsum([0, *(len(targets) for _, _, targets in triples)], dtype=np.int64),
+            offsets=offsets,
             test_x=test_x,
             test_y=user_arrays.targets_of(test_y, classes),
             classes=classes,
@@ -311,6 +342,8 @@ this claim
             test_owners=owners,
             fitted=fitted,
             declared_public=declared_public,
+            remarks=() if numbers is None else (several,),
+            persons=numbers,
         )
 
     def concatenated(self, *others: "FederatedData") -> "FederatedData":
@@ -336,6 +369,10 @@ this claim
             return np.concatenate(arrays, dtype=arrays[0].dtype, casting="unsafe")
 
         sizes = np.concatenate([part.sizes for part in parts])
+        persons = None
+        if self.persons is not None:
+            each = [alone(p.offsets) if p.persons is None else p.persons for p in parts]
+            persons = np.concatenate(each)
         return replace(
             self,
             x=join_inputs([part.x for part in parts], in_first_type),
@@ -345,18 +382,80 @@ this claim
             fitted=", ".join(dict.fromkeys(fitted)),
             declared_public=public and len(fitted) == len(with_fits),
             remarks=tuple(dict.fromkeys(text for part in parts for text in part.remarks)),
+            persons=persons,
         )
 
     def with_clients(
-        self, x: Inputs[Array], y: Array, offsets: npt.NDArray[np.int64]
+        self,
+        x: Inputs[Array],
+        y: Array,
+        offsets: npt.NDArray[np.int64],
+        persons: Array | None = None,
     ) -> "FederatedData":
         """The same data with other clients, without names: these records, cut at these offsets.
 
         Test records that were a client's become the first client's, as they may be anybody's of the
-        new clients.
+        new clients. `persons` are the new records' persons, each with one record if left out.
         """
         owners = np.minimum(self.owners_of_test, 0)
-        return replace(self, x=x, y=y, offsets=offsets, names=None, test_owners=owners)
+        if persons is None and self.persons is not None:
+            persons = alone(offsets)
+        more: dict[str, Any] = {"names": None, "test_owners": owners, "persons": persons}
+        return replace(self, x=x, y=y, offsets=offsets, **more)
+
+    def of_records(self, rows: npt.NDArray[Any], sizes: Ids) -> "FederatedData":
+        """The same clients with the records at `rows` alone: `sizes` of each, in their order.
+
+        Persons without records are none any more, and the others are numbered anew.
+        """
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        persons = self.persons
+        if persons is not None:
+            persons = numbered(persons[rows], offsets)
+        new = {"y": self.y[rows], "offsets": offsets, "persons": persons}
+        return replace(self, x=taken(self.x, rows), **new)
+
+    def capped(self, cap: int) -> "FederatedData":
+        """The data for claims about persons: at most `cap` records of each person count.
+
+        The others are left out by a public rule: which records of a person these are follows from
+        their order and number alone. Test records of people who have no records here are theirs,
+        whichever client they are at. Fingerprints, and so seeds, depend on who has which records.
+
+        Guarantee: removing one person removes at most `cap` records, and changes no other's.
+
+        | edge | behaviour |
+        |---|---|
+        | nobody knows whose records are whose | BadInput |
+        | everybody has `cap` records or fewer | all records |
+        | `cap` below 1 | BadInput |
+        """
+        if self.elsewhere:
+            raise BadInput(
+                f"at most {cap} records of a person count (client.cap), and which records are "
+                "whose is known at the sites alone: claims are per record there"
+            )
+        if self.persons is None:
+            raise BadInput(
+                f"at most {cap} records of a person count (client.cap), and nobody says which "
+                "records are whose: name the column (data.person), or give from_clients persons"
+            )
+        COUNT.check("cap", cap)
+        if cap not in self._by_cap:
+            mask = self.person_index.counted(cap)
+            whose = np.repeat(np.arange(self.clients), self.sizes)
+            data = self.of_records(
+                np.flatnonzero(mask), np.bincount(whose[mask], minlength=self.clients)
+            )
+            owners = self.owners_of_test
+            if self.test_persons is not None:
+                known = (self.test_persons >= 0) & (owners != PUBLIC)
+                free = min(int(owners.min(initial=0)), PUBLIC) - 1
+                owners = np.where(known, free - np.asarray(self.test_persons), owners)
+            remarks = tuple(text for text in self.remarks if not text.endswith(NOT_PER_PERSON))
+            more: dict[str, Any] = {"test_owners": owners, "remarks": remarks, "cap": cap}
+            self._by_cap[cap] = replace(data, **more)
+        return self._by_cap[cap]
 
     def at_sites(
         self, names: Sequence[str], records: Sequence[int] = (), known_as: str = ""
@@ -378,6 +477,8 @@ this claim
             test_owners=np.minimum(self.owners_of_test, 0),
             elsewhere=tuple(records) or (0,) * len(names),
             known_as=known_as,
+            persons=None,
+            cap=None,
         )
 
     def __repr__(self) -> str:
@@ -403,6 +504,23 @@ this claim
     def records(self) -> int:
         """The number of records of all clients. Unknown numbers of clients at sites count as 0."""
         return int(self.sizes.sum())
+
+    @cached_property
+    def person_index(self) -> PersonIndex:
+        """Where the records of each person are. Raises BadInput if nobody knows."""
+        if self.persons is None:
+            raise BadInput("the records have no persons: say whose each of them is")
+        return PersonIndex.of(self.persons, self.offsets)
+
+    @property
+    def people(self) -> Ids:
+        """The number of persons of each client. Raises BadInput if nobody knows."""
+        return self.person_index.people
+
+    @cached_property
+    def _by_cap(self) -> "dict[int, FederatedData]":
+        """The results of `capped`, so that repetitions train on one object."""
+        return {}
 
     @property
     def record_shape(self) -> Inputs[tuple[int, ...]]:
@@ -466,11 +584,14 @@ this claim
         if (owners < PUBLIC).any():
             number = self.held_out_owners
             clear = "for testing, measured in the clear, and"
-            if provenance.by_record(owners):
+            if self.cap is not None:
+                who, protected = "person", f"{clear} not protected"
+            elif provenance.by_record(owners):
                 who, protected = "record", f"{clear} nobody whose they are is protected"
             else:
                 who, protected = "owner", f"of {number + self.clients:,} {clear} not protected"
-            noun = f"{who} is" if number == 1 else f"{who}s are"
+            several = "people" if who == "person" else f"{who}s"
+            noun = f"{who} is" if number == 1 else f"{several} are"
             assumptions.append(f"{number:,} {noun} held out {protected} by this claim")
         if (owners == PUBLIC).any():
             assumptions.append("the test records are taken as public")
@@ -556,7 +677,8 @@ this claim
     def fingerprint(self) -> str:
         """A SHA-256 digest, in hexadecimal, of all arrays, labels, fitted features and the schema.
 
-        Two data sets with one fingerprint are the same data. It reads all records once.
+        Two data sets with one fingerprint are the same data. It reads all records once. Persons
+        are part of it where claims are about them (`capped`).
         """
         digest = hashlib.sha256(f"fedveil-data-2 classes={self.classes}".encode())
         digest.update(json.dumps(self.fitted).encode())
@@ -573,6 +695,9 @@ this claim
                 digest.update(f"|{name} {array.dtype.str} {array.shape}".encode())
                 for _, piece in user_arrays.pieces(array):
                     digest.update(np.ascontiguousarray(piece).tobytes())
+        if self.cap is not None:
+            persons = np.ascontiguousarray(self.persons, dtype="<i8").tobytes()
+            digest.update(f"|persons {self.cap} ".encode() + persons)
         return digest.hexdigest()
 
     def save(self, folder: Path | str) -> None:
@@ -581,10 +706,12 @@ this claim
         Raises BadInput if the folder exists or cannot be made.
         """
         meta = {key: getattr(self, key) for key in ("classes", *_META)}
+        meta["cap"] = self.cap or 0
         meta["inputs"] = sorted(self.x) if isinstance(self.x, dict) else []
         if self.schema is not None:
             meta["schema"] = self.schema.to_dict()
-        data_files.save_arrays(Path(folder), self._named_arrays(), meta)
+        arrays = {**self._named_arrays(), **{name: getattr(self, name) for name in _OF_PERSONS}}
+        data_files.save_arrays(Path(folder), arrays, meta)
 
     @classmethod
     def open(cls, folder: Path | str) -> "FederatedData":
@@ -595,16 +722,17 @@ this claim
         meta = data_files.read_meta(
             Path(folder),
             # Older data have no owners of test records and say whether they are clients'.
-            {**_META, "schema": {}, "inputs": [], "test_of_clients": False},
+            {**_META, "schema": {}, "inputs": [], "test_of_clients": False, "cap": 0},
         )
         of_clients, inputs = meta.pop("test_of_clients"), meta.pop("inputs")
         meta["schema"] = TableSchema.from_dict(meta["schema"]) if meta["schema"] else None
         meta["remarks"] = tuple(map(str, meta["remarks"]))
         meta["elsewhere"] = tuple(meta["elsewhere"])
+        meta["cap"] = meta["cap"] or None
         for name in inputs:
             user_arrays.check_input_name(f"{folder}: records", name)
         arrays: dict[str, Any] = {}
-        for name in _ARRAYS:
+        for name in (*_ARRAYS, *_OF_PERSONS):
             if inputs and name in ("x", "test_x"):
                 files = {key: Path(folder) / f"{name}.{key}.npy" for key in inputs}
                 arrays[name] = {key: data_files.mapped_array(path) for key, path in files.items()}

@@ -17,6 +17,7 @@ from fedveil.base.errors import BadInput
 from fedveil.data.columns import Column, declaration_key
 from fedveil.data.entries import Bits, are_arrays, as_numbers, as_texts
 from fedveil.data.partition import OWNED, Records, few_records_assumption
+from fedveil.data.persons import NOT_PER_PERSON
 from fedveil.data.provenance import choose_held_out, holdout, share_of_each
 from fedveil.data.schema import (
     TableSchema,
@@ -192,6 +193,7 @@ def _table_records(table: object, options: TableOptions) -> Records:
     _check_statistics(options, fitted)
     # What was fitted on test rows that are clients' own counts as fitted on clients' records.
     of_others = on_test and not split.of_clients
+    persons, test_persons = _persons(split, options.person)
     return Records(
         source.name,
         schema.encode(split.train_rows),
@@ -208,7 +210,22 @@ def _table_records(table: object, options: TableOptions) -> Records:
         fitted_on_test=fitted if of_others else "",
         remarks=tuple(remarks_about(options, schema)),
         schema=schema,
+        record_persons=persons,
+        test_persons=test_persons,
     )
+
+
+def _persons(split: "TableSplit", person: str | None) -> tuple[Rows | None, Rows | None]:
+    """(the person of each training row, that of each test row), as `Records` has them."""
+    if person is None:
+        return None, None
+    people = np.array(_entries_of(split.train_rows, person))
+    if person not in split.test_rows.columns or not len(split.test_rows):
+        return np.unique(people, return_inverse=True)[1], None
+    tested = np.array(_entries_of(split.test_rows, person))
+    _, numbers = np.unique(np.concatenate([people, tested]), return_inverse=True)
+    trained, of_test = np.split(numbers, [len(people)])
+    return trained, np.where(np.isin(of_test, trained), -1, of_test)
 
 
 def remarks_about(options: TableOptions, schema: TableSchema) -> list[str]:
@@ -228,9 +245,7 @@ def remarks_about(options: TableOptions, schema: TableSchema) -> list[str]:
             "training records is taken as public"
         )
     if options.person is not None:
-        remarks.append(
-            f"a person ({options.person!r}) may have several records: this claim is not per person"
-        )
+        remarks.append(f"a person ({options.person!r}) may have several records: {NOT_PER_PERSON}")
     return remarks
 
 

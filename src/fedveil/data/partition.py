@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, join_inputs, taken, values_of
 from fedveil.data.federated import FederatedData
+from fedveil.data.persons import numbered
 from fedveil.data.provenance import PUBLIC, choose_held_out, held_out_number, holdout
 from fedveil.data.schema import TableSchema
 from fedveil.data.user_arrays import Array, Rows, records_text
@@ -21,7 +22,10 @@ OWNED = ("natural", "grouped")
 
 TESTS = ("by-client", "records")
 
-_SHARED = ("test_x", "test_y", "classes", "fitted", "fitted_on_test", "remarks", "schema")
+_SHARED = (
+    *("test_x", "test_y", "classes", "fitted", "fitted_on_test", "remarks", "schema"),
+    "test_persons",
+)
 _STREAM = int.from_bytes(b"partition", "big")
 _RESAMPLING, _SHORTENING = 1, 2
 _MOST_BYTES = 1 << 30  # of records drawn with replacement
@@ -41,6 +45,9 @@ class Records:
         owner_names: Names of owners.
         test_owners: As `record_owners`, of each test record.
         row_numbers: The row of a table that each training record is.
+        record_persons: The person of each training record, as a number. None if nobody knows.
+        test_persons: The number of each test record's person if that person has no training
+            records, otherwise -1. None if nobody knows.
         test_row_numbers: That of each test record in the same table, -1 if it is not from there.
         public_test: Whether the source has published the test split.
         fitted: Names what was fitted on clients' records in the clear, "" if nothing was.
@@ -65,6 +72,8 @@ class Records:
     fitted_on_test: str = ""
     remarks: tuple[str, ...] = ()
     schema: TableSchema | None = None
+    record_persons: Rows | None = None
+    test_persons: Rows | None = None
 
     @classmethod
     def with_holdout(cls, name: str, x: Array, y: Array, **options: Any) -> "Records":
@@ -152,6 +161,9 @@ def partition(
         remark = "records of one owner are dealt to several clients"
         remark = f"{remark}: a claim per client is not about an owner"
         records = replace(records, remarks=(*records.remarks, remark))
+    if records.record_persons is not None:
+        remark = "records of one person are dealt to several clients, and count as several persons"
+        records = replace(records, remarks=(*records.remarks, remark))
     return _federate(records, order, sizes)
 
 
@@ -168,7 +180,8 @@ def resample(records: Records, count: int, seed: int) -> Records:
     if count > most:
         raise BadInput(f"resample is {count}: at most {most} records of this size are possible")
     rows = _generator(seed, _RESAMPLING).integers(len(records.y), size=count)
-    arrays = {name: getattr(records, name) for name in ("y", "record_owners", "row_numbers")}
+    names = ("y", "record_owners", "row_numbers", "record_persons")
+    arrays = {name: getattr(records, name) for name in names}
     drawn = {name: array[rows] for name, array in arrays.items() if array is not None}
     return replace(records, x=taken(records.x, rows), **drawn)
 
@@ -185,9 +198,7 @@ def shorten_clients(data: FederatedData, most: int, seed: int) -> FederatedData:
         first + np.sort(random.permutation(size)[:most])
         for first, size in zip(data.offsets, data.sizes, strict=False)
     ]
-    rows = np.concatenate(chosen)
-    offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
-    return replace(data, x=taken(data.x, rows), y=data.y[rows], offsets=offsets)
+    return data.of_records(np.concatenate(chosen), np.array([len(rows) for rows in chosen]))
 
 
 def _generator(seed: int, *purpose: int) -> np.random.Generator:
@@ -372,6 +383,7 @@ def _with_held_out_test(
         test_x=join_inputs([x for x, _, _ in chosen], np.concatenate),
         test_y=np.concatenate([y for _, y, _ in chosen]),
         test_owners=np.full(len(who), PUBLIC) if records.public_test else held_out_number(who),
+        test_persons=None,
     )
 
 
@@ -412,10 +424,13 @@ def _federate(
         unknown = (owners == PUBLIC) & (test_numbers >= 0) & (not records.public_test)
         owners = np.where(unknown, held_out_number(test_numbers), owners)
         owners = np.where(trained, clients[ranked][place], owners).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    persons = records.record_persons
     return FederatedData(
         x=taken(records.x, order),
         y=records.y[order],
-        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        offsets=offsets,
+        persons=None if persons is None else numbered(persons[order], offsets),
         names=names,
         test_owners=owners,
         **{name: getattr(records, name) for name in _SHARED},

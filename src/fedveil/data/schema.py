@@ -282,7 +282,7 @@ def _fit_scale(column: Column, rows: Table, whose: str) -> Column:
     column = replace(column, mean=0.0, std=1.0)
     numbers = column.scaled_numbers(rows)
     if column.fill is None:
-        numbers = numbers[~np.isnan(column.numbers(rows)[0])]
+        numbers = numbers[~np.isnan(column.parsed_numbers(rows)[0])]
     if len(numbers) == 0:
         raise BadInput(f"{rows.name}: column {column.name!r} is empty in all {whose}: {way_out}")
     if np.ptp(numbers) == 0:

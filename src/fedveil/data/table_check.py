@@ -35,6 +35,9 @@ CLIENT_WORDS = (
     *("client", "hospital", "clinic", "site", "institution", "centre", "center", "bank"),
     *("branch", "school", "owner", "grower", "device", "provider"),
 )
+CAP = 4
+"""How many rows of a person count, in a recipe that is written: a number that is nobody's."""
+
 PERSON_WORDS = (
     *("patient", "person", "subject", "people", "user", "customer", "member", "student"),
     *("employee", "mrn", "ssn", "email", "participant"),
@@ -62,18 +65,18 @@ class ColumnSummary:
     Attributes:
         name: The column's name.
         kind: "number", "whole number", "true or false", "text", "date", "array" or "empty".
-        missing: The share of entries that are missing.
+        missing_share: The share of entries that are missing.
         distinct: The number of different entries.
         commonest: The share of the commonest entry among those that are not missing.
-        notes: Remarks for the owner, such as that the column is an id.
+        remarks: For the owner, such as that the column is an id.
     """
 
     name: str
     kind: str
-    missing: float
+    missing_share: float
     distinct: int
     commonest: float
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,22 +119,32 @@ class TableCheck:
         return {**asdict(self), "block": self.block}
 
     @property
-    def features(self) -> tuple[str, ...]:
+    def feature_names(self) -> tuple[str, ...]:
         """The columns that are useful features: no names, no ids, nothing constant or empty."""
         roles = {self.client, self.person, self.target}
         roles |= {*self.candidates["client"], *self.candidates["person"]}
         return tuple(
-            column.name for column in self.columns if column.name not in roles and not column.notes
+            column.name
+            for column in self.columns
+            if column.name not in roles and not column.remarks
         )
 
     @property
     def fills_missing(self) -> bool:
         """Whether entries of features or of the target are missing, so that a rule is needed."""
-        used = {*self.features, self.target}
-        return any(column.missing > 0 for column in self.columns if column.name in used)
+        used = {*self.feature_names, self.target}
+        return any(column.missing_share > 0 for column in self.columns if column.name in used)
 
     @property
-    def test(self) -> str | float:
+    def person_keys(self) -> dict[str, object]:
+        """Keys of `[client]` for claims per person, in recipes that can have them. {} without one.
+
+        The cap is not computed from the rows: a recipe is public.
+        """
+        return {} if self.person is None else {"unit": "person", "cap": CAP}
+
+    @property
+    def suggested_test(self) -> str | float:
         """The test split that suits the tables: whole clients, or a share of rows."""
         return "by-client" if (self.clients or 0) > 1 else 0.2
 
@@ -157,12 +170,12 @@ class TableCheck:
             if self.target is None
             else f"target = {_toml_text(self.target)}"
         )
-        lines.append(f"features = [{', '.join(map(_toml_text, self.features))}]")
-        lines.append(f"test = {json.dumps(self.test)}")
+        lines.append(f"features = [{', '.join(map(_toml_text, self.feature_names))}]")
+        lines.append(f"test = {json.dumps(self.suggested_test)}")
         if self.fills_missing:
             lines.append('missing = "fill"  # the middle of a range, the mean, or no category')
         for column in self.columns:
-            if column.name in (*self.features, self.target) and column.kind != "array":
+            if column.name in (*self.feature_names, self.target) and column.kind != "array":
                 key = column.name if _BARE_KEY.fullmatch(column.name) else _toml_text(column.name)
                 lines += ["", f"# [data.columns.{key}]  # {column.kind}: declare what is public"]
                 lines += [f"# {line}" for line in _declaration(column)]
@@ -235,7 +248,7 @@ def check_table(
         return checked
     if options:
         return replace(checked, problems=_refusals(given, target, client, person, options))
-    suggested: dict[str, Any] = {"features": checked.features, "test": checked.test}
+    suggested: dict[str, Any] = {"features": checked.feature_names, "test": checked.suggested_test}
     if checked.fills_missing:
         suggested["missing"] = "fill"
     client = None if by_file else checked.client
@@ -357,10 +370,10 @@ def _candidates(role: str, columns: Sequence[ColumnSummary], rows: int) -> list[
         named = any(word.lower() in words for word in _WORDS.findall(column.name))
         names_things = column.kind in ("text", "whole number")
         if role == "client":
-            fits = names_things and 2 <= column.distinct <= rows / 4 and column.missing < 0.5
+            fits = names_things and 2 <= column.distinct <= rows / 4 and column.missing_share < 0.5
             order = column.distinct
         elif role == "person":
-            fits = names_things and column.distinct > 2 * rows**0.5 and column.missing < 0.5
+            fits = names_things and column.distinct > 2 * rows**0.5 and column.missing_share < 0.5
             order = place
         else:
             labels = column.kind in ("text", "whole number", "true or false")
@@ -402,9 +415,9 @@ def _warnings(
         if rows < RARE_ROWS:
             warnings.append(f"client {shown(name)} has {_rows(rows)}")
     for column in columns:
-        if 0 < column.missing < 1:
+        if 0 < column.missing_share < 1:
             warnings.append(
-                f"column {column.name!r} is missing in {100 * column.missing:.1f} % of rows"
+                f"column {column.name!r} is missing in {100 * column.missing_share:.1f} % of rows"
             )
     return warnings
 
@@ -423,6 +436,10 @@ def _protections(counts: dict[str, Counter[str]], rows: int) -> list[str]:
         if clients < FEW_CLIENTS:
             text += f". Noise that hides one of {clients} drowns the signal: protect records"
         sentences.append(text)
+    if "person" in counts:
+        text = f"per person (recipe dp-sgd or sites, client.unit = 'person', client.cap = {CAP}): "
+        text += f"each of {len(counts['person']):,} people, of whom {CAP} rows count at most"
+        sentences.append(f"{text}. Let the cap follow from what is public, not from these rows")
     text = f"per record (recipe dp-sgd): each of {rows:,} rows by itself"
     most = max(counts["person"].values()) if "person" in counts else 1
     if most > 1:

@@ -284,7 +284,7 @@ class MixerFiles:
     authority: Authority
 
     @classmethod
-    def write(cls, folder: Path, host: str, port: int, members: tuple[str, ...]) -> "MixerFiles":
+    def create(cls, folder: Path, host: str, port: int, members: tuple[str, ...]) -> "MixerFiles":
         """Make the folder, and write ca.crt, ca.key, mixer.crt, mixer.key and members.txt into it.
 
         `members` are the names of the sites.

@@ -39,8 +39,10 @@ from fedveil.flower.federation_files import (
     fingerprint,
     takes_whole_deadline,
 )
+from fedveil.flower.flwr_private.fork_server import write_programs
+from fedveil.flower.flwr_private.superlink import OPERATOR, OPERATOR_PROGRAMS
 from fedveil.flower.joining import DIVISION, fill
-from fedveil.flower.messages import check_site_name
+from fedveil.flower.messages import answer_forms, check_site_name
 from fedveil.flower.policy import build_for_plan, terms_of
 from fedveil.flower.site import site_training
 from fedveil.mixing.protocol import COLLECTOR
@@ -51,7 +53,7 @@ from fedveil.training.session import Training
 
 _MIXER_ATTEMPTS = 10  # how often a round may be asked for before its mixer refuses
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_MODEL_FILES = ("path", "weights")
+_SUPERLINK_UNITS = ("fedveil-superlink.service", "superlink-compose.yaml")
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,13 @@ class Address:
         host: A host name or IP address.
         port: The port of the server.
         site_ports: The port of each site on its own machine. Empty: those after the server's.
+        operator_port: The port of operators on the server's own machine. 0: the one after `port`.
     """
 
     host: str = "127.0.0.1"
     port: int = 9092
     site_ports: tuple[int, ...] = ()
+    operator_port: int = 0
 
     def __str__(self) -> str:
         """Return HOST:PORT, with brackets around an IPv6 address."""
@@ -79,9 +83,9 @@ class Address:
         return self.host if self.host in _LOOPBACK else "0.0.0.0"
 
     @property
-    def local(self) -> str:
-        """Return HOST:PORT as reached from the server's own machine, where operators must be."""
-        return str(self) if self.host in _LOOPBACK else f"127.0.0.1:{self.port}"
+    def operators(self) -> str:
+        """Return HOST:PORT of the operators' socket, on the server's own machine."""
+        return f"127.0.0.1:{self.operator_port or self.port + 1}"
 
     def site_port(self, number: int) -> int:
         """Return the port of site `number` (from 0) on its own machine. No two sites have the same.
@@ -245,7 +249,7 @@ class Deployment:
                 file.write("allow-code = true\n")
         server = folder / "server"
         for place in ("certificates", "nodes"):
-            (server / place).mkdir(parents=True)
+            (server / place).mkdir(parents=True, mode=0o700)
         authority = Authority.new("fedveil authority")
         authority.save(server / "certificates")
         authority.write_server(self.superlink.host, server / "certificates", "superlink")
@@ -278,9 +282,18 @@ class Deployment:
             for site in self.sites:
                 known = site.model_dump(exclude_defaults=True)
                 file.write("\n" + to_toml({"[sites]": known}).lstrip())
-        link = self.superlink
-        for script in ("flower.sh", "superlink.sh", "register.sh", "run.sh"):
-            fill(script, folder, local=link.local, listen=link.listen, port=link.port, address=link)
+        write_programs(folder / "bin", {name: f"{OPERATOR}{name}" for name in OPERATOR_PROGRAMS})
+        link, plan = self.superlink, self.plan
+        forms = answer_forms(self.training.task.size, plan.width, wide=plan.release.wide)
+        values = {
+            "name": self.recipe.name,
+            "operators": link.operators,
+            "listen": link.listen,
+            "port": link.port,
+            "bytes": sum(form.encoded_length for form in forms.values()),
+        }
+        for script in ("flower.sh", "superlink.sh", "register.sh", "run.sh", *_SUPERLINK_UNITS):
+            fill(script, folder, **values)
 
     def _write_mixer(self, folder: Path) -> MixerFiles | None:
         """Make the mixer's folder, and write its keys, certificates, members and script.
@@ -290,7 +303,7 @@ class Deployment:
         address = self.mixer_address
         if address is None:
             return None
-        files = MixerFiles.write(folder, address.host, address.port, tuple(self.site_names))
+        files = MixerFiles.create(folder, address.host, address.port, tuple(self.site_names))
         fill(
             "mixer.sh",
             folder,
@@ -396,8 +409,7 @@ def load_for_sites(
     `source` and `overrides` are as for `load_recipe`. Where the recipe divides data among clients,
     it gets one client per site. Of a table, the declaration stays, with the features in order:
     which file has the rows is for each owner. With `divided`, its rows are here and stay its own.
-    PrivUnitG keeps its seeded noise: it has no other, and a site's policy has to allow it. Raises
-    BadInput as `load_recipe` does.
+    Raises BadInput as `load_recipe` does.
     """
     recipe = load_recipe(source, overrides)
     more: dict[str, object] = {}
@@ -407,7 +419,7 @@ def load_for_sites(
                 more[f"data.{key}"] = sites
     noise = recipe.noise
     fixed = "source" in noise.model_fields_set or "source" not in type(noise).model_fields
-    if not fixed and noise.kind != "priv-unit":
+    if not fixed:
         more["noise.source"] = "secure"
     recipe = load_recipe(recipe.model_dump(mode="json", exclude_none=True), more)
     if recipe.data.name != TABLE or divided:

@@ -31,6 +31,7 @@ from fedveil.flower.messages import (
     Refusal,
     RoundAsk,
     Transport,
+    answer_forms,
     new_run_id,
     plan_digest,
 )
@@ -44,7 +45,8 @@ from fedveil.training.engines.engine import Job
 from fedveil.training.evaluate import evaluate
 from fedveil.training.exchange import server_sum
 from fedveil.training.reports import ClientReports, CohortSum, Rows
-from fedveil.training.server import Weights
+from fedveil.training.round import Unfinished
+from fedveil.training.server import ServerState, Weights
 
 # assumptions of every claim of a federation
 CARRIED = (
@@ -73,6 +75,7 @@ class Outcome:
         rejected: By site, the reason why its answer or report was refused.
         declined: By site, its reason to take no part.
         enough: False if too few sites answered. The model then stays as it was.
+        seconds: When the last answer came, after the ask. A deadline should be longer.
     """
 
     round: int
@@ -82,6 +85,7 @@ class Outcome:
     rejected: dict[str, str] = field(default_factory=dict)
     declined: dict[str, str] = field(default_factory=dict)
     enough: bool = True
+    seconds: float = 0.0
 
     @property
     def absent(self) -> list[str]:
@@ -92,10 +96,11 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as a line of `sites.jsonl`.
 
-        Keys: "round", "attempt", "answered", "declined", "refused" (`rejected`), "absent" and
-        "enough". `invited` is left out.
+        Keys: "round", "attempt", "seconds", "answered", "declined", "refused" (`rejected`),
+        "absent" and "enough". `invited` is left out.
         """
-        line = {key: getattr(self, key) for key in ("round", "attempt", "answered", "declined")}
+        keys = ("round", "attempt", "seconds", "answered", "declined")
+        line = {key: getattr(self, key) for key in keys}
         return line | {"refused": self.rejected, "absent": self.absent, "enough": self.enough}
 
     def __str__(self) -> str:
@@ -128,6 +133,21 @@ class RoundLog:
             with suppress(ValueError):  # a line that a crash cut off was never followed by an ask
                 attempts += json.loads(line).get("asking") == round
         return attempts
+
+    def unfinished(self, round: int) -> dict[str, Any] | None:
+        """Return the line of the last ask for `round`, None if it has an outcome or there is none.
+
+        Without an outcome no report of that attempt was summed, and no noise was drawn for it.
+        """
+        path, last = self.folder / "sites.jsonl", None
+        for text in path.read_text().splitlines() if path.exists() else ():
+            with suppress(ValueError):
+                line = json.loads(text)
+                if line.get("asking") == round:
+                    last = line
+                elif line.get("round") == round:
+                    last = None
+        return last
 
     def append(self, line: dict[str, Any]) -> None:
         """Append a line, as JSON, to the file, readable by its owner alone.
@@ -196,11 +216,13 @@ class RemoteEngine:
     only before the deadline; all that counts goes through `server_sum`. Nothing about the noise,
     the divisor or the charge depends on who answered. Where the cohort is secret, nothing that
     others can see does either: a round with secure noise takes the whole deadline, and too few
-    answers do not end it.
+    answers do not end it. An attempt that a crash cut off before its answers were summed goes on
+    with the same ask, which sites that have answered it answer again, bit for bit.
 
     | what arrives | what is done |
     |---|---|
-    | NaN, infinity, another length or type | counts as zero, named |
+    | NaN, infinity | counts as zero, named |
+    | another length, type or encoding | not decoded; the same |
     | an answer to another round, attempt or run; late; twice; not asked for | dropped, named |
     | an answer under another site's name | dropped, and its sender named |
     | a refusal | kept with its reason; the site counts as absent |
@@ -230,12 +252,13 @@ class RemoteEngine:
         answered.
         """
         began, site_names = self.clock(), self.federation.site_names
-        attempt = max(round.attempt, self.round_log.attempts(round.number))
-        run_id, plan = self.identity.run_id, self.identity.plan_digest
-        ask = RoundAsk(run_id, round.number, attempt, plan, round.start, round.adaptive_state)
-        invited = [site_names[k] for k in round.ids]
+        invited, going_on = [site_names[k] for k in round.ids], self._going_on(round)
+        attempt = max(round.attempt, self.round_log.attempts(round.number) - going_on)
+        ask = self._ask(round.number, attempt, round.start, round.adaptive_state)
         outcome = Outcome(round.number, attempt, invited)
-        self.round_log.append({"asking": round.number, "attempt": attempt, "sites": invited})
+        if not going_on:
+            asking = {"asking": round.number, "attempt": attempt, "sites": invited}
+            self.round_log.append({**asking, "ask": ask.digest})
         answers = self._answers(ask, outcome, began)
         if takes_whole_deadline(self.job.plan):
             self.sleep(max(0.0, began + self.federation.deadline - self.clock()))
@@ -249,6 +272,39 @@ class RemoteEngine:
         self.round_log.append(outcome.to_dict())
         self.on_outcome(outcome)
         return replace(total, clipping_known=False, enough=outcome.enough)
+
+    def unfinished(self, state: ServerState) -> Unfinished | None:
+        """Return the attempt at the round after `state` that a crash cut off before its sum.
+
+        None if there is none, or it began from another model. A mixer hands a round on once, so
+        that with one there is none either.
+        """
+        number = state.round + 1
+        line = None if self.federation.mixer else self.round_log.unfinished(number)
+        if line is None or not {*line["sites"]} <= {*self.federation.site_names}:
+            return None
+        attempt = int(line["attempt"])
+        ask = self._ask(number, attempt, state.params, state.adaptive_state)
+        if line.get("ask") != ask.digest:
+            return None
+        ids = [self.federation.site_names.index(name) for name in line["sites"]]
+        return Unfinished(attempt, np.array(ids, dtype=np.int64))
+
+    def _ask(
+        self, number: int, attempt: int, params: torch.Tensor, moving: torch.Tensor
+    ) -> RoundAsk:
+        """Return the ask of an attempt at a round, from the model `params`."""
+        run_id, plan = self.identity.run_id, self.identity.plan_digest
+        return RoundAsk(run_id, number, attempt, plan, params, moving)
+
+    def _going_on(self, round: Round) -> bool:
+        """Return whether a round is one that `unfinished` has returned."""
+        line = None if self.federation.mixer else self.round_log.unfinished(round.number)
+        if line is None or line["attempt"] < round.attempt:
+            return False
+        ask = self._ask(round.number, line["attempt"], round.start, round.adaptive_state)
+        invited = [self.federation.site_names[k] for k in round.ids]
+        return bool(line.get("ask") == ask.digest and line["sites"] == invited)
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
         """Return loss and metrics of the model `params` over the server's test split, by name."""
@@ -267,7 +323,10 @@ class RemoteEngine:
         if not outcome.invited:
             return answers
         until = began + self.federation.deadline
-        for arrival in self.transport.ask(outcome.invited, ask, self.federation.deadline):
+        size = 0 if self.federation.mixer else self.job.task.size
+        wide = self.job.plan.release.wide
+        forms = answer_forms(size, self.job.plan.width, wide=wide)
+        for arrival in self.transport.ask(outcome.invited, ask, self.federation.deadline, forms):
             known = {*answers, *outcome.declined}
             site, message = arrival.site, arrival.message
             reason = _fault(arrival, ask, outcome.invited, known, late=self.clock() > until)
@@ -277,6 +336,7 @@ class RemoteEngine:
                 outcome.declined[site] = message.reason
             elif isinstance(message, Answer):
                 answers[site] = message
+                outcome.seconds = round(self.clock() - began, 3)
         return answers
 
     def _sum(self, round: Round, answers: dict[str, Answer], outcome: Outcome) -> CohortSum:

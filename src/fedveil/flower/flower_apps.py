@@ -5,10 +5,14 @@ Needs the extra `flower`.
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -17,6 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput, FedveilError, one_line
 from fedveil.flower.federation_files import (
     Federation,
@@ -25,18 +30,21 @@ from fedveil.flower.federation_files import (
     takes_whole_deadline,
 )
 from fedveil.flower.federation_server import Outcome, Server
-from fedveil.flower.flwr_private import end_with_parent, separate_flower_random
+from fedveil.flower.flwr_private.app_process import end_with_parent, separate_flower_random
+from fedveil.flower.flwr_private.arrays import bound_arrays, pull_soon
 from fedveil.flower.messages import (
     LONGEST_REASON,
     Answer,
     Arrival,
+    Forms,
     Refusal,
     RoundAsk,
     SiteMessage,
     from_parts,
     to_parts,
 )
-from fedveil.flower.site import Site
+from fedveil.flower.prepared_site import SITE, open_site
+from fedveil.flower.site import OTHER_PLAN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.recipe import load_recipe
@@ -45,16 +53,15 @@ from fedveil.runs.run_directory import write_atomic
 ASKING = "train"
 """The type of Flower's messages that carry asks and answers."""
 
-SITE = "FEDVEIL_SITE"
-"""The environment variable with the path of the owner's file."""
-
 LOG = logging.getLogger("flwr")
 
 OUTCOME = "outcome.txt"
 """The file, in the folder that SuperLink was started in, with how the server's program ended."""
 
-_VALUES, _ARRAYS = "fedveil", "arrays"
-_POLL_SECONDS = 0.5
+_VALUES, _ARRAYS, _ENCODING = "fedveil", "arrays", "numpy.ndarray"
+_POLL_SECONDS = 0.1
+_LONGEST_PAUSE = 0.5
+_PULL_SECONDS = 0.01  # of SuperLink's time that asking for one answer takes
 _UNKNOWN_ERROR = 0  # Flower's code for errors that have no other
 
 
@@ -68,23 +75,33 @@ def to_records(message: SiteMessage) -> RecordDict:
     return RecordDict({_VALUES: ConfigRecord(dict(values)), _ARRAYS: record})
 
 
-def from_records(content: RecordDict) -> SiteMessage:
-    """Return the message in Flower's records.
+def from_records(content: RecordDict, forms: Forms) -> SiteMessage:
+    """Return the message in Flower's records, whose vectors have the forms of the plan.
+
+    Types, shapes and encoded lengths are compared with `forms` before anything is decoded.
 
     | edge | behaviour |
     |---|---|
     | other records than the two, a metric among them | BadInput |
-    | an array that cannot be read, such as one of pickled objects | BadInput |
+    | an array of another name, type, shape, length or encoding, or pickled | BadInput |
     | anything that `from_parts` refuses | BadInput |
     """
+    values, arrays = values_of(content), {}
+    for name, array in content.array_records[_ARRAYS].items():
+        if name not in forms or array.stype != _ENCODING:
+            raise BadInput(
+                f"an array {shown(name)} that the message has not, or in another encoding"
+            )
+        arrays[name] = forms[name].decode(name, array.dtype, tuple(array.shape), array.data)
+    return from_parts(values, arrays)
+
+
+def values_of(content: RecordDict) -> dict[str, Any]:
+    """Return the values in Flower's records. Raises BadInput for other records than fedveil's."""
     configs, records = content.config_records, content.array_records
     if set(content) != {_VALUES, _ARRAYS} or {*configs} != {_VALUES} or {*records} != {_ARRAYS}:
         raise BadInput("a message with other records than fedveil's")
-    try:
-        arrays = {name: array.numpy() for name, array in records[_ARRAYS].items()}
-    except Exception as e:  # whatever a reader of files that somebody else wrote may raise
-        raise BadInput(f"an array of a message cannot be read: {one_line(e)}") from e
-    return from_parts(dict(configs[_VALUES]), arrays)
+    return dict(configs[_VALUES])
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,12 +119,15 @@ class GridTransport:
         """Return the names of the sites whose nodes are online."""
         return frozenset(self._nodes())
 
-    def ask(self, sites: Sequence[str], ask: RoundAsk, seconds: float) -> Iterator[Arrival]:
+    def ask(
+        self, sites: Sequence[str], ask: RoundAsk, seconds: float, forms: Forms
+    ) -> Iterator[Arrival]:
         """Ask the sites that are online, and yield their answers as they arrive.
 
         It ends when all of them have answered or `seconds` are over. Later answers are never
         pulled: Flower drops them when their time to live is over. An unreadable answer comes as a
-        text.
+        text. Answers are pulled one by one, each by a thread of its own: Flower waits for minutes
+        for an answer that a site has announced and not sent, and others would be late.
         """
         until, nodes = time.monotonic() + seconds, self._nodes()
         asked = [site for site in sites if site in nodes]
@@ -116,14 +136,49 @@ class GridTransport:
             Message(content, nodes[site], ASKING, ttl=seconds, group_id=group) for site in asked
         ]
         pushed = list(self.grid.push_messages(messages)) if messages else []
-        waiting = {one: site for one, site in zip(pushed, asked, strict=False) if one}
-        while waiting and time.monotonic() < until:
-            for reply in self.grid.pull_messages(list(waiting)):
-                site = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if site is not None:
-                    yield Arrival(site, _read_reply(reply, nodes[site]))
-            if waiting:
-                time.sleep(_POLL_SECONDS)
+        waiting = {site: one for one, site in zip(pushed, asked, strict=False) if one}
+        pulled, ended = SimpleQueue[tuple[str, Message | Exception]](), threading.Event()
+        bound_arrays(max(form.encoded_length for form in forms.values()))
+        pull_soon(seconds)
+        pause = max(_POLL_SECONDS, len(waiting) * _PULL_SECONDS)  # the first, of each thread
+        for site, one in waiting.items():
+            pull = partial(self._pull, site, one, until, pause, pulled, ended)
+            threading.Thread(target=pull, daemon=True, name=f"answer of {site}").start()
+        try:
+            while waiting and (left := until - time.monotonic()) > 0:
+                with suppress(Empty):
+                    site, reply = pulled.get(timeout=min(left, 1.0))
+                    del waiting[site]
+                    yield Arrival(site, _read_reply(reply, nodes[site], forms))
+        finally:
+            ended.set()
+
+    def _pull(
+        self,
+        site: str,
+        message: str,
+        until: float,
+        pause: float,
+        pulled: "SimpleQueue[tuple[str, Message | Exception]]",
+        ended: threading.Event,
+    ) -> None:
+        """Pull a site's reply to a message, and put it, or what Flower raised, into `pulled`.
+
+        Ends at `until`, or when `ended` is set. A connection that fails is tried again.
+        """
+        while not ended.is_set() and time.monotonic() < until:
+            try:
+                replies = list(self.grid.pull_messages([message]))
+            except Exception as e:  # whatever a reader of what somebody else wrote may raise
+                if not isinstance(e, OSError) and "Transport" not in _kinds(e):
+                    pulled.put((site, e))
+                    return
+                replies = []
+            if replies:
+                pulled.put((site, replies[0]))
+                return
+            ended.wait(pause)
+            pause = max(pause, min(1.3 * pause, _LONGEST_PAUSE))
 
     def _nodes(self) -> dict[str, int]:
         """Return the node id of each site that is online, by name."""
@@ -143,17 +198,25 @@ def key_of(public_key: bytes) -> str:
     return fingerprint(line.decode())
 
 
-def _read_reply(reply: Message, node: int) -> Answer | Refusal | str:
+def _kinds(error: Exception) -> str:
+    """Return the names of an error's classes: Flower's client is not for apps to import."""
+    return " ".join(kind.__name__ for kind in type(error).__mro__)
+
+
+def _read_reply(reply: Message | Exception, node: int, forms: Forms) -> Answer | Refusal | str:
     """Return the answer or refusal in a reply of `node`, or one line on why there is none."""
+    if isinstance(reply, Exception):
+        return f"its answer cannot be read: {one_line(reply)}"[:LONGEST_REASON]
     if reply.has_error():
         return f"its app failed: {one_line(ValueError(reply.error.reason))}"[:LONGEST_REASON]
     if reply.metadata.src_node_id != node:
         return "its answer came from another node"
     try:
-        message = from_records(reply.content)
+        if values_of(reply.content).get("kind") == "ask":
+            return "it asked, and was to answer"
+        return from_records(reply.content, forms)  # type: ignore[return-value]
     except BadInput as e:
-        return one_line(e)
-    return "it asked, and was to answer" if isinstance(message, RoundAsk) else message
+        return one_line(e)[:LONGEST_REASON]
 
 
 client_app = ClientApp()
@@ -200,10 +263,10 @@ def answer(message: Message, context: Context) -> Message:
         return Message(Error(_UNKNOWN_ERROR, reason), reply_to=message)
 
     try:
-        ask = from_records(message.content)
+        values = values_of(message.content)
     except BadInput as e:
         return failed(f"the site cannot read the ask: {one_line(e)}")
-    if not isinstance(ask, RoundAsk):
+    if values.get("kind") != "ask":
         return failed("the site answers asks and nothing else")
     try:
         path = os.environ.get(SITE)
@@ -211,12 +274,19 @@ def answer(message: Message, context: Context) -> Message:
             raise BadInput(
                 f"the node has no site: start it by its supernode.sh, or set {SITE}=PATH"
             )
-        reply = Site.open(path).answer(ask)
+        site = open_site(Path(path))
+        try:
+            ask = from_records(message.content, site.ask_forms)
+        except BadInput as e:
+            other = values.get("plan") != site.digest
+            LOG.warning("an ask cannot be read: %s", one_line(e))
+            return failed(f"the site cannot read the ask: {OTHER_PLAN if other else one_line(e)}")
+        reply = site.answer(ask)  # type: ignore[arg-type]
     except Exception as e:  # whatever it says of records or files, Flower would tell the server
         LOG.error("the site cannot answer: %s: %s", type(e).__name__, e)
         return failed("the site is not ready: its owner was told")
     if isinstance(reply, Refusal):
-        LOG.info("round %d was declined: %s", ask.round, reply.reason)
+        LOG.info("round %d was declined: %s", reply.round, reply.reason)
     return Message(to_records(reply), reply_to=message)
 
 

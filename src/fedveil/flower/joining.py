@@ -18,7 +18,8 @@ from fedveil.base.checks import TABLE, shown
 from fedveil.base.errors import BadInput
 from fedveil.flower.bundle import RECIPE, Bundle
 from fedveil.flower.certificates import read_signing_key, write_tls_key
-from fedveil.flower.flwr_private import write_programs
+from fedveil.flower.flwr_private.fork_server import SUPEREXEC, write_programs
+from fedveil.flower.flwr_private.guard import GUARDED, REFUSED
 from fedveil.flower.owner import Owner
 from fedveil.flower.policy import Objection, Policy, accepted, terms_of
 from fedveil.flower.site import Site
@@ -168,7 +169,7 @@ def joining(
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True, mode=0o700)
     try:
-        site = _prepare(owner, bundle, making, allow_code=allow_code)
+        site = _prepare(owner, bundle, making, place, allow_code=allow_code)
         if repeats is not None:
             site.policy = site.policy.model_copy(update={"repeats": repeats})
             site.policy.check_values("policy")
@@ -180,8 +181,11 @@ def joining(
             place.parent.rmdir()
 
 
-def _prepare(owner: Owner, bundle: Bundle, folder: Path, *, allow_code: bool) -> Site:
-    """Write all files of a joined federation into a folder, and open the site."""
+def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_code: bool) -> Site:
+    """Write all files of a joined federation into a folder, and open the site.
+
+    `place` is the folder beside it that it becomes.
+    """
     manifest = bundle.manifest
     bundle.copy(folder)
     recipe = load_recipe(str(folder / RECIPE))
@@ -212,10 +216,21 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, *, allow_code: bool) ->
         name=recipe.name,
         keys=to_toml(own).rstrip(),
     )
-    write_programs(folder / "bin")
+    write_programs(folder / "bin", {name: name for name in (SUPEREXEC, GUARDED, *REFUSED)})
     (folder / "flower").mkdir()
     key = os.path.relpath(owner.private_key, folder)
     fill("supernode.sh", folder, port=manifest.port, address=manifest.address, key=key)
+    head = owner.ledger.witness.parent
+    common = Path(os.path.commonpath([place, owner.folder, head]))
+    values = {
+        "site": manifest.site,
+        "name": recipe.name,
+        "writable": f"{owner.folder} {head}",
+        "common": os.path.relpath(common, place),
+        "inside": os.path.relpath(place, common),
+    }
+    for unit in ("fedveil-site.service", "supernode-compose.yaml"):
+        fill(unit, folder, **values)
     site = Site.open(folder / "site.toml")
     if site.training.task.size != manifest.parameters:
         raise BadInput(

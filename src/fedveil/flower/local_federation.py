@@ -22,7 +22,7 @@ from typing import Any
 
 from fedveil.base.errors import FedveilError
 from fedveil.base.interrupts import hold_signals
-from fedveil.flower.flwr_private import end_with_starter
+from fedveil.flower.flwr_private.app_process import end_with_starter
 
 STARTING = 120.0
 """Seconds that a program may take to begin, on a busy machine."""

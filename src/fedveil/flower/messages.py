@@ -5,11 +5,13 @@ or is refused. The numbers in a report are checked by `server_sum`, not here.
 """
 
 import hashlib
+import io
 import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,6 +72,16 @@ class RoundAsk(_RoundMessage):
         _check_vector("params", self.params, torch.float32)
         _check_vector("moving", self.moving, torch.float64)
 
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of everything in the ask, in hexadecimal."""
+        place = json.dumps([FORMAT, self.run, self.round, self.attempt, self.plan])
+        digest = hashlib.sha256(place.encode())
+        for vector in (self.params, self.moving):
+            digest.update(f"\n{vector.numel()}\n".encode())
+            digest.update(vector.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True, eq=False)
 class Answer(_RoundMessage):
@@ -79,7 +91,7 @@ class Answer(_RoundMessage):
 
     Attributes:
         site: The name of the site.
-        report: The report, float32 [P].
+        report: The report, float32 [P], or float64 where the release is wide.
         watched: The statistic of an adaptive clip, float64 [W].
     """
 
@@ -120,6 +132,79 @@ SiteMessage = RoundAsk | Answer | Refusal
 _KINDS: dict[str, type[SiteMessage]] = {"ask": RoundAsk, "answer": Answer, "refusal": Refusal}
 
 
+@dataclass(frozen=True)
+class VectorForm:
+    """The type and length of a vector in a message, which both sides know from the plan.
+
+    Attributes:
+        dtype: "float32" or "float64".
+        length: How many numbers the vector has.
+    """
+
+    dtype: str
+    length: int
+
+    @cached_property
+    def header(self) -> bytes:
+        """Return what precedes the numbers where numpy has written the vector (`np.save`)."""
+        written = io.BytesIO()
+        form = {"descr": np.dtype(self.dtype).str, "fortran_order": False, "shape": (self.length,)}
+        np.lib.format.write_array_header_1_0(written, form)
+        return written.getvalue()
+
+    @property
+    def encoded_length(self) -> int:
+        """Return the number of bytes of the vector as numpy writes it."""
+        return len(self.header) + self.length * np.dtype(self.dtype).itemsize
+
+    def decode(self, name: str, dtype: object, shape: object, data: bytes) -> np.ndarray:
+        """Return the vector that numpy has written as `data`, without a copy.
+
+        Nothing is decoded or allocated for another vector than this one.
+
+        | edge | behaviour |
+        |---|---|
+        | another type or shape is stated beside the data | BadInput |
+        | more or fewer bytes, none included | BadInput |
+        | another type, shape, order or version stated in the data | BadInput |
+        | numbers that are not finite | returned: whoever uses them looks |
+
+        Args:
+            name: The name of the vector, for messages.
+            dtype: The type that is stated beside the data.
+            shape: The shape that is stated beside the data.
+            data: The encoded vector.
+        """
+        if dtype != self.dtype or shape != (self.length,):
+            raise BadInput(
+                f"{name} is {shown(dtype)} of shape {shown(shape)}, and the plan has "
+                f"{self.dtype} of shape ({self.length},)"
+            )
+        if len(data) != self.encoded_length or not data.startswith(self.header):
+            raise BadInput(
+                f"{name} has {len(data):,} bytes that are not the plan's {self.length:,} numbers"
+            )
+        return np.frombuffer(data, dtype=self.dtype, offset=len(self.header))
+
+
+Forms = Mapping[str, VectorForm]
+"""The forms of a message's vectors, by name."""
+
+
+def ask_forms(size: int, moving: int) -> Forms:
+    """Return the forms of an ask: `size` parameters, and an adaptive state of `moving` numbers."""
+    return {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
+
+
+def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
+    """Return the forms of an answer: a report of `size` numbers, and a statistic of `width`.
+
+    A `wide` report is float64, since sums of multiples of a grid are exact only there.
+    """
+    kind = "float64" if wide else "float32"
+    return {"report": VectorForm(kind, size), "watched": VectorForm("float64", width)}
+
+
 @dataclass(frozen=True, eq=False)
 class Arrival:
     """A message that a transport has received.
@@ -144,11 +229,13 @@ class Transport(Protocol):
         """Return the names of the sites that are online now."""
         ...
 
-    def ask(self, sites: Sequence[str], ask: RoundAsk, seconds: float) -> Iterator[Arrival]:
+    def ask(
+        self, sites: Sequence[str], ask: RoundAsk, seconds: float, forms: Forms
+    ) -> Iterator[Arrival]:
         """Send `ask` to the sites, and yield messages as they arrive.
 
         It ends when all sites have answered or `seconds` are over. A site that is not online does
-        not answer.
+        not answer. An answer whose vectors have other forms is not decoded, and arrives as a text.
         """
         ...
 

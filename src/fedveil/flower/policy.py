@@ -171,6 +171,9 @@ class EpsilonSection(Section):
     client: float | None = setting(BUDGET, None)
     """The most that all runs may cost the whole site. Left out: no run is taken that protects
     clients."""
+    person: float | None = setting(BUDGET, None)
+    """The most that all runs may cost one person. Left out: no run is taken that protects
+    people."""
     record: float | None = setting(BUDGET, None)
     """The most that all runs may cost one record. Left out: no run is taken that protects
     records."""

@@ -7,16 +7,18 @@ checked. The proof note is docs/proofs/site.md.
 
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedveil.base.checks import TABLE
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadInput, one_line
 from fedveil.base.forks import one_thread
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
@@ -29,9 +31,11 @@ from fedveil.flower.federation_files import (
     read_site_file,
     with_absolute_paths,
 )
-from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
+from fedveil.flower.kept_answer import KeptAnswer
+from fedveil.flower.messages import Answer, Forms, Refusal, RoundAsk, ask_forms, plan_digest
 from fedveil.flower.policy import Objection, Policy, build_for_plan, local_steps, terms_of
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger
+from fedveil.flower.site_log import SiteLog
 from fedveil.mixing.protocol import Refused, round_number
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
@@ -46,6 +50,7 @@ from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import ClientBatch, ClientReports, Rows
 from fedveil.training.session import Training
 
+OTHER_PLAN = "the plan is not that of this site's own copy of the recipe"
 _UNUSABLE = "the site's ledger cannot be used: its owner was told why"
 _FAILED = "the round was charged and could not be computed: the site's owner was told why"
 
@@ -71,6 +76,8 @@ class Site:
         self.terms = terms_of(self.plan, file.number, self.policy.repeats)
         self.ledger = SiteLedger.from_site_file(file)
         self.mixer = _checked_mixer(file, self.plan)
+        self.log = SiteLog(self.ledger.folder / "log.jsonl")
+        self._kept = KeptAnswer(self.ledger.folder / "answer.safetensors")
         self._first, self._lock = self.training.start(), threading.Lock()
 
     @classmethod
@@ -104,6 +111,15 @@ class Site:
         steps = local_steps(self.training.work, self.records.records)
         return policy.objections(self.recipe.name, self.digest, self.plan, self.terms, steps)
 
+    @property
+    def ask_forms(self) -> Forms:
+        """Return the forms of the vectors in an ask, which follow from the site's own plan."""
+        return ask_forms(self._first.params.numel(), self._first.adaptive_state.numel())
+
+    def prepare(self) -> None:
+        """Make now what the first answer would make: a process that is forked does it once."""
+        _ = self._gradients
+
     def answer(self, ask: RoundAsk) -> Answer | Refusal:
         """Return the site's report of a round, charged before it is computed, or a refusal.
 
@@ -113,6 +129,7 @@ class Site:
         |---|---|
         | another plan than that of the site's own copy | Refusal |
         | a round beyond the plan, a model of another size, a clip out of reach | Refusal |
+        | the very ask that was answered last | the same answer, bit for bit, not charged |
         | asked before, out of order, beyond the budget or the policy | Refusal, not charged |
         | the ledger is lost, was put back or cannot be written | Refusal, the owner is told |
         | training diverges | the report is a randomised zero, where the site adds noise |
@@ -120,10 +137,16 @@ class Site:
         | reports go to a mixer | an answer without a report, once the mixer has counted it |
         | the mixer does not count it, or is not who it should be | Refusal, the charge stays |
         """
-        turn = (ask.run, ask.round, ask.attempt)
+        turn, began = (ask.run, ask.round, ask.attempt), time.monotonic()
+        event, place = "answered", {"run": ask.run, "round": ask.round, "attempt": ask.attempt}
         try:
             with self._lock:
                 self._check(ask)
+                kept = self._kept.read(ask, self.name)
+                if kept is not None:
+                    self.ledger.check_whole()
+                    self.log.write("answered again", **place)
+                    return kept
                 about = {
                     "site": self.name,
                     "recipe": self.digest,
@@ -133,14 +156,38 @@ class Site:
                 }
                 self.ledger.charge(*turn, about=about, terms=self.terms, policy=self.policy)
                 report, statistic = self._report(ask)
+                answer = Answer(*turn, self.name, report, statistic)
+                self._kept.write(ask, answer)
         except (Declined, Refused) as e:
-            reason = str(e)
+            event, reason = "declined", str(e)
         except Exception as e:  # a full disk, a ledger that was changed: nothing to tell a server
             LOG.error("round %d of run %s: %s: %s", ask.round, ask.run, type(e).__name__, e)
-            reason = _UNUSABLE
+            event, reason = "error", _UNUSABLE
+            place |= {"error": f"{type(e).__name__}: {one_line(e)}"}
         else:
-            return Answer(*turn, self.name, report, statistic)
+            seconds = round(time.monotonic() - began, 3)
+            self.log.write(event, **place, seconds=seconds, **self._spent(ask.run))
+            return answer
+        self.log.write(event, **place, reason=reason)
         return Refusal(*turn, self.name, reason)
+
+    def _spent(self, run: str) -> dict[str, Any]:
+        """Return what a run has cost, as the log says it: turns, claims now and at most.
+
+        Keys: "turns", "permitted", "spent" and "at_most". {} if that cannot be read.
+        """
+        try:
+            turns = self.ledger.turns(run)
+            lines = [line for line in self.terms.charged_lines if turns]
+            return {
+                "turns": turns,
+                "permitted": self.terms.permitted_turns,
+                "spent": [line.claims(turns)[0].short for line in lines],
+                "at_most": [claim.short for claim in self.terms.costs],
+            }
+        except Exception as e:  # the answer was paid for, and is not lost for a line in a log
+            LOG.error("what run %s has cost cannot be read: %s", run, e)
+            return {}
 
     def _check(self, ask: RoundAsk) -> None:
         """Raise Declined if an ask does not fit the site's own plan and policy.
@@ -148,7 +195,7 @@ class Site:
         Nothing is written or charged. The owner's log has the details.
         """
         if ask.plan != self.digest:
-            raise Declined("the plan is not that of this site's own copy of the recipe")
+            raise Declined(OTHER_PLAN)
         for objection in self.objections():
             LOG.warning("round %d of run %s: %s", ask.round, ask.run, objection)
             raise Declined(objection.reason)

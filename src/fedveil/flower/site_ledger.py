@@ -145,6 +145,13 @@ class SiteLedger:
             for run, day in charge_days.items()
         }
 
+    def turns(self, run: str) -> int:
+        """Return how many turns a run was charged for. 0 without a ledger."""
+        if not self.file.exists():
+            return 0
+        turns = dict(query(self.file, "SELECT run, MAX(round) FROM charges GROUP BY run"))
+        return int(turns.get(run, 0))
+
     def _asks(self) -> list[tuple[str, date]]:
         """Return (run, day) of every ask, in the order of arrival. [] without a file."""
         path = self.folder / "asks.db"

@@ -62,16 +62,18 @@ class Uncapturable(FedveilError):
 
 
 def prepare() -> None:
-    """Import what capturing needs, so that every fork has it. Takes about two seconds, once.
+    """Load what capturing needs, so that every fork has it. Takes about two seconds, once.
 
-    Also declares the operators of `_declare`.
+    A small module is captured for that, since torch imports and builds much when it captures its
+    first one. torch's global generator is left as it was.
     """
-    import torch._dynamo
-    import torch._export.non_strict_utils
-    import torch._functorch.aot_autograd
-    import torch.export._trace  # noqa: F401
-
+    if _DECLARED:
+        return
     _declare()
+    with warnings.catch_warnings(), torch.enable_grad(), torch.random.fork_rng([]):
+        warnings.simplefilter("ignore")
+        small = _Called(_Small(), keyed=False, loss=False)
+        _export(small, torch.zeros(_RECORDS, 1), alone=False)
 
 
 def capture_graph(
@@ -301,6 +303,19 @@ class _Called(nn.Module):
             return tree_map(partial(_tensor_at_place, outputs), call.gives)
 
         return forward
+
+
+class _Small(nn.Module):
+    """A layer of torch's own and some operators, for `prepare` to capture."""
+
+    def __init__(self) -> None:
+        """Draws the layer's weights from torch's global generator."""
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output for records x [N, 1]."""
+        return torch.tanh(nn.functional.linear(self.layer(x), self.layer.weight)) * 2
 
 
 _GIVEN = (torch.Tensor, bool, int, float, str, torch.SymInt, torch.dtype)

@@ -487,5 +487,8 @@ def with_labels(y: torch.Tensor) -> torch.Tensor:
 
 def _generator_states() -> list[Any]:
     """The states of the global generators of torch, NumPy and Python, to be compared."""
-    legacy = np.random.get_state(legacy=False)
-    return [torch.get_rng_state().numpy().tobytes(), repr(legacy), random.getstate()]
+    numpy = tree_map(
+        lambda value: value.tobytes() if isinstance(value, np.ndarray) else value,
+        np.random.get_state(legacy=False),
+    )
+    return [torch.get_rng_state().numpy().tobytes(), numpy, random.getstate()]

@@ -26,8 +26,8 @@ _TRUSTED = {
     Trust.LOCAL: "nobody",
     Trust.CURATOR: "a curator",
     Trust.SHUFFLED: "a shuffler",
-    Trust.SITE: "the record's own site",
-    Trust.SECURE_SUM: "the record's own site, and the other sites' noise",
+    Trust.SITE: "the site that has the data",
+    Trust.SECURE_SUM: "the site that has the data, and the other sites' noise",
 }
 
 
@@ -52,7 +52,7 @@ def claim_tiles(claim: PrivacyClaim | None) -> list[tuple[str, str]]:
         label += f", of {claim.covers}"
     whose = "" if claim.holds_for == "everyone" else f", {claim.holds_for}"
     return [
-        (claim.value, label),
+        (claim.rounded_epsilon, label),
         (f"{claim.delta:g}", "delta"),
         (f"one {claim.unit}", f"is protected{whose} (neighbours: {claim.neighbours})"),
         (_TRUSTED[claim.trust], f"has to be trusted ({claim.trust} trust)"),
@@ -82,9 +82,9 @@ def meaning_section(meaning: Meaning, outside: Sequence[str]) -> Markup:
     # the epsilon for several units of one person is not that of one times their number
     several = meaning.several()
     if several:
-        terms = f"at delta {claim.delta:g} for several {claim.unit}s of one person"
+        terms = f"at delta {claim.delta:g} for several {meaning.units_name}"
         caption = f"Epsilon {terms} ({claim.neighbours}, {claim.trust} trust)"
-        parts.append(tag("h3", f"Several {claim.unit}s of one person"))
+        parts.append(tag("h3", f"Several {meaning.units_name}"))
         parts.append(table(several, caption, numbers=True))
     elif meaning.several_unknown:
         parts.append(tag("p", meaning.several_unknown))

@@ -101,7 +101,7 @@ def _group_section(number: int, group: Sequence[tuple[str, RunContents, PrivacyC
         meaning = Meaning(run.claims)
         smaller = "" if meaning.smaller is None else f" Beside it: {meaning.smaller.short}."
         promise = f"{meaning.sentence}{smaller}"
-        rows.append({"run": name, f"epsilon {terms}": claim.value, "that is": promise})
+        rows.append({"run": name, f"epsilon {terms}": claim.rounded_epsilon, "that is": promise})
     charts = []
     for m, metric in enumerate(_common_metrics([run for _, run, _ in group])):
         chart = Chart(

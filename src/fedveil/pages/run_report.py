@@ -326,7 +326,7 @@ def spending_chart(contents: RunContents) -> list[Chart]:
     marks = []
     if limit is not None:
         note = f"{note} Left: {claim.left_of(limit)}."
-        marks = [(f"budget: {replace(claim, epsilon=limit, vouched=True).value}", limit)]
+        marks = [(f"budget: {replace(claim, epsilon=limit, vouched=True).rounded_epsilon}", limit)]
     return [
         Chart(
             id="spent",

@@ -310,7 +310,7 @@ def worth(sweep: Sweep, cell: int, rounds: int | None = None) -> tuple[str, ...]
     """
     plan = sweep.prepared[cell].plan
     every = readings(plan, plan.permitted if rounds is None else rounds)
-    return tuple(claim.value for claim in every)
+    return tuple(claim.rounded_epsilon for claim in every)
 
 
 def stays_high(

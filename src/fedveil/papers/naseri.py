@@ -283,7 +283,7 @@ def _add_utility(
             claim, cells = sweep.prepared[c].headline_claim, ("nothing claimed", "-", "-", "-", "-")
             if claim is not None:
                 parties = str(claim.unit), str(claim.trust), str(claim.neighbours)
-                cells = (claim.value, f"{claim.delta:g}", *parties)
+                cells = (claim.rounded_epsilon, f"{claim.delta:g}", *parties)
             rows.append((defence.name, *cells, UNPUBLISHED, str(mean), lost))
     terms = ("epsilon", "delta", "unit", "trust", "neighbours")
     headers = ("defence", *terms, "accuracy, paper", "accuracy, here", "below no defence")

@@ -198,7 +198,7 @@ class Experiment:
         """
         if curves not in self._laboratories:  # records are read and modes are measured once
             self._laboratories[curves] = Laboratory(
-                self.root, curves=curves, workers=self.workers, cluster=self.cluster
+                self.root, with_curves=curves, workers=self.workers, cluster=self.cluster
             )
         folder = self.out / f"{name}-{self.scale}-{repeat}"
         sweep = Sweep.in_folder(folder, recipe, settings, axes, repeat, self._laboratories[curves])

@@ -16,12 +16,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.base.checks import CLIENTS, MULTIPLIER, NOMINAL, RATE, ROUNDS, STEPS
+from fedveil.base.checks import (
+    CLIENTS,
+    COUNT,
+    MULTIPLIER,
+    NOMINAL,
+    RATE,
+    ROUNDS,
+    STEPS,
+    shown,
+)
 from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.accounting.events import Event, Gaussian
+from fedveil.privacy.accounting.events import Event, Gaussian, GroupSampled, PoissonSampled
 from fedveil.privacy.clip import Clip, add_weighted_
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.streams import JointStreams, Streams
@@ -136,35 +145,84 @@ class NoisySteps:
     numbers twice. Each step's sum of gradients is divided by rate x n.
 
     Attributes:
-        rate: The probability with which a record joins a step.
+        rate: The probability with which a unit joins a step.
         steps: The number of steps in a round.
         multiplier: The standard deviation of the noise, in clips.
-        nominal: n for every client. None: n is the client's own number of records, which is public.
+        nominal: n for every client. None: n is the client's own number of units, which is public.
+        unit: What joins and is clipped: a record's gradient, or the mean of the gradients of all
+            records of a person.
+        cap: The most records of a person that count, where persons are protected. None: records
+            are.
 
     | edge | behaviour |
     |---|---|
-    | rate outside (0, 1], steps < 1, nominal < 1, multiplier < 0 | BadInput |
+    | rate outside (0, 1], steps < 1, nominal < 1, cap < 1, multiplier < 0 | BadInput |
+    | persons join, and there is no cap | BadInput |
+    | another unit than records and persons | BadInput |
     """
 
     rate: float
     steps: int
     multiplier: float
     nominal: int | None = None
+    unit: Unit = Unit.RECORD
+    cap: int | None = None
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: steps "noisy", then rate, count, multiplier and nominal."""
+        """Identity pairs: steps "noisy", then rate, count, multiplier and nominal.
+
+        Where persons are protected, also unit and cap.
+        """
         return (
             ("steps", "noisy"),
             ("rate", self.rate),
             ("count", self.steps),
             *named_values(self, "multiplier", "nominal"),
+            *self.of_persons,
+        )
+
+    @property
+    def of_persons(self) -> Stated:
+        """Identity pairs of the unit and the cap, () where records are protected."""
+        return () if self.cap is None else named_values(self, "unit", "cap")
+
+    @property
+    def protected(self) -> Unit:
+        """Whom the claim is about: a person where there is a cap, otherwise a record."""
+        return Unit.RECORD if self.cap is None else Unit.PERSON
+
+    @property
+    def group(self) -> int:
+        """How many records a unit has at most."""
+        return self.cap if self.cap is not None and self.unit is Unit.PERSON else 1
+
+    def event(self, multiplier: float) -> Event:
+        """One step with noise of `multiplier` clips, about one record or person.
+
+        A person all of whose records join by themselves is a group of them.
+        """
+        gaussian = Gaussian(multiplier)
+        if self.cap is not None and self.cap > self.group:
+            return GroupSampled(self.rate, self.cap, gaussian)
+        return gaussian if self.rate == 1 else PoissonSampled(self.rate, gaussian)
+
+    def rules(self, where: str) -> tuple[str, ...]:
+        """The assumptions of a claim about how records are persons'. `where` is a client's word."""
+        if self.cap is None:
+            return (f"one record per person and {where}",)
+        count = f"{self.cap} records of a person count" if self.cap > 1 else "1 record of a person"
+        if self.cap == 1:
+            count += " counts"
+        return (
+            f"at most {count}, and a public rule leaves the others out",
+            f"a person at two {where}s counts as two",
         )
 
     def slots(self, records: int) -> int:
-        """How many slots a batch of secure noise has, for a client of `records` records.
+        """How many slots a batch of secure noise has, for a client of `records` units.
 
-        More records than slots join with probability at most 2^-90 (Chernoff's bound), and
+        More units than slots join with probability at most 2^-90 (Chernoff's bound), and
         never where there is a slot for every record.
 
         >>> NoisySteps(0.01, 1, 1.0).slots(60_000), NoisySteps(1.0, 1, 1.0).slots(60)
@@ -188,6 +246,19 @@ class NoisySteps:
         MULTIPLIER.check("multiplier", self.multiplier)
         if self.nominal is not None:
             NOMINAL.check("nominal", self.nominal)
+        if self.unit not in (Unit.RECORD, Unit.PERSON) or not isinstance(self.unit, Unit):
+            raise BadArgument(
+                f"{{unit}} is {shown(self.unit)}: use Unit.RECORD or Unit.PERSON", "unit"
+            )
+        if self.cap is not None:
+            COUNT.check("cap", self.cap)
+        elif self.unit is Unit.PERSON:
+            raise BadArgument(
+                "{cap} is missing and {unit} is 'person': say how many records of a person count "
+                "at most",
+                "cap",
+                "unit",
+            )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fedveil.base.errors import BadArgument
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
-from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust
+from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.grid import delta_of_sampler, grid_for
@@ -18,7 +18,7 @@ SLIP = 2.0**-20
 
 SECURE = (
     "the operating system's entropy is unpredictable and AES-256 is a good cipher; nobody sees the "
-    "server's memory or measures its time"
+    "memory of a machine that draws noise, or measures its time"
 )
 KERNELS = (
     "a record's gradient in a batch is the same to the last bit whatever the other slots of the "
@@ -95,9 +95,11 @@ def _secure_line(
         )
     assumptions = [SECURE if a == SEEDED else a for a in line.assumptions]
     if plan.steps is not None:
-        assumptions.append(KERNELS)
+        of_persons = plan.steps.unit is Unit.PERSON
+        assumptions.append(KERNELS.replace("record's", "person's") if of_persons else KERNELS)
         if plan.steps.nominal is not None:
-            assumptions.append(f"no client has more than {plan.steps.nominal} records")
+            units = "people" if of_persons else "records"
+            assumptions.append(f"no client has more than {plan.steps.nominal} {units}")
     return replace(
         line,
         budget=Budget(line.budget.epsilon, whole),

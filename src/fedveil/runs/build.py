@@ -14,7 +14,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.modules import Model, module_digest, own_task, set_metrics
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.sections.client_section import DpSgdSection
+from fedveil.runs.sections.client_section import DpSgdSection, client_cap
 from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
 from fedveil.runs.sections.section import in_keys
 from fedveil.training.engines.engine import EngineMaker
@@ -54,6 +54,8 @@ RECIPE_KEYS = {
     "mechanism": "noise.kind",
     "schedule": "clip.kind",
     "share": "noise.share",
+    "unit": "client.unit",
+    "cap": "client.cap",
 }
 """The recipe's key of each argument that another part of the training may refuse."""
 
@@ -94,6 +96,9 @@ def build(
     server = recipe.server.build(rounds)
     on_step("reading data")
     data = recipe.load_data(data_root) if data is None else data
+    cap, of_persons = client_cap(recipe.client), getattr(recipe.client, "unit", None) == "person"
+    if cap is not None:
+        data = data.capped(cap)
     on_step("building the model")
     if model is None:
         words = recipe.model.vocabulary(data) if recipe.model.name in TEXT_MODELS else 0
@@ -115,9 +120,8 @@ def build(
     if plan is None:
         priced = evaluate.epsilon is not None
         metrics = evaluate.build_price(recipe, sampler, data, task) if priced else None
-        inputs = PlanInputs(
-            recipe, sampler, data.clients, work, task, metrics, rounds, data.records
-        )
+        units = int(data.people.sum()) if of_persons and cap is not None else data.records
+        inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics, rounds, units)
         with in_keys(recipe=recipe, **RECIPE_KEYS):
             plan = _build_plan(recipe, inputs)
     on_step("trying the model")

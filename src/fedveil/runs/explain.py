@@ -131,24 +131,26 @@ class ExplainedRecipe:
         name: Its name.
         protects: Whom it protects, and from whom.
         paper: The paper that it is from.
-        values: (key, value) of each key that it sets.
+        key_values: (key, value) of each key that it sets.
     """
 
     name: str
     protects: str
     paper: str
-    values: tuple[tuple[Key, Any], ...]
+    key_values: tuple[tuple[Key, Any], ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON values."""
-        keys = [{"key": k.key, "value": value, "meaning": k.meaning} for k, value in self.values]
+        keys = [
+            {"key": k.key, "value": value, "meaning": k.meaning} for k, value in self.key_values
+        ]
         return {"recipe": self.name, "protects": self.protects, "paper": self.paper, "keys": keys}
 
 
 def find_recipe(name: str) -> ExplainedRecipe | None:
     """Return the shipped recipe of that name with the meaning of each of its keys, or None.
 
-    >>> find_recipe("central").values[-1][0].key
+    >>> find_recipe("central").key_values[-1][0].key
     'server.lr'
     """
     for row in shipped_recipes():

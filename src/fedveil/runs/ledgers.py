@@ -36,7 +36,7 @@ class SharedLedger:
             budget of the first run.
     """
 
-    path: Path
+    file: Path
     epsilon: float | None = None
 
     def check(self, training: Training) -> None:
@@ -47,18 +47,18 @@ class SharedLedger:
         must exist. The plan's noise must be of a kind that shared ledgers can add up.
         """
         plan, data = training.plan, training.data.fingerprint
-        if not self.path.exists():
+        if not self.file.exists():
             _ = self.common_terms(plan.every_line, data, None).filter
-            if not self.path.resolve().parent.is_dir():
-                raise BadInput(f"--ledger {self.path}: its directory does not exist; make it")
+            if not self.file.resolve().parent.is_dir():
+                raise BadInput(f"--ledger {self.file}: its directory does not exist; make it")
         else:
-            stored = common_of(self.path)
+            stored = common_of(self.file)
             if stored is None:
-                raise BadInput(f"--ledger {self.path} is a run's own ledger: name another file")
-            check_common(self.path, self.common_terms(plan.every_line, data, stored))
+                raise BadInput(f"--ledger {self.file} is a run's own ledger: name another file")
+            check_common(self.file, self.common_terms(plan.every_line, data, stored))
             seed = "" if training.plan.secure else str(training.seed)
-            check_company(self.path, read_runs(self.path), seed, plan.counted_clients)
-            verify(self.path)
+            check_company(self.file, read_runs(self.file), seed, plan.counted_clients)
+            verify(self.file)
         renyi_curve(plan.lines[0].event, plan.lines[0].relation)
 
     def common_terms(
@@ -79,7 +79,7 @@ class SharedLedger:
     def write_pointer(self, folder: Path) -> None:
         """Write ledger.json in a run directory: the ledger's path, and a new name for the run."""
         name = f"{folder.resolve().name}-{secrets.token_hex(4)}"
-        text = json.dumps({"path": str(self.path.resolve()), "run": name}, indent=2) + "\n"
+        text = json.dumps({"path": str(self.file.resolve()), "run": name}, indent=2) + "\n"
         write_atomic(folder / "ledger.json", text.encode())
 
 

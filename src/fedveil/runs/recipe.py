@@ -96,7 +96,7 @@ class Recipe(Section):
         return self.data.divide(self.data.load(root), self.seed)
 
 
-DEFAULT = "central"
+DEFAULT = "people"
 
 _SHIPPED = files("fedveil") / "recipes"
 _BY_KIND = ("sample", "client", "clip", "noise", "attack")

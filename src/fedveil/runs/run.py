@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ OnRound = Callable[[dict[str, Any]], None]
 """Called with each round's line of metrics."""
 
 _PACKAGES = ("fedveil", "torch", "numpy", "scipy")
+
+
+@cache
+def _resolver() -> str:
+    """The versions and the machine that resolve recipes in this process."""
+    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
+    return f"{versions} on {platform.system()} {platform.machine()}"
 
 
 @dataclass(frozen=True)
@@ -200,9 +208,9 @@ class Run:
 
     def describe(self) -> str:
         """Return one line: model, clients, rounds, noise and, once begun, where the run resumes."""
-        return "; ".join(self.summary())
+        return "; ".join(self.summary_lines())
 
-    def summary(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """Return the parts of `describe`: the run, its noise, and remarks at the start."""
         training = self.training
         data, plan = training.data, training.plan
@@ -211,10 +219,13 @@ class Run:
             name = type(training.task.module).__name__
         if where == TABLE and path:
             where = Path(path).name if isinstance(path, str) else f"{len(path)} files"
+        each = ""
+        if training.gate.diagnostics and data.sizes.max() == 1:  # clients' sizes may be private
+            each = ", one record each"
         text = (
             f"{self.recipe.name}: {name} "
             f"with {training.task.size:,} parameters over {data.clients:,} clients"
-            f"{'' if where == OWN else f' of {where}'}, {plan.rounds} rounds"
+            f"{'' if where == OWN else f' of {where}'}{each}, {plan.rounds} rounds"
         )
         noise = plan.describe() + ("" if plan.private else ", no privacy claim")
         remarks = [training.remark] if training.remark else []
@@ -340,8 +351,7 @@ class Run:
         """
         file = self.folder / "recipe.toml"
         toml = to_toml(self.recipe.model_dump())
-        versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
-        resolved_by = f"{versions} on {platform.system()} {platform.machine()}"
+        resolved_by = _resolver()
         if self.fresh:
             if self.shared is not None:
                 self.shared.write_pointer(self.folder)

@@ -37,7 +37,8 @@ def check_agreement(
     | given | refused unless |
     |---|---|
     | a plan changed by hand | its lines account for what its parts do |
-    | data | they have as many clients as the plan; delta is below 1 / records at record level |
+    | data | they have as many clients as the plan; delta is below 1 / records, or 1 / people |
+    | a plan about persons | the data say whose records are whose, and are capped as the plan is |
     | records elsewhere | their numbers are public, for a claim or weights that need them |
     | a plan for DP-SGD | the work is `ClientDpSgd` itself, with the plan's own steps |
     | DP-SGD | the plan is for it |
@@ -65,6 +66,7 @@ def check_agreement(
             f"the plan accounts for {plan.parameters:,} parameters and the model has "
             f"{task.size:,}: make the plan for this model"
         )
+    _check_persons(plan, data)
     by_records = weights is Weights.EXAMPLES or any(line.unit is Unit.RECORD for line in plan.lines)
     if by_records and 0 in data.elsewhere:
         unknown = data.client_name(data.elsewhere.index(0))
@@ -74,10 +76,15 @@ def check_agreement(
             "about records"
         )
     for line in plan.lines:
-        if line.unit is Unit.RECORD and line.budget.delta >= 1 / data.records:
+        if line.unit not in (Unit.RECORD, Unit.PERSON):
+            continue
+        units, name = data.records, "records"
+        if line.unit is Unit.PERSON:
+            units, name = int(data.people.sum()), "people"
+        if line.budget.delta >= 1 / units:
             raise BadInput(
-                f"budget.delta is {line.budget.delta:g}, not below 1 / {data.records} "
-                "records: a delta that large would allow publishing one outright"
+                f"budget.delta is {line.budget.delta:g}, not below 1 / {units} {name}: a delta "
+                "that large would allow publishing one outright"
             )
     reason = plan.release.requires.equal_weights
     if weights is Weights.EXAMPLES and reason:
@@ -92,6 +99,28 @@ def check_agreement(
                 f"the {name}'s learning rate is for {rates.rounds} rounds and the plan has "
                 f"{plan.rounds}: make its schedule for those"
             )
+
+
+def _check_persons(plan: PrivacyPlan, data: FederatedData) -> None:
+    """Raise BadInput for a plan about persons and data in which other records are theirs."""
+    cap = None if plan.steps is None else plan.steps.cap
+    if cap is None:
+        if any(line.unit is Unit.PERSON for line in plan.lines):
+            raise BadInput("the plan claims to protect persons and its steps have no cap for them")
+        return
+    if data.elsewhere:
+        raise BadInput(
+            f"the claim is about persons with at most {cap} records (client.cap), and which "
+            "records are whose is known at the sites alone: claim it per record there"
+        )
+    if data.cap != cap:
+        have = "nobody's" if data.persons is None else "any number of records of a person"
+        if data.cap is not None:
+            have = f"at most {data.cap} records of a person"
+        raise BadInput(
+            f"the plan counts at most {cap} records of a person and the data have {have}: say "
+            f"whose each record is (persons), and use data.capped({cap})"
+        )
 
 
 def check_aggregate(
@@ -174,18 +203,21 @@ def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
 
 
 def _check_secure_steps(steps: NoisySteps, data: FederatedData) -> None:
-    """Refuse clients whose batches may have more records than slots.
+    """Refuse clients whose batches may have more units than slots.
 
-    Numbers of records are public, or at most the nominal one, which is then a cap.
+    Numbers of records or people are public, or at most the nominal one, which is then a cap.
     """
     if steps.nominal is not None and steps.nominal > MOST_RECORDS:
         raise BadInput(f"nominal is {steps.nominal}: with secure noise {MOST_RECORDS} at most")
     most = MOST_RECORDS if steps.nominal is None else steps.nominal
-    largest = int(data.sizes.max())
+    sizes, units = data.sizes, "records"
+    if steps.unit is Unit.PERSON:
+        sizes, units = data.people, "people"
+    largest = int(sizes.max())
     if largest > most:
         name = "nominal is" if steps.nominal is not None else "the most are"
         raise BadInput(
-            f"client {data.client_name(int(data.sizes.argmax()))!r} has {largest} records and "
+            f"client {data.client_name(int(sizes.argmax()))!r} has {largest} {units} and "
             f"{name} {most}: with secure noise a batch has slots for no more; raise nominal, or "
             "leave records out (data.most_records)"
         )

@@ -102,7 +102,8 @@ class CohortData:
 
         Only these are copied. For work that takes one step.
         """
-        rows = self.data.offsets[self.owners][:, None] + index.numpy()
+        places = np.minimum(index.numpy(), self.sizes[:, None] - 1)  # padding is a client's own
+        rows = self.data.offsets[self.owners][:, None] + places
         few = copy.copy(self)
         vars(few).update(
             longest=index.shape[1],
@@ -110,6 +111,34 @@ class CohortData:
             y=torch.from_numpy(self.data.y[rows]),
         )
         return few
+
+    @cached_property
+    def people(self) -> Ids:
+        """Persons per client, [K]. Raises BadInput if nobody knows whose records are whose."""
+        return self.data.people[self.owners]
+
+    def records_of(self, people: "Batch", cap: int) -> "Batch":
+        """The batch of the records of `people`, whose index has persons instead of records.
+
+        Each person has `cap` places side by side, [K, B x cap]. The places beyond a person's
+        records repeat the last of them, and their mask is 0.
+
+        Guarantee: what is in a person's places depends on that person and on `cap` alone.
+        """
+        if people.index is None:
+            raise AssertionError("a batch of people has their numbers")
+        index = self.data.person_index
+        own = np.minimum(
+            people.index.numpy(), self.people[:, None] - 1
+        )  # padding is a client's own
+        who = index.first[self.owners][:, None] + own
+        places, real = index.places(who, cap)
+        if bool((index.counts[who] > cap).any()):
+            raise AssertionError(f"a person has more than {cap} records: {cap} of them count")
+        places -= self.data.offsets[self.owners][:, None, None]
+        mask = people.mask[..., None] * torch.from_numpy(real.astype(np.float32))
+        records = torch.from_numpy(places).flatten(1)
+        return Batch(records, mask.flatten(1), people.draws, group=cap)
 
     @property
     def weights(self) -> torch.Tensor:
@@ -150,13 +179,20 @@ class Batch:
         index: Indices [K, B] of the records in their clients. None means all records in order,
             which are then not copied.
         draws: The source of dropout keys, None if the model needs none.
+        group: How many places in a row belong to one unit, which is clipped as a whole.
     """
 
+    group = 1
+
     def __init__(
-        self, index: torch.Tensor | None, mask: torch.Tensor, draws: Draws | None = None
+        self,
+        index: torch.Tensor | None,
+        mask: torch.Tensor,
+        draws: Draws | None = None,
+        group: int = 1,
     ) -> None:
         self.index, self._mask, self.draws = index, mask, draws
-        self._places = index
+        self._places, self.group = index, group
 
     @property
     def mask(self) -> torch.Tensor:
@@ -209,9 +245,23 @@ class Batch:
 
         Dropout keys stay those of the records' places in their clients.
         """
-        other = Batch(None, self.mask, self.draws)
+        other = Batch(None, self.mask, self.draws, self.group)
         other._places = self.index
         return other
+
+    def by_unit(self, values: torch.Tensor) -> torch.Tensor:
+        """Values [K, B, ...] of this batch's places by unit, [K, B / group, group, ...]."""
+        clients, places = values.shape[:2]
+        return values.reshape(clients, places // self.group, self.group, *values.shape[2:])
+
+    @property
+    def unit_weights(self) -> torch.Tensor:
+        """The weight of each record in its unit's mean, [K, B / group, group].
+
+        Units without records have zeros.
+        """
+        mask = self.by_unit(self.mask)
+        return mask / mask.sum(dim=2, keepdim=True).clamp_min(1)
 
     def with_draws(self, draws: Draws) -> "Batch":
         """A batch of the same records with the dropout keys of `draws`.

@@ -13,7 +13,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.release import Round
+from fedveil.privacy.release import Ids, Round
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.participants import Participants, checked_cohort
 from fedveil.training.reports import CohortSum
@@ -107,12 +107,26 @@ class RoundResult:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class Unfinished:
+    """An attempt at a round that was charged and begun, and whose reports were never summed.
+
+    Attributes:
+        attempt: The number of the attempt.
+        ids: The clients that were asked.
+    """
+
+    attempt: int
+    ids: Ids
+
+
 def begin(
     plan: PrivacyPlan,
     streams: Streams,
     ledger: Ledger,
     state: ServerState,
     participants: Participants | None = None,
+    unfinished: Unfinished | None = None,
 ) -> Round | None:
     """Sample and charge the round after `state`. None at the end of the plan or of the budget.
 
@@ -120,13 +134,19 @@ def begin(
     means that all clients are honest. Raises BadInput for a cohort that `checked_cohort` refuses.
 
     Guarantee: the round is charged, durably, before any client works on it. An empty cohort is
-    charged like any other. A round that is charged again draws a new cohort and new noise.
+    charged like any other. A round that is charged again draws a new cohort and new noise. An
+    `unfinished` attempt, for which no noise was drawn, goes on with its cohort and its charge, if
+    it is the one that the ledger charged last; otherwise the round is sampled and charged.
     """
     number = state.round + 1
     if number > plan.rounds:
         return None
     # sample
     local, attempt = plan.release.local, ledger.attempt(number)
+    if unfinished is not None and ledger.goes_on(number, unfinished.attempt):
+        ids, clip = unfinished.ids, plan.clip(state.adaptive_state, number)
+        moving = state.adaptive_state
+        return Round(number, ids, state.params, clip, moving, streams, unfinished.attempt)
     turns = ledger.turns(state.round) if local else None
     drawn = plan.sampler.cohort(plan.population, number, streams.for_attempt(attempt), turns)
     ids = checked_cohort(participants, number, drawn, plan.population)

@@ -141,7 +141,10 @@ def check_optimizer(optimizer: object) -> None:
 
 
 class Weights(StrEnum):
-    """The weights of clients in the mean: UNIFORM, all alike, or EXAMPLES, by number of records."""
+    """The weights of clients in the mean: UNIFORM, all alike, or EXAMPLES, by number of records.
+
+    By number of people where these are sampled.
+    """
 
     UNIFORM = "uniform"
     EXAMPLES = "examples"

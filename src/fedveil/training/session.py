@@ -28,7 +28,14 @@ from fedveil.privacy.release import Ids, Round
 from fedveil.privacy.secure import DIAGNOSTICS
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.agreement import check_aggregate, check_agreement, check_arguments
-from fedveil.training.engines.engine import Engine, EngineMaker, Job, keep_memory, why_one_by_one
+from fedveil.training.engines.engine import (
+    Engine,
+    EngineMaker,
+    GoesOn,
+    Job,
+    keep_memory,
+    why_one_by_one,
+)
 from fedveil.training.engines.mode_choice import MEMORY, fitting_chunk, mode_of, timings
 from fedveil.training.engines.processes import Processes, available_workers
 from fedveil.training.engines.ray_cluster import RayCluster
@@ -290,7 +297,10 @@ class Training:
                 "a training starts from its own model, which its noise is drawn for: give the "
                 "module these parameters and make a training of it"
             )
-        return begin(self.plan, self.streams, ledger, state, self.dishonest)
+        unfinished = None
+        if self.make_engine is not None and isinstance(self.engine, GoesOn):
+            unfinished = self.engine.unfinished(state)
+        return begin(self.plan, self.streams, ledger, state, self.dishonest, unfinished)
 
     def round(self, number: int, ids: Ids, state: ServerState) -> Round:
         """A round of the clients `ids` from the model in `state`, neither sampled nor charged."""

@@ -10,7 +10,7 @@ import torch
 from fedveil.base.checks import NOT_NEGATIVE, POSITIVE, shown
 from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated, known_as, named_values
-from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.accounting.claims import Relation, Unit
 from fedveil.privacy.clip import Clipped, Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import KeySource, bits
@@ -248,11 +248,12 @@ class ClientDpSgd:
     `noisy` comes from the plan: `ClientDpSgd(plan.steps, lr=0.1)`. One step: every record joins
     with its rate. The sum of the joined records' clipped gradients, plus N(0, (multiplier C)^2),
     is divided by rate x n, where n is the client's public number of records, or the nominal one.
+    If the plan's unit is a person, people join, and the mean of a person's gradients is clipped.
     Momentum, weight decay, a proximal term, Adam and a schedule are those of `ClientSgd`. They see
     that noisy gradient and nothing else of the records.
 
-    Guarantee: one step is `PoissonSampled(rate, Gaussian(multiplier))` about one record, under
-    zero-out (n public) or add-remove (nominal). Nothing divides by the realised batch.
+    Guarantee: one step is `noisy.event(multiplier)` about one record or person, under zero-out (n
+    public) or add-remove (nominal). Nothing divides by the realised batch.
 
     | edge | behaviour |
     |---|---|
@@ -303,7 +304,7 @@ class ClientDpSgd:
         """
         start = clients.round.start
         round, cohort, noisy = clients.round.number, clients.cohort, self.noisy
-        sizes = np.full(len(cohort), noisy.nominal) if noisy.nominal else cohort.sizes
+        sizes = np.full(len(cohort), noisy.nominal) if noisy.nominal else units_of(noisy, cohort)
         divisor = torch.from_numpy(noisy.rate * sizes.astype(np.float64)).float()[:, None]
         trajectory = clients.gradients.trajectory(start, cohort, spanned=False)
         directions, rate = Directions(start, self), scheduled(self.lr, self.schedule, round)
@@ -323,14 +324,15 @@ class SiteSum:
     """Minus the noisy sum of clipped gradients of a site's sampled records, at the round's model.
 
     `noisy` comes from the plan: `SiteSum(plan.steps)`. The server adds the sites' sums and divides
-    by the expected number of records.
+    by the expected number of records. If the plan's unit is a person, people are sampled, and the
+    mean of a person's gradients is clipped.
 
-    Guarantee: a report is `PoissonSampled(rate, Gaussian(multiplier))` about one record of the
-    site, under zero-out. With secure noise it is a multiple of the grid, in float64.
+    Guarantee: a report is `noisy.event(multiplier)` about one record or person of the site, under
+    zero-out. With secure noise it is a multiple of the grid, in float64.
 
     | edge | behaviour |
     |---|---|
-    | no record joins | noise alone |
+    | nobody joins | noise alone |
     | more than one step | BadInput |
     """
 
@@ -405,16 +407,34 @@ def noisy_sum(
 
 
 def noisy_batch(noisy: NoisySteps, clients: ClientBatch, step: int) -> Batch:
-    """The records that join a local step: in public slots with secure noise, else at the front."""
-    draw = slotted_batch if clients.round.streams.secure else poisson_batch
-    round = clients.round
-    return draw(noisy, clients.cohort, round.number, step, round.streams)
+    """The records that join a local step: in public slots with secure noise, else at the front.
+
+    If people join, all records of each of them, side by side. With secure noise everybody has as
+    many places as the cap, whoever else joined.
+    """
+    round, cohort = clients.round, clients.cohort
+    draw = slotted_batch if round.streams.secure else poisson_batch
+    batch = draw(noisy, cohort, round.number, step, round.streams)
+    if noisy.unit is Unit.RECORD:
+        return batch
+    group = noisy.group
+    if not round.streams.secure:  # seeded shapes may depend on records
+        group = min(group, int(cohort.data.person_index.counts.max()))
+    return cohort.records_of(batch, group)
+
+
+def units_of(noisy: NoisySteps, cohort: CohortData) -> npt.NDArray[np.int64]:
+    """How many units each client has that may join, [K]: records, or people."""
+    return cohort.people if noisy.unit is Unit.PERSON else cohort.sizes
 
 
 def poisson_batch(
     noisy: NoisySteps, cohort: CohortData, round: int, step: int, streams: KeySource
 ) -> Batch:
-    """Poisson batches, moved to the front and padded to the longest of the cohort."""
+    """Poisson batches, moved to the front and padded to the longest of the cohort.
+
+    The index has records, or persons where these join.
+    """
     joined = _joined(noisy, cohort, round, step, streams)
     width = max(1, int(joined.sum(axis=1).max(initial=0)))
     index = np.argsort(~joined, axis=1, kind="stable")[:, :width]
@@ -426,16 +446,18 @@ def poisson_batch(
 def slotted_batch(
     noisy: NoisySteps, cohort: CohortData, round: int, step: int, streams: KeySource
 ) -> Batch:
-    """The Poisson batch of one client in a public number of slots, each record in a random one.
+    """The Poisson batch of one client in a public number of slots, each unit in a random one.
+
+    The index has records, or persons where these join.
 
     Guarantee: the number of slots is public. Given who else joined, the others' slots have the
-    same law whether or not one record joined. Where more records join than there are slots,
+    same law whether or not one unit joined. Where more units join than there are slots,
     those with the largest random words are left out, which has probability 2^-90.
     """
     if len(cohort) != 1:
         raise AssertionError("secure batches are drawn for one client at a time")
     joined = np.flatnonzero(_joined(noisy, cohort, round, step, streams)[0])
-    count = noisy.slots(int(cohort.sizes[0]))
+    count = noisy.slots(int(units_of(noisy, cohort)[0]))
     words = bits(streams.keys("slots", round, cohort.ids, step), count)[0]
     while len(np.unique(words)) < count:  # ties would fall by index: only then is it uniform
         words = bits(streams.keys("slots", round, cohort.ids, step), count)[0]
@@ -452,13 +474,16 @@ def slotted_batch(
 def _joined(
     noisy: NoisySteps, cohort: CohortData, round: int, step: int, streams: KeySource
 ) -> npt.NDArray[np.bool_]:
-    """Which records of each client join a step, [K, longest].
+    """Which records, or persons, of each client join a step, [K, longest].
 
-    A record joins with the rate, or up to 2^-53 less where that has more digits.
+    A unit joins with the rate, or up to 2^-53 less where that has more digits.
     """
-    words = bits(streams.keys("records", round, cohort.ids, step), cohort.longest)
+    units, of_persons = units_of(noisy, cohort), noisy.unit is Unit.PERSON
+    longest = int(units.max(initial=1)) if of_persons else cohort.longest
+    purpose = "persons" if of_persons else "records"
+    words = bits(streams.keys(purpose, round, cohort.ids, step), longest)
     drawn = (words >> np.uint64(11)) < np.uint64(math.floor(noisy.rate * 2.0**53))
-    joined: npt.NDArray[np.bool_] = drawn & (np.arange(cohort.longest) < cohort.sizes[:, None])
+    joined: npt.NDArray[np.bool_] = drawn & (np.arange(longest) < units[:, None])
     return joined
 
 

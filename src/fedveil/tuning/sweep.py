@@ -96,7 +96,7 @@ class Sweep:
         return sweep
 
     @property
-    def missing(self) -> list[tuple[int, tuple[int, ...]]]:
+    def missing_repetitions(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return pairs (cell, block of repetitions), numbers from 0, that are not complete.
 
         First repetitions come first. A block that a crash has torn apart is computed whole again,
@@ -126,7 +126,7 @@ class Sweep:
             raise BadInput(f"--out {self.folder} cannot be made: {e.strerror}") from e
         with locked(self.folder):
             self._catch_up()
-            missing, total = self.missing, self.repeat * len(self.cells)
+            missing, total = self.missing_repetitions, self.repeat * len(self.cells)
             path = self.folder / "trials.jsonl"
             text = "".join(_trial_line(r, c, outcome) for (r, c), outcome in self._done.items())
             write_atomic(path, text.encode())
@@ -236,7 +236,7 @@ class Sweep:
             "format": _FORMAT,
             "axes": [[axis.key, *axis.choices] for axis in self.axes],
             "repeat": self.repeat,
-            "curves": self.laboratory.curves,
+            "curves": self.laboratory.with_curves,
             "recipes": [cell.digest[:16] for cell in self.cells],
         }
 
@@ -362,8 +362,8 @@ def claim_column(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str
     terms = {(claim.covers, claim.terms) for claims in cells for claim in claims}
     if len(terms) == 1 and all(len(claims) <= 1 for claims in cells):
         first = next(claim for claims in cells for claim in claims)
-        values = [_NOTHING if c is None else c.value for c in map(counting, cells)]
-        return first.short.replace(f" {first.value} ", " ", 1), values
+        values = [_NOTHING if c is None else c.rounded_epsilon for c in map(counting, cells)]
+        return first.short.replace(f" {first.rounded_epsilon} ", " ", 1), values
     return "claim", [_short_text(claims) for claims in cells]
 
 

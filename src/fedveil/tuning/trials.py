@@ -271,7 +271,7 @@ class Laboratory:
     """
 
     root: Path | None = None
-    curves: bool = False
+    with_curves: bool = False
     workers: int = 0
     cluster: RayCluster | None = None
     _records: dict[str, Records | FederatedData] = field(default_factory=dict)
@@ -349,7 +349,7 @@ class Laboratory:
         if not all(curves):
             raise BadInput("the budget permits no round: raise budget.epsilon")
         return [
-            TrialOutcome(last, curve[-1][1], tuple(curve) if self.curves else ())
+            TrialOutcome(last, curve[-1][1], tuple(curve) if self.with_curves else ())
             for last, curve in zip(last_rounds, curves, strict=True)
         ]
 
@@ -378,7 +378,7 @@ class Laboratory:
         recipe = recipe_of_repetition(prepared.cell.recipe, repetition)
         alone = {"workers": 1, "mode": str(prepared.mode)}
         engine = on_this_machine(recipe).engine.model_copy(update=alone)
-        every = recipe.evaluate.every if self.curves else _NEVER
+        every = recipe.evaluate.every if self.with_curves else _NEVER
         changes = {"every": every, "clients": None, "clients_every": None}
         evaluate = recipe.evaluate.model_copy(update=changes)
         recipe = recipe.model_copy(update={"engine": engine, "evaluate": evaluate})

@@ -55,11 +55,11 @@ class LiveView:
 
     Attributes:
         cards: (id of a card, ids of its parts) in the order of the page.
-        parts: The HTML of all parts by id.
+        pieces: The HTML of all parts by id.
     """
 
     cards: list[tuple[str, list[str]]]
-    parts: Parts
+    pieces: Parts
 
 
 def all_page(root: Path) -> bytes:

@@ -208,7 +208,7 @@ class Watcher:
         silent = 0.0
         while not self.ended.is_set():
             drawn = await self.draw(view)
-            texts = {id: part.text for id, part in drawn.parts.items()}
+            texts = {id: part.text for id, part in drawn.pieces.items()}
             new = {id: text for id, text in texts.items() if sent.get(id) != text}
             if new or drawn.cards != order:
                 yield f"data: {json.dumps({'cards': drawn.cards, 'parts': new})}\n\n"

@@ -362,7 +362,7 @@ def _splits_section(settings: Settings, answer: FullAnswer) -> Markup:
         {
             "rounds": split.rounds,
             "clients in a round": split.cohort,
-            f"epsilon {terms}": claim.value,
+            f"epsilon {terms}": claim.rounded_epsilon,
             "noise on a coordinate, in clip norms": split.noise_of_mean,
             "signal to noise, at most": split.signal_to_noise,
         }

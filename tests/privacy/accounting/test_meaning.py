@@ -128,7 +128,12 @@ def test_the_sentence_of_an_ordinary_claim():
 
 
 WORDS = {
-    "unit": {Unit.CLIENT: "client", Unit.RECORD: "record", Unit.WEIGHT: "weight"},
+    "unit": {
+        Unit.CLIENT: "client",
+        Unit.RECORD: "record",
+        Unit.PERSON: "person's records",
+        Unit.WEIGHT: "weight",
+    },
     "trust": {
         Trust.CENTRAL: "sees this model",
         Trust.LOCAL: "everything that a client sends",
@@ -149,7 +154,7 @@ def test_words_follow_unit_neighbours_and_trust(unit, relation, trust):
         Meaning([claim(1.0, unit=u, neighbours=r, trust=trust)]).worlds
         for u, r in itertools.product(Unit, Relation)
     }
-    assert len(others) == 9
+    assert len(others) == 12
     assert WORDS["unit"][unit] in meaning.worlds
     assert WORDS["trust"][trust] in meaning.sentence
     assert ("every other record" in meaning.sentence) == (unit is Unit.RECORD)

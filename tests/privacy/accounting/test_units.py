@@ -375,12 +375,12 @@ def test_the_text_says_how_many_units_and_where_protection_ends():
     assert claim.for_units(2).short.endswith(
         "at delta 1e-05 for 2 clients of one person (zero-out, central trust)"
     )
-    assert claim.for_units(8).value == "144.9 (no protection)"
-    assert "no protection" not in claim.for_units(4).value
+    assert claim.for_units(8).rounded_epsilon == "144.9 (no protection)"
+    assert "no protection" not in claim.for_units(4).rounded_epsilon
     assert claim.for_units(8)._repr_html_().count("8 clients") == 1
     large = first(Gaussian(0.05), 1)
     assert large.epsilon > 100
-    assert "no protection" not in large.value
+    assert "no protection" not in large.rounded_epsilon
 
 
 def test_participations_events_and_the_sampler_s_part_travel_with_claims():

@@ -26,7 +26,7 @@ SAMPLERS = [gaussian_int, laplace_int]
 LAWS = {gaussian_int: stats.norm, laplace_int: stats.laplace}
 TAILS = {gaussian_int: normal_tail, laplace_int: exponential_tail}
 INNER = {
-    gaussian_int: (grid_noise._normal_size, normal_tail),
+    gaussian_int: (grid_noise.normal_size, normal_tail),
     laplace_int: (grid_noise._laplace_size, exponential_tail),
 }
 SCALES = [0.3, 3.7, 1000.0, 2.0**24 + 1]

@@ -39,7 +39,9 @@ PURPOSES = ("noise", "client-noise", "step-noise", "records", "dropout", "bits",
 def test_no_two_attempts_share_a_key(seeds, attempts, rounds):
     """Whatever attempt, seed, purpose and round: the third draws nothing that the second drew."""
     each = [Streams(seed).for_attempt(attempt) for seed in seeds for attempt in attempts]
-    single = [s.key(purpose, round) for s in each for purpose in PURPOSES for round in rounds]
+    single = [
+        s.derive_key(purpose, round) for s in each for purpose in PURPOSES for round in rounds
+    ]
     assert len(set(single)) == len(single)
     rows = [s.keys(p, round, np.arange(5)) for s in each for p in PURPOSES for round in rounds]
     assert len(np.unique(np.concatenate(rows))) == 5 * len(rows)
@@ -111,9 +113,9 @@ def test_keys_differ_over_seed_purpose_round_part_and_client():
 def test_key_separates_its_parts():
     """Without a separator (1, 11) and (11, 1) would be one stream."""
     streams = Streams(1)
-    assert streams.key("p", 1, 11) != streams.key("p", 11, 1)
-    assert streams.key("p", 1) != streams.key("p1")
-    assert Streams(11).key("p") != Streams(1).key("1p")
+    assert streams.derive_key("p", 1, 11) != streams.derive_key("p", 11, 1)
+    assert streams.derive_key("p", 1) != streams.derive_key("p1")
+    assert Streams(11).derive_key("p") != Streams(1).derive_key("1p")
 
 
 def test_single_bit_of_a_client_id_flips_half_of_its_key():

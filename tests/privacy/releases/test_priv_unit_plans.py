@@ -14,7 +14,14 @@ import torch
 import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.claims import SEEDED, Accountant, Relation, Trust, Unit
+from fedveil.privacy.accounting.claims import (
+    SEEDED,
+    Accountant,
+    NoiseSource,
+    Relation,
+    Trust,
+    Unit,
+)
 from fedveil.privacy.accounting.composition import epsilon as composed
 from fedveil.privacy.accounting.events import Gaussian, PureReport, TwoPoint
 from fedveil.privacy.clip import Norm
@@ -24,7 +31,7 @@ from fedveil.privacy.release import Release
 from fedveil.privacy.releases import priv_unit as module
 from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports, priv_unit
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
-from fedveil.privacy.secure import with_secure_noise
+from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import train
@@ -185,9 +192,21 @@ def test_a_plan_without_its_clip_is_refused():
         replace(plan_of(), schedule=None)
 
 
-def test_secure_noise_is_refused():
+def test_secure_noise_keeps_epsilon_and_pays_for_its_draws():
+    plan = plan_of(epsilon=1.0, rounds=1, budget=planned_for(Budget(math.inf, 1e-5)))
+    secure = with_secure_noise(plan, 5, diagnostics=False)
+    (seeded, *_), (claim, pure) = plan.claims(1), secure.claims(1)
+    assert (claim.epsilon, claim.delta) == (seeded.epsilon, pytest.approx(1e-5, rel=1e-12))
+    assert (pure.epsilon, claim.noise) == (1.0, NoiseSource.SECURE)
+    # 5 coordinates and 4 cohort draws at two attempts, with eight words of 2^-113 each
+    assert (1 + math.e) * 9 * 2 * 2.0**-110 < pure.delta < 1e-10
+
+
+@pytest.mark.parametrize("epsilon", [45.0, 1e6])
+def test_an_epsilon_that_secure_words_cannot_vouch_for_is_refused(epsilon):
+    plan = plan_of(epsilon=epsilon, rounds=1, budget=planned_for(Budget(math.inf, 1e-5)))
     with pytest.raises(BadInput, match=r"^source is 'secure'.*use 'seeded'"):
-        with_secure_noise(plan_of(epsilon=1.0, rounds=1), 5, diagnostics=False)
+        with_secure_noise(plan, 5, diagnostics=False)
 
 
 def lined(plan, **changes):
@@ -291,7 +310,6 @@ def test_recipe_takes_a_clip_per_gradient():
 
 
 BAD = {
-    "noise.source=secure": "noise.source is 'secure'",
     "noise.epsilon=0.0": "noise.epsilon is 0.0",
     "noise.epsilon=20.0": "budget.epsilon is 16 and one report costs",
     "clip=none": "noise.kind is 'priv-unit' without a",

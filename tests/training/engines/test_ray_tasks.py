@@ -34,8 +34,8 @@ def saved(make_data, tmp_path):
 
 def test_arrays_of_files_are_named_and_mapped_again(saved):
     parcel, mapped = pack(saved, what="data")
-    assert {file.file_path.rpartition("/")[2] for file in parcel.files} >= {"x.npy", "y.npy"}
-    assert len(mapped) == len(parcel.files)
+    assert {file.file_path.rpartition("/")[2] for file in parcel.mapped_files} >= {"x.npy", "y.npy"}
+    assert len(mapped) == len(parcel.mapped_files)
     assert len(pickle.dumps(parcel)) < saved.x.nbytes / 4
     opened = parcel.open({})
     assert isinstance(opened.x, np.memmap)
@@ -44,20 +44,20 @@ def test_arrays_of_files_are_named_and_mapped_again(saved):
 
 def test_an_array_that_is_used_twice_is_one_file(saved):
     parcel, _ = pack([saved.x, saved.x, saved], what="data")
-    assert [file.file_path for file in parcel.files].count(str(saved.x.filename)) == 1
+    assert [file.file_path for file in parcel.mapped_files].count(str(saved.x.filename)) == 1
 
 
 def test_a_file_that_has_gone_or_changed_is_missing_and_replaced_by_its_array(saved, tmp_path):
     parcel, mapped = pack(saved, what="data")
     path = tmp_path / "data" / "x.npy"
     whole = bytearray(path.read_bytes())
-    names = [file.file_path.rpartition("/")[2] for file in parcel.files]
+    names = [file.file_path.rpartition("/")[2] for file in parcel.mapped_files]
     (tmp_path / "data" / "y.npy").unlink()
     whole[-1] ^= 1
     path.rename(tmp_path / "kept.npy")
     path.write_bytes(whole)
     parcel = pickle.loads(pickle.dumps(parcel))
-    missing = parcel.missing()
+    missing = parcel.missing_files()
     assert sorted(names[k] for k in missing) == ["x.npy", "y.npy"]
     opened = parcel.open({k: np.asarray(mapped[k]) for k in missing})
     assert opened.fingerprint == saved.fingerprint
@@ -67,7 +67,7 @@ def test_a_part_of_a_mapped_array_is_sent_whole(saved):
     part = saved.x[100:300]
     assert MappedFile.behind(part) is None
     parcel, _ = pack(part, what="a part")
-    assert not parcel.files
+    assert not parcel.mapped_files
     assert np.array_equal(parcel.open({}), part)
 
 

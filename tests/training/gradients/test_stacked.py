@@ -84,7 +84,7 @@ HIDDEN = ((), (5,), (1,), (6, 4))
 
 @pytest.mark.parametrize(
     ("last", "hidden", "bias", "spanned"),
-    sampled(itertools.product(LOSSES, HIDDEN, (True, False), FORMS), 5),
+    sampled(itertools.product(LOSSES, HIDDEN, (True, False), FORMS), 11),
     indirect=["spanned"],
 )
 def test_means_are_those_of_vmap_for_any_shape(make_walks, last, hidden, bias, spanned):

@@ -115,7 +115,16 @@ PICKED = {
 }
 
 
-@pytest.mark.parametrize("name", PICKED)
+ALIKE = {
+    *("flatten-pre-hook", "sequence-pre-hook", "inner-pre-hook", "function-forward"),
+    *("custom-inside", "subclass", "hook-on-function", "pre-hook", "hook-on-sequence"),
+}
+"""Modules that are captured, and differ little from another of them."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in ALIKE else []) for n in PICKED]
+)
 def test_chains_of_linear_layers_are_batched_algebra_and_all_are_right(make_walks, name):
     module, kind = PICKED[name]
     walk, general = make_walks(module())

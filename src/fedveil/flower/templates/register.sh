@@ -5,7 +5,7 @@ cd "$$(dirname "$$0")" || exit 1
 tries=0
 until flwr supernode list federation > /dev/null 2>&1; do
   tries=$$((tries + 1))
-  [ $$tries -lt 60 ] || { echo "error: no SuperLink at ${local}" >&2; exit 1; }
+  [ $$tries -lt 60 ] || { echo "error: no SuperLink at ${operators}" >&2; exit 1; }
   sleep 1
 done
 for key in nodes/*.pub; do

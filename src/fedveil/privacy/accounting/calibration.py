@@ -34,6 +34,7 @@ from fedveil.privacy.accounting.events import (
     FixedSampled,
     Gaussian,
     GaussianWithCurator,
+    GroupSampled,
     Laplace,
     PoissonSampled,
     WithMetrics,
@@ -210,6 +211,8 @@ def _guess_noise(event: Event, count: int, budget: Budget) -> float:
             return count / budget.epsilon
         case PoissonSampled(rate, _):
             fraction = rate
+        case GroupSampled(rate, size, _):
+            fraction = rate * size
         case FixedSampled(size, population, _):
             fraction = size / population
         case GaussianWithCurator(_, curator, most):

@@ -31,9 +31,13 @@ _WHOLE, _LONG, _LEAST = 1e3, 1e12, 1e-4
 
 
 class Unit(StrEnum):
-    """What two neighbouring data sets differ in."""
+    """What two neighbouring data sets differ in.
+
+    A person is one within a client: somebody with records at two clients is two persons.
+    """
 
     RECORD = "record"
+    PERSON = "person"
     CLIENT = "client"
     WEIGHT = "weight"
 
@@ -162,6 +166,8 @@ class PrivacyClaim:
     def for_units(self, units: int) -> "PrivacyClaim":
         """The claim at the same delta for somebody with so many clients or records.
 
+        Of a claim per person, it is the claim for somebody at so many clients.
+
         Guarantee: docs/proofs/units.md. The epsilon is an upper bound for units that are all
         removed, zeroed or replaced together, never below that of one unit. It is exact for plain
         and Poisson-sampled Gaussians, for pure claims and for clients that randomise their own
@@ -185,7 +191,7 @@ class PrivacyClaim:
         if self.composed is None and self.delta:
             raise BadInput(
                 f"the claim {self.short} does not record what was composed: its epsilon for "
-                f"{units} {self.unit}s of one person cannot be computed"
+                f"{replace(self, units=units).units_text} cannot be computed"
             )
         if self.composed is None:
             return replace(self, units=units, epsilon=units * self.epsilon)
@@ -200,7 +206,7 @@ class PrivacyClaim:
 
     def __str__(self) -> str:
         """The claim in one line, with accountant and source of noise."""
-        return self._text(f"epsilon {self.value} ", full=True)
+        return self._text(f"epsilon {self.rounded_epsilon} ", full=True)
 
     def __repr__(self) -> str:
         """The claim in one line, as PrivacyClaim(...). It cannot be evaluated."""
@@ -209,7 +215,7 @@ class PrivacyClaim:
     def _repr_html_(self) -> str:
         """An HTML table for notebooks, with everything that the epsilon means nothing without."""
         rows = {
-            "epsilon": self.value,
+            "epsilon": self.rounded_epsilon,
             "delta": f"{self.delta:g}",
             "unit": self.unit if self.units == 1 else f"{self.units} {self.unit}s",
             "neighbours": self.neighbours,
@@ -231,12 +237,22 @@ class PrivacyClaim:
         return f"<table>{table}</table>"
 
     @property
-    def short(self) -> str:
-        """The claim in one line, without accountant and source of noise."""
-        return self._text(f"epsilon {self.value} ")
+    def units_text(self) -> str:
+        """The units that the claim is about, such as "2 records of one person".
+
+        Several persons are one that is at several clients: "one person at 2 clients".
+        """
+        if self.unit is Unit.PERSON:
+            return f"one person at {self.units} client{'s' if self.units > 1 else ''}"
+        return f"{self.units} {self.unit}{'s' if self.units > 1 else ''} of one person"
 
     @property
-    def value(self) -> str:
+    def short(self) -> str:
+        """The claim in one line, without accountant and source of noise."""
+        return self._text(f"epsilon {self.rounded_epsilon} ")
+
+    @property
+    def rounded_epsilon(self) -> str:
         """The epsilon alone as text, rounded up to four digits.
 
         A note says so if it is not vouched for, or if it is above 100 for several units. Infinity
@@ -296,7 +312,7 @@ class PrivacyClaim:
         what = "" if covers == "updates" else f"{covers}: "
         whose = f"per {self.unit}"
         if self.units > 1:
-            whose = f"for {self.units} {self.unit}s of one person"
+            whose = f"for {self.units_text}"
         who = "" if self.holds_for == "everyone" else f", {self.holds_for}"
         how = f", {self.accountant.upper()}, {self.noise} noise" if full else ""
         label = ", as published, not a guarantee" if self.as_published else ""

@@ -32,6 +32,7 @@ from fedveil.privacy.accounting.events import (
     Gaussian,
     GaussianWithBit,
     GaussianWithCurator,
+    GroupSampled,
     Laplace,
     PoissonSampled,
     PureReport,
@@ -128,7 +129,9 @@ def noise_in(event: Event) -> float:
             return m
         case GaussianWithCurator(Gaussian(m), Gaussian(c), _):
             return min(m, c)
-        case PoissonSampled(_, Gaussian(m)) | FixedSampled(_, _, Gaussian(m)):
+        case PoissonSampled(_, Gaussian(m)) | GroupSampled(_, _, Gaussian(m)):
+            return m
+        case FixedSampled(_, _, Gaussian(m)):
             return m
         case TwoPoint() | PureReport() | Shuffled():
             return math.inf
@@ -167,6 +170,8 @@ def _composition(
             return partial(_sampled_epsilon, replaces, rate, m, None)
         case PoissonSampled(_, Gaussian()), Accountant.RDP if not replaces:
             return lambda count, delta, _: renyi_epsilon(event, count, delta)
+        case GroupSampled(rate, size, Gaussian(m)), Accountant.PLD if not replaces:
+            return partial(_together_epsilon, rate, m, size)
         case FixedSampled(_, _, Gaussian()), Accountant.RDP if replaces:
             return lambda count, delta, _: renyi_epsilon(event, count, delta)
         case FuGaussian(m, c2), Accountant.PUBLISHED:
@@ -353,6 +358,7 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
     | Gaussian, with metrics of the same clients | exact: `units` times both shifts |
     | Gaussian with a curator | the reports as clients' own, the curator's with `units` shifts |
     | Poisson-sampled Gaussian, add-remove or zero-out, by PLD | exact: a mixture of Gaussians |
+    | the same of all records of a person | exact: with `units` times as many records |
     | anything else | group privacy, or all of them always take part, whichever is less |
     """
     event, count = composed.event, composed.count
@@ -368,17 +374,16 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
         case GaussianWithCurator(Gaussian(m), Gaussian(c), most):
             own = Gaussian(m / math.sqrt(units))
             return epsilon_of(GaussianWithCurator(own, Gaussian(c / units), most))
-        case _ if claim.trust is Trust.LOCAL and claim.unit is not Unit.RECORD:
+        case _ if claim.trust is Trust.LOCAL and claim.unit not in (Unit.RECORD, Unit.PERSON):
             return epsilon_of(event, count=units * count)
         case Gaussian(m):
             return epsilon_of(Gaussian(m / units))
         case PoissonSampled(rate, Gaussian(m)) if (
             accountant is Accountant.PLD and relation is not Relation.REPLACE and rate < 1
         ):
-            mixture = math.inf
-            if units <= _MOST_UNITS:
-                mixture = _mixture_epsilon(rate, m, units, count, delta)
-            return min(mixture, epsilon_of(Gaussian(m / units)))
+            return _together_epsilon(rate, m, units, count, delta, FINE)
+        case GroupSampled(rate, size, gaussian):
+            return epsilon_of(GroupSampled(rate, size * units, gaussian))
         case WithMetrics(Gaussian(m), Gaussian(c), most):
             return epsilon_of(WithMetrics(Gaussian(m / units), Gaussian(c / units), most))
         case WithMetrics(PoissonSampled(_, Gaussian(m)), Gaussian(c), most):
@@ -439,14 +444,30 @@ def _log_factor(e: float, units: int) -> float:
     return (units - 1) * e + math.log(-math.expm1(-units * e)) - math.log(-math.expm1(-e))
 
 
+def _together_epsilon(
+    rate: float, noise: float, units: int, count: int, delta: float, interval: float
+) -> float:
+    """The epsilon of `count` Gaussian releases that each of `units` units joins with the rate.
+
+    The mixture of Gaussians, or that of all units in every release where it is less, or where there
+    are more than 256.
+    """
+    always = gaussian_epsilon(math.sqrt(count) * units / noise, delta)
+    if units > _MOST_UNITS or rate == 1:
+        return always
+    return min(always, _mixture_epsilon(rate, noise, units, count, delta, interval))
+
+
 @lru_cache(maxsize=256)
-def _mixture_epsilon(rate: float, noise: float, units: int, count: int, delta: float) -> float:
+def _mixture_epsilon(
+    rate: float, noise: float, units: int, count: int, delta: float, interval: float
+) -> float:
     """The epsilon of `count` Poisson-sampled releases that each of `units` units joins by itself.
 
-    Infinite if only a grid wider than 500 holds the losses. Cached. The grid is fine beside the
-    spread of one release's loss, and fits into memory: a release has 20,000 to 400,000 losses, and
-    all of them together about a million. Its spread, and that of all of them, are taken from the
-    second moment of the ratio of densities.
+    Infinite if only a grid wider than 500 holds the losses. Cached. The grid is no finer than
+    `interval`, fine beside the spread of one release's loss, and fits into memory: a release has
+    20,000 to 400,000 losses, and all of them together about a million. Its spread, and that of all
+    of them, are taken from the second moment of the ratio of densities.
     """
     if count == 0:
         return 0.0
@@ -455,7 +476,7 @@ def _mixture_epsilon(rate: float, noise: float, units: int, count: int, delta: f
     spread = math.expm1(min(moment, 600.0))
     every = min(count * one, one + count * spread)
     fine = min(one / 20_000, math.sqrt(spread) / 20)
-    interval = max(FINE, fine, one / 400_000, every / 1_000_000)
+    interval = max(interval, fine, one / 400_000, every / 1_000_000)
     if interval > _WIDEST:
         return math.inf
     both = add_remove_losses(rate, noise, interval, units)

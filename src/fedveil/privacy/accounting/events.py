@@ -129,6 +129,25 @@ class PoissonSampled:
 
 
 @dataclass(frozen=True)
+class GroupSampled:
+    """`event` on a cohort that each of one person's `size` records joins with probability `rate`.
+
+    Every record joins independently and moves the sum by at most the sensitivity.
+    """
+
+    rate: float
+    size: int
+    event: Gaussian
+
+    def __post_init__(self) -> None:
+        """Raise BadInput for a rate outside (0, 1], or fewer than one record."""
+        if not 0 < self.rate <= 1:
+            raise BadInput(f"rate is {self.rate}: a probability in (0, 1] is needed")
+        if self.size < 1:
+            raise BadInput(f"{self.size} records of a person: at least one is needed")
+
+
+@dataclass(frozen=True)
 class FixedSampled:
     """`event` on a uniformly random cohort of exactly `size` out of `population` units."""
 
@@ -170,6 +189,7 @@ Event = (
     | GaussianWithBit
     | GaussianWithCurator
     | PoissonSampled
+    | GroupSampled
     | FixedSampled
     | WithMetrics
 )
@@ -184,6 +204,7 @@ KINDS: dict[type[Event], str] = {
     GaussianWithBit: "gaussian-with-bit",
     GaussianWithCurator: "gaussian-with-curator",
     PoissonSampled: "poisson-sampled",
+    GroupSampled: "group-sampled",
     FixedSampled: "fixed-sampled",
     WithMetrics: "with-metrics",
 }

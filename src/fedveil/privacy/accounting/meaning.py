@@ -77,11 +77,11 @@ _TRUSTED = {
         "honestly; the server need not be."
     ),
     Trust.SITE: (
-        "The site that has the record has to be trusted, and nobody else: what it sends has its "
+        "The site that has the data has to be trusted, and nobody else: what it sends has its "
         "noise already."
     ),
     Trust.SECURE_SUM: (
-        "The site that has the record has to be trusted, and all other sites to add their noise "
+        "The site that has the data has to be trusted, and all other sites to add their noise "
         "and keep it to themselves; the server need not be: it sees only the sum of all sites."
     ),
 }
@@ -95,6 +95,11 @@ _WORLDS = {
     (Unit.RECORD, Relation.ADD_REMOVE): "whether a given record was among a client's data",
     (Unit.RECORD, Relation.ZERO_OUT): "whether a given record was used or counted as nothing",
     (Unit.RECORD, Relation.REPLACE): "whether a record of a client is its own or any other",
+    (Unit.PERSON, Relation.ADD_REMOVE): "whether a given person's records were among a client's",
+    (Unit.PERSON, Relation.ZERO_OUT): (
+        "whether a given person's records were used or counted as nothing"
+    ),
+    (Unit.PERSON, Relation.REPLACE): "whether a person's records are its own or any others",
     (Unit.WEIGHT, Relation.ADD_REMOVE): "whether one weight of a client was sent in one round",
     (Unit.WEIGHT, Relation.ZERO_OUT): "whether one weight of a client in one round is its or zero",
     (Unit.WEIGHT, Relation.REPLACE): "whether one weight of a client in one round is this or that",
@@ -108,6 +113,10 @@ _UNITS = {
     Unit.RECORD: (
         "One record of one client, and not the client. Somebody with several records has a larger "
         "epsilon, and so has a client as a whole."
+    ),
+    Unit.PERSON: (
+        "One person at one client, with all of that person's records there. Somebody with records "
+        "at several clients has a larger epsilon, and so has a client as a whole."
     ),
     Unit.WEIGHT: (
         "One number out of a client's report of one round. A client sends many of them, in many "
@@ -234,7 +243,9 @@ class Meaning:
             self.unit, self.trusted = _UNITS[claim.unit], _TRUSTED[claim.trust]
             self.worlds = _WORLDS[claim.unit, claim.neighbours]
             if claim.units > 1:
-                these = f"{claim.units} {claim.unit}s of one person"
+                these = claim.units_text
+                if claim.unit is Unit.PERSON:
+                    these = f"the records of {these}"
                 self.worlds = _WORLDS_OF_SEVERAL[claim.neighbours].format(these=these)
             if claim.as_published or not claim.vouched:
                 self.promise = None
@@ -252,9 +263,12 @@ class Meaning:
             self._of_one_unit = None  # nobody has several such units
         one = self._of_one_unit
         if one is not None and one.composed is None and one.delta:
+            several = f"with several {one.unit}s"
+            if one.unit is Unit.PERSON:
+                several = "at several clients"
             self.several_unknown = (
-                f"The epsilon of somebody with several {one.unit}s is larger, and cannot be "
-                "computed: the claim does not record what was composed."
+                f"The epsilon of somebody {several} is larger, and cannot be computed: "
+                "the claim does not record what was composed."
             )
 
     @property
@@ -274,6 +288,8 @@ class Meaning:
         rest = "everything about everyone else"
         if claim.unit is Unit.RECORD:
             rest = "every other record"
+        elif claim.unit is Unit.PERSON:
+            rest = "the records of everyone else"
         share = _share(right_guesses(claim))
         most = f"and be right {share} times at most; tossing a coin is right 50 in 100 times"
         if share == _share(1.0):
@@ -284,7 +300,8 @@ class Meaning:
     def warnings(self) -> list[str]:
         """Sentences that must stand beside `sentence`, [] if there are none.
 
-        They are on seeded noise, on a conditional claim, and on a paper's formula.
+        They are on seeded noise, on a conditional claim, on a person at two clients, and on a
+        paper's formula.
         """
         claim, warnings = self.claim, []
         if claim is None:
@@ -299,6 +316,12 @@ class Meaning:
             warnings.append(
                 f"That holds whoever ended the run and why. {short[:1].upper()}{short[1:]}."
             )
+        one = self._of_one_unit
+        if one is not None and one.unit is Unit.PERSON and not self.several_unknown:
+            warnings.append(
+                "Somebody with records at two clients counts as two persons: "
+                f"{one.for_units(2).short}."
+            )
         if self.published is not None:
             warnings.append(
                 f"The paper's own formula comes to {self.published.short}. That is how its "
@@ -306,12 +329,19 @@ class Meaning:
             )
         return warnings
 
+    @property
+    def units_name(self) -> str:
+        """What the numbers in the first column of `several` count, "" without a claim."""
+        if self.claim is None:
+            return ""
+        unit = self.claim.unit
+        return "clients that have one person" if unit is Unit.PERSON else f"{unit}s of one person"
+
     def several(self) -> list[dict[str, str]]:
         """Table rows with the epsilon of a person with 1, 2, 4 or 8 units, at the claim's delta.
 
-        The keys of a row are "clients of one person" (or records), "epsilon" and "right guesses at
-        most". [] if nothing is promised or they cannot be computed. Computing them may take a
-        second.
+        The keys of a row are `units_name`, "epsilon" and "right guesses at most". [] if nothing is
+        promised or they cannot be computed. Computing them may take a second.
         """
         claim = self._of_one_unit
         if claim is None or self.several_unknown:
@@ -320,8 +350,8 @@ class Meaning:
         for units in SEVERAL:
             more = claim.for_units(units)
             share = _share(right_guesses(more)) if more.vouched else "no bound"
-            name = f"{claim.unit}s of one person"
-            rows.append({name: f"{units}", "epsilon": more.value, "right guesses at most": share})
+            row = {self.units_name: f"{units}", "epsilon": more.rounded_epsilon}
+            rows.append({**row, "right guesses at most": share})
         return rows
 
     @property

@@ -40,11 +40,11 @@ def strongest_promise(claims: Mapping[str, PrivacyClaim | None]) -> str:
         return f"The promises cannot be compared: {reason}."
     ranked = sorted(guarantees, key=lambda name: guarantees[name].epsilon)
     first, others = guarantees[ranked[0]], ranked[1:]
-    equal = [name for name in others if guarantees[name].value == first.value]
+    equal = [name for name in others if guarantees[name].rounded_epsilon == first.rounded_epsilon]
     if len(equal) == len(others):
         return f"The promises are equally strong: {first.short} each."
     weaker = [name for name in others if name not in equal]
-    rest = " and ".join(f"{guarantees[name].value} of {name}" for name in weaker)
+    rest = " and ".join(f"{guarantees[name].rounded_epsilon} of {name}" for name in weaker)
     if equal:
         names = " and ".join([ranked[0], *equal])
         return f"{names} make the strongest promise: {first.short}, against {rest}."

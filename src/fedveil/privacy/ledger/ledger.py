@@ -281,6 +281,15 @@ class Ledger:
         last = self._last_attempt(round)
         return 0 if last is None else last + (not self._replays)  # a replay has the same number
 
+    def goes_on(self, round: int, attempt: int) -> bool:
+        """Whether `attempt` at `round` may go on without a charge: it is what was charged last.
+
+        True for any attempt where nothing is charged.
+        """
+        if not self._lines:
+            return True
+        return self._last_attempt(round) == attempt and self.charged() == round
+
     def _last_attempt(self, round: int) -> int | None:
         """The number of the last charged attempt at `round`, None if it was not charged."""
         query = "SELECT MAX(attempt) FROM charges WHERE run = ? AND round = ?"

@@ -173,7 +173,7 @@ def gaussian_int(
     >>> gaussian_int(SecureRandom(), 1000.0, (2, 3)).shape
     (2, 3)
     """
-    return _draw_rounded(source, scale, shape, _normal_size, normal_tail)
+    return _draw_rounded(source, scale, shape, normal_size, normal_tail)
 
 
 def laplace_int(
@@ -199,7 +199,7 @@ _Tail = Callable[[Fraction, int], int]
 """(x, bits) -> P(|Z| > x) x 2^bits, less than two units off."""
 
 
-def _normal_size(p: Floats) -> Floats:
+def normal_size(p: Floats) -> Floats:
     """The x with P(|Z| > x) = p, for a standard normal Z and each p, in floats."""
     return np.asarray(-ndtri(p * 0.5))
 

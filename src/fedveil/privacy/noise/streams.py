@@ -86,9 +86,9 @@ class Streams:
         """
         if attempt == 0 or self.secure:
             return self
-        return Streams(self.key("attempt", attempt))
+        return Streams(self.derive_key("attempt", attempt))
 
-    def key(self, purpose: str, *parts: int) -> int:
+    def derive_key(self, purpose: str, *parts: int) -> int:
         """A key of 128 bits, as an integer: a hash of (seed, purpose, parts)."""
         text = "\x1f".join([str(self.seed), purpose, *map(str, parts)])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
@@ -98,7 +98,7 @@ class Streams:
 
         It is seeded also where `secure`.
         """
-        return np.random.Generator(np.random.Philox(key=self.key(purpose, *parts)))
+        return np.random.Generator(np.random.Philox(key=self.derive_key(purpose, *parts)))
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
         """One 64-bit key per client, for the row functions below.
@@ -108,7 +108,7 @@ class Streams:
         """
         if self.secure:
             return SecureKeys(len(np.asarray(clients)))
-        base = self.key(purpose, round, *parts)
+        base = self.derive_key(purpose, round, *parts)
         low, high = np.uint64(base & (2**64 - 1)), np.uint64(base >> 64)
         ids = np.asarray(clients, dtype=np.uint64)
         return mix(mix(ids * GOLDEN + low) ^ high)

@@ -84,26 +84,33 @@ class DpSgdSteps(Release):
         difference.
         """
         relation = relation_of(self.noisy.nominal)
-        wrong = wrong_terms(line, Unit.RECORD, relation, Trust.LOCAL)
+        wrong = wrong_terms(line, self.noisy.protected, relation, Trust.LOCAL)
         if wrong is not None:
             return wrong
         claimed = noise_in(line.event)
         if self.relation is not relation or not covers(self.multiplier, claimed):
             return f"noise of {self.multiplier:g} sensitivities is added under {self.relation}"
-        event = PoissonSampled(self.noisy.rate, Gaussian(claimed))
-        right = (event, Gaussian(claimed)) if self.noisy.rate == 1 else (event,)
-        if line.event not in right or line.per != self.noisy.steps:
+        if line.event not in accounts_of(self.noisy, claimed) or line.per != self.noisy.steps:
             return f"clients take {self.noisy}"
         if plan.schedule is None or plan.statistic is not None:
             return "an adaptive clip watches clients beside it"
         return None
 
 
+def accounts_of(noisy: NoisySteps, multiplier: float) -> tuple[Event, ...]:
+    """The events that account for one of these steps with noise of `multiplier` clips."""
+    event = noisy.event(multiplier)
+    if isinstance(event, Gaussian):
+        return event, PoissonSampled(1.0, event)
+    return (event,)
+
+
 def relation_of(nominal: int | None) -> Relation:
     """The neighbouring relation of DP-SGD: zero-out if `nominal` is None, otherwise add-remove.
 
-    Without a nominal number, clients' numbers of records are public: a neighbour keeps the record
-    and zeroes its gradient. With one they are private, and a neighbour lacks the record.
+    Without a nominal number, clients' numbers of records or people are public: a neighbour keeps
+    the record or person and zeroes its gradient. With one they are private, and a neighbour lacks
+    it.
     """
     return Relation.ZERO_OUT if nominal is None else Relation.ADD_REMOVE
 
@@ -119,25 +126,30 @@ def dp_sgd(
     rounds: int,
     budget: Budget,
     multiplier: float | None = None,
+    unit: Unit = Unit.RECORD,
+    cap: int | None = None,
 ) -> PrivacyPlan:
-    """A plan with DP-SGD inside every client: record-level DP against the server.
+    """A plan with DP-SGD inside every client: record-level or person-level DP against the server.
 
     It is algorithm 2 of Naseri et al.
 
-    Guarantee: docs/proofs/local.md. Each participation is `steps` Poisson-sampled Gaussians on the
-    client's own records; one account per client over all its participations. It protects records,
-    not clients: a client of k records has k of them.
+    Guarantee: docs/proofs/local.md, docs/proofs/persons.md. Each participation is `steps`
+    Poisson-sampled Gaussians on the client's own records; one account per client over all its
+    participations. It protects records, or persons with a cap, and not clients: a client of k
+    records has k of them.
 
     Args:
         sampler: Who takes part in a round.
         population: The number of clients.
         clip: The largest L2 norm of an example's gradient.
-        rate: The probability with which a record joins a local step.
+        rate: The probability with which a unit joins a local step.
         steps: The number of local steps in a round.
-        nominal: The number of records that every client counts as. None: its own, which is public.
+        nominal: The number of units that every client counts as. None: its own, which is public.
         rounds: The number of planned rounds.
         budget: The epsilon that may be spent, and delta.
         multiplier: The noise multiplier. None: the least with which all rounds fit the budget.
+        unit: What joins a step and is clipped, a record or a person.
+        cap: The most records of a person that count. None: the claim is about a record.
 
     | edge | behaviour |
     |---|---|
@@ -148,26 +160,23 @@ def dp_sgd(
     | one public nominal size for all | add-remove neighbours |
     | secure noise (`with_secure_noise`) | docs/proofs/secure-dp-sgd.md; nominal is a cap too |
     """
-    unnoised = NoisySteps(rate, steps, 0.0, nominal)
+    unnoised = NoisySteps(rate, steps, 0.0, nominal, unit, cap)
     check_sampler(sampler, population, rounds)
     check_multiplier(multiplier)
-    relation = relation_of(nominal)
-
-    def event(m: float) -> Event:
-        return Gaussian(m) if rate == 1 else PoissonSampled(rate, Gaussian(m))
-
+    relation, event = relation_of(nominal), unnoised.event
+    units = "people" if unit is Unit.PERSON else "records"
     base = replace(
         line_of(sampler, population, budget),
-        unit=Unit.RECORD,
+        unit=unnoised.protected,
         relation=relation,
         per=steps,
         assumptions=(
             "the server is not trusted; each client runs DP-SGD honestly on its own records",
-            "clients' numbers of records are public"
+            f"clients' numbers of {units} are public"
             if nominal is None
-            else "a nominal number of records is used for every client",
+            else f"a nominal number of {units} is used for every client",
             TURNS,
-            "one record per person and client",
+            *unnoised.rules("client"),
             SEEDED,
         ),
     )

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -16,13 +17,25 @@ from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import PureReport
 from fedveil.privacy.clip import BLOCK, Norm, row_norms, rows_per_block
 from fedveil.privacy.clip_schedules import ClipSchedule
-from fedveil.privacy.noise.streams import Keys, normal_, uniform_
+from fedveil.privacy.noise.directed import LARGEST_DIRECTION, directed_int
+from fedveil.privacy.noise.grid import Integers, exponential_tail
+from fedveil.privacy.noise.secure_random import SecureRandom
+from fedveil.privacy.noise.streams import Keys, SecureKeys, normal_, uniform_
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Release, Round, check_sampler, line_of, wrong_terms
 from fedveil.privacy.sampling import Sampler
 
 _FAR = 40.0
 """Beyond, 1 - p is below 1e-17: no split is better for giving p more."""
+
+_STEPS = 1 << 10
+"""Steps of the grid of secure reports per standard deviation of a coordinate."""
+
+_LARGEST_SECURE = 64.0
+"""The largest epsilon of a secure report: more could not be vouched for in any case."""
+
+_ODDS_BITS = 128
+_TAIL_BITS = 256
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,8 @@ class PrivUnitG:
     Guarantee: docs/proofs/priv-unit.md. For any two inputs the density of a report differs by a
     factor of at most e^epsilon, and its mean is the input. A vector of length r <= 1 is reported
     as +v or -v, v its direction, with probabilities (1 +- r) / 2: the mean stays, and so does
-    epsilon. Draws are seeded floats: this is a simulation, and says so.
+    epsilon. Seeded draws are floats: that is a simulation, and its claim says so. Secure draws have
+    exactly this law, g rounded to 2^-10 afterwards, with `exact_odds` for p and q.
 
     | edge | behaviour |
     |---|---|
@@ -47,6 +61,7 @@ class PrivUnitG:
     | zero row | a random sign on the first axis |
     | row longer than `length`, by rounding | as long as it |
     | rows of another dimension | AssertionError |
+    | secure draws and epsilon above 64 | AssertionError: `with_secure_noise` refuses less |
     """
 
     epsilon: float
@@ -109,6 +124,19 @@ class PrivUnitG:
         """
         return (self.dimension + self.tau * self.m) / (self.m * self.m)
 
+    @cached_property
+    def exact_odds(self) -> tuple[int, Fraction]:
+        """(p x 2^128, q) of secure reports, with p / (1 - p) (1 - q) / q <= e^epsilon exactly.
+
+        q is the float, and p is rounded down. Raises AssertionError for an epsilon above 64.
+        """
+        if self.epsilon > _LARGEST_SECURE:
+            raise AssertionError(f"secure reports of epsilon {self.epsilon}: 64 is the most")
+        q = Fraction(self.q)
+        most = Fraction(exponential_tail(Fraction(self.epsilon), _TAIL_BITS) + 2, 1 << _TAIL_BITS)
+        p = math.floor((1 << _ODDS_BITS) / (1 + (1 - q) / q * most))
+        return p, q
+
     def report_(self, rows: torch.Tensor, length: float, normals: Keys, choices: Keys) -> None:
         """Replace rows [K, dimension] in place by reports, whose means are the rows.
 
@@ -125,9 +153,14 @@ class PrivUnitG:
         norms = row_norms(rows)
         draws = uniform_(torch.empty(len(rows), 3, dtype=torch.float64), choices)
         signs = torch.where(draws[:, 0] < norms / length, 1.0, -1.0).to(torch.float64)
-        wanted = self._draw_t(draws[:, 1], draws[:, 2]) * signs
         rows[norms == 0, 0] = 1.0
         norms[norms == 0] = 1.0
+        if isinstance(normals, SecureKeys):
+            for row, inverse in zip(rows, signs / norms, strict=True):
+                on_grid = self._draw_on_grid(_direction(row, float(inverse)))
+                row.copy_(torch.from_numpy(on_grid * (length / (self.m * _STEPS))))
+            return
+        wanted = self._draw_t(draws[:, 1], draws[:, 2]) * signs
         step, scale = rows_per_block(rows), length / self.m
         scratch = torch.empty(min(step, len(rows)), self.dimension, dtype=rows.dtype)
         for a in range(0, len(rows), step):
@@ -151,6 +184,26 @@ class PrivUnitG:
         cap = -ndtri_exp(np.log(share) + log_expit(-self.split[1]))
         rest = np.minimum(ndtri(share * expit(self.split[1])), self.tau)
         return torch.from_numpy(np.where(side.numpy() < 2 * self.p - 1, cap, rest))
+
+    def _draw_on_grid(self, direction: Integers) -> Integers:
+        """round(2^10 g) for the g of a report of direction / |direction|, int64 [dimension].
+
+        The law is exact, and everything is drawn from the operating system's randomness.
+        """
+        source, (p, q) = SecureRandom(), self.exact_odds
+        first, second = source.words(2).tolist()
+        on_cap = first << 64 | second < p
+        ends = (Fraction(0), q) if on_cap else (q, Fraction(1))
+        return directed_int(source, _STEPS, direction, *ends)
+
+
+def _direction(row: torch.Tensor, inverse: float) -> Integers:
+    """row x inverse, which has a length of about 1, in steps of 2^-40, int64 [P].
+
+    What is reported is exactly the direction of these integers, whatever was rounded before.
+    """
+    steps = (row.double() * inverse * LARGEST_DIRECTION).round_()
+    return steps.clamp_(-LARGEST_DIRECTION, LARGEST_DIRECTION).to(torch.int64).numpy()
 
 
 def _tau(second: float) -> float:
@@ -191,7 +244,7 @@ class PrivUnitReports(Release):
     def check(self, plan: PrivacyPlan) -> None:
         """Raise BadArgument for a plan that PrivUnitG has no account for.
 
-        Refuses plans without a clip in L2, with an adaptive clip, and with secure noise.
+        Refuses plans without a clip in L2, and with an adaptive clip.
         """
         schedule = plan.schedule
         if schedule is None or plan.norm is None:
@@ -212,13 +265,6 @@ class PrivUnitReports(Release):
                 "'priv-unit' does not account for: use {schedule} 'fixed' or 'poly'",
                 "mechanism",
                 "schedule",
-            )
-        if plan.secure:
-            raise BadArgument(
-                "{source} is 'secure' and the reports of {mechanism} 'priv-unit' are floats, "
-                "whose low bits would tell what they hide: use 'seeded'",
-                "source",
-                "mechanism",
             )
 
     def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:

@@ -11,7 +11,6 @@ from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import covers, noise_in
-from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
 from fedveil.privacy.noise.grid import LARGEST_SUM
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
@@ -25,6 +24,7 @@ from fedveil.privacy.release import (
     check_multiplier,
     wrong_terms,
 )
+from fedveil.privacy.releases.dp_sgd import accounts_of
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.secure import check_grid
 
@@ -60,11 +60,13 @@ class SiteNoise(Release):
     Attributes:
         multiplier: The noise of the budget's line, in clips: of each site if `share` is "whole", of
             the sum of all sites if it is "part".
-        rate: The probability with which a record joins a round.
+        rate: The probability with which a unit joins a round.
         site_count: The number of sites, n.
-        records: The public number of records of all sites, by which the sum is divided.
+        records: The public number of units of all sites, by which the sum is divided.
         share: "whole": a site's own noise is what the budget's line claims. "part": the noise of
             all sites together is, and only their sum may be seen.
+        unit: What joins a round and is clipped, a record or a person.
+        cap: The most records of a person that count. None: records are protected.
         noisy: How records join, and the noise of one site, in clips.
         channel: `SecureSum` for "part", the plain one for "whole".
     """
@@ -74,6 +76,8 @@ class SiteNoise(Release):
     site_count: int
     records: int
     share: str
+    unit: Unit = Unit.RECORD
+    cap: int | None = None
     noisy: NoisySteps = field(init=False, repr=False, compare=False)
     channel: Channel = field(init=False, repr=False, compare=False)
 
@@ -85,7 +89,8 @@ class SiteNoise(Release):
         own, channel = self.multiplier, Channel()
         if self.share == PART:
             own, channel = own / math.sqrt(self.site_count), SecureSum(self.site_count)
-        object.__setattr__(self, "noisy", NoisySteps(self.rate, 1, own))
+        noisy = NoisySteps(self.rate, 1, own, unit=self.unit, cap=self.cap)
+        object.__setattr__(self, "noisy", noisy)
         object.__setattr__(self, "channel", channel)
 
     @property
@@ -94,6 +99,7 @@ class SiteNoise(Release):
             ("release", "sites"),
             ("sites", self.site_count),
             *named_values(self, "multiplier", "rate", "records", "share"),
+            *self.noisy.of_persons,
         )
 
     @property
@@ -136,9 +142,8 @@ class SiteNoise(Release):
                 )
 
     def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
-        wrong = wrong_terms(
-            line, Unit.RECORD, Relation.ZERO_OUT, Trust.SITE, Trust.SECURE_SUM, Trust.CENTRAL
-        )
+        trusts = Trust.SITE, Trust.SECURE_SUM, Trust.CENTRAL
+        wrong = wrong_terms(line, self.noisy.protected, Relation.ZERO_OUT, *trusts)
         if wrong is not None:
             return wrong
         if line.trust is Trust.SECURE_SUM and self.share != PART:
@@ -151,16 +156,14 @@ class SiteNoise(Release):
         claimed = noise_in(line.event)
         if not covers(noise, claimed):
             return f"noise of {noise:g} clips is added"
-        event = PoissonSampled(self.noisy.rate, Gaussian(claimed))
-        right = (event, Gaussian(claimed)) if self.noisy.rate == 1 else (event,)
-        if line.event not in right or line.per != self.noisy.steps:
+        if line.event not in accounts_of(self.noisy, claimed) or line.per != self.noisy.steps:
             return f"sites take {self.noisy}"
         if plan.schedule is None or plan.statistic is not None:
             return "an adaptive clip watches sites beside it"
         return None
 
     def divisor(self, weight: float, expected: float) -> float:
-        """The expected number of records in a round, whoever joined."""
+        """The expected number of units in a round, whoever joined."""
         return self.noisy.rate * self.records
 
     def noise_length(self, round: Round, size: int) -> float:
@@ -183,23 +186,29 @@ def sites(
     rounds: int,
     budget: Budget,
     multiplier: float | None = None,
+    unit: Unit = Unit.RECORD,
+    cap: int | None = None,
 ) -> PrivacyPlan:
-    """Sums of clipped gradients of Poisson-sampled records, with noise from every site.
+    """Sums of clipped gradients of Poisson-sampled records or people, with noise from every site.
 
-    Guarantee: docs/proofs/sites.md. A record trusts the site that has it, and nobody else. With
+    Guarantee: docs/proofs/sites.md, docs/proofs/persons.md. A record trusts the site that has it,
+    and nobody else. With
     the share "whole" the first line is about the server, which sees each site's sum, and the second
     about those who see only models. With "part" the first line is about a server that sees only the
     sum of all sites, and the second about a server that sides with all other sites.
 
     Args:
         population: The number of sites.
-        clip: The clip of each record's gradient.
-        records: The public number of records of all sites.
-        rate: The probability with which a record joins a round.
+        clip: The clip of each unit's gradient.
+        records: The public number of units of all sites.
+        rate: The probability with which a unit joins a round.
         share: "whole" or "part".
         rounds: The number of rounds.
         budget: The budget of the first line.
         multiplier: The noise of the first line, in clips. None: the least that fits the budget.
+        unit: What joins a round and is clipped, a record or a person: the mean of the gradients of
+            that person's records.
+        cap: The most records of a person that count. None: the claim is about a record.
 
     | edge | behaviour |
     |---|---|
@@ -219,28 +228,27 @@ def sites(
             "share",
         )
 
-    def event(m: float) -> Event:
-        return Gaussian(m) if rate == 1 else PoissonSampled(rate, Gaussian(m))
-
+    steps = NoisySteps(rate, 1, 0.0, unit=unit, cap=cap)
+    event, units = steps.event, "people" if unit is Unit.PERSON else "records"
     first = BudgetLine(
         event=event(1.0),
         share=Fraction(1),
         budget=budget,
-        unit=Unit.RECORD,
+        unit=steps.protected,
         relation=Relation.ZERO_OUT,
         trust=Trust.SITE if share == WHOLE else Trust.SECURE_SUM,
         noise=NoiseSource.SEEDED,
         assumptions=(
-            "each site draws its records and adds its noise honestly",
-            "sites' numbers of records are public",
-            "one record per person and site",
+            f"each site draws its {units} and adds its noise honestly",
+            f"sites' numbers of {units} are public",
+            *steps.rules("site"),
             SEEDED,
         ),
     )
     if multiplier is None:
         multiplier = least_noise(event, rounds, budget, Relation.ZERO_OUT)
     unlimited = replace(first, reading=True, budget=Budget(math.inf, budget.delta))
-    release = SiteNoise(multiplier, rate, population, records, share)
+    release = SiteNoise(multiplier, rate, population, records, share, unit, cap)
     if share == WHOLE:
         second = replace(
             unlimited,

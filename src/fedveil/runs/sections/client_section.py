@@ -55,6 +55,22 @@ _FLOOR = setting(
     None,
     description="Added to the root of the second moment. For optimizer 'adam'. Left out: 1e-8.",
 )
+_UNIT = setting(
+    default=None,
+    description="What is sampled and clipped: each 'record', or each 'person', by the mean of the "
+    "gradients of that person's records. 'person' needs cap and data that say whose records are "
+    "whose (data.person), and its claim is per person. For kind 'dp-sgd' and noise.where 'site'. "
+    "Left out: 'record'.",
+)
+_CAP = setting(
+    checks.COUNT,
+    None,
+    description="The most records of a person that count; a public rule leaves the others out. "
+    "With it the claim is per person. Under unit 'record' a person's records are sampled and "
+    "clipped one by one, and all of them are accounted together. For kind 'dp-sgd' and noise.where "
+    "'site', and data that say whose records are whose. Left out: every record counts, and the "
+    "claim is per record.",
+)
 
 
 class PoissonSection(Section):
@@ -129,22 +145,21 @@ class GradientSection(Section):
 
     kind: Literal["gradient"]
     """One gradient on all of a client's records (FedSGD); the learning rate is server.lr."""
-    unit: Literal["record"] | None = None
-    """What a site samples, clips and protects: each 'record' of its own. For noise.where 'site'.
-    Left out: 'record' there."""
+    unit: Literal["record", "person"] | None = _UNIT
+    cap: int | None = _CAP
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
         """Build the client work: one gradient (FedSGD), or the noisy sum that `steps` describe.
 
-        `rounds` has no effect. Raises BadInput for a unit without noise at the sites.
+        `rounds` has no effect. Raises BadInput for a unit or a cap without noise at the sites.
         """
         from fedveil.training.work import OneGradient, SiteSum
 
         if steps is not None:
             return SiteSum(steps)
-        if self.unit is not None:
+        for key, value in self.present_values("unit", "cap").items():
             raise BadInput(
-                f"client.unit is {self.unit!r} and has no effect without noise.where = 'site': "
+                f"client.{key} is {value!r} and has no effect without noise.where = 'site': "
                 "leave it out"
             )
         return OneGradient()
@@ -222,15 +237,17 @@ class DpSgdSection(Section):
     """DP-SGD on Poisson batches of the client's own records; with noise.where 'training' and a
     fixed clip of each example's gradient."""
     rate: float = setting(checks.RATE)
-    """Probability that a record joins a local step."""
+    """Probability that a record, or a person, joins a local step."""
     steps: int = setting(checks.STEPS)
     """Local steps per round."""
     lr: float = setting(checks.POSITIVE)
     """Learning rate of the local steps."""
     nominal: int | None = setting(checks.NOMINAL, None)
-    """One number of records for all clients, by which sums are divided, so that the claim covers
-    how many a client has. With server.weights 'uniform'. Left out: each client's own number, which
-    is then public."""
+    """One number of records, or of people where these are sampled, for all clients, by which sums
+    are divided, so that the claim covers how many a client has. With server.weights 'uniform'. Left
+    out: each client's own number, which is then public."""
+    unit: Literal["record", "person"] | None = _UNIT
+    cap: int | None = _CAP
     momentum: float | None = setting(
         checks.FRACTION, None, description=f"{_MOMENTUM} Left out: 0.0."
     )
@@ -268,6 +285,12 @@ class DpSgdSection(Section):
 
 
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
+
+
+def client_cap(client: ClientSection) -> int | None:
+    """Return the most records of a person that count, None if claims are not about persons."""
+    cap: int | None = getattr(client, "cap", None)
+    return cap
 
 
 def _build_adam(section: SgdSection | DpSgdSection) -> "Adam | None":

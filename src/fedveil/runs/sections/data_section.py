@@ -113,8 +113,8 @@ class DataSection(Section):
     and the rows of a single file are dealt to clients."""
     person: str | None = None
     """The column of a table with the person of a row, which is no feature. Nobody has rows on both
-    sides of a test split that is 'by-client' or a share. Claims are per client or record all the
-    same. Left out: rows are divided whoever they are about."""
+    sides of a test split that is 'by-client' or a share. Claims are per person if client.cap says
+    how many of a person's rows count. Left out: rows are divided whoever they are about."""
     target: str | None = None
     """The column of a table that is to be predicted. Left out: only for other data."""
     features: list[str] | None = None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from fedveil.base.checks import BUDGET, DELTA, MULTIPLIER, POSITIVE, REPORT_EPSILON, Each, whole
 from fedveil.base.errors import BadInput
-from fedveil.runs.sections.client_section import DpSgdSection
+from fedveil.runs.sections.client_section import ClientSection, DpSgdSection, client_cap
 from fedveil.runs.sections.clip_section import FixedClipSection, RangeClipSection
 from fedveil.runs.sections.section import Section, setting
 
@@ -46,7 +46,7 @@ class PlanInputs:
         task: The model.
         metrics: Priced metrics of the clients themselves, which their claim has to cover, or None.
         rounds: The number of rounds planned.
-        records: The number of records of all clients.
+        records: The number of records, or of people if they are sampled, of all clients.
     """
 
     recipe: Recipe
@@ -185,6 +185,7 @@ class GaussianSection(Section):
             rounds=inputs.rounds,
             budget=inputs.single_budget("have no meaning for noise at the sites"),
             multiplier=self.multiplier,
+            **_persons(inputs.recipe.client),
         )
 
     def _dp_sgd_plan(self, inputs: PlanInputs) -> PrivacyPlan:
@@ -212,7 +213,15 @@ class GaussianSection(Section):
             rounds=inputs.rounds,
             budget=inputs.single_budget("have no meaning for dp-sgd"),
             multiplier=self.multiplier,
+            **_persons(client),
         )
+
+
+def _persons(client: ClientSection) -> dict[str, Any]:
+    """Return the arguments `unit` and `cap` of a plan, for the keys of a [client]."""
+    from fedveil.privacy.accounting.claims import Unit
+
+    return {"unit": Unit(getattr(client, "unit", None) or "record"), "cap": client_cap(client)}
 
 
 class LaplaceSection(Section):
@@ -276,14 +285,13 @@ class PrivUnitSection(Section):
     """Epsilon of one report. Left out: the largest with which all turns of a client fit
     budget.epsilon."""
     where: Literal["client"] = _AT_CLIENTS
-    source: Literal["seeded", "secure"] = "seeded"
-    """Where randomness comes from; 'secure' is refused: reports are floats."""
+    source: Literal["seeded", "secure"] = _SOURCE
     claim: ClassVar[bool] = True
 
     def build(self, inputs: PlanInputs) -> PrivacyPlan:
         """Build the plan of PrivUnitG reports.
 
-        Raises BadInput if they do not fit the clip, the sampler or the budget, or noise is secure.
+        Raises BadInput if they do not fit the clip, the sampler or the budget.
         """
         from fedveil.privacy.releases.priv_unit import priv_unit
 

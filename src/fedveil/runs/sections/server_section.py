@@ -58,8 +58,8 @@ class ServerSection(Section):
     """How many malicious clients a round is expected to have. For aggregate 'krum' and
     'multi-krum'. Left out: 1."""
     weights: Literal["uniform", "examples"] = "uniform"
-    """How clients count in the mean: all alike, or by their numbers of records, which is refused
-    where the claim is about clients."""
+    """How clients count in the mean: all alike, or by their numbers of records, of people where
+    these are sampled. 'examples' is refused where the claim is about clients."""
 
     def build(self, rounds: int) -> "ServerOptimizer":
         """Build the server's optimiser for a run of `rounds` rounds.
@@ -176,6 +176,9 @@ class EvaluateSection(Section):
                     "a loss may be; give what a record's loss counts as at most"
                 )
             loss_clip = 2 * math.log(max(data.classes, 2))
+        unit = Unit.RECORD if owners.single_records else Unit.CLIENT
+        if data.cap is not None and data.test_persons is not None and not owners.of_clients:
+            unit = Unit.PERSON
         with in_keys("evaluate"):
             return priced_metrics(
                 names,
@@ -185,7 +188,7 @@ class EvaluateSection(Section):
                 loss_clip=loss_clip,
                 of_clients=owners.of_clients,
                 relation=sampler.relation if owners.of_clients else Relation.ZERO_OUT,
-                unit=Unit.RECORD if owners.single_records else Unit.CLIENT,
+                unit=unit,
             )
 
 

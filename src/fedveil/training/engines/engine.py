@@ -8,7 +8,7 @@ memory that it keeps (`keep_memory`), so that rounding does not depend on the nu
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -20,7 +20,8 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Round
 from fedveil.training.participants import Participants
 from fedveil.training.reports import CohortSum
-from fedveil.training.server import Weights
+from fedveil.training.round import Unfinished
+from fedveil.training.server import ServerState, Weights
 from fedveil.training.work import BUILTIN_WORK, ClientWork
 
 
@@ -41,6 +42,18 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release processes and connections. A later call of `run` starts new ones."""
+        ...
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """An engine that finishes rounds which a process before it began."""
+
+    def unfinished(self, state: ServerState) -> Unfinished | None:
+        """Return the attempt at the round after `state` that was cut off before its sum, or None.
+
+        No noise was drawn for it, and nothing of it was released by the server.
+        """
         ...
 
 

@@ -135,29 +135,29 @@ class Parcel:
     Attributes:
         pickled: The pickle, without its arrays.
         buffers: The bytes of the arrays that are sent along.
-        files: The files of the other arrays, which are mapped on the node if they are there.
+        mapped_files: The files of the other arrays, which are mapped on the node if they are there.
     """
 
     pickled: bytes
     buffers: list[npt.NDArray[np.uint8]]
-    files: list[MappedFile]
+    mapped_files: list[MappedFile]
 
-    def missing(self) -> list[int]:
-        """The indices in `files` of the files that are not on this node, or differ."""
+    def missing_files(self) -> list[int]:
+        """The indices in `mapped_files` of the files that are not on this node, or differ."""
         return [k for k, found in enumerate(self._mapped_arrays) if found is None]
 
     def open(self, others: dict[int, Array]) -> Any:
         """Unpickle the object.
 
-        `others` holds arrays, by index in `files`, for the missing files.
+        `others` holds arrays, by index in `mapped_files`, for the missing files.
         """
         arrays = [others.get(k, found) for k, found in enumerate(self._mapped_arrays)]
         return _Opening(io.BytesIO(self.pickled), self.buffers, arrays).load()
 
     @cached_property
     def _mapped_arrays(self) -> list[Array | None]:
-        """The array of each file in `files`, None where the file is missing."""
-        return [file.open() for file in self.files]
+        """The array of each file in `mapped_files`, None where the file is missing."""
+        return [file.open() for file in self.mapped_files]
 
 
 def pack(thing: object, *, what: str) -> tuple[Parcel, list[Array]]:
@@ -325,7 +325,7 @@ def _open(where: list[Any], arrays: Mapping[int, Any]) -> Any:
 
     torch.set_num_threads(1)
     parcel: Parcel = ray.get(where[0])
-    missing = parcel.missing()
+    missing = parcel.missing_files()
     if not set(missing) <= set(arrays):
         raise FilesMissing
     thing = parcel.open({k: ray.get(arrays[k]) for k in missing})

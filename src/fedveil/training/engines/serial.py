@@ -29,7 +29,7 @@ from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.participants import Group
 from fedveil.training.reports import ClientBatch, CohortSum, Rows
 from fedveil.training.server import Weights
-from fedveil.training.work import BUILTIN_WORK
+from fedveil.training.work import BUILTIN_WORK, units_of
 
 FAN_IN = 8
 
@@ -259,6 +259,8 @@ class Serial:
         weights = torch.ones(len(batch.cohort), dtype=torch.float64)
         if job.weights is Weights.EXAMPLES:
             weights = batch.cohort.weights
+            if job.plan.steps is not None:
+                weights = torch.from_numpy(units_of(job.plan.steps, batch.cohort)).double()
 
         def keep_signal(rows: Rows) -> None:
             """Add the updates before noise to the parts' signals."""

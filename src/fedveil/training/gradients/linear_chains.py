@@ -135,10 +135,10 @@ class StackedTrajectory(LocalTrajectory):
         """The sum of each client's single-example gradients, every one clipped, [K, P].
 
         Lengths follow from each layer's inputs and errors: an example's gradient is an outer
-        product per layer, which is not written out. A clip in another norm than L2 goes through
-        vmap.
+        product per layer, which is not written out. A clip in another norm than L2, and units of
+        several records, go through vmap.
         """
-        if clip.norm is not Norm.L2:
+        if clip.norm is not Norm.L2 or batch.group > 1:
             general = VmappedTrajectory(self._task, self._start, self._cohort)
             return general.clipped_sum(moved, batch, clip)
         inputs, errors = self._chain_rule(moved, batch, batch.mask)

@@ -7,6 +7,8 @@ gradient of a mean is a sum, so this changes rounding and nothing else.
 
 import sys
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from fedveil.models.trial import with_labels
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.grid import Grid
 from fedveil.training.cohort import Batch, CohortData
+from fedveil.training.gradients.clipped_units import ClippedUnits
 from fedveil.training.gradients.least_squares import (
     Quadratics,
     QuadraticTrajectory,
@@ -125,8 +128,17 @@ class Looped:
         self.examples = ClippedExamples(task, x, y)
         if private:
             self.examples.prepare()
+        self._sample, self._units = (x, y), dict[int, ClippedUnits]()
         images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.named_layers.values())
         self.piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
+
+    def clipped(self, group: int) -> ClippedExamples:
+        """What clips the gradients of records, or of units of `group` records."""
+        if group == 1:
+            return self.examples
+        if group not in self._units:
+            self._units[group] = ClippedUnits(self.task, *self._sample, group)
+        return self._units[group]
 
     @property
     def forks(self) -> bool:
@@ -145,7 +157,7 @@ class LoopedTrajectory(LocalTrajectory):
 
     def __init__(self, looped: Looped, start: torch.Tensor, cohort: CohortData) -> None:
         super().__init__(looped.task, start, cohort)
-        self._examples, self._piece = looped.examples, looped.piece
+        self._looped, self._examples, self._piece = looped, looped.examples, looped.piece
         self._here = torch.empty_like(start)
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
@@ -173,10 +185,16 @@ class LoopedTrajectory(LocalTrajectory):
         """
         out = torch.zeros(len(self._cohort), self.width)
         for k, row in enumerate(out):
-            x, y = batch.client_records(self._cohort, k)
+            given: list[Any]
+            if batch.group > 1:
+                used, units = self._units(batch, k)
+                given = [mapped(partial(_rows, used), part) for part in units]
+            else:
+                given = [*batch.client_records(self._cohort, k), *self._keys(batch, k)]
+            x, y, *more = given
             if len(y):
-                keys = self._keys(batch, k)
-                self._examples.add_clipped_(row, self._parameters(moved, k), x, y, clip, keys)
+                flat = self._parameters(moved, k)
+                self._looped.clipped(batch.group).add_clipped_(row, flat, x, y, clip, *more)
         return out
 
     def clipped_sum_on_grid(
@@ -185,16 +203,38 @@ class LoopedTrajectory(LocalTrajectory):
         """One gradient per slot, in pieces of a public size."""
         if len(self._cohort) != 1:
             raise AssertionError("exact sums are for one client at a time")
-        used = slots.mask[0] > 0
-        x = mapped(lambda values: _empty_unused(values, used), _first_of(slots, self._cohort.x))
-        y = _empty_unused(slots.select(self._cohort.y)[0], used)
-        keys = slots.dropout_keys[0] if self._task.drops else None
-        flat = self._parameters(moved, 0)
-        return self._examples.sum_on_grid(flat, x, y, used, clip, grid, keys)
+        given: list[Any]
+        if slots.group > 1:
+            used, given = self._units(slots, 0)
+        else:
+            used = slots.mask[0] > 0
+            given = [_first_of(slots, self._cohort.x), slots.select(self._cohort.y)[0]]
+            given += [slots.dropout_keys[0]] if self._task.drops else []
+        x, y, *more = given
+        x = mapped(partial(_empty_unused, used=used), x)
+        y = _empty_unused(y, used)
+        flat, examples = self._parameters(moved, 0), self._looped.clipped(slots.group)
+        return examples.sum_on_grid(flat, x, y, used, clip, grid, *more)
 
-    def _keys(self, batch: Batch, k: int) -> torch.Tensor | None:
-        """The dropout keys of client k's records, None if the module has no dropout."""
-        return batch.dropout_keys[k][batch.mask[k] > 0] if self._task.drops else None
+    def _units(self, batch: Batch, k: int) -> tuple[torch.Tensor, list[Any]]:
+        """(which units of client k have records, [x, y, weights, ...] of all of them by unit).
+
+        The list ends with dropout keys if the module has dropout. All are [B, group, ...].
+        """
+
+        def own(values: torch.Tensor) -> torch.Tensor:
+            chosen = values[k] if batch.index is None else values[k][batch.index[k]]
+            return batch.by_unit(chosen[None])[0]
+
+        weights, keys = batch.unit_weights[k], list[torch.Tensor]()
+        if self._task.drops:
+            keys = [batch.by_unit(batch.dropout_keys)[k]]
+        x, y = mapped(own, self._cohort.x), own(self._cohort.y)
+        return weights.sum(dim=1) > 0, [x, y, weights, *keys]
+
+    def _keys(self, batch: Batch, k: int) -> list[torch.Tensor]:
+        """The dropout keys of client k's records, [] if the module has no dropout."""
+        return [batch.dropout_keys[k][batch.mask[k] > 0]] if self._task.drops else []
 
     def _parameters(self, moved: torch.Tensor | None, k: int) -> torch.Tensor:
         """The parameters [P] of client k, in a buffer that the next call overwrites.
@@ -222,8 +262,8 @@ class LoopedTrajectory(LocalTrajectory):
                 piece = slice(a, a + self._piece)
                 with torch.enable_grad():
                     records = mapped(self._examples.layout, taken(x, piece))
-                    own = None if keys is None else keys[piece]
-                    losses = self._task.losses(named, records, y[piece], own)
+                    own = [every[piece] for every in keys]
+                    losses = self._task.losses(named, records, y[piece], *own)
                     loss = losses.sum() * (factor / len(y))
                 torch.autograd.backward(loss)
             for place, leaf in separate:
@@ -254,6 +294,11 @@ class LoopedTrajectory(LocalTrajectory):
 def _first_of(slots: Batch, x: Features) -> Features:
     """The records in the slots of the first client, [B, ...]."""
     return mapped(lambda values: slots.select(values)[0], x)
+
+
+def _rows(used: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The rows of values [B, ...] that are used."""
+    return values[used]
 
 
 def _empty_unused(values: torch.Tensor, used: torch.Tensor) -> torch.Tensor:

@@ -49,12 +49,17 @@ class ClippedExamples:
     single examples: at the task's parameters and away from them, where a layer that begins with
     zeros hides nothing. In a module that they do not fit, or that vmap cannot see through, all
     parameters get one gradient per example.
+
+    Attributes:
+        group: How many records an example has: 1, and more in `ClippedUnits`.
     """
+
+    group = 1
 
     def __init__(self, task: Task, x: Features, y: torch.Tensor) -> None:
         self._task = task
         task.ready(x, y)
-        self._sample = (x, y, torch.arange(len(y))) if task.drops else (x, y)
+        self._sample: tuple[Any, ...] = (x, y, torch.arange(len(y))) if task.drops else (x, y)
         self._independent: dict[int, bool] = {}
 
     def prepare(self) -> None:
@@ -84,14 +89,14 @@ class ClippedExamples:
         x: Features,
         y: torch.Tensor,
         clip: Clip,
-        keys: torch.Tensor | None = None,
+        *more: torch.Tensor,
     ) -> None:
         """Add the clipped gradients of the records x, y at the parameters `flat` [P] to `row` [P].
 
-        `row` is changed in place. `keys` [B] are the records' dropout keys, needed if the module
+        `row` is changed in place. `more` are the records' dropout keys [B], needed if the module
         has dropout.
         """
-        given = (x, y) if keys is None else (x, y, keys)
+        given = (x, y, *more)
         if clip.norm is Norm.L2 and self._by_layers:
             named = self._parameters(flat)
             pieces = max(1, -(-len(y) // self._piece))
@@ -115,7 +120,7 @@ class ClippedExamples:
         used: torch.Tensor,
         clip: Clip,
         grid: Grid,
-        keys: torch.Tensor | None = None,
+        *more: torch.Tensor,
     ) -> torch.Tensor:
         """The sum of the clipped gradients at `flat` of the records in used slots, float64 [P].
 
@@ -132,13 +137,12 @@ class ClippedExamples:
             used: Which slots hold a record that joined, bool [B].
             clip: The clip of each gradient.
             grid: The grid of the noise.
-            keys: The records' dropout keys, [B], if the module has dropout.
+            more: The records' dropout keys, [B], if the module has dropout.
         """
         size = self._slots_at_once(len(y), len(flat))
         if not self._is_independent(size):
             size = 1
-        spare = -len(y) % size
-        given = (x, y) if keys is None else (x, y, keys)
+        spare, given = -len(y) % size, (x, y, *more)
         padded: list[Any] = [mapped(lambda values: _padded(values, spare), part) for part in given]
         slots = _padded(used, spare)
         total = torch.zeros(len(flat), dtype=torch.float64)
@@ -151,7 +155,7 @@ class ClippedExamples:
 
     def _slots_at_once(self, slots: int, parameters: int) -> int:
         """How many slots are computed together: a power of two, from public numbers alone."""
-        most = max(1, min(slots, _MOST_SLOTS, _SLOT_NUMBERS // parameters))
+        most = max(1, min(slots, _MOST_SLOTS // self.group, _SLOT_NUMBERS // parameters))
         return 1 << (most.bit_length() - 1)
 
     def _is_independent(self, slots: int) -> bool:

@@ -55,10 +55,11 @@ class LocalTrajectory(ABC):
     def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
         """The sum of each client's single-example gradients, every one clipped, [K, P].
 
-        Only where rows are parameters, not coordinates.
+        Only where rows are parameters, not coordinates. In a batch of units of several records it
+        is the mean gradient of each unit's records that is clipped.
 
-        Guarantee: adding or removing one record moves a row by at most the clip. A record whose
-        gradient is not finite counts as zero.
+        Guarantee: adding or removing one record, or unit, moves a row by at most the clip. One
+        whose gradient is not finite counts as zero.
         """
 
     def clipped_sum_on_grid(
@@ -66,8 +67,9 @@ class LocalTrajectory(ABC):
     ) -> torch.Tensor:
         """The sum of one client's single-example gradients, each clipped and cut to the grid.
 
-        Exact, float64 [P]. Cutting rounds towards zero. Empty slots, and gradients that are not
-        finite, count as zero. AssertionError unless the trajectory is looped and has one client.
+        In a batch of units of several records, of the mean gradients of the units. Exact, float64
+        [P]. Cutting rounds towards zero. Empty slots, and gradients that are not finite, count as
+        zero. AssertionError unless the trajectory is looped and has one client.
 
         Guarantee: replacing the record of one slot by another, or emptying it, changes nothing but
         that slot's term, which is no longer than the clip (docs/proofs/secure-dp-sgd.md).
@@ -135,18 +137,22 @@ class VmappedTrajectory(LocalTrajectory):
 
         Every example's gradient is written out, a few clients at a time.
         """
-        given = self._records(batch)
-        clients, records = batch.mask.shape
+        given: tuple[Features, ...] = self._records(batch)
+        examples, mask = vmap(_example_gradients(self._task)), batch.mask
+        if batch.group > 1:
+            examples, mask = vmap(_unit_gradients(self._task)), batch.by_unit(mask).amax(dim=2)
+            x, y, *keys = (mapped(batch.by_unit, part) for part in given)
+            given = (x, y, batch.unit_weights, *keys)
+        clients, units = mask.shape
         params = (self._start if moved is None else self._start + moved).expand(clients, -1)
         out = torch.zeros(clients, self.width)
-        examples = vmap(_example_gradients(self._task))
-        step = max(1, _EXAMPLES // (self.width * max(1, records)))
+        step = max(1, _EXAMPLES // (self.width * max(1, units)))
         for a in range(0, clients, step):
             here = slice(a, a + step)
             found = examples(self._task.named(params[here]), *(taken(part, here) for part in given))
             rows = self._task.flattened(found)
             clipped = clip_or_zero_(rows.flatten(0, 1), clip).view_as(rows)
-            out[here] = torch.einsum("kbp,kb->kp", clipped, batch.mask[here])
+            out[here] = torch.einsum("kbp,kb->kp", clipped, mask[here])
         return out
 
     def _records(self, batch: Batch) -> tuple[Features, torch.Tensor, *tuple[torch.Tensor, ...]]:
@@ -177,6 +183,46 @@ def _example_gradients(task: Task) -> Callable[..., Named]:
         return every(named, *given)
 
     return examples
+
+
+def unit_gradients(
+    task: Task,
+    flat: torch.Tensor,
+    x: Features,
+    y: torch.Tensor,
+    weights: torch.Tensor,
+    *keys: Keys,
+) -> torch.Tensor:
+    """The gradient at `flat` [P] of each unit's loss, a weighted sum over its records, [B, P].
+
+    By vmap over the units, and over the records of each: the module sees every record alone.
+
+    Args:
+        task: The model and its loss.
+        flat: The parameters.
+        x, y: The units' records, [B, group, ...].
+        weights: The weight of each record in its unit, [B, group].
+        keys: The records' dropout keys [B, group], if the module has dropout.
+    """
+    return task.flattened(_unit_gradients(task)(task.named(flat), x, y, weights, *keys))
+
+
+def _unit_gradients(task: Task) -> Callable[..., Named]:
+    """As `_example_gradients`, for units: from (named parameters, x, y, weights, *keys)."""
+
+    def loss(
+        named: Named, x: Features, y: torch.Tensor, weights: torch.Tensor, *keys: torch.Tensor
+    ) -> torch.Tensor:
+        def one(x: Features, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
+            return task.each_loss(task.outputs(named, taken(x, None), *key), y[None])[0]
+
+        return (vmap(one)(x, y, *keys) * weights).sum()
+
+    def units(named: Named, *given: Features) -> Named:
+        every: Callable[..., Named] = vmap(grad(loss), in_dims=(None, *(0 for _ in given)))
+        return every(named, *given)
+
+    return units
 
 
 def clip_or_zero_(rows: torch.Tensor, clip: Clip) -> torch.Tensor:

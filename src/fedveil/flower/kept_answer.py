@@ -1,0 +1,57 @@
+"""`KeptAnswer`: the last answer of a site, for a server that asks the very same thing again."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedveil.flower.messages import Answer, RoundAsk
+from fedveil.runs.run_directory import write_atomic
+
+
+@dataclass(frozen=True)
+class KeptAnswer:
+    """The last answer of a site, in a file that only its owner can read.
+
+    A server that crashed between its ask and the answers asks again, and gets what was paid for.
+
+    Guarantee: `read` returns an answer only to an ask with the digest of the one that the answer
+    was computed for: run, round, attempt, plan, model and adaptive state. It is that answer, bit
+    for bit, so that nothing is released a second time.
+
+    | edge | behaviour |
+    |---|---|
+    | any part of the ask differs | None |
+    | no file, a damaged one, another site's name | None |
+    | a crash while an answer is written | None, or the answer before |
+    """
+
+    path: Path
+
+    def write(self, ask: RoundAsk, answer: Answer) -> None:
+        """Write the answer to `ask` in the place of the one before. It is on disk on return."""
+        tensors = {"report": answer.report.contiguous(), "watched": answer.watched.contiguous()}
+        content = save(tensors, {"ask": ask.digest, "site": answer.site})
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+        before = os.umask(0o077)
+        try:
+            write_atomic(self.path, content)
+        finally:
+            os.umask(before)
+
+    def read(self, ask: RoundAsk, site: str) -> Answer | None:
+        """Return the answer that was given to this very ask, None if there is none."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                about = file.metadata() or {}
+                if about.get("ask") != ask.digest or about.get("site") != site:
+                    return None
+                report, watched = (torch.clone(file.get_tensor(n)) for n in ("report", "watched"))
+        except (OSError, SafetensorError):
+            return None
+        return Answer(ask.run, ask.round, ask.attempt, site, report, watched)

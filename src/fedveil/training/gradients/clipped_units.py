@@ -1,0 +1,77 @@
+"""Mean gradients of units of several records, such as persons, clipped and summed."""
+
+from collections.abc import Callable
+from functools import cached_property, partial
+
+import torch
+
+from fedveil.base.inputs import mapped, taken
+from fedveil.models.task import Features, Task
+from fedveil.training.gradients.per_example import ClippedExamples
+from fedveil.training.gradients.trajectories import Keys, unit_gradients
+
+
+class ClippedUnits(ClippedExamples):
+    """Clipped sums of the mean gradients of units of at most `group` records, a client at a time.
+
+    The methods of `ClippedExamples`, of units in place of examples: x, y and `more` are [B, group,
+    ...], and `more` begins with the weight of each record in its unit, 0 for a place without one.
+
+    Guarantee: a unit adds at most the clip to the sum, whatever its records are. One whose mean
+    gradient is not finite adds zero. The module sees every record alone.
+    """
+
+    def __init__(self, task: Task, x: Features, y: torch.Tensor, group: int) -> None:
+        super().__init__(task, x, y)
+        self.group = group
+
+        def several(values: torch.Tensor) -> torch.Tensor:
+            return values[:, None].expand(-1, group, *values.shape[1:]).contiguous()
+
+        x, y, *keys = self._sample
+        weights = torch.full((len(y), group), 1 / group)
+        self._sample = (mapped(several, x), several(y), weights, *map(several, keys))
+
+    @property
+    def _by_layers(self) -> bool:
+        """False: each unit's mean gradient is written out."""
+        return False
+
+    @cached_property
+    def _example_gradients(self) -> Callable[..., torch.Tensor]:
+        """A function (parameters [P], x, y, weights, *keys) that returns each unit's, [B, P].
+
+        By vmap, or record by record where a layer has no rule for vmap.
+        """
+        try:
+            unit_gradients(self._task, self._task.parameters.clone(), *self._sample)
+        except RuntimeError:
+            return partial(_record_by_record, self._task)
+        return partial(unit_gradients, self._task)
+
+
+def _record_by_record(
+    task: Task,
+    flat: torch.Tensor,
+    x: Features,
+    y: torch.Tensor,
+    weights: torch.Tensor,
+    *keys: Keys,
+) -> torch.Tensor:
+    """As `unit_gradients`, by autograd on one record after the other."""
+    rows = []
+    for k in range(len(y)):
+        named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
+        with torch.enable_grad():
+            loss = torch.zeros(())
+            for j in torch.nonzero(weights[k])[:, 0].tolist():
+                record = taken(taken(x, k), slice(j, j + 1))
+                outputs = task.outputs(named, record, *(every[k, j] for every in keys))
+                each = task.each_loss(outputs, y[k, j : j + 1]).sum()
+                loss = loss + weights[k, j] * each
+        if not loss.requires_grad:
+            rows.append(torch.zeros_like(flat))
+            continue
+        found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+        rows.append(task.flattened(dict(zip(named, found, strict=True))))
+    return torch.stack(rows)
