@@ -216,6 +216,7 @@ def test_a_module_that_was_changed_later_is_refused(place: Path) -> None:
 
 def command(monkeypatch: Any, capsys: Any, *words: str) -> tuple[int, str]:
     monkeypatch.setattr(sys, "argv", ["fedveil", *words])
+    capsys.readouterr()  # what sites logged until now
     with pytest.raises(SystemExit) as left:
         main()
     said = capsys.readouterr()

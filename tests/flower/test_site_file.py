@@ -199,6 +199,7 @@ def test_what_was_spent_is_told(tmp_path: Path) -> None:
 
 def command(monkeypatch: Any, capsys: Any, *words: str) -> tuple[int, str]:
     monkeypatch.setattr(sys, "argv", ["fedveil", *words])
+    capsys.readouterr()  # what sites logged until now
     with pytest.raises(SystemExit) as left:
         main()
     said = capsys.readouterr()
