@@ -13,8 +13,9 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedveil.flower.deployment import Address, Deployment, load_for_sites
+from fedveil.flower.deployment import Address, load_for_sites
 from fedveil.flower.local_federation import LocalFederation, free_ports
+from fedveil.flower.trial import write_trial
 from fedveil.privacy.ledger.file import read_charges
 
 PATIENCE = 600.0
@@ -28,10 +29,15 @@ FORK_SERVER = "fork-server"
 BAD_SITE = Path(__file__).with_name("bad_site.py")
 
 
-def deployment(recipe, settings, names, address, deadline):
-    chosen = load_for_sites(recipe, settings, len(names))
-    (port,) = free_ports(1)
-    return Deployment(chosen, names, address, chosen.load_data(), deadline, Address(port=port))
+def write_all(folder, recipe, settings, names, address, deadline):
+    """Deploy a recipe with its own data divided, and let every owner join."""
+    chosen = load_for_sites(recipe, settings, len(names), divided=True)
+    mixer = None
+    if chosen.shuffle is not None:
+        (port,) = free_ports(1)
+        mixer = Address(port=port)
+    parts = {"superlink": address, "deadline": deadline, "mixer_address": mixer}
+    write_trial(folder, chosen, chosen.load_data(), names, **parts)
 
 
 class Live:
@@ -44,24 +50,30 @@ class Live:
         self.url = f"https://{address}"
 
     def site(self, name):
+        """The folder of a joined site."""
         return self.folder / "sites" / name
+
+    def owner(self, name):
+        """The folder of a site's owner."""
+        return self.folder / "owners" / name
 
     def use(self, recipe, *settings, deadline=PATIENCE, minimum=1, repeats=0):
         """Put another recipe in place; sites have new ledgers, and `repeats` to spare."""
         scratch = self.folder.with_name("scratch")
-        deployment(recipe, settings, self.names, self.address, deadline).write(scratch)
+        write_all(scratch, recipe, settings, self.names, self.address, deadline)
         for name in self.names:
             place, fresh = self.site(name), scratch / "sites" / name
-            for old in ("ledger", "records"):
-                shutil.rmtree(place / old, ignore_errors=True)
-            (place / f"{name}.head.json").unlink(missing_ok=True)
-            shutil.copytree(fresh / "records", place / "records")
-            shutil.copy(fresh / "recipe.toml", place)
-            text = (fresh / "site.toml").read_text()
+            shutil.rmtree(self.owner(name) / "ledger", ignore_errors=True)
+            self.owner(name).with_name(f"{name}.head.json").unlink(missing_ok=True)
+            shutil.rmtree(self.folder / "shares" / name)
+            shutil.copytree(scratch / "shares" / name, self.folder / "shares" / name)
+            for file in ("recipe.toml", "site.toml"):
+                shutil.copy(fresh / file, place)
+            text = (scratch / "owners" / name / "policy.toml").read_text()
             if repeats:  # turns to spare cost more than the recipe's own
                 text = re.sub(r"epsilon.client = [\d.]+", "epsilon.client = 5.0", text)
-                text = text.replace("delta = ", f"repeats = {repeats}\ndelta = ")
-            (place / "site.toml").write_text(text)
+                text += f"repeats = {repeats}\n"
+            (self.owner(name) / "policy.toml").write_text(text)
         shutil.rmtree(self.server / "test")
         shutil.copytree(scratch / "server" / "test", self.server / "test")
         shutil.copy(scratch / "server" / "recipe.toml", self.server)
@@ -99,16 +111,19 @@ class Live:
 
     def charges(self, name):
         """What a site was charged for."""
-        path = self.site(name) / "ledger" / "ledger.db"
+        path = self.owner(name) / "ledger" / "ledger.db"
         return read_charges(path) if path.exists() else []
 
     def stranger(self, name, **changes):
         """A site's folder that nobody registered, with changes to how it is started."""
         place = self.site(name)
         shutil.copytree(self.site(self.names[0]), place)
+        for file in ("node", "node.pub"):
+            shutil.copy(self.owner(self.names[0]) / file, place)
         script = place / "supernode.sh"
         (port,) = free_ports(1)
         text = re.sub(r"port=\d+", f"port={port}", script.read_text())
+        text = re.sub(r'private-key "[^"]*"', "private-key node", text)
         for old, new in changes.items():
             text = text.replace(f"--{old.replace('_', '-')}", new)
         script.write_text(text)
@@ -156,7 +171,7 @@ def live(folder, *names, bad=(), offline=(), unforked=()):
     port, operators, *own = free_ports(2 + len(names))
     address = Address(port=port, site_ports=tuple(own), operator_port=operators)
     settings = ("sample.kind=all", "rounds=1")
-    deployment("fedavg", settings, names, address, PATIENCE).write(folder)
+    write_all(folder, "fedavg", settings, names, address, PATIENCE)
     for name in bad:
         program = folder / "sites" / name / "bin" / "flower-superexec"
         program.write_text(f'#!/bin/sh\nexec python3 {BAD_SITE} {name} "$@"\n')

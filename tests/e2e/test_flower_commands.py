@@ -23,6 +23,7 @@ SMALL = [
     for setting in ("sample.kind=all", "rounds=1", "budget.epsilon=10")
     for part in ("--set", setting)
 ]
+ALL = ("--set", "sample.kind=all")
 slow = pytest.mark.slow
 patient = pytest.mark.timeout(1800)
 
@@ -172,8 +173,14 @@ def test_a_demonstration_that_cannot_begin_says_why(deploy, tmp_path):
         (("--sites", "a,a"), "a name of its own each"),
         (("--sites", "a,b", "--address", "here"), "HOST:PORT"),
         (("--sites", "a b,c"), "site is 'a b'"),
-        (("--sites", "a,b", "--deadline", "0"), "deadline is 0.0"),
-        (("--sites", "a,b", "--address", "a..b:1"), "no name or address of a machine"),
+        (("--sites", "a,b", "--divide", "--deadline", "0"), "deadline is 0.0"),
+        (("--sites", "a,b", "--divide", "--address", "a..b:1", *ALL), "no name or address of a"),
+        (("--sites", "a,b"), "site 'a' has no key: its owner makes one (fedveil site init)"),
+        (("--sites", "a,b", "--key", "c=c.pub"), "--key names 'c', which is no site"),
+        (("--sites", "a,b", "--key", "a"), "write it as NAME=VALUE"),
+        (("--sites", "a,b", "--key", "a=nowhere.pub"), "nowhere.pub cannot be read"),
+        (("--sites", "a,b", "--records", "a=none"), "a whole number from 1"),
+        (("--sites", "a,b", "--divide", "--test", "t.csv"), "leave out --demo and --divide"),
         (("--sites", "a,b", "--divide", "--set", "sample.size=9"), "size"),
     ],
 )
@@ -185,17 +192,18 @@ def test_bad_input_is_one_line_and_writes_nothing(cli, arguments, message):
 def test_a_folder_that_is_in_use_is_left_alone(cli):
     Path("mine").mkdir()
     Path("mine/file").touch()
-    assert "not empty" in cli("deploy", "ldp-sgd", "mine", "--sites", "a,b").error
+    assert "not empty" in cli("deploy", "ldp-sgd", "mine", "--sites", "a,b", "--divide").error
     assert [path.name for path in Path("mine").iterdir()] == ["file"]
 
 
 def test_writing_is_said_and_nothing_is_started(cli):
-    done = cli("deploy", "central", "fed", "--sites", "a,b", "--set", "rounds=2")
-    written, note = done.out.splitlines()
+    done = cli("deploy", "central", "fed", "--sites", "a,b", "--divide", "--set", "rounds=2")
+    written, whole, note = done.out.splitlines()
     assert (done.code, written) == (0, "written: fed/README.md says how to start server and sites")
+    assert whole.startswith("note: a round takes all of its 600 s")
     assert note.startswith("note: central hides each of the 2 sites as a whole")
-    assert note.endswith("if protecting each record is enough, deploy dp-sgd")
+    assert note.endswith("if protecting each record is enough, deploy dp-sgd or sites")
     assert sorted(path.name for path in Path("fed").iterdir()) == [
-        *("README.md", "app", "server", "sites"),
+        *("README.md", "app", "bundles", "owners", "server", "shares", "sites"),
     ]
     shutil.rmtree("fed")

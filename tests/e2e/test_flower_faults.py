@@ -41,7 +41,7 @@ def test_a_node_without_a_key_is_not_let_in(federation):
 def test_sites_that_misbehave_are_named_and_the_rest_goes_on(federation):
     """NaN, a report that is too short or too long, an old one, a refusal, and one who is away."""
     federation.use("ldp-sgd", ALL, "rounds=2", "budget.epsilon=15")
-    file = federation.site("refuse") / "site.toml"
+    file = federation.owner("refuse") / "policy.toml"
     file.write_text(file.read_text().replace("epsilon.client = ", "epsilon.client = 0.1 #"))
     run = federation.federation.start_run("bad")
     wait_for(lambda: federation.outcomes("bad"), "the first round was over")

@@ -145,7 +145,7 @@ def test_claims_are_the_simulator_s(federation, tmp_path, recipe, settings):
     for line in federation.outcomes(recipe):
         assert (line["declined"], line["refused"], line["absent"]) == ({}, {}, [])
     if recipe == "ldp-sgd":  # its owner and an auditor see what it cost
-        for place in (federation.site("north") / "ledger", federation.server / recipe):
+        for place in (federation.owner("north") / "ledger", federation.server / recipe):
             assert "none changed, removed, inserted or moved" in verified(place)
     turns = {name: len(federation.charges(name)) for name in federation.names}
     lines = len({charge.covers for name in turns for charge in federation.charges(name)})

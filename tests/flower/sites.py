@@ -89,11 +89,16 @@ def write_site(
         "clients": CLIENTS,
         **keys,
         "data": {"name": "saved", "path": "records"},
-        "policy": POLICY if policy is None else policy,
     }
+    write_policy(folder, POLICY if policy is None else policy)
     path = folder / "site.toml"
     path.write_text(to_toml(site))
     return path
+
+
+def write_policy(folder: Path, keys: dict[str, Any]) -> None:
+    """The owner's policy.toml in `folder`."""
+    (folder / "policy.toml").write_text(to_toml(keys))
 
 
 def open_site(folder: Path, *args: Any, **keys: Any) -> Site:

@@ -10,14 +10,17 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedveil.base.errors import BadInput
+from fedveil.flower.certificates import public_line
 from fedveil.flower.deployment import Address, Deployment, client_share, load_for_sites
-from fedveil.flower.federation_files import read_federation
+from fedveil.flower.federation_files import RegisteredSite, read_federation
 from fedveil.flower.federation_server import data_without_records
 from fedveil.flower.messages import new_run_id, plan_digest
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import site_report
+from fedveil.flower.trial import write_trial
 from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
 from fedveil.runs.recipe import load_recipe
@@ -34,13 +37,18 @@ RECIPES = {
 }
 
 
+def try_out(folder, recipe, names=NAMES, data=None, **options):
+    """A trial of a recipe on its own data."""
+    options = {"superlink": Address(), **options}
+    return write_trial(folder, recipe, data or recipe.load_data(), names, **options)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """Every recipe of the list, divided among three sites."""
     folder = tmp_path_factory.mktemp("deployed")
     for name, settings in RECIPES.items():
-        recipe = load_for_sites(name, settings, len(NAMES))
-        Deployment(recipe, NAMES, Address(), recipe.load_data()).write(folder / name)
+        try_out(folder / name, load_for_sites(name, settings, len(NAMES), divided=True))
     return folder
 
 
@@ -59,11 +67,11 @@ def test_every_site_could_take_part(written, name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
     site = Site.open(written / name / "sites" / "north" / "site.toml")
-    policy = site.file.policy
+    policy = site.policy
     claims = site.terms.costs
     assert policy.unprotected == (name == "fedavg")
     assert not policy.seeded
-    assert policy.trust == (["central"] if name == "central" else ["local"])
+    assert policy.trust == (["local", "central"] if name == "central" else ["local"])
     for unit in ("client", "record"):
         cost = sum(claim.epsilon for claim in claims if claim.unit == unit)
         allowed = getattr(policy.epsilon, unit)
@@ -75,7 +83,7 @@ def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
 def shuffled(tmp_path_factory):
     recipe = load_for_sites("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
     mixer, folder = Address("mixer.example.org", 9099), tmp_path_factory.mktemp("shuffled") / "d"
-    Deployment(recipe, NAMES, Address(), recipe.load_data(), mixer_address=mixer).write(folder)
+    try_out(folder, recipe, mixer_address=mixer)
     return folder
 
 
@@ -140,9 +148,7 @@ def test_a_shuffled_deployment_waits_for_those_who_may_be_dishonest_too(tmp_path
     settings = ("rounds=2", "shuffle.minimum=2", "shuffle.dishonest=1", "noise.epsilon=0.01")
     recipe = load_for_sites("ldp-fl", settings, 3)
     mixer = Address("mixer.example.org", 9099)
-    Deployment(recipe, NAMES, Address(), recipe.load_data(), mixer_address=mixer).write(
-        tmp_path / "d"
-    )
+    try_out(tmp_path / "d", recipe, mixer_address=mixer)
     assert "--minimum 3 --expected 3" in (tmp_path / "d/mixer/mixer.sh").read_text()
 
 
@@ -150,19 +156,17 @@ def test_no_site_is_called_as_the_collector(tmp_path):
     recipe = load_for_sites("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
     names, mixer = ("north", "collector", "east"), Address(port=9099)
     with pytest.raises(BadInput, match="named 'collector'"):
-        Deployment(recipe, names, Address(), recipe.load_data(), mixer_address=mixer).write(
-            tmp_path / "d"
-        )
-
-
-@pytest.mark.parametrize("missing", ["trial_data", "mixer_address"])
-def test_a_shuffler_needs_a_mixer_and_data(tmp_path, missing):
-    recipe = load_for_sites("ldp-fl", ("shuffle.minimum=3", "noise.epsilon=0.01"), 3)
-    parts = {"trial_data": recipe.load_data(), "mixer_address": Address(port=9099)}
-    parts.pop(missing)
-    with pytest.raises(BadInput, match="shuffle=none"):
-        Deployment(recipe, NAMES, Address(), **parts).write(tmp_path / "d")
+        try_out(tmp_path / "d", recipe, names, mixer_address=mixer)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_shuffler_and_a_mixer_go_together(tmp_path):
+    shuffled = load_for_sites("ldp-fl", ("shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    plain = load_for_sites("ldp-fl", ("shuffle=none", "noise.epsilon=0.01"), 3)
+    for recipe, mixer in ((shuffled, None), (plain, Address(port=9099))):
+        with pytest.raises(BadInput, match="shuffle=none"):
+            try_out(tmp_path / "d", recipe, mixer_address=mixer)
+        assert not list(tmp_path.iterdir())
 
 
 def test_records_are_divided_and_the_server_has_none(written):
@@ -239,11 +243,15 @@ def test_nothing_is_installed_and_nothing_is_sent_home(written):
 
 
 def test_a_site_s_folder_is_its_owner_s(written):
+    """The operator's folders have no private key of a site, and no policy."""
+    place = written / "central"
     for name in NAMES:
-        folder = written / "central" / "sites" / name
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert stat.S_IMODE((folder / "node").stat().st_mode) == 0o600
-        assert not (folder / "ca.key").exists()
+        for folder in (place / "sites" / name, place / "owners" / name):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert not (folder / "ca.key").exists()
+        assert stat.S_IMODE((place / "owners" / name / "node").stat().st_mode) == 0o600
+    theirs = [p for part in ("server", "bundles", "app") for p in (place / part).rglob("*")]
+    assert not [p for p in theirs if p.name in ("node", "policy.toml", "member.key", "records")]
 
 
 def test_noise_is_secure_unless_something_else_is_asked_for():
@@ -259,71 +267,56 @@ def test_there_are_as_many_clients_as_sites():
     assert load_for_sites("central", (), 7).data.clients == 7
 
 
-TABLE = (
-    *("data.path=wards.csv", "data.client=ward", "data.target=well", "data.test=by-client"),
-    *("data.columns.age.low=0", "data.columns.age.high=100", "data.columns.well.values=[0, 1]"),
-)
-
-
-def test_without_data_an_owner_is_told_what_to_fill_in(tmp_path):
-    recipe = load_for_sites("central", ("rounds=2", *TABLE), 2)
-    Deployment(recipe, ("a", "b"), Address("superlink.example.org", 9092)).write(tmp_path / "d")
-    site = tmp_path / "d" / "sites" / "a"
-    told = tomllib.loads((site / "site.toml").read_text())
-    assert told["data"]["path"] == "records.csv"
-    assert told["data"]["columns"]["age"] == {"low": 0.0, "high": 100.0}
-    assert "client" not in told["data"]
-    assert told["policy"] == {"epsilon": {"client": 8.0}, "delta": 1e-5, "trust": ["central"]}
-    assert "--superlink superlink.example.org:9092" in (site / "supernode.sh").read_text()
-    script = (tmp_path / "d" / "server" / "superlink.sh").read_text()
-    assert (
-        "exec python3 -m fedveil.flower.flwr_private flower-superlink --sites 0.0.0.0:9092 "
-        "--operators 127.0.0.1:9093 "
-    ) in script
-    assert 'address = "127.0.0.1:9093"' in (tmp_path / "d" / "server" / "flower.sh").read_text()
-    (site / "records.csv").write_text("age,well\n" + "\n".join(f"{k},{k % 2}" for k in range(40)))
-    assert Site.open(site / "site.toml").records.records > 0
-
-
-def test_without_data_or_a_table_the_form_is_said(tmp_path):
-    recipe = load_for_sites("ldp-fl", ("shuffle=none",), 2)
-    Deployment(recipe, ("a", "b"), Address()).write(tmp_path / "d")
-    text = (tmp_path / "d" / "sites" / "a" / "site.toml").read_text()
-    assert "# epsilon.client = ..." in text  # the recipe has no budget: only its owner can say
-    assert tomllib.loads(text)["data"] == {"name": "saved", "path": "records"}
-
-
 @pytest.mark.parametrize(
     ("sites", "message"),
     [
         ((), "sites are none"),
         (("a", "a"), "a name of its own each"),
-        (("a/b",), "site is 'a/b'"),
-        (("",), "site is ''"),
+        (("a/b", "c"), "site is 'a/b'"),
+        (("", "c"), "site is ''"),
     ],
 )
 def test_sites_have_names_of_their_own(sites, message):
+    recipe = load_for_sites("central", (), max(1, len(sites)))
+    data = recipe.load_data().at_sites([str(k) for k in range(max(1, len(sites)))])
     with pytest.raises(BadInput, match=message):
-        Deployment(load_for_sites("central", (), 2), sites, Address())
+        Deployment(recipe, some(*sites), data, Address())
 
 
-def test_as_many_shares_as_sites():
+def some(*names):
+    """Sites of these names, with a key each."""
+    return tuple(
+        RegisteredSite(name=name, key=public_line(ec.generate_private_key(ec.SECP384R1())))
+        for name in names
+    )
+
+
+def test_as_many_shares_as_sites(tmp_path):
     recipe = load_for_sites("central", (), 2)
     with pytest.raises(BadInput, match="2 clients and there are 3 sites"):
-        Deployment(recipe, NAMES, Address(), recipe.load_data())
+        try_out(tmp_path / "d", recipe)
+    assert not list(tmp_path.iterdir())
 
 
-def test_attackers_are_for_simulations(tmp_path):
-    recipe = load_for_sites("fedavg", ("attack.kind=pixel", "attack.target=0"), 2)
-    with pytest.raises(BadInput, match="attack"):
-        Deployment(recipe, ("a", "b"), Address())
-
-
-@pytest.mark.parametrize("setting", ["model.path=net.py:make", "model.weights=w.safetensors"])
-def test_files_of_a_model_are_not_deployed(setting):
-    recipe = load_for_sites("fedavg", (setting,), 2)
-    with pytest.raises(BadInput, match="not copied to sites"):
-        Deployment(recipe, ("a", "b"), Address())
+@pytest.mark.parametrize(
+    ("recipe", "setting", "words"),
+    [
+        ("fedavg", "attack.kind=pixel", "attack"),
+        ("fedavg", "engine.checkpoint=2", "engine.checkpoint is 2"),
+        ("sites", "noise.share=part", "there is no secure sum"),
+        ("ldp-sgd", "sample.size=5", "size"),
+        ("ldp-sgd", "budget.as_published=true", "as_published"),
+        ("fedavg", "model.path=net.py:make", "net.py' does not exist"),
+        ("fedavg", "model.weights=w.safetensors", "w.safetensors' does not exist"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_key_is_written(tmp_path, recipe, setting, words):
+    more = ("attack.target=0",) if "attack" in setting else ()
+    chosen = load_for_sites(recipe, ("rounds=2", setting, *more), 2)
+    with pytest.raises(BadInput, match=words) as refused:
+        try_out(tmp_path / "d", chosen, ("a", "b"))
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -332,22 +325,21 @@ def test_files_of_a_model_are_not_deployed(setting):
 )
 def test_rounds_that_hide_who_was_asked_take_their_time(settings, steady):
     recipe = load_for_sites("central", ("rounds=2", *settings), 3)
-    assert Deployment(recipe, NAMES, Address(), recipe.load_data()).takes_whole_deadline is steady
+    data = recipe.load_data().at_sites(NAMES)
+    assert Deployment(recipe, some(*NAMES), data, Address()).takes_whole_deadline is steady
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("")
+    recipe = load_for_sites("central", (), 2)
     with pytest.raises(BadInput, match="not empty"):
-        Deployment(load_for_sites("central", (), 2), ("a", "b"), Address()).write(tmp_path)
+        try_out(tmp_path, recipe, ("a", "b"))
+    deployment = Deployment(
+        recipe, some("a", "b"), recipe.load_data().at_sites(["a", "b"]), Address()
+    )
+    with pytest.raises(BadInput, match="not empty"):
+        deployment.write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_nothing_is_left_of_what_could_not_be_written(tmp_path):
-    recipe = load_for_sites("ldp-sgd", ("rounds=2", "sample.size=5"), 2)  # 5 of 2
-    deployment = Deployment(recipe, ("a", "b"), Address(), recipe.load_data())
-    with pytest.raises(BadInput, match="size"):
-        deployment.write(tmp_path / "d")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x"])
@@ -357,8 +349,11 @@ def test_an_address_is_a_host_and_a_port(text):
 
 
 def test_every_site_has_a_port():
+    recipe = load_for_sites("central", (), 2)
     with pytest.raises(BadInput, match="no ports are left"):
-        Deployment(load_for_sites("central", (), 2), ("a", "b"), Address("h", 65533))
+        Deployment(
+            recipe, some("a", "b"), recipe.load_data().at_sites(["a", "b"]), Address("h", 65533)
+        )
 
 
 def test_addresses():

@@ -12,7 +12,7 @@ import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.cli.main import main
 from fedveil.flower.federation_files import read_site_file
-from fedveil.flower.messages import Answer
+from fedveil.flower.messages import Answer, Refusal
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import report_lines, site_report
 from fedveil.runs.recipe import to_toml
@@ -27,6 +27,7 @@ from tests.flower.sites import (
     Server,
     open_site,
     records,
+    write_policy,
     write_site,
 )
 
@@ -38,7 +39,7 @@ from tests.flower.sites import (
         ({"policy": {"epsilom": 3.0}}, "policy.epsilom is no key: .*policy.epsilon"),
         ({"policy": {"epsilon": 3.0}}, "policy.epsilon"),
         ({"policy": {"epsilon": {"client": -1.0}}}, "policy.epsilon.client is -1.0"),
-        ({"policy": {"epsilon": {"person": 1.0}}}, "person"),
+        ({"policy": {"epsilon": {"weight": 1.0}}}, "weight"),
         ({"policy": {"delta": 2.0}}, "policy.delta is 2.0"),
         ({"policy": {"days": 0}}, "policy.days is 0"),
         ({"policy": {"repeats": -1}}, "policy.repeats is -1"),
@@ -48,11 +49,16 @@ from tests.flower.sites import (
         ({"name": "../north"}, "site is"),
         ({"clients": 0}, "clients is 0"),
         ({"number": 3}, "number is 3: 0 to 2"),
+        ({"sizes": [5, 5, 5]}, "sizes has 3 numbers"),
+        ({"sizes": [5, 5], "number": 0}, "2 numbers for 3 sites"),
+        ({"sizes": [5, 0, 5], "number": 0}, "sizes"),
         ({"witness": "ledger/head.json"}, "inside the ledger's folder"),
         ({"recipe": "central"}, "own copy"),
         ({"recipe": "missing.toml"}, "cannot be read"),
         ({"data": {"name": "saved", "path": "nowhere"}}, "not a saved data set"),
         ({"data": {"name": "digits", "clients": 3}}, "3 clients: a site is one"),
+        ({"data": {"path": "a.csv", "target": "y", "test": 0.2}}, "hold rows back"),
+        ({"data": {"path": "a.csv", "target": "y", "test": "by-client"}}, "hold rows back"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, keys: dict[str, Any], words: str) -> None:
@@ -62,8 +68,9 @@ def test_what_is_wrong_is_named(tmp_path: Path, keys: dict[str, Any], words: str
         "recipe": "recipe.toml",
         "clients": 3,
         "data": {"name": "saved", "path": "records"},
-        "policy": POLICY,
     }
+    if "policy" in keys:
+        write_policy(tmp_path, keys.pop("policy"))
     path.write_text(to_toml({**plain, **keys}))
     with pytest.raises(BadInput, match=words) as refused:
         Site.open(path)
@@ -85,7 +92,9 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: Any) -> Non
     site = Site.open(Path("../there/site.toml"))
     assert isinstance(Server(site).answer(), Answer)
     found = sorted(p.name for p in (tmp_path / "there").iterdir())
-    assert found == ["ledger", "north.head.json", "recipe.toml", "records", "site.toml"]
+    assert found == [
+        *("ledger", "north.head.json", "policy.toml", "recipe.toml", "records", "site.toml"),
+    ]
     assert list((tmp_path / "here").iterdir()) == []
 
 
@@ -102,7 +111,7 @@ def test_records_may_be_a_table_of_the_owner_s(tmp_path: Path) -> None:
         "test": "public.csv",
         "columns": {"age": scaled, "dose": scaled, "well": {"values": ["no", "yes"]}},
     }
-    site = {"name": "north", "recipe": "recipe.toml", "clients": 3, "data": data, "policy": POLICY}
+    site = {"name": "north", "recipe": "recipe.toml", "clients": 3, "data": data}
     path.write_text(to_toml(site))
     found = Site.open(path)
     assert found.records.records == 51
@@ -122,20 +131,34 @@ def test_records_may_be_a_table_of_the_owner_s(tmp_path: Path) -> None:
     path.write_text(to_toml(site))
     with pytest.raises(BadInput, match="nothing is declared of 'age'"):
         Site.open(path)
-    data["test"] = 0.2
-    path.write_text(to_toml(site))
-    with pytest.raises(BadInput, match="fitted on this site's own records"):
-        Site.open(path)
 
 
-def test_held_back_records_are_measured_nowhere(tmp_path: Path) -> None:
+def test_no_records_are_held_back_without_a_word(tmp_path: Path) -> None:
+    """Nobody measures anything at a site: a fifth of its records would be lost."""
     data = records()
     held = fv.FederatedData.from_clients(
         [("own", data.x, data.y)], test=(data.x, data.y), classes=3
     )
     assert held.test_of_clients
-    site = open_site(tmp_path, LOCAL, POLICY, held)
-    assert isinstance(Server(site).answer(), Answer)
+    with pytest.raises(BadInput, match="holds back 24 test records of this site's own"):
+        open_site(tmp_path, LOCAL, POLICY, held)
+
+
+def test_a_policy_of_an_older_version_is_named(tmp_path: Path) -> None:
+    path = write_site(tmp_path)
+    path.write_text(path.read_text() + "[policy]\nepsilon.client = 1.0\n")
+    with pytest.raises(BadInput, match=r"a file of its own.*fedveil site join"):
+        Site.open(path)
+
+
+def test_an_empty_policy_refuses(tmp_path: Path) -> None:
+    for recipe in (LOCAL, CENTRAL, DP_SGD, FEDAVG):
+        site = open_site(tmp_path / recipe["name"], recipe, {})
+        assert isinstance(Server(site).answer(), Refusal)
+        assert not site.ledger.file.exists()
+    (tmp_path / "local" / "policy.toml").unlink()
+    with pytest.raises(BadInput, match=r"policy\.toml cannot be read"):
+        Site.open(tmp_path / "local" / "site.toml")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +199,7 @@ def test_what_was_spent_is_told(tmp_path: Path) -> None:
 
 def command(monkeypatch: Any, capsys: Any, *words: str) -> tuple[int, str]:
     monkeypatch.setattr(sys, "argv", ["fedveil", *words])
+    capsys.readouterr()  # what sites logged until now
     with pytest.raises(SystemExit) as left:
         main()
     said = capsys.readouterr()

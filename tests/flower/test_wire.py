@@ -1,5 +1,6 @@
 """Messages on Flower, with a grid in this process."""
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.flower.federation_files import Federation, RegisteredSite, fingerprint
+from fedveil.flower.federation_server import TooFewSites
 from fedveil.flower.messages import (
     Answer,
     Arrival,
@@ -304,12 +306,45 @@ def test_whatever_goes_wrong_at_a_site_the_server_hears_one_sentence(tmp_path, m
     assert {reply.error.reason for reply in told} == {"the site is not ready: its owner was told"}
 
 
-def test_the_server_app_needs_to_be_told_where_things_are():
-    with pytest.raises(BadInput, match="'federation'"):
+def outcome(folder):
+    """What run.sh reads: an exit code, and a line."""
+    code, line = (folder / flower_apps.OUTCOME).read_text().splitlines()
+    return int(code), line
+
+
+def test_what_the_server_refuses_is_one_line_and_an_exit_code(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    flower_apps.server_app(FakeGrid([], None), Context(1, 0, {}, RecordDict(), {}))
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage().startswith("error: the app's configuration has no 'federation'")
+    assert record.exc_info is None
+    assert outcome(tmp_path)[0] == 2
+    assert "'federation'" in outcome(tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (TooFewSites("of 3 sites 1 is online"), 1, "of 3 sites 1 is online"),
+        (BadInput("two\nlines"), 2, "two lines"),
+        (RuntimeError("a bug"), 1, "RuntimeError: a bug"),
+        (KeyboardInterrupt(), 1, "was ended before the run was"),
+    ],
+)
+def test_whatever_ends_the_server_has_a_code(tmp_path, monkeypatch, error, code, words):
+    def fails(grid, context):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flower_apps, "_train", fails)
+    with contextlib.suppress(RuntimeError, KeyboardInterrupt):
         flower_apps.server_app(FakeGrid([], None), Context(1, 0, {}, RecordDict(), {}))
+    assert outcome(tmp_path)[0] == code
+    assert words in outcome(tmp_path)[1]
 
 
 def test_the_server_app_runs_a_recipe_over_flower(trio, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(flower_apps, "_POLL_SECONDS", 0.01)
     three = trio({**FEDAVG, "rounds": 2})
     own = keys(3)
@@ -335,3 +370,4 @@ def test_the_server_app_runs_a_recipe_over_flower(trio, tmp_path, monkeypatch, c
     three.simulated()
     assert torch.allclose(three.model("flower"), three.model("simulated"), atol=1e-5)
     assert Path(tmp_path / "flower" / "result.json").is_file()
+    assert outcome(tmp_path)[0] == 0

@@ -1,14 +1,14 @@
-"""`fedveil deploy`, `mixer` and `site`: commands for a federation on Flower."""
+"""`fedveil deploy` and `mixer`: commands for the operators of a federation on Flower."""
 
-import json
 import signal
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
+from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.cli import options
 
@@ -20,12 +20,6 @@ _FEW_SITES = 10
 """Up to so many sites a note warns of the noise that hides a site. At epsilon 8 and delta 1e-5
 their updates, all as long as the clip and in one direction, are at most twice as long as the noise
 over all rounds for any model of 70 parameters or more."""
-
-site = typer.Typer(
-    name="site", help="For the owner of a site in a federation.", no_args_is_help=True
-)
-
-File = Annotated[Path, Argument(metavar="SITE.toml", help="What the owner says of the site.")]
 
 
 def deploy(
@@ -39,8 +33,20 @@ def deploy(
         Option(help="Divide the recipe's data among so many sites, and run it all here."),
     ] = None,
     divide: Annotated[
-        bool, Option("--divide", help="Divide the recipe's data among the sites.")
+        bool,
+        Option("--divide", help="Divide the recipe's data among sites here, to try it by hand."),
     ] = False,
+    key: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=FILE", help="The public key of a site (site init); repeatable."),
+    ] = None,
+    records: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=N", help="Records of a site, where the recipe needs them."),
+    ] = None,
+    test: Annotated[
+        str | None, Option(metavar="FILE", help="A public table that the server tests on.")
+    ] = None,
     address: Annotated[
         str | None, Option(metavar="HOST:PORT", help="Of SuperLink; default: 127.0.0.1:9092.")
     ] = None,
@@ -50,10 +56,18 @@ def deploy(
     deadline: Annotated[
         float | None, Option(help="Seconds that a round waits; default: 600, in a demo 60.")
     ] = None,
+    operator_key: Annotated[
+        Path | None, Option(help="The key that signs bundles; default: a new one.")
+    ] = None,
+    allow_code: options.AllowCode = False,
     set_: options.Set = None,
     data: options.Data = None,
 ) -> None:
-    """Write a recipe as a Flower app: its server, its sites, their keys, how to start them."""
+    """Write a recipe as a Flower app: its server, and a signed bundle for each site's owner.
+
+    The whole plan is checked first, as the server and as each site will. Owners make their own keys
+    (fedveil site init) and decide on their own (fedveil site join).
+    """
     names = _site_names(sites, demo)
     if demo is not None:
         from fedveil.base.platforms import can_fork
@@ -61,34 +75,106 @@ def deploy(
         if not can_fork():
             raise BadInput("--demo runs sites on this machine, and sites run on Linux only")
     options.check_path("DIR", folder)
+    trial = divide or demo is not None
+    given = {"--key": key, "--records": records, "--test": test, "--operator-key": operator_key}
+    for option, value in given.items():
+        if trial and value is not None:
+            raise BadInput(f"{option} is for owners elsewhere: leave out --demo and --divide")
     with options.loading(quiet=False):
-        from fedveil.flower.deployment import Address, Deployment, load_for_sites
+        from fedveil.flower import deployment as flower
+        from fedveil.flower.trial import write_trial
 
-        chosen = load_for_sites(recipe, set_ or (), len(names))
-        superlink = Address() if address is None else Address.parse(address)
+        superlink = flower.Address() if address is None else flower.Address.parse(address)
         if demo is not None and address is None:
             from fedveil.flower.local_federation import free_ports
 
             port, operators, mixer_port, *site_ports = free_ports(3 + demo)
-            superlink = Address(port=port, site_ports=tuple(site_ports), operator_port=operators)
+            superlink = flower.Address(
+                port=port, site_ports=tuple(site_ports), operator_port=operators
+            )
+        chosen = flower.load_for_sites(recipe, set_ or (), len(names), divided=trial)
+        if demo is not None and address is None and chosen.shuffle is not None:
             mixer = mixer or f"127.0.0.1:{mixer_port}"
-        trial_data = chosen.load_data(data) if divide or demo is not None else None
         if deadline is None:
             deadline = 600.0 if demo is None else 60.0
-        mixer_address = None if mixer is None else Address.parse(mixer)
-        deployment = Deployment(chosen, names, superlink, trial_data, deadline, mixer_address)
-        deployment.write(folder)
+        mixer_address = None if mixer is None else flower.Address.parse(mixer)
+        parts: dict[str, Any] = {
+            "superlink": superlink,
+            "deadline": deadline,
+            "mixer_address": mixer_address,
+            "allow_code": allow_code,
+        }
+        if trial:
+            own = chosen.load_data(data)
+            deployment = write_trial(folder, chosen, own, names, **parts)
+        else:
+            flower.check_free(folder)
+            flower.check_names(names)
+            numbers = _numbers(_pairs("--records", records))
+            keys = _public_keys(names, _pairs("--key", key))
+            registered = flower.registered(chosen, names, keys, numbers)
+            chosen, public = flower.public_data(chosen, test, names, data)
+            deployment = flower.Deployment(chosen, registered, public, **parts)
+            signer = deployment.write(folder, operator_key)
     print(f"written: {folder}/README.md says how to start server and sites")
+    if not trial:
+        print(f"tell the owners by another way: the bundles are signed by {signer}")
     if deployment.takes_whole_deadline:
         print(f"note: a round takes all of its {deadline:g} s, so that nobody learns who was asked")
-    if chosen.noise.claim and chosen.noise.where != "training" and len(names) <= _FEW_SITES:
+    if not trial and not len(deployment.data.test_y):
+        print("note: there is no test split, so nothing is measured (--test names a public table)")
+    whole = chosen.noise.claim and chosen.noise.where not in ("training", "site")
+    if whole and len(names) <= _FEW_SITES:
         whose = "the one site" if len(names) == 1 else f"each of the {len(names)} sites"
         print(
             f"note: {chosen.name} hides {whose} as a whole, which takes more noise than so few can "
-            "outweigh; if protecting each record is enough, deploy dp-sgd"
+            "outweigh; if protecting each record is enough, deploy dp-sgd or sites"
         )
     if demo is not None:
         _demonstrate(deployment, folder)
+
+
+def _pairs(option: str, texts: list[str] | None) -> dict[str, str]:
+    """Return the texts NAME=VALUE of an option as a dict. Raises BadInput for others."""
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise BadInput(f"{option} {shown(text)}: write it as NAME=VALUE")
+        if name in pairs:
+            raise BadInput(f"{option} names {name!r} twice")
+        pairs[name] = value
+    return pairs
+
+
+def _numbers(pairs: dict[str, str]) -> dict[str, int]:
+    """Return the numbers of --records. Raises BadInput for texts that are no number from 1."""
+    for name, text in pairs.items():
+        if not text.isdecimal() or not int(text):
+            raise BadInput(f"--records {name}={text}: a whole number from 1 is needed")
+    return {name: int(text) for name, text in pairs.items()}
+
+
+def _public_keys(names: Sequence[str], files: dict[str, str]) -> list[str]:
+    """Return the public keys of the sites, in order, each read from its file.
+
+    Raises BadInput for a site without a key, a key without a site, and files that cannot be read.
+    """
+    for name in files:
+        if name not in names:
+            raise BadInput(f"--key names {name!r}, which is no site: use {', '.join(names)}")
+    keys = []
+    for name in names:
+        if name not in files:
+            raise BadInput(
+                f"site {name!r} has no key: its owner makes one (fedveil site init) and sends you "
+                f"the .pub file (--key {name}=FILE)"
+            )
+        try:
+            keys.append(Path(files[name]).read_text(encoding="utf-8").strip())
+        except (OSError, ValueError) as e:
+            raise BadInput(f"--key {name}={files[name]} cannot be read: {e}") from e
+    return keys
 
 
 def _site_names(sites: str | None, demo: int | None) -> tuple[str, ...]:
@@ -154,56 +240,3 @@ def mixer(
 
     settings["members"] = () if members is None else tuple(members.read_text().split())
     run_mixer(MixerConfig(**settings))
-
-
-@site.command()
-def check(path: File, json_: options.Json = False) -> int:
-    """Print what taking part would cost, whom the site trusts, and what leaves it.
-
-    Exits with 1 if the policy refuses to take part.
-    """
-    with options.loading(quiet=json_):
-        from fedveil.flower.site import Site
-        from fedveil.flower.site_check import report_lines, site_report
-
-        opened = Site.open(path)
-        report = site_report(opened)
-    print(json.dumps(report, indent=2) if json_ else "\n".join(report_lines(opened, report)))
-    return 0 if report["takes_part"] else 1
-
-
-@site.command()
-def accept(path: File) -> None:
-    """Accept the site's ledger as complete after its witness file was lost."""
-    from fedveil.flower.federation_files import read_site_file
-    from fedveil.flower.site_ledger import SiteLedger
-
-    head = SiteLedger.from_site_file(read_site_file(path)).accept()
-    print(f"accepted: {head.length} entries, head {head.hash}:{head.length}")
-
-
-@site.command()
-def doctor(path: File, json_: options.Json = False) -> int:
-    """Check versions, files, ledger, policy, guard, key, certificates, clock and SuperLink.
-
-    Exits with 1 if a check fails.
-    """
-    with options.loading(quiet=json_):
-        from fedveil.flower.site_doctor import examine
-
-        findings = list(examine(path))
-    if json_:
-        print(json.dumps([vars(finding) for finding in findings], indent=2))
-    else:
-        print("\n".join(map(str, findings)))
-    return 1 if any(finding.passed is False for finding in findings) else 0
-
-
-@site.command()
-def status(path: File, json_: options.Json = False) -> None:
-    """Print which runs the site took part in, what they cost, and the last lines of its log."""
-    with options.loading(quiet=json_):
-        from fedveil.flower.site_doctor import site_status, status_lines
-
-        found = site_status(path)
-    print(json.dumps(found, indent=2) if json_ else "\n".join(status_lines(found)))

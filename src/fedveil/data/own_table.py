@@ -19,7 +19,13 @@ from fedveil.data.entries import Bits, are_arrays, as_numbers, as_texts
 from fedveil.data.partition import OWNED, Records, few_records_assumption
 from fedveil.data.persons import NOT_PER_PERSON
 from fedveil.data.provenance import choose_held_out, holdout, share_of_each
-from fedveil.data.schema import fit_feature, fit_schema, fit_target, undeclared_columns
+from fedveil.data.schema import (
+    TableSchema,
+    fit_feature,
+    fit_schema,
+    fit_target,
+    undeclared_columns,
+)
 from fedveil.data.tables import (
     FILE_COLUMN,
     SUFFIXES,
@@ -175,7 +181,7 @@ def _table_records(table: object, options: TableOptions) -> Records:
     source = read_table(table)
     if options.by_file:
         source = source.with_file_names()
-    features, target = _declared_columns(source, options)
+    features, target = columns_as_declared(source, options)
     split = split_table(source, options)
     if options.fills_missing:
         split = split.without_missing(target)
@@ -187,22 +193,6 @@ def _table_records(table: object, options: TableOptions) -> Records:
     _check_statistics(options, fitted)
     # What was fitted on test rows that are clients' own counts as fitted on clients' records.
     of_others = on_test and not split.of_clients
-    remarks = [
-        f"the words of {column.name!r} were counted in texts that were declared public"
-        for column in schema.feature_columns
-        if column.text and column.text.public
-    ]
-    if options.min_records is not None:
-        remarks.append(few_records_assumption(options.min_records))
-    if options.fills_missing:
-        remarks.append("rows without a target are left out: which rows have one is taken as public")
-    if options.person is not None and isinstance(options.kind_of_test, str | float):
-        remarks.append(
-            f"people ({options.person!r}) with test records are not trained on: which clients keep "
-            "training records is taken as public"
-        )
-    if options.person is not None:
-        remarks.append(f"a person ({options.person!r}) may have several records: {NOT_PER_PERSON}")
     persons, test_persons = _persons(split, options.person)
     return Records(
         source.name,
@@ -218,7 +208,7 @@ def _table_records(table: object, options: TableOptions) -> Records:
         test_row_numbers=split.test_row_numbers,
         fitted="" if of_others else fitted,
         fitted_on_test=fitted if of_others else "",
-        remarks=tuple(remarks),
+        remarks=tuple(remarks_about(options, schema)),
         schema=schema,
         record_persons=persons,
         test_persons=test_persons,
@@ -236,6 +226,27 @@ def _persons(split: "TableSplit", person: str | None) -> tuple[Rows | None, Rows
     _, numbers = np.unique(np.concatenate([people, tested]), return_inverse=True)
     trained, of_test = np.split(numbers, [len(people)])
     return trained, np.where(np.isin(of_test, trained), -1, of_test)
+
+
+def remarks_about(options: TableOptions, schema: TableSchema) -> list[str]:
+    """Assumptions of every claim about a table with these options, as texts."""
+    remarks = [
+        f"the words of {column.name!r} were counted in texts that were declared public"
+        for column in schema.feature_columns
+        if column.text and column.text.public
+    ]
+    if options.min_records is not None:
+        remarks.append(few_records_assumption(options.min_records))
+    if options.fills_missing:
+        remarks.append("rows without a target are left out: which rows have one is taken as public")
+    if options.person is not None and isinstance(options.kind_of_test, str | float):
+        remarks.append(
+            f"people ({options.person!r}) with test records are not trained on: which clients keep "
+            "training records is taken as public"
+        )
+    if options.person is not None:
+        remarks.append(f"a person ({options.person!r}) may have several records: {NOT_PER_PERSON}")
+    return remarks
 
 
 def _fitted_rows(split: "TableSplit", options: TableOptions) -> tuple[bool, Table, str]:
@@ -296,7 +307,7 @@ def table_problems(table: object, options: TableOptions) -> list[str]:
         with noted():
             _ = None if name is None else source[name]
     with noted():
-        features, target = _declared_columns(source, options)
+        features, target = columns_as_declared(source, options)
     if lines:
         return list(dict.fromkeys(lines))
     if options.person is not None:
@@ -340,7 +351,7 @@ def _encode_column(column: Column, rows: Table, *, is_target: bool) -> None:
         column.scaled_numbers(rows, target=True)
 
 
-def _declared_columns(source: Table, options: TableOptions) -> tuple[list[Column], Column]:
+def columns_as_declared(source: Table, options: TableOptions) -> tuple[list[Column], Column]:
     """(feature columns, target column) as declared, by the table's header alone.
 
     Raises BadInput for names that the table lacks, or that are used twice.
@@ -423,7 +434,7 @@ class TableSplit:
 
     def without_missing(self, target: Column) -> "TableSplit":
         """The split without rows that have no target. No row decides about another."""
-        train, test = (_with_target(rows, target) for rows in (self.train_rows, self.test_rows))
+        train, test = (rows_with_target(rows, target) for rows in (self.train_rows, self.test_rows))
         if not train.any():
             raise BadInput(
                 f"{self.train_rows.name}: column {target.name!r} is empty in all rows to train on: "
@@ -439,7 +450,7 @@ class TableSplit:
         )
 
 
-def _with_target(rows: Table, target: Column) -> Bits:
+def rows_with_target(rows: Table, target: Column) -> Bits:
     """Which rows have a target, by what is declared of it and the row's own entry."""
     entries = rows[target.name]
     if are_arrays(entries):

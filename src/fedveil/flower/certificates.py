@@ -7,18 +7,20 @@ it hears. Private keys are readable by their owner alone, and no file is overwri
 import ipaddress
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.mixing.protocol import COLLECTOR
-from fedveil.runs.recipe import to_toml
 
 DAYS = 365
 """The number of days for which certificates are valid."""
@@ -63,6 +65,19 @@ class Authority:
         serves = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         self._sign(host, folder, name, [serves, x509.SubjectAlternativeName(hosts)])
 
+    def write_site(self, folder: Path, file: str, name: str, public_key: str) -> None:
+        """Write FILE.crt into a folder: a certificate for a key whose private half is elsewhere.
+
+        `name` becomes the common name, and `public_key` is a line as in a .pub file. Raises
+        BadInput if the file exists, or the key is none.
+        """
+        uses = [x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])]
+        certificate = self._certificate(name, read_node_key(public_key), uses)
+        path = folder / f"{file}.crt"
+        if path.exists():
+            raise BadInput(f"{path} exists: keys and certificates are not written over")
+        path.write_bytes(certificate.public_bytes(_PEM))
+
     def write_client(self, folder: Path, file: str, name: str) -> None:
         """Write FILE.crt and FILE.key into a folder, for the client whom a server calls `name`.
 
@@ -84,14 +99,26 @@ class Authority:
             extensions: The purpose of the certificate and whatever belongs to it.
         """
         key = ec.generate_private_key(_CURVE)
+        _write_pair(folder, name, self._certificate(subject, key.public_key(), extensions), key)
+
+    def _certificate(
+        self,
+        subject: str,
+        key: ec.EllipticCurvePublicKey,
+        extensions: Sequence[x509.ExtensionType],
+    ) -> x509.Certificate:
+        """Return a certificate for a public key, signed by this authority.
+
+        `subject` is its common name, `extensions` its purpose and whatever belongs to it.
+        """
         usage = x509.KeyUsage(**{**_NO_USE, "digital_signature": True})
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.signing_key.public_key())
-        builder = _builder(_common_name(subject), self.certificate.subject, key.public_key())
+        builder = _builder(_common_name(subject), self.certificate.subject, key)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
         builder = builder.add_extension(usage, True)
         for extension in (*extensions, signer):
             builder = builder.add_extension(extension, False)
-        _write_pair(folder, name, builder.sign(self.signing_key, hashes.SHA384()), key)
+        return builder.sign(self.signing_key, hashes.SHA384())
 
     def save(self, folder: Path) -> None:
         """Write ca.crt and ca.key, the latter for its owner alone, into a folder that exists.
@@ -101,21 +128,65 @@ class Authority:
         _write_pair(folder, "ca", self.certificate, self.signing_key)
 
 
-def write_node_key(folder: Path, site: str) -> str:
-    """Write a new key pair of a site into a folder, and return the public key as one line of text.
+def write_node_key(folder: Path, site: str, file: str = "node") -> str:
+    """Write a new key pair into a folder, and return the public key as one line of text.
 
-    The files are node and node.pub, as ssh-keygen writes them, with the site's name as the comment.
+    The files are FILE and FILE.pub, as ssh-keygen writes them, with the site's name as the comment.
     Flower takes keys on NIST curves in this form. Raises BadInput if a file exists.
     """
     key = ec.generate_private_key(_CURVE)
     ssh = serialization.PrivateFormat.OpenSSH
     private = key.private_bytes(_PEM, ssh, serialization.NoEncryption())
+    text = f"{public_line(key)} {site}"
+    _write_two(folder / file, private, folder / f"{file}.pub", f"{text}\n".encode())
+    return text
+
+
+def public_line(key: ec.EllipticCurvePrivateKey) -> str:
+    """Return the public half of a key as one line, as in a .pub file without its comment."""
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    text = f"{public.decode()} {site}"
-    _write_two(folder / "node", private, folder / "node.pub", f"{text}\n".encode())
-    return text
+    return public.decode()
+
+
+def read_node_key(line: str) -> ec.EllipticCurvePublicKey:
+    """Return the public key in a line as in a .pub file.
+
+    Raises BadInput for others, and for keys on no curve that Flower takes.
+    """
+    try:
+        key = serialization.load_ssh_public_key(line.encode())
+    except (ValueError, UnsupportedAlgorithm) as e:
+        raise BadInput(f"key is {shown(line)}: a public key as in a .pub file is needed") from e
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(
+        key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1
+    ):
+        raise BadInput(
+            f"key is {shown(line)}: Flower takes keys on NIST curves; fedveil site init makes one "
+            "(ssh-keygen -t ecdsa -b 384)"
+        )
+    return key
+
+
+def read_signing_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key in a file that `write_node_key` wrote. Raises BadInput for others."""
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as e:
+        raise BadInput(f"{path} cannot be read as a private key: {e}") from e
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise BadInput(f"{path} is no key on an elliptic curve: fedveil site init makes one")
+    return key
+
+
+def write_tls_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
+    """Write a private key in the form that TLS reads, for its owner alone.
+
+    Raises BadInput if the file exists.
+    """
+    pkcs8, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    _write_one(path, key.private_bytes(_PEM, pkcs8, plain), 0o600)
 
 
 def _builder(
@@ -175,15 +246,20 @@ def _write_two(secret: Path, key: bytes, public: Path, content: bytes) -> None:
         if path.exists():
             raise BadInput(f"{path} exists: keys and certificates are not written over")
     for path, written, mode in ((secret, key, 0o600), (public, content, 0o644)):
+        _write_one(path, written, mode)
 
-        def opener(name: str, flags: int, mode: int = mode) -> int:
-            return os.open(name, flags, mode)
 
-        try:
-            with open(path, "xb", opener=opener) as file:
-                file.write(written)
-        except FileExistsError as e:
-            raise BadInput(f"{path} exists: keys and certificates are not written over") from e
+def _write_one(path: Path, content: bytes, mode: int) -> None:
+    """Write a new file with this mode. Raises BadInput if it exists."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
+    try:
+        with open(path, "xb", opener=opener) as file:
+            file.write(content)
+    except FileExistsError as e:
+        raise BadInput(f"{path} exists: keys and certificates are not written over") from e
 
 
 @dataclass(frozen=True)
@@ -229,27 +305,31 @@ class MixerFiles:
         (folder / "members.txt").write_text("".join(f"{name}\n" for name in members))
         return cls(folder, host, port, authority)
 
-    def admit(self, name: str, folder: Path) -> str:
+    def admit(self, name: str, folder: Path, public_key: str | None = None) -> dict[str, object]:
         """Write the certificate of a site, or of the server, into its folder.
 
-        The files are member.crt and member.key, or for the server collector.crt and collector.key,
-        and mixer-ca.crt.
+        A site's is member.crt, for its own key, whose private half the site writes beside it as
+        member.key. The server's are collector.crt and collector.key. With them goes mixer-ca.crt.
 
         Args:
             name: The name of the site, or `COLLECTOR` for the server.
             folder: The folder of the site or of the server, which exists.
+            public_key: The public key of the site. None for the server.
 
         Returns:
-            The `[mixer]` section for a site.toml or federation.toml in that folder, as TOML.
+            The keys of `[mixer]` in a site.toml or federation.toml in that folder.
         """
-        file = COLLECTOR if name == COLLECTOR else "member"
-        self.authority.write_client(folder, file, name)
+        file = "member"
+        if public_key is None:
+            file = COLLECTOR
+            self.authority.write_client(folder, file, name)
+        else:
+            self.authority.write_site(folder, file, name, public_key)
         shutil.copy(self.folder / "ca.crt", folder / "mixer-ca.crt")
-        section = {
+        return {
             "host": self.host,
             "port": self.port,
             "ca": "mixer-ca.crt",
             "certificate": f"{file}.crt",
             "key": f"{file}.key",
         }
-        return to_toml({"mixer": section}).lstrip()

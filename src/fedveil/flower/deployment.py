@@ -1,41 +1,59 @@
-"""`Deployment`: a recipe as the files of a Flower app, of its server and of its sites.
+"""`Deployment`: a recipe as the files of a Flower app, of its server, and bundles for its sites.
 
     app/            the Flower app for `flwr run`
     server/         recipe, sites, certificates, scripts for SuperLink, and the run directory
     mixer/          the mixer, which nobody else runs, for a recipe with [shuffle]
-    sites/NAME/     for the owner of a site: copy of the recipe, policy, key, script for SuperNode
+    bundles/NAME/   for the owner of a site, signed: the recipe and its files
 
-Paths in these files are relative to their folder, so that folders may be moved to other machines.
+The whole plan is built and checked before anything is written, as the server and as each site will.
+No site's private key and no policy is made here: owners have their own (`Owner`).
 """
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.resources import files
+from hashlib import file_digest
 from pathlib import Path
-from string import Template
+from typing import Any
 
 from fedveil.base.checks import TABLE, shown
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.flower.certificates import Authority, MixerFiles, write_node_key
-from fedveil.flower.federation_files import Federation, RegisteredSite, takes_whole_deadline
-from fedveil.flower.flwr_private.fork_server import SUPEREXEC, write_programs
-from fedveil.flower.flwr_private.guard import GUARDED, REFUSED
+from fedveil.flower.bundle import AUTHORITY, OWN_FILES, RECIPE, write_bundle
+from fedveil.flower.certificates import (
+    Authority,
+    MixerFiles,
+    public_line,
+    read_node_key,
+    read_signing_key,
+    write_node_key,
+)
+from fedveil.flower.federation_files import (
+    TABLES,
+    Federation,
+    MixerSection,
+    RegisteredSite,
+    check_recipe,
+    fingerprint,
+    takes_whole_deadline,
+)
+from fedveil.flower.flwr_private.fork_server import write_programs
 from fedveil.flower.flwr_private.superlink import OPERATOR, OPERATOR_PROGRAMS
+from fedveil.flower.joining import DIVISION, fill
 from fedveil.flower.messages import answer_forms, check_site_name
-from fedveil.flower.policy import build_for_plan, policy_text
+from fedveil.flower.policy import build_for_plan, terms_of
+from fedveil.flower.site import site_training
 from fedveil.mixing.protocol import COLLECTOR
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.recipe import Overrides, Recipe, load_recipe, to_toml
+from fedveil.runs.sections.data_section import DataSection
 from fedveil.training.session import Training
 
 _MIXER_ATTEMPTS = 10  # how often a round may be asked for before its mixer refuses
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_LARGEST_ANSWER = 1 << 30  # where the model's size follows from data that are not here
 _SUPERLINK_UNITS = ("fedveil-superlink.service", "superlink-compose.yaml")
-_SUPERNODE_UNITS = ("fedveil-site.service", "supernode-compose.yaml")
-_SERVER_KEYS = ("client", "clients", "partition", "alpha", "shards_per_client", "test")
 
 
 @dataclass(frozen=True)
@@ -92,151 +110,206 @@ class Address:
 class Deployment:
     """A recipe, the sites that will train it, and the address of their server.
 
-    Raises BadInput for bad or equal site names, data with another number of clients, an attack, and
-    a model that is a file.
+    Guarantee: a deployment that could be made has a plan that the server accepts, and that each
+    site can build from the same recipe: what cannot run is refused here, with one line.
+
+    | given | refused |
+    |---|---|
+    | bad or equal site names, two sites with one key, a key that Flower does not take | BadInput |
+    | data of another number of clients | BadInput |
+    | an attack, checkpoints that skip rounds, noise in shares | BadInput |
+    | a claim or weights that need numbers of records, and none declared | BadInput |
+    | numbers of records that nothing needs | BadInput: the server need not know them |
+    | code in the recipe, without `allow_code` | BadInput |
+    | anything that server or sites would refuse later | BadInput |
+    | [shuffle] without a mixer's address | BadInput |
 
     Attributes:
-        recipe: What to train.
-        site_names: The names of the sites, in the order of client numbers.
+        recipe: What to train. Files that it names are relative to the current directory.
+        sites: The sites in the order of client numbers, with their public keys, and with numbers of
+            records where the plan needs them.
+        data: The public form of the data, and the test split: clients at these sites.
         superlink: Where SuperLink is reached.
-        trial_data: The recipe's data with one client per site, to divide among the sites for a
-            trial. If None, owners name their records in site.toml.
         deadline: Seconds that a round waits for answers.
         mixer_address: Where the mixer is reached, for a recipe with [shuffle].
+        allow_code: Whether the code that the recipe names may be run.
     """
 
     recipe: Recipe
-    site_names: tuple[str, ...]
+    sites: tuple[RegisteredSite, ...]
+    data: FederatedData
     superlink: Address
-    trial_data: FederatedData | None = None
     deadline: float = 600.0
     mixer_address: Address | None = None
+    allow_code: bool = False
 
     def __post_init__(self) -> None:
-        for name in self.site_names:
-            check_site_name(name)
-        sites, data = len(self.site_names), self.trial_data
-        if len(set(self.site_names)) != sites or not sites:
-            names = ", ".join(self.site_names) or "none"
-            raise BadInput(f"sites are {names}: a name of its own each")
-        if data is not None and data.clients != sites:
-            raise BadInput(
-                f"the data have {data.clients} clients and there are {sites} sites: one each"
-            )
-        if self.superlink.site_port(sites - 1) >= 2**16:
+        recipe, count = self.recipe, len(self.sites)
+        check_names(self.site_names)
+        self.federation.check()
+        for site in self.sites:
+            read_node_key(site.key)
+        if self.superlink.site_port(count - 1) >= 2**16:
             raise BadInput(f"address is {self.superlink}: no ports are left after it for the sites")
-        if self.recipe.attack is not None:
-            raise BadInput("[attack] is for simulations: leave it out (--set attack=none)")
-        if self.recipe.model.path is not None or self.recipe.model.weights is not None:
+        check_recipe(recipe)
+        if self.data.clients != count:
             raise BadInput(
-                "model.path and model.weights name files, which are not copied to sites: use a "
-                "model by its name"
+                f"the data have {self.data.clients} clients and there are {count} sites: one each"
             )
+        if (recipe.shuffle is None) != (self.mixer_address is None):
+            raise BadInput(
+                "[shuffle] and --mixer HOST:PORT go together: use both, or leave [shuffle] out "
+                "(--set shuffle=none)"
+            )
+        self._check_model_files()
+        plan = self.training.plan
+        self.federation.check_plan(plan)
+        at_site = site_training(
+            recipe, self.data, self.plan_sizes, Path(), allow_code=self.allow_code
+        )
+        for number in range(count):
+            terms_of(at_site.plan, number, repeats=0)
+
+    @property
+    def site_names(self) -> list[str]:
+        """Return the names of the sites in the order of client numbers."""
+        return [site.name for site in self.sites]
+
+    @property
+    def plan_sizes(self) -> list[int]:
+        """Return the public number of records of each site, 0 where the plan needs none."""
+        return [site.records for site in self.sites]
+
+    @property
+    def federation(self) -> Federation:
+        """Return the content of federation.toml, but for the paths of its files."""
+        sample = getattr(self.recipe.sample, "size", len(self.sites))
+        mixer = None
+        if self.mixer_address is not None:
+            address = self.mixer_address
+            mixer = MixerSection(host=address.host, port=address.port, ca="mixer-ca.crt")
+        return Federation(
+            sites=list(self.sites),
+            minimum=min(len(self.sites) // 2 + 1, sample),
+            deadline=self.deadline,
+            mixer=mixer,
+        )
+
+    @cached_property
+    def training(self) -> Training:
+        """Return the training as the server builds it, for its plan and checks only."""
+        data = self.data.at_sites(self.site_names, self.plan_sizes)
+        return build_for_plan(self.recipe, data, allow_code=self.allow_code)
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """Return the privacy plan."""
+        return self.training.plan
 
     @property
     def takes_whole_deadline(self) -> bool:
-        """Return whether every round takes its whole deadline. False without `trial_data`."""
-        training = self._training
-        return training is not None and takes_whole_deadline(training.plan)
+        """Return whether every round takes its whole deadline."""
+        return takes_whole_deadline(self.plan)
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, operator_key: Path | None = None) -> str:
         """Write all files into a folder that is new or empty.
 
-        If one cannot be written, none is left. Raises BadInput if the folder is not empty, or the
-        recipe needs a mixer without an address.
+        Returns the fingerprint of the key that signs the bundles. If a file cannot be written, none
+        is left. Raises BadInput if the folder is not empty.
+
+        Args:
+            folder: The folder.
+            operator_key: The key that signs bundles. None makes one.
         """
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise BadInput(f"{folder} exists and is not empty: name a new folder")
+        check_free(folder)
         making = folder.absolute().with_name(f".{folder.name}.new")
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(parents=True, mode=0o700)
         try:
-            self._write(making)
+            signer = self.write_into(making, operator_key)
             if folder.exists():
                 folder.rmdir()
             making.rename(folder)
         finally:
             shutil.rmtree(making, ignore_errors=True)
+        return signer
 
-    def _write(self, folder: Path) -> None:
-        """Write app, server, mixer and sites into a folder that exists and is empty."""
+    def write_into(self, folder: Path, operator_key: Path | None = None) -> str:
+        """Write app, server, mixer and bundles into a folder that exists and has none of them.
+
+        Returns the fingerprint of the key that signs the bundles.
+        """
         (folder / "app").mkdir()
-        self._fill("pyproject.toml", folder / "app", app=_app_name(self.recipe.name))
+        app = _app_name(self.recipe.name)
+        fill("pyproject.toml", folder / "app", name=self.recipe.name, app=app)
+        if self.recipe.model.path is not None:
+            with (folder / "app" / "pyproject.toml").open(
+                "a", encoding="utf-8", newline="\n"
+            ) as file:
+                file.write("allow-code = true\n")
         server = folder / "server"
         for place in ("certificates", "nodes"):
             (server / place).mkdir(parents=True, mode=0o700)
         authority = Authority.new("fedveil authority")
         authority.save(server / "certificates")
         authority.write_server(self.superlink.host, server / "certificates", "superlink")
+        if operator_key is None:
+            operator_key = server / "certificates" / "operator"
+            write_node_key(server / "certificates", "operator", "operator")
+        for site in self.sites:
+            (server / "nodes" / f"{site.name}.pub").write_text(f"{site.key}\n")
         mixer = self._write_mixer(folder / "mixer")
-        keys = [self._write_site(folder, number, mixer) for number in range(len(self.site_names))]
-        for name, key in zip(self.site_names, keys, strict=True):
-            (server / "nodes" / f"{name}.pub").write_text(f"{key}\n")
-        self._write_server(server, keys, mixer)
-        self._fill("README.md", folder, first=self.site_names[0])
+        self._write_server(server, mixer)
+        for number in range(len(self.sites)):
+            self._write_bundle(folder, number, mixer, operator_key)
+        first = self.site_names[0]
+        fill("README.md", folder, name=self.recipe.name, address=self.superlink, first=first)
+        return fingerprint(public_line(read_signing_key(operator_key)))
 
-    def _write_server(self, folder: Path, keys: list[str], mixer: MixerFiles | None) -> None:
+    def _write_server(self, folder: Path, mixer: MixerFiles | None) -> None:
         """Write the server's recipe, federation.toml, test split and scripts into its folder.
 
-        Args:
-            folder: The folder, which exists.
-            keys: The public keys of the sites, in the order of client numbers.
-            mixer: The mixer's files, None for a recipe without [shuffle]. The server's certificate
-                for the mixer is then written too.
+        With a mixer, the server's certificate for it is written too.
         """
-        _write_text(folder / "recipe.toml", self._recipe_text)
-        # the server knows how many records a site has only where it has to
-        weighted = self.recipe.server.weights == "examples" or self.recipe.client.kind == "dp-sgd"
-        sizes = [0] * len(self.site_names)
-        if self.trial_data is not None and weighted:
-            sizes = self.trial_data.sizes.tolist()
-        sites = [
-            RegisteredSite(name=name, key=key, records=size)
-            for name, key, size in zip(self.site_names, keys, sizes, strict=True)
-        ]
-        minimum = min(len(sites) // 2 + 1, getattr(self.recipe.sample, "size", len(sites)))
-        Federation(sites=sites, minimum=minimum, deadline=self.deadline).check()
-        self._fill("federation.toml", folder, deadline=self.deadline, minimum=minimum)
+        self._write_recipe(folder)
+        self.data.at_sites(self.site_names, self.plan_sizes).save(folder / "test")
+        deadline, minimum = self.deadline, self.federation.minimum
+        fill("federation.toml", folder, deadline=deadline, minimum=minimum)
         with (folder / "federation.toml").open("a", encoding="utf-8", newline="\n") as file:
-            if self.trial_data is not None:  # its test split alone: no site's records come here
-                self.trial_data.at_sites(self.site_names, sizes).save(folder / "test")
-                file.write("\n" + to_toml({"data": {"name": "saved", "path": "test"}}).lstrip())
+            file.write("\n" + to_toml({"data": {"name": "saved", "path": "test"}}).lstrip())
             if mixer is not None:
-                file.write("\n" + mixer.admit(COLLECTOR, folder))
-            for site in sites:
+                file.write(to_toml({"mixer": mixer.admit(COLLECTOR, folder)}))
+            for site in self.sites:
                 known = site.model_dump(exclude_defaults=True)
                 file.write("\n" + to_toml({"[sites]": known}).lstrip())
         write_programs(folder / "bin", {name: f"{OPERATOR}{name}" for name in OPERATOR_PROGRAMS})
-        link, size = self.superlink, _LARGEST_ANSWER
-        if self._training is not None:
-            plan = self._training.plan
-            forms = answer_forms(self._training.task.size, plan.width)
-            size = sum(form.encoded_length for form in forms.values())
-        values = {"operators": link.operators, "listen": link.listen, "port": link.port}
+        link, plan = self.superlink, self.plan
+        forms = answer_forms(self.training.task.size, plan.width, wide=plan.release.wide)
+        values = {
+            "name": self.recipe.name,
+            "operators": link.operators,
+            "listen": link.listen,
+            "port": link.port,
+            "bytes": sum(form.encoded_length for form in forms.values()),
+        }
         for script in ("flower.sh", "superlink.sh", "register.sh", "run.sh", *_SUPERLINK_UNITS):
-            self._fill(script, folder, **values, bytes=size)
+            fill(script, folder, **values)
 
     def _write_mixer(self, folder: Path) -> MixerFiles | None:
         """Make the mixer's folder, and write its keys, certificates, members and script.
 
-        Returns the files, or None with nothing written for a recipe without [shuffle]. Raises
-        BadInput if there is [shuffle] and the mixer's address or `trial_data` is None.
+        Returns the files, or None with nothing written for a recipe without [shuffle].
         """
-        training, address = self._training, self.mixer_address
-        if self.recipe.shuffle is None:
+        address = self.mixer_address
+        if address is None:
             return None
-        if training is None or address is None:
-            raise BadInput(
-                "[shuffle] needs a mixer, and how many weights a report has follows from data: use "
-                "--divide and --mixer HOST:PORT, or leave it out (--set shuffle=none)"
-            )
-        files = MixerFiles.create(folder, address.host, address.port, self.site_names)
-        self._fill(
+        files = MixerFiles.create(folder, address.host, address.port, tuple(self.site_names))
+        fill(
             "mixer.sh",
             folder,
-            positions=training.task.size,
-            minimum=training.plan.release.channel.minimum,
-            clients=len(self.site_names),
+            positions=self.training.task.size,
+            minimum=self.plan.release.channel.minimum,
+            clients=len(self.sites),
             rounds=self.recipe.rounds,
             attempts=_MIXER_ATTEMPTS,
             deadline=self.deadline,
@@ -245,123 +318,236 @@ class Deployment:
         )
         return files
 
-    def _write_site(self, folder: Path, number: int, mixer: MixerFiles | None) -> str:
-        """Write the folder sites/NAME of site `number` below `folder`, and return its public key.
+    def _write_bundle(
+        self, folder: Path, number: int, mixer: MixerFiles | None, operator_key: Path
+    ) -> None:
+        """Write and sign bundles/NAME of site `number` below `folder`.
 
-        With a mixer, the site's certificate for it is written too.
+        With a mixer, the site's certificate for it is in the bundle.
         """
-        name = self.site_names[number]
-        place = folder / "sites" / name
-        place.mkdir(parents=True, mode=0o700)
-        (place / "flower").mkdir()
-        _write_text(place / "recipe.toml", self._recipe_text)
-        shutil.copy(folder / "server" / "certificates" / "ca.crt", place / "ca.crt")
-        key = write_node_key(place, name)
-        programs = {name: name for name in (SUPEREXEC, GUARDED, *REFUSED)}
-        write_programs(place / "bin", programs)
-        plan = None if self._training is None else self._training.plan
-        self._fill(
-            "site.toml",
-            place,
-            site=name,
-            clients=len(self.site_names),
-            number=number,
-            data=self._data_text(place, number),
-            policy=policy_text(self.recipe, plan, number),
-        )
-        if mixer is not None:
-            with (place / "site.toml").open("a", encoding="utf-8", newline="\n") as file:
-                file.write("\n" + mixer.admit(name, place))
-        for script in ("supernode.sh", *_SUPERNODE_UNITS):
-            self._fill(script, place, port=self.superlink.site_port(number), site=name)
-        return key
+        site = self.sites[number]
+        place = folder / "bundles" / site.name
+        place.mkdir(parents=True)
+        self._write_recipe(place)
+        shutil.copy(folder / "server" / "certificates" / "ca.crt", place / AUTHORITY)
+        key = read_signing_key(operator_key)
+        manifest: dict[str, Any] = {
+            "federation": _folder_name(self.recipe.name),
+            "site": site.name,
+            "key": fingerprint(site.key),
+            "number": number,
+            "sites": self.site_names,
+            "sizes": self.plan_sizes if any(self.plan_sizes) else None,
+            "parameters": self.training.task.size,
+            "address": str(self.superlink),
+            "port": self.superlink.site_port(number),
+            "operator": public_line(key),
+            "mixer": None if mixer is None else mixer.admit(site.name, place, site.key),
+        }
+        write_bundle(place, manifest, key)
 
-    def _data_text(self, folder: Path, number: int) -> str:
-        """Return the lines of [data] in the site.toml of site `number`, as TOML without heading.
-
-        For a trial, the site's share of the records is written into `folder` and named. Otherwise
-        the keys name a file that the owner has to provide.
-        """
-        if self.trial_data is not None:
-            client_share(self.trial_data, number).save(folder / "records")
-            return 'name = "saved"\npath = "records"  # a share of the recipe\'s data, to try it'
-        section = self.recipe.data
-        if section.name != TABLE:
-            return (
-                "# The folder that FederatedData.save wrote, of one client; or a table, as in a\n"
-                '# recipe: docs/flower.md.\nname = "saved"\npath = "records"'
-            )
-        known = section.model_dump(exclude_none=True, exclude=set(_SERVER_KEYS))
-        _, _, text = to_toml({"data": known | {"path": "records.csv"}}).partition("[data]\n")
-        return text.rstrip()
+    def _write_recipe(self, folder: Path) -> None:
+        """Write the recipe, and the files that it names, into a folder of the server or a site."""
+        text = to_toml(self._sent_recipe.model_dump(mode="json", exclude_none=True))
+        (folder / RECIPE).write_text(text, encoding="utf-8", newline="\n")
+        for file in self._model_files.values():
+            shutil.copyfile(file, folder / file.name)
 
     @cached_property
-    def _training(self) -> Training | None:
-        """Return the recipe's training over the sites, for its plan only.
-
-        None without `trial_data`.
-        """
-        if self.trial_data is None:
-            return None
-        names = [str(number) for number in range(self.trial_data.clients)]
-        sites = self.trial_data.at_sites(names, self.trial_data.sizes.tolist())
-        return build_for_plan(self.recipe, sites)
+    def _sent_recipe(self) -> Recipe:
+        """Return the recipe with files by their names alone, and with their digests."""
+        model, digests = self.recipe.model, {}
+        names: dict[str, Any] = {}
+        for key, file in self._model_files.items():
+            function = f":{str(model.path).rpartition(':')[2]}" if key == "path" else ""
+            names[key] = f"{file.name}{function}"
+            with file.open("rb") as stream:
+                digests[key] = file_digest(stream, "sha256").hexdigest()
+        model = model.model_copy(update={**names, "sha256": digests or None})
+        return self.recipe.model_copy(update={"model": model})
 
     @property
-    def _recipe_text(self) -> str:
-        """Return the recipe as TOML."""
-        return to_toml(self.recipe.model_dump(mode="json", exclude_none=True))
+    def _model_files(self) -> dict[str, Path]:
+        """Return the files that [model] names, by key."""
+        model, found = self.recipe.model, dict[str, Path]()
+        if model.path is not None:
+            found["path"] = Path(model.path.rpartition(":")[0])
+        if model.weights is not None:
+            found["weights"] = Path(model.weights)
+        return found
 
-    def _fill(self, template: str, folder: Path, **values: object) -> None:
-        """Write a template into a folder under its own name, with `values` filled in.
-
-        `name` (of the recipe) and `address` are filled in as well. Scripts (.sh) are made
-        executable.
-        """
-        values |= {"name": self.recipe.name, "address": self.superlink}
-        text = (files("fedveil.flower") / "templates" / template).read_text()
-        path = folder / template
-        _write_text(path, Template(text).substitute(values))
-        if template.endswith(".sh"):
-            path.chmod(0o755)
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Write a file that other platforms read too: UTF-8, and lines that end as on Linux."""
-    path.write_text(text, encoding="utf-8", newline="\n")
+    def _check_model_files(self) -> None:
+        """Raise BadInput for files of the model that are missing, or called as others are."""
+        names = [RECIPE, AUTHORITY, *OWN_FILES]
+        for key, file in self._model_files.items():
+            if not file.is_file():
+                raise BadInput(f"model.{key}: {shown(str(file))} does not exist")
+            if file.name in names:
+                raise BadInput(f"model.{key} is called {file.name!r}, as another file: rename it")
+            names.append(file.name)
 
 
-def load_for_sites(source: str, overrides: Overrides, sites: int) -> Recipe:
+def check_names(names: Sequence[str]) -> None:
+    """Raise BadInput unless there are sites, each with a name of its own that a site can have."""
+    for name in names:
+        check_site_name(name)
+    if not names or len(set(names)) != len(names):
+        raise BadInput(f"sites are {', '.join(names) or 'none'}: a name of its own each")
+
+
+def check_free(folder: Path) -> None:
+    """Raise BadInput unless a folder is new or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} exists and is not empty: name a new folder")
+
+
+def load_for_sites(
+    source: str, overrides: Overrides, sites: int, *, divided: bool = False
+) -> Recipe:
     """Load a recipe for `sites` sites, with secure noise unless it names a noise source.
 
-    `source` and `overrides` are as for `load_recipe`. Where the recipe divides data among clients
-    (data.clients), it gets one client per site. Raises BadInput as `load_recipe` does, and for sums
-    of sites.
+    `source` and `overrides` are as for `load_recipe`. Where the recipe divides data among clients,
+    it gets one client per site. Of a table, the declaration stays, with the features in order:
+    which file has the rows is for each owner. With `divided`, its rows are here and stay its own.
+    Raises BadInput as `load_recipe` does.
     """
     recipe = load_recipe(source, overrides)
     more: dict[str, object] = {}
-    if recipe.data.clients is not None:
-        more["data.clients"] = sites
+    if recipe.data.name != TABLE or divided:
+        for key in ("sites", "clients"):
+            if isinstance(getattr(recipe.data, key), int):
+                more[f"data.{key}"] = sites
     noise = recipe.noise
     fixed = "source" in noise.model_fields_set or "source" not in type(noise).model_fields
-    if noise.where == "site":
-        raise BadInput(
-            "noise.where is 'site': fedveil run simulates sums of sites, and fedveil deploy has no "
-            "secure sum between them; deploy dp-sgd, which protects records too"
-        )
     if not fixed:
         more["noise.source"] = "secure"
-    return load_recipe(recipe.model_dump(mode="json", exclude_none=True), more)
+    recipe = load_recipe(recipe.model_dump(mode="json", exclude_none=True), more)
+    if recipe.data.name != TABLE or divided:
+        return recipe
+    return recipe.model_copy(update={"data": _declared_alone(recipe.data)})
+
+
+def _declared_alone(section: DataSection) -> DataSection:
+    """Return the [data] of a table without what divides its rows, and with a list of features.
+
+    `test` stays if it is a table. Raises BadInput for a test split of clients' own rows, statistics
+    of rows, and word lists in files.
+    """
+    if section.test not in (None, "none") and not _is_table(section.test):
+        raise BadInput(
+            f"data.test is {section.test!r}, and sites hold no rows back: name a public table for "
+            "the server (--test), or leave it out (--set data.test=none)"
+        )
+    for key, way in (
+        ("statistics", "declare every column instead (data.columns)"),
+        ("resample", "it is for simulations"),
+    ):
+        if getattr(section, key) is not None:
+            raise BadInput(f"data.{key} is {getattr(section, key)!r}: {way}; leave it out")
+    for name, column in (section.columns or {}).items():
+        for key in ("words", "public", "also"):
+            if isinstance(getattr(column, key), str):
+                raise BadInput(
+                    f"data.columns.{name}.{key} is a file, which sites do not have: list the words "
+                    f"(data.columns.{name}.words)"
+                )
+    alone = section.model_copy(update={"test": None})
+    schema = alone.declared(None, ["site"]).schema
+    if schema is None:
+        raise AssertionError("declared tables have a schema")
+    features = [column.name for column in schema.feature_columns]
+    more: dict[str, Any] = dict.fromkeys(DIVISION)
+    if schema.target_column.text is None:
+        more["features"] = features
+    if section.test != "none":
+        more["test"] = section.test
+    return section.model_copy(update=more)
+
+
+def _is_table(test: object) -> bool:
+    """Return whether data.test names a table."""
+    return isinstance(test, str) and (test.endswith(TABLES) or Path(test).is_dir())
+
+
+def public_data(
+    recipe: Recipe, test: str | None, names: Sequence[str], data_root: Path | None
+) -> tuple[Recipe, FederatedData]:
+    """Return the recipe for server and sites, and the form of its data with the test split.
+
+    Of tables nobody's rows are read: what the recipe declares is enough. Of other data sets, the
+    recipe's own are loaded, for their form and their test split.
+
+    Args:
+        recipe: A recipe from `load_for_sites`.
+        test: The path of a public table to test on. None: `data.test`, or nothing.
+        names: The names of the sites.
+        data_root: The folder with published data sets, None for that in FEDVEIL_DATA.
+    """
+    section = recipe.data
+    if section.name == TABLE:
+        if test is not None and section.test is not None:
+            raise BadInput(f"--test is {test} and data.test {section.test!r}: leave one out")
+        chosen = test or section.test
+        data = section.model_copy(update={"test": None})
+        public = data.declared(None if chosen is None else str(chosen), names)
+        return recipe.model_copy(update={"data": data}), public
+    if test is not None:
+        raise BadInput(f"--test is {test} and is for tables: {section.name} has a test split")
+    return recipe, recipe.load_data(data_root).at_sites(names)
+
+
+def needs_sizes(recipe: Recipe) -> bool:
+    """Return whether a claim, weights or divisor of the recipe need sites' numbers of records."""
+    weighted = recipe.server.weights == "examples"
+    return weighted or recipe.client.kind == "dp-sgd" or recipe.noise.where == "site"
+
+
+def registered(
+    recipe: Recipe, names: Sequence[str], keys: Sequence[str], records: dict[str, int]
+) -> tuple[RegisteredSite, ...]:
+    """Return the sites with their keys, and with numbers of records where the recipe needs them.
+
+    A number is what the owner declares (`records`, by name), or else client.nominal. Raises
+    BadInput where one is missing, or none is needed.
+    """
+    for name in records:
+        if name not in names:
+            raise BadInput(f"--records names {name!r}, which is no site: use {', '.join(names)}")
+    if not needs_sizes(recipe):
+        for name, number in records.items():
+            raise BadInput(
+                f"--records is {name}={number}, and nothing in the recipe needs numbers of "
+                "records: leave it out, so that the server does not know them"
+            )
+    nominal: int | None = getattr(recipe.client, "nominal", None)
+    sites = []
+    for name, key in zip(names, keys, strict=True):
+        declared: int | None = records.get(name, nominal)
+        if declared is None and needs_sizes(recipe):
+            raise BadInput(
+                f"how many records {name!r} has is not known, and the recipe needs it: let its "
+                f"owner declare a public number (--records {name}=N)"
+                + (", or use client.nominal" if recipe.client.kind == "dp-sgd" else "")
+            )
+        sites.append(RegisteredSite(name=name, key=key, records=declared or 0))
+    return tuple(sites)
 
 
 def client_share(data: FederatedData, client: int) -> FederatedData:
-    """Return `data` with the records of client number `client` only, and the same test split."""
+    """Return `data` with the records of client number `client` only, and no test split."""
     rows = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     offsets = data.offsets[client : client + 2] - data.offsets[client]
-    return data.with_clients(taken(data.x, rows), data.y[rows], offsets)
+    alone = data.with_clients(taken(data.x, rows), data.y[rows], offsets)
+    test_x, test_y = taken(data.test_x, slice(0)), data.test_y[:0]
+    return replace(alone, test_x=test_x, test_y=test_y, test_owners=None)
 
 
 def _app_name(recipe: str) -> str:
     """Return a name that Flower accepts for an app, "fedveil-" and the recipe's name, cut to 60."""
+    return f"fedveil-{_folder_name(recipe)}"[:60].rstrip("-")
+
+
+def _folder_name(recipe: str) -> str:
+    """Return the recipe's name in lower-case letters, digits and dashes. "app" if it has none."""
     letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in recipe.lower())
-    return f"fedveil-{letters.strip('-') or 'app'}"[:60].rstrip("-")
+    return letters.strip("-")[:64].rstrip("-") or "app"

@@ -1,7 +1,8 @@
 """The files `federation.toml` of a server and `site.toml` of a site, read strictly.
 
-`site.toml` (`SiteFile`) is the owner's description of a site and its policy. `federation.toml`
-(`Federation`) has the sites that a server asks, their keys, and how long the server waits:
+`site.toml` (`SiteFile`) is a site's part in one federation; the policy that it names is its owner's
+for all of them. `federation.toml` (`Federation`) has the sites that a server asks, their keys, and
+how long the server waits:
 
 ```toml
 deadline = 600            # seconds from the asks of a round to its end
@@ -20,6 +21,7 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import os
 import ssl
 import tomllib
 from collections.abc import Callable, Coroutine
@@ -29,14 +31,15 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from fedveil.base.checks import CLIENTS, number, shown
+from fedveil.base.checks import CLIENTS, COUNT, Each, number, shown
 from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import Policy
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.sites import PART
 from fedveil.privacy.shuffle import Flags, Multisets
-from fedveil.runs.recipe import explain_error, name_paths
+from fedveil.runs.recipe import Recipe, explain_error, name_paths
 from fedveil.runs.sections.data_section import DataSection
 from fedveil.runs.sections.section import Section, forms_of, setting
 
@@ -55,9 +58,9 @@ def with_absolute_paths(section: S, folder: Path, *keys: str) -> S:
     for key in keys:
         match getattr(section, key):
             case str() as file:
-                paths[key] = str(folder / file)
+                paths[key] = os.path.normpath(folder / file)
             case list() as files if key == "path":
-                paths[key] = [str(folder / file) for file in files]
+                paths[key] = [os.path.normpath(folder / file) for file in files]
     return section.model_copy(update=paths)
 
 
@@ -208,6 +211,25 @@ class Federation(Section):
         """Return the names of the sites in the order of client numbers."""
         return [site.name for site in self.sites]
 
+    def check_plan(self, plan: PrivacyPlan) -> None:
+        """Raise BadInput unless the mixer and `minimum` fit the plan.
+
+        A shuffled release needs a mixer, since whatever carries messages knows who sent them.
+        """
+        if plan.release.channel.minimum and self.mixer is None:
+            raise BadInput(
+                "[shuffle] needs a mixer that sites reach by themselves: what carries these "
+                "messages knows who sent what; name it in federation.toml ([mixer]), or leave "
+                "[shuffle] out, so that trust is local"
+            )
+        if self.mixer is not None and not plan.release.channel.minimum:
+            raise BadInput("federation: [mixer] is for recipes with [shuffle]: leave it out")
+        if not plan.secret_cohort and plan.expected < self.minimum:
+            raise BadInput(
+                f"federation: minimum is {self.minimum} and a round asks {plan.expected:g} "
+                "sites: lower it, or ask more"
+            )
+
     def check(self) -> None:
         """Raise BadInput for a federation that cannot be run.
 
@@ -273,6 +295,22 @@ def read_federation(path: Path) -> Federation:
     return federation.model_copy(update={"mixer": mixer})
 
 
+def check_recipe(recipe: Recipe) -> None:
+    """Raise BadInput for what no federation runs: attacks, skipped checkpoints, noise in shares."""
+    if recipe.attack is not None:
+        raise BadInput("[attack] is for simulations: leave it out (--set attack=none)")
+    if getattr(recipe.noise, "share", None) == PART:
+        raise BadInput(
+            "noise.share is 'part', and between sites there is no secure sum: use 'whole', so that "
+            "each site's noise is enough by itself"
+        )
+    if recipe.engine.checkpoint != 1:
+        raise BadInput(
+            f"engine.checkpoint is {recipe.engine.checkpoint}: over a federation every round that "
+            "is lost is charged again, so a checkpoint is written after each; leave it out"
+        )
+
+
 def takes_whole_deadline(plan: PrivacyPlan) -> bool:
     """Return whether rounds take their whole deadline: with secure noise and a secret cohort.
 
@@ -309,7 +347,7 @@ TABLES = (".csv", ".parquet")
 
 
 class SiteFile(Section):
-    """The owner's description of a site. Paths are relative to the folder of `site.toml`."""
+    """A site's part in one federation. Paths are relative to the folder of `site.toml`."""
 
     name: str
     """The site's name, as the federation lists it."""
@@ -319,18 +357,22 @@ class SiteFile(Section):
     """How many sites the federation has, online or not."""
     number: int | None = None
     """This site's place in the federation's list, from 0. Needed where clients have budgets of
-    their own (budget.epsilons)."""
+    their own (budget.epsilons), and beside sizes."""
+    sizes: list[int] | None = setting(Each(COUNT), None)
+    """How many records each site has by public declaration, in the order of numbers. Left out: as
+    many as this site has, for plans that need no such numbers."""
     ledger: str = "ledger"
-    """The folder with the site's ledger; made when it is missing."""
+    """The folder with the ledger of this owner's people, whatever federations they take part in;
+    made when it is missing."""
     witness: str | None = None
     """A file outside that folder which remembers the ledger's end, so that a ledger that was lost
     or put back is noticed. Left out: NAME.head.json beside site.toml."""
+    policy: str = "policy.toml"
+    """The owner's policy for all federations: a file. An empty one refuses everything."""
     allow_code: bool = False
     """Whether the code that the recipe names may be run (model.path)."""
     data: DataSection
     """The site's own records: the keys of a recipe's [data]."""
-    policy: Policy = Policy()
-    """What the owner agrees to."""
     mixer: MixerSection | None = None
     """The mixer, for a recipe with [shuffle], and for no other. Left out: reports go to the
     server."""
@@ -351,6 +393,9 @@ def read_site_file(path: Path) -> SiteFile:
     | a name that no site can have | BadInput |
     | a number out of range, also in [data] | BadInput |
     | `number` is not 0 to `clients` - 1 | BadInput |
+    | `sizes` without `number`, or not one per site | BadInput |
+    | a [policy] in it, as older versions had | BadInput: it is a file now |
+    | part of a table held back for tests, which nobody measures | BadInput |
     | a witness inside the ledger's folder | BadInput: both would be lost together |
     """
     try:
@@ -361,6 +406,11 @@ def read_site_file(path: Path) -> SiteFile:
         raise BadInput(f"{path} cannot be read: {e}") from e
     if len(content) > _LARGEST:
         raise BadInput(f"{path} is longer than {_LARGEST} bytes: no site.toml is")
+    if isinstance(raw.get("policy"), dict):
+        raise BadInput(
+            f"{path}: [policy] is now a file of its own, for all federations of an owner: join the "
+            "federation again (fedveil site init, fedveil site join)"
+        )
     name_paths(raw)
     try:
         site = SiteFile.model_validate(raw)
@@ -370,6 +420,17 @@ def read_site_file(path: Path) -> SiteFile:
     site.check_values()
     if site.number is not None and not 0 <= site.number < site.clients:
         raise BadInput(f"{path}: number is {site.number}: 0 to {site.clients - 1} is needed")
+    if site.sizes is not None and (site.number is None or len(site.sizes) != site.clients):
+        raise BadInput(
+            f"{path}: sizes has {len(site.sizes)} numbers for {site.clients} sites: one each is "
+            "needed, and this site's number"
+        )
+    test = site.data.test
+    if test is not None and test != "none" and not _names_rows(path.resolve().parent, test):
+        raise BadInput(
+            f"{path}: data.test is {shown(test)}, which would hold rows back, and a site measures "
+            "nothing: leave it out, so that every row is used"
+        )
     folder, mixer = path.resolve().parent, site.mixer
     ledger = folder / site.ledger
     witness = folder / (site.witness or f"{site.name}.head.json")
@@ -381,8 +442,38 @@ def read_site_file(path: Path) -> SiteFile:
     if mixer is not None:
         mixer = with_absolute_paths(mixer, folder, *_MIXER_PATHS)
     data = _data_with_absolute_paths(site.data, folder)
-    site = site.model_copy(update={"witness": str(witness), "data": data, "mixer": mixer})
-    return with_absolute_paths(site, folder, "recipe", "ledger")
+    head = os.path.normpath(witness)
+    site = site.model_copy(update={"witness": head, "data": data, "mixer": mixer})
+    return with_absolute_paths(site, folder, "recipe", "ledger", "policy")
+
+
+def _names_rows(folder: Path, test: float | str) -> bool:
+    """Return whether data.test names a table of other rows, relative to `folder`."""
+    return isinstance(test, str) and (test.endswith(TABLES) or (folder / test).is_dir())
+
+
+class _PolicyFile(Section):
+    """`policy.toml`, whose keys are those of `Policy`."""
+
+    policy: Policy
+
+
+def read_policy(path: Path) -> Policy:
+    """Return the owner's policy in a file. An empty file is a policy that refuses everything.
+
+    Raises BadInput if the file is missing, is no TOML, has an unknown key, or a value out of range.
+    """
+    try:
+        content = path.read_bytes()
+        raw = tomllib.loads(content[: _LARGEST + 1].decode())
+    except (OSError, ValueError, RecursionError) as e:
+        raise BadInput(f"{path} cannot be read: {e}") from e
+    try:
+        policy = _PolicyFile.model_validate({"policy": raw}).policy
+    except ValidationError as e:
+        raise BadInput(f"{path}: {explain_error(e, forms_of(_PolicyFile))}") from e
+    policy.check_values("policy")
+    return policy
 
 
 def _data_with_absolute_paths(section: DataSection, folder: Path) -> DataSection:
@@ -391,8 +482,7 @@ def _data_with_absolute_paths(section: DataSection, folder: Path) -> DataSection
     They are `path`, `test` if it is a table, and the word lists of `columns`.
     """
     keys = ["path"]
-    test = section.test
-    if isinstance(test, str) and (test.endswith(TABLES) or (folder / test).is_dir()):
+    if section.test is not None and _names_rows(folder, section.test):
         keys.append("test")
     section = with_absolute_paths(section, folder, *keys)
     if section.columns is None:

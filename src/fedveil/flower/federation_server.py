@@ -19,7 +19,12 @@ import torch
 
 from fedveil.base.errors import BadInput, FedveilError
 from fedveil.data.federated import FederatedData
-from fedveil.flower.federation_files import Federation, MixerSection, takes_whole_deadline
+from fedveil.flower.federation_files import (
+    Federation,
+    MixerSection,
+    check_recipe,
+    takes_whole_deadline,
+)
 from fedveil.flower.messages import (
     Answer,
     Arrival,
@@ -236,25 +241,8 @@ class RemoteEngine:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        """Raise BadInput unless a mixer and `minimum` fit the plan.
-
-        A shuffled release needs a mixer, since whatever carries these messages knows who sent them.
-        """
-        plan = self.job.plan
-        if plan.release.channel.minimum and self.federation.mixer is None:
-            raise BadInput(
-                "[shuffle] needs a mixer that sites reach by themselves: what carries these "
-                "messages knows who sent what; name it in federation.toml ([mixer]), or leave "
-                "[shuffle] out, so that trust is local"
-            )
-        if self.federation.mixer is not None and not plan.release.channel.minimum:
-            raise BadInput("federation: [mixer] is for recipes with [shuffle]: leave it out")
-        expected = plan.expected
-        if not plan.secret_cohort and expected < self.federation.minimum:
-            raise BadInput(
-                f"federation: minimum is {self.federation.minimum} and a round asks {expected:g} "
-                "sites: lower it, or ask more"
-            )
+        """Raise BadInput unless a mixer and `minimum` fit the plan."""
+        self.federation.check_plan(self.job.plan)
 
     def run(self, round: Round) -> CohortSum:
         """Ask a round's clients, and return the sum of their answers in the order of clients.
@@ -338,7 +326,8 @@ class RemoteEngine:
             return answers
         until = began + self.federation.deadline
         size = 0 if self.federation.mixer else self.job.task.size
-        forms = answer_forms(size, self.job.plan.width)
+        wide = self.job.plan.release.wide
+        forms = answer_forms(size, self.job.plan.width, wide=wide)
         for arrival in self.transport.ask(outcome.invited, ask, self.federation.deadline, forms):
             known = {*answers, *outcome.declined}
             site, message = arrival.site, arrival.message
@@ -406,9 +395,11 @@ class RemoteEngine:
         nobody, width = torch.zeros(1, dtype=torch.bool), self.job.plan.width
         report, watched = answer.report, answer.watched
         form = (report.dtype, watched.dtype, watched.shape)
-        if form != (torch.float32, torch.float64, (width,)):
+        wide = self.job.plan.release.wide
+        kind = torch.float64 if wide else torch.float32
+        if form != (kind, torch.float64, (width,)):
             report, watched = torch.zeros(0), torch.zeros(width, dtype=torch.float64)
-        rows = Rows.from_reports([report], self.job.task.size)
+        rows = Rows.from_reports([report], self.job.task.size, wide=wide)
         return ClientReports(rows, watched.reshape(1, width), nobody, nobody)
 
 
@@ -490,13 +481,7 @@ class Server:
             sleep: Waits for a number of seconds.
         """
         federation.check()
-        if recipe.attack is not None:
-            raise BadInput("[attack] is for simulations: leave it out")
-        if recipe.engine.checkpoint != 1:
-            raise BadInput(
-                f"engine.checkpoint is {recipe.engine.checkpoint}: over a federation every round "
-                "that is lost is charged again, so a checkpoint is written after each; leave it out"
-            )
+        check_recipe(recipe)
         identity = RunIdentity.read_or_make(folder, plan_digest(recipe, len(federation.sites)))
         own: dict[str, Any] = {
             "data": data_without_records(recipe, federation, data_root, identity.run_id),

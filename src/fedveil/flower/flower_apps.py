@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.base.checks import shown
-from fedveil.base.errors import BadInput, one_line
+from fedveil.base.errors import BadInput, FedveilError, one_line
 from fedveil.flower.federation_files import (
     Federation,
     fingerprint,
@@ -48,11 +48,15 @@ from fedveil.flower.site import OTHER_PLAN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.recipe import load_recipe
+from fedveil.runs.run_directory import write_atomic
 
 ASKING = "train"
 """The type of Flower's messages that carry asks and answers."""
 
 LOG = logging.getLogger("flwr")
+
+OUTCOME = "outcome.txt"
+"""The file, in the folder that SuperLink was started in, with how the server's program ended."""
 
 _VALUES, _ARRAYS, _ENCODING = "fedveil", "arrays", "numpy.ndarray"
 _POLL_SECONDS = 0.1
@@ -291,8 +295,31 @@ def serve(grid: Grid, context: Context) -> None:
     """Train over the federation's sites, to the end of the plan or of the budget.
 
     The app's configuration names the files (`server_app`). The run directory is written, and
-    resumed if it holds a run. Raises BadInput for files that are refused, and TooFewSites.
+    resumed if it holds a run. What is refused, or cannot go on, is one line in the log: for an
+    exception Flower would log thirty. The file `OUTCOME` says how it ended, for run.sh.
     """
+    write_outcome(1, "the server's program was ended before the run was")
+    try:
+        end = _train(grid, context)
+    except FedveilError as e:
+        line = " ".join(str(e).split())
+        write_outcome(2 if isinstance(e, BadInput) else 1, line)
+        LOG.error("error: %s", line)
+        return
+    except Exception as e:
+        write_outcome(1, f"{type(e).__name__}: {one_line(e)}")
+        raise
+    write_outcome(0, end)
+    LOG.info("%s", end)
+
+
+def write_outcome(code: int, line: str) -> None:
+    """Write an exit code, and one line that says why, into the file `OUTCOME`."""
+    write_atomic(Path(OUTCOME).absolute(), f"{code}\n{line}\n".encode())
+
+
+def _train(grid: Grid, context: Context) -> str:
+    """Do what `serve` does. Returns how the run ended, in words."""
     config = context.run_config
     federation = read_federation(Path(_config_path(config, "federation")))
 
@@ -313,7 +340,7 @@ def serve(grid: Grid, context: Context) -> None:
     LOG.info("%s", server.run.describe())
     result = server.serve(lambda line: LOG.info("%s", _round_text(server, line)))
     claim = counting([PrivacyClaim.from_dict(raw) for raw in result["claims"]])
-    LOG.info("%s. %s Files: %s", claim or "Nothing is claimed", result["why"], result["run_dir"])
+    return f"{claim or 'Nothing is claimed'}. {result['why']} Files: {result['run_dir']}"
 
 
 def _config_path(config: Any, key: str) -> str:

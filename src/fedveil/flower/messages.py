@@ -91,7 +91,7 @@ class Answer(_RoundMessage):
 
     Attributes:
         site: The name of the site.
-        report: The report, float32 [P].
+        report: The report, float32 [P], or float64 where the release is wide.
         watched: The statistic of an adaptive clip, float64 [W].
     """
 
@@ -196,9 +196,13 @@ def ask_forms(size: int, moving: int) -> Forms:
     return {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
 
 
-def answer_forms(size: int, width: int) -> Forms:
-    """Return the forms of an answer: a report of `size` numbers, and a statistic of `width`."""
-    return {"report": VectorForm("float32", size), "watched": VectorForm("float64", width)}
+def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
+    """Return the forms of an answer: a report of `size` numbers, and a statistic of `width`.
+
+    A `wide` report is float64, since sums of multiples of a grid are exact only there.
+    """
+    kind = "float64" if wide else "float32"
+    return {"report": VectorForm(kind, size), "watched": VectorForm("float64", width)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from datetime import date, timedelta
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from fedveil.base.checks import BUDGET, DELTA, MULTIPLIER, REPORT_EPSILON, STEPS, number
 from fedveil.base.errors import BadInput
@@ -22,7 +22,7 @@ from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import PureReport, Shuffled, TwoPoint
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
-from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe import Recipe, toml_value
 from fedveil.runs.sections.section import Section, setting
 from fedveil.training.engines.engine import Engine, Job
 from fedveil.training.session import Training
@@ -75,6 +75,7 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
     | nothing is claimed | no lines |
     | a formula as published, which guarantees nothing | BadInput |
     | what a clip watches goes to a curator | BadInput: in a federation that is the server |
+    | noise in shares (share "part") | BadInput: there is no secure sum between sites |
     | clients have budgets of their own, and `number` is None | BadInput |
     | something is claimed, and no line is about this client | BadInput: nothing would be charged |
     | a cohort drawn in secret by a trusted server | every round is charged, asked or not |
@@ -88,6 +89,11 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
         raise BadInput(
             "the recipe's clip needs a curator who sees bits or norms and is not the server, and a "
             "federation has none: use clip.bit_epsilon, or a clip that does not look at clients"
+        )
+    if any(line.trust is Trust.SECURE_SUM and not line.reading for line in plan.lines):
+        raise BadInput(
+            "noise.share is 'part', and between sites there is no secure sum: use 'whole', so that "
+            "each site's noise is enough by itself"
         )
     lines = tuple(line for line in plan.lines if _applies_to(line, plan, number))
     charged = [line for line in lines if not line.reading]
@@ -160,18 +166,21 @@ def local_steps(work: ClientWork, records: int) -> int:
 
 
 class EpsilonSection(Section):
-    """`[policy.epsilon]`: what all runs of a period may cost together, by what they protect."""
+    """`epsilon` of a policy: what all runs of a period may cost together, by what they protect."""
 
     client: float | None = setting(BUDGET, None)
     """The most that all runs may cost the whole site. Left out: no run is taken that protects
     clients."""
+    person: float | None = setting(BUDGET, None)
+    """The most that all runs may cost one person. Left out: no run is taken that protects
+    people."""
     record: float | None = setting(BUDGET, None)
     """The most that all runs may cost one record. Left out: no run is taken that protects
     records."""
 
 
 class Policy(Section):
-    """`[policy]`: the owner's limits, whatever a server asks.
+    """`policy.toml`: the owner's limits, whatever servers ask.
 
     Guarantee: whatever servers ask, the total cost of the runs that had a turn within any period of
     `days`, each counted at what it may cost in all, is at most `epsilon` of each unit and `delta`.
@@ -196,8 +205,8 @@ class Policy(Section):
     """The period that epsilon and delta are for: runs that were last charged longer ago do not
     count. Left out: all runs count for ever."""
     trust: list[Literal["local", "shuffled", "central"]] = ["local"]
-    """Whom the owner is ready to trust: 'local' nobody; 'shuffled' a mixer; 'central' the server,
-    which then sees updates without noise."""
+    """Whom the owner is ready to trust: 'local' nobody else; 'shuffled' a mixer; 'central' the
+    server, which then sees updates without noise."""
     recipes: list[str] | None = None
     """Which recipes may be taken part in, by name or by digest (fedveil site check tells it). Left
     out: whichever `recipe` is."""
@@ -250,7 +259,7 @@ class Policy(Section):
         if not plan.private and not self.unprotected:
             yield Objection("the recipe claims nothing, and policy.unprotected is false")
         for line in terms.charged_lines:
-            if str(line.trust) not in self.trust:
+            if _relied_on(line.trust) not in self.trust:
                 yield Objection(
                     f"the claim needs {line.trust} trust, which policy.trust does not have"
                 )
@@ -296,14 +305,14 @@ class Policy(Section):
             unit = claim.unit
             if not claim.vouched:
                 return Objection("the run's claim is not vouched for", claim.short)
-            if getattr(self.epsilon, unit) is None:
+            if getattr(self.epsilon, unit, None) is None:
                 return Objection(f"the claim is per {unit}, and policy.epsilon.{unit} is not given")
-        for unit in (Unit.CLIENT, Unit.RECORD):
+        for unit in UNITS:
             most = getattr(self.epsilon, unit)
-            own = [claim for claim in terms.costs if _counts_for(claim, unit)]
+            own = [claim for claim in terms.costs if counts_for(claim, unit)]
             if most is None or not own:
                 continue
-            spent = math.fsum(c.epsilon for c in before if _counts_for(c, unit))
+            spent = math.fsum(c.epsilon for c in before if counts_for(c, unit))
             if spent + math.fsum(c.epsilon for c in own) > most * (1 + _ROUNDING):
                 return Objection(
                     f"the run may cost more than policy.epsilon.{unit} leaves",
@@ -328,73 +337,67 @@ class Policy(Section):
         return [run for run in runs if run.last_day > today - timedelta(days=self.days)]
 
 
-def _counts_for(claim: PrivacyClaim, unit: Unit) -> bool:
-    """Return whether a claim costs this unit. A claim per client costs each record as well."""
-    return claim.unit is unit or claim.unit is Unit.CLIENT
+UNITS = tuple(Unit(name) for name in EpsilonSection.model_fields)
+"""The units that a policy limits, each of which consists of units after it: what protects a whole
+client protects each of its records."""
 
 
-_UNPROTECTED = "unprotected = true  # the recipe claims nothing: what this site sends is not hidden"
-_SEEDED = "seeded = true  # the recipe has no secure noise, or does not ask for it"
+def counts_for(claim: PrivacyClaim, unit: Unit) -> bool:
+    """Return whether a claim costs this unit: it is about it, or about what it is a part of."""
+    return claim.unit in UNITS[: UNITS.index(unit) + 1]
 
 
-def policy_text(recipe: Recipe, plan: PrivacyPlan | None, number: int) -> str:
-    """Return the keys of a [policy] that allows a recipe at site `number`, one per line, as TOML.
+def _relied_on(trust: Trust) -> str:
+    """Return the word of `Policy.trust` for a line's trust.
 
-    The costs follow from the plan, or from the recipe's budget if `plan` is None. An epsilon that
-    follows from neither is a comment, for the owner to fill in.
+    Where people trust the institution that has their records, the institution itself trusts nobody.
     """
-    if plan is None:
-        return "\n".join(_policy_for_recipe(recipe))
-    terms = terms_of(plan, number, repeats=0)
-    if not terms.costs:
-        return _UNPROTECTED
-    lines = []
-    for unit in (Unit.CLIENT, Unit.RECORD):
-        epsilons = [claim.epsilon for claim in terms.costs if claim.unit is unit]
-        if epsilons:
-            total = _rounded_up(math.fsum(epsilons))
-            lines.append(f"epsilon.{unit} = {total}  # what this recipe costs in all")
-    lines.append(f"delta = {_rounded_up(math.fsum(claim.delta for claim in terms.costs))}")
-    lines += _trust_and_seed(
-        {claim.trust for claim in terms.costs},
-        any(line.noise is NoiseSource.SEEDED for line in terms.charged_lines),
-    )
-    return "\n".join(lines)
+    return str(Trust.LOCAL if trust is Trust.SITE else trust)
 
 
-def _policy_for_recipe(recipe: Recipe) -> list[str]:
-    """Return the lines of a policy for a recipe whose plan is not known yet, as TOML."""
-    if recipe.noise.kind == "none" or recipe.budget is None:
-        return [_UNPROTECTED]
-    inside = recipe.client.kind == "dp-sgd"
-    unit = Unit.RECORD if inside else Unit.CLIENT
-    epsilon = getattr(recipe.budget, "epsilon", None)
-    lines = [f"# epsilon.{unit} = ...  # the most that all runs may cost; nothing is taken without"]
-    if epsilon is not None and math.isfinite(epsilon):
-        lines = [f"epsilon.{unit} = {epsilon}  # the recipe's budget"]
-    lines.append(f"delta = {recipe.budget.delta}")
-    central = not inside and getattr(recipe.noise, "where", None) == "server"
-    seeded = getattr(recipe.noise, "source", "seeded") == "seeded"
-    return [*lines, *_trust_and_seed({Trust.CENTRAL if central else Trust.LOCAL}, seeded)]
+def accepted(policy: Policy, terms: Terms, plan: PrivacyPlan) -> Policy:
+    """Return the policy with which an owner accepts a run: the old one, and what the run costs.
 
-
-def _trust_and_seed(trust: set[Trust], seeded: bool) -> list[str]:
-    """Return the lines of a policy with the keys `trust` and `seeded`, as far as they are needed.
-
-    [] for local trust and secure noise, which every policy allows.
+    The run's cost is added to the limits that there are, whatever was spent of them, so that what
+    was accepted before is still possible. Whom the plan trusts, and seeded or no noise, are
+    allowed. Everything else that the owner has ruled (recipes, least noise, steps) stays.
     """
-    lines = []
-    if trust != {Trust.LOCAL}:
-        names = ", ".join(f'"{name}"' for name in sorted(map(str, trust)))
-        lines.append(f"trust = [{names}]  # whom this site relies on beside itself")
-    return [*lines, _SEEDED] if seeded else lines
+    limits: dict[str, float] = {}
+    for unit in UNITS:
+        before = getattr(policy.epsilon, unit)
+        own = [claim.epsilon for claim in terms.costs if claim.unit is unit]
+        if before is not None:  # a limit for records counts what is claimed for clients
+            own = [claim.epsilon for claim in terms.costs if counts_for(claim, unit)]
+        if own:
+            limits[unit] = (before or 0.0) + _rounded_up(math.fsum(own))
+    deltas = _rounded_up(math.fsum(claim.delta for claim in terms.costs))
+    limited = any(getattr(policy.epsilon, unit) is not None for unit in UNITS)
+    given = limited or "delta" in policy.model_fields_set
+    trust = {_relied_on(line.trust) for line in terms.charged_lines}
+    seeded = any(line.noise is NoiseSource.SEEDED for line in terms.charged_lines)
+    changes: dict[str, Any] = {
+        "epsilon": policy.epsilon.model_copy(update=limits),
+        "trust": [*policy.trust, *sorted(trust - {*policy.trust})],
+        "seeded": policy.seeded or seeded,
+        "unprotected": policy.unprotected or not plan.private,
+    }
+    if terms.costs:
+        changes["delta"] = (policy.delta if given else 0.0) + deltas
+    return policy.model_copy(update=changes)
 
 
-def _rounded_up(number: float) -> str:
-    """Return a number rounded up to four significant digits, as text."""
+def policy_text(policy: Policy) -> str:
+    """Return the content of a policy.toml with this policy: keys that are not the default's."""
+    keys = policy.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    keys |= {f"epsilon.{unit}": value for unit, value in keys.pop("epsilon", {}).items()}
+    return "".join(f"{key} = {toml_value(value)}\n" for key, value in keys.items())
+
+
+def _rounded_up(number: float) -> float:
+    """Return a number rounded up to four significant digits."""
     if not math.isfinite(number):
-        return repr(number)
-    return repr(float(Context(4, ROUND_CEILING).create_decimal(repr(number))))
+        return number
+    return float(Context(4, ROUND_CEILING).create_decimal(repr(number)))
 
 
 def build_for_plan(recipe: Recipe, data: FederatedData, *, allow_code: bool = False) -> Training:

@@ -8,7 +8,7 @@ checked. The proof note is docs/proofs/site.md.
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +22,18 @@ from fedveil.base.errors import BadInput, one_line
 from fedveil.base.inputs import taken
 from fedveil.base.platforms import one_thread
 from fedveil.data.federated import FederatedData
+from fedveil.data.provenance import PUBLIC
 from fedveil.flower.federation_files import (
-    TABLES,
     MixerSection,
     SiteFile,
+    check_recipe,
+    read_policy,
     read_site_file,
     with_absolute_paths,
 )
 from fedveil.flower.kept_answer import KeptAnswer
 from fedveil.flower.messages import Answer, Forms, Refusal, RoundAsk, ask_forms, plan_digest
-from fedveil.flower.policy import Objection, build_for_plan, local_steps, terms_of
+from fedveil.flower.policy import Objection, Policy, build_for_plan, local_steps, terms_of
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger
 from fedveil.flower.site_log import SiteLog
 from fedveil.mixing.protocol import Refused, round_number
@@ -64,11 +66,14 @@ class Site:
     def __init__(self, file: SiteFile, recipe: Recipe, records: FederatedData) -> None:
         self.file, self.recipe, self.records = file, recipe, records
         self.name = file.name
-        self.training = _training_for_plan(file, recipe, records)
+        self.policy = read_policy(Path(file.policy))
+        sizes = file.sizes or [records.records] * file.clients
+        here = Path(file.recipe).parent
+        self.training = site_training(recipe, records, sizes, here, allow_code=file.allow_code)
         self.plan = self.training.plan
+        _check_size(self.training, records)
         self.digest = plan_digest(recipe, file.clients)
-        self.terms = terms_of(self.plan, file.number, file.policy.repeats)
-        self.policy = file.policy
+        self.terms = terms_of(self.plan, file.number, self.policy.repeats)
         self.ledger = SiteLedger.from_site_file(file)
         self.mixer = _checked_mixer(file, self.plan)
         self.log = SiteLog(self.ledger.folder / "log.jsonl")
@@ -86,8 +91,7 @@ class Site:
         if not file.recipe.endswith(".toml"):
             raise BadInput(f"recipe is {file.recipe!r}: name the owner's own copy, a .toml file")
         recipe = load_recipe(file.recipe)
-        if recipe.attack is not None:
-            raise BadInput(f"{file.recipe}: [attack] is for simulations: leave it out")
+        check_recipe(recipe)
         site = cls(file, recipe, _load_records(file, recipe))
         site.ledger.check_whole()
         return site
@@ -100,8 +104,12 @@ class Site:
 
         Nothing if it does not.
         """
+        return self.objections_of(self.policy)
+
+    def objections_of(self, policy: Policy) -> Iterator[Objection]:
+        """Yield the reasons why another policy would forbid the recipe, whatever was spent."""
         steps = local_steps(self.training.work, self.records.records)
-        return self.policy.objections(self.recipe.name, self.digest, self.plan, self.terms, steps)
+        return policy.objections(self.recipe.name, self.digest, self.plan, self.terms, steps)
 
     @property
     def ask_forms(self) -> Forms:
@@ -284,7 +292,7 @@ def _checked_mixer(file: SiteFile, plan: PrivacyPlan) -> MixerSection | None:
 def _load_records(file: SiteFile, recipe: Recipe) -> FederatedData:
     """Load the site's records, as the data of one client.
 
-    Raises BadInput if there are several clients, or columns were fitted on the site's own records.
+    Raises BadInput if there are several clients, or records are held back for tests.
     """
     section = file.data
     if section.name == TABLE and section.client is None and section.clients is None:
@@ -296,29 +304,54 @@ def _load_records(file: SiteFile, recipe: Recipe) -> FederatedData:
             f"data has {data.clients} clients: a site is one; leave data.client out, or give it "
             "the records of one"
         )
-    test = str(section.test)
-    held_back = section.name == TABLE and not (test.endswith(TABLES) or Path(test).is_dir())
-    if held_back and data.fitted_on_test:
+    if (data.owners_of_test != PUBLIC).any():
         raise BadInput(
-            "some columns are not declared, and were fitted on this site's own records, unlike at "
-            "other sites: declare them (data.columns), or name a public table (data.test)"
+            f"{section.path} holds back {len(data.test_y)} test records of this site's own, which "
+            "nobody measures: save the data without a test split, so that every record is used"
         )
     data.check()
     return data
 
 
-def _training_for_plan(file: SiteFile, recipe: Recipe, records: FederatedData) -> Training:
-    """Return the recipe's training over all sites of the federation, for its plan and checks only.
+def _check_size(training: Training, records: FederatedData) -> None:
+    """Raise BadInput if the site has more records than the plan can add up with secure noise.
 
-    It has no test split, since nothing is measured at a site. Files that the recipe names are
-    looked for beside the recipe.
+    With a nominal number (DP-SGD) these are that many, and where sites send sums, as many as all
+    sites declare together.
     """
-    model = with_absolute_paths(recipe.model, Path(file.recipe).parent, "path", "weights")
+    plan = training.plan
+    if not plan.secure or plan.steps is None:
+        return
+    most, what = plan.steps.nominal, "client.nominal"
+    if plan.release.requires.sends_sum:
+        most, what = training.data.records, "the declared number of all sites"
+    if most is not None and records.records > most:
+        raise BadInput(
+            f"there are {records.records} records and {what} is {most}: secure noise is prepared "
+            "for no more; leave records out (data.most_records), or declare more"
+        )
+
+
+def site_training(
+    recipe: Recipe, data: FederatedData, sizes: Sequence[int], folder: Path, *, allow_code: bool
+) -> Training:
+    """Return the recipe's training over all sites as a site builds it: for plan and checks only.
+
+    It has no test split and no priced metrics, since nothing is measured at a site. Raises BadInput
+    for a recipe that is refused.
+
+    Args:
+        recipe: The owner's copy of the recipe.
+        data: Records of the form that all sites have. Only the form is used.
+        sizes: The public number of records of each site.
+        folder: Where files that the recipe names are looked for.
+        allow_code: Whether the code that the recipe names may be run.
+    """
+    model = with_absolute_paths(recipe.model, folder, "path", "weights")
     free = {"epsilon": None, "delta": None, "loss_clip": None}
     evaluate = recipe.evaluate.model_copy(update=free)
     recipe = recipe.model_copy(update={"model": model, "evaluate": evaluate})
-    names = [str(number) for number in range(file.clients)]
-    everyone = records.at_sites(names, [records.records] * file.clients)
+    everyone = data.at_sites([str(number) for number in range(len(sizes))], sizes)
     no_test = taken(everyone.test_x, slice(0))
-    data = replace(everyone, test_x=no_test, test_y=everyone.test_y[:0], test_owners=None)
-    return build_for_plan(recipe, data, allow_code=file.allow_code)
+    everyone = replace(everyone, test_x=no_test, test_y=everyone.test_y[:0], test_owners=None)
+    return build_for_plan(recipe, everyone, allow_code=allow_code)

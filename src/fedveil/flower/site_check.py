@@ -3,17 +3,18 @@
 import math
 from typing import Any
 
-from fedveil.flower.policy import RunCost
+from fedveil.flower.policy import UNITS, RunCost, counts_for
 from fedveil.flower.site import Site
 from fedveil.flower.site_ledger import today
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit, rendered
 from fedveil.runs.glossary import terms_line
 
-_UNITS = {
+_WHOLE = {
     Unit.CLIENT: "this site as a whole: all its records together",
-    Unit.RECORD: "each single record of this site",
     Unit.WEIGHT: "one weight of one report",
 }
+"""Units that are not one of many at a site."""
+
 _NEIGHBOURS = {
     Relation.REPLACE: "exchanged for any other",
     Relation.ZERO_OUT: "taken out, while everybody knows that it was to be there",
@@ -57,7 +58,8 @@ def site_report(site: Site) -> dict[str, Any]:
         "noise": _noise_text(site),
         "cost": [claim.to_dict() for claim in terms.costs],
         "takes_part": not objections,
-        "protects": [f"{_UNITS[x.unit]}, {_NEIGHBOURS[x.relation]}" for x in lines] or ["nobody"],
+        "protects": [f"{_unit_text(x.unit)}, {_NEIGHBOURS[x.relation]}" for x in lines]
+        or ["nobody"],
         "trust": list(trust) or ["everybody who sees what leaves this site"],
         "leaves": _outgoing_texts(site),
         "assumptions": list(dict.fromkeys(text for line in lines for text in line.assumptions)),
@@ -92,6 +94,11 @@ def report_lines(site: Site, report: dict[str, Any]) -> list[str]:
     ]
 
 
+def _unit_text(unit: Unit) -> str:
+    """Return in words who a claim about `unit` protects at a site."""
+    return _WHOLE.get(unit, f"each single {unit} of this site")
+
+
 def _turns_text(site: Site) -> str:
     """Return in words how many rounds the plan has, and how many turns concern the site."""
     terms, plan = site.terms, site.plan
@@ -122,7 +129,9 @@ def _outgoing_texts(site: Site) -> list[str]:
     plan, size = site.plan, site.training.task.size
     clip = plan.clip(site.training.start().adaptive_state, 1)
     within = "" if clip is None else f", of {clip.norm.upper()} length at most {clip.value:g}"
-    if plan.release.adds_noise:
+    if plan.release.requires.sends_sum:
+        what = f"in each turn a sum of {size:,} numbers over its records, with noise of its own"
+    elif plan.release.adds_noise:
         what = f"in each turn a report of {size:,} numbers, randomised here before it leaves"
     elif plan.steps is not None:
         what = f"in each turn an update of {size:,} numbers by DP-SGD, whose steps have their noise"
@@ -147,9 +156,9 @@ def _policy_texts(site: Site, spent: list[RunCost]) -> list[str]:
     period = "in all" if policy.days is None else f"in {policy.days} days"
     counted = policy.runs_in_period(spent, today())
     lines = []
-    for unit in (Unit.CLIENT, Unit.RECORD):
+    for unit in UNITS:
         limit = getattr(policy.epsilon, unit)
-        costs = [c.epsilon for run in counted for c in run.costs if c.unit in (unit, Unit.CLIENT)]
+        costs = [c.epsilon for run in counted for c in run.costs if counts_for(c, unit)]
         if limit is not None:
             lines.append(
                 f"epsilon per {unit} {period}: at most {limit:g}; runs so far may cost "

@@ -25,6 +25,7 @@ from fedveil.privacy.ledger.file import read_charges
 
 _SOON = 30  # days before the end of a certificate from which on it is mentioned
 _SUPERLINK = re.compile(r"--superlink (\S+)")
+_KEY = re.compile(r'--auth-supernode-private-key "?([^"\s]+)"?')
 _PORT = re.compile(r"^port=(\d+)", re.MULTILINE)
 
 
@@ -69,7 +70,7 @@ def examine(path: Path) -> Iterator[SiteFinding]:
         yield _finding("ledger", lambda: _ledger_text(site[0]))
         yield _finding("policy", lambda: _policy_text(site[0]))
     yield _finding("guard", _guard)
-    yield _finding("key", lambda: _key_text(folder / "node"))
+    yield _finding("key", lambda: _key_text(_key_file(folder)))
     yield from _connection_findings(folder)
 
 
@@ -118,6 +119,13 @@ def _guard() -> str:
     return "code that a server sends is not run here"
 
 
+def _key_file(folder: Path) -> Path:
+    """Return the private key that a site's supernode.sh names, by default `node` beside it."""
+    script = folder / "supernode.sh"
+    found = _KEY.search(script.read_text() if script.exists() else "")
+    return folder / ("node" if found is None else found[1])
+
+
 def _key_text(path: Path) -> str:
     """Return the fingerprint of a site's key. Raises BadInput if others may read the key."""
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -148,7 +156,7 @@ def _connection_findings(folder: Path) -> Iterator[SiteFinding]:
     differ = f"this clock is {abs(ahead):.0f} s {side} the server's"
     yield SiteFinding("clock", abs(ahead) <= CLOCK_TOLERANCE, differ)
     own = None if port is None else int(port[1])
-    yield _finding("registered", lambda: is_registered(address, authority, folder / "node", own))
+    yield _finding("registered", lambda: is_registered(address, authority, _key_file(folder), own))
 
 
 def _end_text(ends: datetime, what: str) -> str:

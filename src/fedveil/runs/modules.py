@@ -1,6 +1,7 @@
 """The module that a run trains: the user's own, or made by code that a recipe names."""
 
 import copy
+import hashlib
 import inspect
 import json
 import sys
@@ -83,12 +84,29 @@ _NAME = "model_path"
 and one that is called like a package would be taken for it."""
 
 
-def module_from_code(
-    path: str, options: Mapping[str, Any], shape: object, classes: int
-) -> nn.Module:
-    """Run a Python file and return the module that a function in it makes.
+def check_file(key: str, path: str, sha256: str | None) -> None:
+    """Raise BadInput unless the file has this SHA-256, in hexadecimal. None is not compared.
 
-    The caller seeds torch. Raises BadInput if the file or the function fails, or returns no module.
+    `key` is the recipe's key that names the file. A file that cannot be read is left to whoever
+    uses it.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except (OSError, ValueError):
+        return
+    if sha256 not in (None, found):
+        raise BadInput(
+            f"{key}: {shown(path)} is not the file that was deployed: its SHA-256 is {found}, and "
+            f"model.sha256 has {sha256}; restore it"
+        )
+
+
+def made_by_code(path: str, options: Mapping[str, Any], shape: object, classes: int) -> Model:
+    """Run a Python file and return what a function in it makes: a module, or a task with one.
+
+    The caller seeds torch. Raises BadInput if the file or the function fails, or returns another
+    thing.
 
     Args:
         path: File and function, as "net.py:make".
@@ -117,10 +135,10 @@ def module_from_code(
         module = function(**arguments)
     except (Exception, SystemExit) as e:
         raise BadInput(f"model.path: {_error_text(e, file)}") from e
-    if not isinstance(module, nn.Module):
+    if not isinstance(module, nn.Module | Task):
         raise BadInput(
             f"model.path: {name} in {file} returned a {type(module).__name__}: return an instance "
-            "of torch.nn.Module"
+            "of torch.nn.Module, or a Task"
         )
     return module
 

@@ -422,11 +422,11 @@ def _toml_pairs(section: dict[str, Any]) -> list[str]:
     for key, value in section.items():
         if value is not None:
             bare = key and not set(key) - _BARE
-            pairs.append(f"{key if bare else _toml_value(key)} = {_toml_value(value)}")
+            pairs.append(f"{key if bare else toml_value(key)} = {toml_value(value)}")
     return pairs
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """Return a bool, number, string, list or dict as a TOML value on one line.
 
     AssertionError for any other type.
@@ -443,7 +443,7 @@ def _toml_value(value: Any) -> str:
             plain = [c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped]
             return f'"{"".join(plain)}"'
         case list() | tuple():
-            return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+            return "[" + ", ".join(toml_value(v) for v in value) + "]"
         case dict():
             return "{ " + ", ".join(_toml_pairs(value)) + " }"
     raise AssertionError(f"no TOML for {type(value).__name__}")

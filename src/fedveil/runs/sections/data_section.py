@@ -13,7 +13,10 @@ from fedveil.base.errors import BadInput
 from fedveil.runs.sections.section import Section, in_keys, setting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fedveil.data.federated import FederatedData
+    from fedveil.data.own_table import TableOptions
     from fedveil.data.partition import Records
 
 _RECORDS = checks.whole(1, "at least one record is needed")
@@ -326,7 +329,7 @@ class DataSection(Section):
 
         Raises BadInput without `path` or `target`, and for a table that does not fit.
         """
-        from fedveil.data.own_table import TableOptions, table_partition, table_records
+        from fedveil.data.own_table import table_partition, table_records
         from fedveil.data.tables import check_file, is_several
 
         self._refuse(("grades", "digits"), "a table")
@@ -334,9 +337,20 @@ class DataSection(Section):
             raise BadInput("data.path is missing: name a .csv or .parquet file")
         if isinstance(self.path, str) and not is_several(self.path):
             check_file(Path(self.path))
+        options = self._table_options(columns)
+        table_partition(options.client_column, self.partition, self.clients)
+        return table_records(self.path, options)
+
+    def _table_options(self, columns: dict[str, Any]) -> "TableOptions":
+        """Return the options of the table. `columns` are its declarations, by column.
+
+        Raises BadInput without `target`.
+        """
+        from fedveil.data.own_table import TableOptions
+
         if self.target is None:
             raise BadInput("data.target is missing: name the column that is to be predicted")
-        options = TableOptions(
+        return TableOptions(
             self.target,
             self.client,
             self.features,
@@ -348,8 +362,24 @@ class DataSection(Section):
             self.person,
             self.by_file,
         )
-        table_partition(options.client_column, self.partition, self.clients)
-        return table_records(self.path, options)
+
+    @in_keys("data")
+    def declared(
+        self, test: str | None, names: "Sequence[str]", records: "Sequence[int]" = ()
+    ) -> "FederatedData":
+        """Return the data of sites whose tables are known by this section's declarations alone.
+
+        `path` is not read. Raises BadInput if a column is not declared.
+
+        Args:
+            test: The path of a public table to test on, None for none.
+            names: The sites' names.
+            records: The public number of records of each site, 0 where it is not public.
+        """
+        from fedveil.data.declared import declared_data
+
+        options = self._table_options(self._declared_columns)
+        return declared_data(replace(options, by_file=False), test, names, records)
 
     def _refuse(self, keys: tuple[str, ...], what: str) -> None:
         """Raise BadInput if one of the keys is set.

@@ -46,10 +46,10 @@ class ModelSection(Section):
     transformer-lm predict their next words; code is what path makes. May be left out where path is
     given."""
     path: str | None = None
-    """A function that makes the model, an nn.Module, as 'net.py:make'; the file is relative to the
-    current directory. Its code is run only with --allow-code (in Python, allow_code=True): a recipe
-    could otherwise run anybody's. A run records what it made, and is not resumed with another. Left
-    out: only for other models."""
+    """A function that makes the model, an nn.Module, or a Task with a loss and metrics of its own,
+    as 'net.py:make'; the file is relative to the current directory. Its code is run only with
+    --allow-code (in Python, allow_code=True): a recipe could otherwise run anybody's. A run records
+    what it made, and is not resumed with another. Left out: only for other models."""
     options: dict[str, Value | list[Value]] | None = None
     """Keyword arguments of the function in path. Parameters called shape and classes are filled in:
     the shape of a record, and the number of labels (0 for numbers). Left out: none."""
@@ -83,6 +83,9 @@ class ModelSection(Section):
     batch_norm: Literal["group"] | None = None
     """'group' puts a group norm in place of every batch norm, which no claim could cover, with the
     same scale and shift. Left out: a model with batch norm is refused."""
+    sha256: dict[Literal["path", "weights"], str] | None = None
+    """What fedveil deploy records of the files in path and weights: their SHA-256, so that server
+    and sites use the same. Not for authors. Left out: files are not compared."""
     digest: str | None = None
     """What a run records of a module that came from Python, from path or with weights, so that no
     other continues it. Not for authors. Left out: the run fills it in."""
@@ -109,6 +112,9 @@ class ModelSection(Section):
                 raise BadInput(f"model.{key} has no effect on a module from Python: do it there")
         if self.new is not None and self.weights is None:
             raise BadInput("model.new says what model.weights leaves out: give both, or neither")
+        for key in self.sha256 or {}:
+            if getattr(self, key) is None:
+                raise BadInput(f"model.sha256.{key} is about model.{key}: give both, or neither")
         if self.digest is not None and not self.needs_digest:
             raise BadInput("model.digest is what a run records of an own module: leave it out")
 
@@ -150,28 +156,37 @@ class ModelSection(Section):
         from fedveil.models.metrics import default_loss
         from fedveil.models.task import Task
         from fedveil.models.zoo import without_batch_norm
-        from fedveil.runs.modules import freeze_, module_from_code, read_weights_
+        from fedveil.runs.modules import check_file, freeze_, made_by_code, read_weights_
 
         self.check_values()
         self.check_allowed(allow_code)
         for key in self.present_values(*_SIZES):
             if self.name not in _SIZES[key]:
                 raise BadInput(f"model.{key} has no effect on {self.name!r}: leave it out")
+        sha256 = dict[str, str]((self.sha256 or {}).items())
+        loss: Task | None = None
         if self.path is None:
             task = self._build_shipped(shape, target, seed, words)
             if not any((self.weights, self.freeze, self.batch_norm, self.class_weights)):
                 return task
             module = task.module
         else:
+            check_file("model.path", self.path.rpartition(":")[0], sha256.get("path"))
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                module = module_from_code(self.path, self.options or {}, shape, target.classes)
+                made = made_by_code(self.path, self.options or {}, shape, target.classes)
+            module, loss = (made.module, made) if isinstance(made, Task) else (made, None)
         if self.weights is not None:
+            check_file("model.weights", self.weights, sha256.get("weights"))
             read_weights_(module, self.weights, self.new or [])
         if self.batch_norm is not None:
             module = without_batch_norm(module)
         freeze_(module, self.freeze or [])
-        return Task(module, *default_loss(target, self.class_weights))
+        if loss is None:
+            return Task(module, *default_loss(target, self.class_weights))
+        if self.class_weights is not None:
+            raise BadInput("model.class_weights is given and the Task has a loss: leave one out")
+        return Task(module, loss.loss, loss.measures)
 
     def vocabulary(self, data: "FederatedData") -> int:
         """Return the size of the vocabulary of the data's texts, padding included.
