@@ -20,7 +20,7 @@ from fedveil.masking import masking_site
 from fedveil.masking.journal import Journal
 from fedveil.masking.masking_site import MaskingSite
 from fedveil.masking.masks import add_masks_, deal
-from fedveil.masking.messages import Place, SumTerms
+from fedveil.masking.sum_messages import Place, SumTerms
 from fedveil.masking.sum_server import SumServer
 
 SITES, PARAMETERS, FEW = (3, 10, 30, 100), (10**3, 10**4, 10**5, 10**6, 10**7), 1000

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedveil.masking.journal import Journal
 from fedveil.masking.masking_site import MaskingSite
-from fedveil.masking.messages import Place, SumTerms
+from fedveil.masking.sum_messages import Place, SumTerms
 from fedveil.masking.sum_server import SumServer
 
 ANY = 2**63

@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.masking.masking_site import MaskingSite
 from fedveil.masking.masks import add_masks_, open_shares
-from fedveil.masking.messages import (
+from fedveil.masking.sum_messages import (
     SEED,
     SIGNATURE,
     STATEMENT,
@@ -200,7 +200,7 @@ def test_random_views_of_five_sites_of_which_one_sides_with_the_server():
 
 def test_the_enemy_of_these_tests_wins_where_the_numbers_do_not_protect(monkeypatch):
     """With 2 t = n + c two views both have enough: the tests above would see it."""
-    monkeypatch.setattr("fedveil.masking.messages.least_honest", lambda *numbers: 1)
+    monkeypatch.setattr("fedveil.masking.sum_messages.least_honest", lambda *numbers: 1)
     enemy = Enemy(4, 2, 4)
     choices = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
     enemy.ask(choices)
@@ -331,6 +331,24 @@ def test_agreements_count_once_each_and_only_about_the_same_vectors():
     strange = [other.sites[site].answer(foreign[site]) for site in foreign]
     with pytest.raises(MessageRefused):
         parties.sites[0].reveal(begin + counted(strange))
+
+
+def test_agreements_to_another_set_of_the_same_round_do_not_count():
+    """Sites 1 and 2 were shown vectors without site 3, site 0 vectors without site 4."""
+    enemy = Enemy(5, 3, 5)
+    enemy.restart()
+    sites, mine, theirs = enemy.world.sites, (0, 1, 2, 3), (0, 1, 2, 4)
+    own = sites[0].answer(enemy.closing(mine, 0))
+    others = [sites[site].answer(enemy.closing(theirs, site)) for site in (1, 2)]
+    other_own = copied_site(enemy.begun.sites[0]).answer(enemy.closing(theirs, 0))
+    for agreed in ([own, *others], [other_own, *others]):
+        with pytest.raises(MessageRefused, match="answers about other vectors"):
+            sites[0].reveal(enemy.certificate(agreed))
+    third = sites[3].answer(enemy.closing(mine, 3))
+    with pytest.raises(MessageRefused, match="answers about other vectors"):
+        sites[0].reveal(enemy.certificate([own, others[0], third]))
+    agreed = [own, copied_site(enemy.begun.sites[1]).answer(enemy.closing(mine, 1)), third]
+    sites[0].reveal(enemy.certificate(agreed))
 
 
 def test_a_site_that_is_not_among_the_vectors_does_not_make_a_quorum():

@@ -6,7 +6,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.masking.journal import PAIRS, SELF, Journal
-from fedveil.masking.messages import MessageRefused, Place
+from fedveil.masking.sum_messages import MessageRefused, Place
 from tests.masking.parties import Parties
 
 RUN, VECTORS = bytes(32), b"vectors"

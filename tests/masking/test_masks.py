@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from fedveil.masking.masks import add_masks_, deal, open_shares, run_secret, seal, unseal
-from fedveil.masking.messages import Advert, MessageRefused, Place, Roster
+from fedveil.masking.sum_messages import Advert, MessageRefused, Place, Roster
 from tests.masking.parties import Parties, node_key
 
 ALARM = 1e-6

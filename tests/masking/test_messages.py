@@ -7,7 +7,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.masking.masking_site import MaskingSite
-from fedveil.masking.messages import MessageRefused, Place, SumTerms, least_honest
+from fedveil.masking.sum_messages import MessageRefused, Place, SumTerms, least_honest
 from fedveil.masking.sum_server import SumServer
 from tests.masking.parties import ANY, Parties, modular_sum, node_key, public
 
@@ -109,6 +109,18 @@ def test_every_single_bit_of_the_signed_messages_counts(recorded):
                 changed = bytearray(message)
                 changed[place] ^= 1 << place % 8
                 refused(method, taker, bytes(changed))
+
+
+def test_every_bit_of_the_beginning_of_a_message_counts(recorded):
+    """Magic, kind and terms, also of messages that nobody signs as a whole."""
+    for message, method, taker in recorded.takers[:: len(recorded.takers) // 10]:
+        for bit in range(8 * 38):
+            changed = bytearray(message)
+            changed[bit // 8] ^= 1 << bit % 8
+            refused(method, taker, bytes(changed))
+    for message, method, taker in recorded.takers:
+        for kind in {*range(9)} - {message[5]}:
+            refused(method, taker, message[:5] + bytes([kind]) + message[6:])
 
 
 def test_truncated_messages_are_refused(recorded):
@@ -245,7 +257,7 @@ def test_dropped_messages_lose_a_site_or_the_round_and_never_change_a_sum(tries)
 
 
 def test_a_roster_with_a_site_twice_or_out_of_order_is_refused():
-    from fedveil.masking.messages import Kind, counted, start, with_length
+    from fedveil.masking.sum_messages import Kind, counted, start, with_length
 
     parties = Parties(4, 3)
     adverts = [with_length(site.advert) for site in parties.sites]

@@ -5,8 +5,8 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from fedveil.masking.messages import MessageRefused, Place
 from fedveil.masking.rehearsal import rehearse
+from fedveil.masking.sum_messages import MessageRefused, Place
 from tests.masking.parties import Parties, modular_sum
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedveil.base.errors import BadInput, one_line
-from fedveil.masking.messages import MessageRefused, Place
+from fedveil.masking.sum_messages import MessageRefused, Place
 
 SELF, PAIRS = "self", "pairs"
 """The two secrets of a site: the seed of its self mask, and those that it shares with others."""

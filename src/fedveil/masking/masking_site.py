@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fedveil.base.errors import BadArgument
 from fedveil.masking.journal import PAIRS, SELF, Journal
 from fedveil.masking.masks import add_masks_, deal, round_seed, run_secret, seal, unseal
-from fedveil.masking.messages import (
+from fedveil.masking.sum_messages import (
     AGREED,
     SEED,
     STATEMENT,
@@ -23,8 +23,8 @@ from fedveil.masking.messages import (
     Parts,
     Place,
     Roster,
-    Statement,
     SumTerms,
+    VectorStatement,
     answer_start,
     read_answer,
     set_digest,
@@ -51,7 +51,7 @@ class _SiteRound:
     roster: Roster
     seeds: dict[int, bytes]
     own_seed: bytes = b""
-    statement: Statement | None = None
+    statement: VectorStatement | None = None
     own_shares: list[bytes] = field(default_factory=list)
     members: list[int] = field(default_factory=list)
     vectors: bytes = b""
@@ -146,7 +146,7 @@ class MaskingSite:
             shares = by_holder[now.roster.holder(other) - 1]
             boxes.append(seal(key, shares, self._advert.message))
         content = masked.tobytes()
-        statement = Statement.signed(
+        statement = VectorStatement.signed(
             terms, now.roster, site, b"".join(boxes), content, self._signing
         )
         now.own_seed, now.own_shares = own_seed, by_holder[now.roster.holder(site) - 1]
@@ -160,7 +160,7 @@ class MaskingSite:
         parts.place(now.roster.place)
         count = parts.count(terms.threshold, len(now.roster.adverts))
         statements = [
-            Statement.read(parts.take(STATEMENT), terms, now.roster) for _ in range(count)
+            VectorStatement.read(parts.take(STATEMENT), terms, now.roster) for _ in range(count)
         ]
         members = [each.site for each in statements]
         if members != sorted(set(members)):

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from fedveil.masking.messages import SEED, Advert, MessageRefused, Roster, SumTerms
+from fedveil.masking.sum_messages import SEED, Advert, MessageRefused, Roster, SumTerms
 
 MaskWords = npt.NDArray[np.uint64]
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedveil.masking.masking_site import Steps
 from fedveil.masking.masks import MaskWords, add_masks_, open_shares
-from fedveil.masking.messages import (
+from fedveil.masking.sum_messages import (
     SEED,
     STATEMENT,
     Advert,
@@ -15,8 +15,8 @@ from fedveil.masking.messages import (
     MessageRefused,
     Place,
     Roster,
-    Statement,
     SumTerms,
+    VectorStatement,
     counted,
     read_answer,
     set_digest,
@@ -40,7 +40,7 @@ class _SumRound:
 
     roster: Roster
     total: MaskWords
-    statements: dict[int, Statement] = field(default_factory=dict)
+    statements: dict[int, VectorStatement] = field(default_factory=dict)
     boxes: dict[tuple[int, int], bytes] = field(default_factory=dict)
     vectors: bytes = b""
     agreed: dict[int, bytes] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class SumServer:
         now = self._round()
         if now.vectors:
             raise MessageRefused("the round is closed: a vector came too late")
-        statement = Statement.read(message, self._terms, now.roster)
+        statement = VectorStatement.read(message, self._terms, now.roster)
         site, box_size = statement.site, now.roster.box_size
         if site in now.statements:
             raise MessageRefused(f"site {site} has sent its vector before")

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 
 from fedveil.base.errors import BadInput
-from fedveil.masking.messages import least_honest
 from fedveil.masking.rehearsal import rehearse
+from fedveil.masking.sum_messages import least_honest
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.noise.grid import LARGEST_SUM
 from fedveil.privacy.noise.mechanisms import GaussianMechanism

@@ -394,7 +394,7 @@ AGREED = len(MAGIC) + 1 + DIGEST + _PLACE.size + _SITE.size + DIGEST + SIGNATURE
 
 
 @dataclass(frozen=True)
-class Statement:
+class VectorStatement:
     """A site's signed word about its masked vector: the part of it that other sites see.
 
     Attributes:
@@ -420,7 +420,7 @@ class Statement:
         boxes: bytes,
         vector: bytes,
         key: Ed25519PrivateKey,
-    ) -> "Statement":
+    ) -> "VectorStatement":
         """The statement of a site about these boxes and this masked vector."""
         digests = roster.digest, sha256(boxes).digest(), sha256(vector).digest()
         body = start(Kind.MASKED, terms) + roster.place.bytes + _SITE.pack(site)
@@ -428,7 +428,7 @@ class Statement:
         return cls(site, *digests, body + key.sign(body))
 
     @classmethod
-    def read(cls, message: bytes, terms: SumTerms, roster: Roster) -> "Statement":
+    def read(cls, message: bytes, terms: SumTerms, roster: Roster) -> "VectorStatement":
         """The statement in the first bytes of a message. Refused unless it is of the roster."""
         parts = Parts(message[:STATEMENT], Kind.MASKED, terms)
         parts.place(roster.place)
@@ -445,7 +445,7 @@ class Statement:
         return cls(site, *digests, bytes(message[:STATEMENT]))
 
 
-def set_digest(statements: list[Statement]) -> bytes:
+def set_digest(statements: list[VectorStatement]) -> bytes:
     """The digest of a closing's statements, to which sites agree."""
     return sha256(b"".join(each.message for each in statements)).digest()
 
