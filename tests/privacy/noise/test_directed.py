@@ -94,21 +94,61 @@ def test_the_rounded_vector_is_that_of_its_definition(direction, tails):
     assert found.tolist() == [int(mpmath.nint(SCALE * x)) for x in wanted]
 
 
+def in_integers(monkeypatch):
+    """Let floats be off by more than half a step, and know it."""
+    floats = directed._in_floats
+
+    def unsure(*given):
+        values, errors = floats(*given)
+        return values + 0.6 / SCALE, errors + 1.2 / SCALE
+
+    monkeypatch.setattr(directed, "_in_floats", unsure)
+
+
 @pytest.mark.parametrize("tails", TAILS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_floats_and_integers_decide_alike(monkeypatch, direction, tails):
     given = (SCALE, np.array(DIRECTIONS[direction]), *TAILS[tails])
     count = 1 if direction == "long" else 20
     by_floats = [directed_int(Recorded(seed), *given) for seed in range(count)]
-    floats = directed._in_floats
-
-    def never_sure(*given):
-        values, errors = floats(*given)
-        return values + 3.0, errors + 1.0
-
-    monkeypatch.setattr(directed, "_in_floats", never_sure)
+    in_integers(monkeypatch)
     for seed, found in enumerate(by_floats):
         assert np.array_equal(found, directed_int(Recorded(seed), *given))
+
+
+def test_digits_that_were_drawn_for_floats_are_those_of_integers(monkeypatch):
+    given = (1 << 20, np.array(DIRECTIONS["uneven"]), NONE, HALF)
+    by_floats = [directed_int(Recorded(seed, 55), *given) for seed in range(20)]
+    in_integers(monkeypatch)
+    for seed, found in enumerate(by_floats):
+        assert np.array_equal(found, directed_int(Recorded(seed, 55), *given))
+
+
+class Played(SecureRandom):
+    """The words of a list, in order."""
+
+    def __init__(self, *words):
+        self.left = list(words)
+
+    def words(self, count):
+        taken, self.left = self.left[:count], self.left[count:]
+        assert len(taken) == count
+        return np.array(taken, dtype=np.uint64)
+
+
+def test_each_digit_is_a_new_one():
+    number = _Normal(5)
+    number.extend(Played(6, 7))
+    assert (number.place, number.bits) == (5 << 128 | 6 << 64 | 7, 192)
+
+
+def test_a_number_whose_first_digits_are_zeros_draws_more_of_them():
+    source = Played(0, 5, 1 << 63, 9)
+    found = _Normal(0).near(source)
+    with mpmath.workdps(60):
+        wanted = quantile(NONE, ONE, 5 << 128 | 1 << 127 | 9, 320)
+    assert abs(mpmath.mpf(found) - wanted) < 2.0**-46
+    assert not source.left
 
 
 def test_more_words_are_drawn_until_every_coordinate_is_clear(monkeypatch):
@@ -164,6 +204,27 @@ def test_floats_err_by_less_than_they_say(size, spread):
     )
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("size", [1, 5, 300])
+@pytest.mark.parametrize("spread", ["even", "uneven"])
+def test_bounds_hold_for_the_worst_errors_of_what_floats_are_given(size, spread, sign):
+    """z and t may be off by 2^-44 each, all of them in the worst direction."""
+    generator = np.random.default_rng(size)
+    direction = generator.choice([-1.0, 1.0], size) * 2.0**40
+    direction *= 1.0 if spread == "even" else generator.uniform(0, 1, size)
+    direction = np.rint(direction)
+    z, t, most = generator.standard_normal(size), -3.0, 0.999 * 2.0**-44
+    moved = z + sign * most * np.where(np.arange(size) == 0, -1, 1) * np.sign(direction)
+    values, errors = directed._in_floats(moved, direction, t - sign * most)
+    with mpmath.workdps(60):
+        length = mpmath.sqrt(sum(int(a) ** 2 for a in direction))
+        dot = sum(mpmath.mpf(x) * int(a) for x, a in zip(z, direction, strict=True)) / length
+        wanted = [x + int(a) / length * (t - dot) for x, a in zip(z, direction, strict=True)]
+        off = [abs(v - w) / e for v, w, e in zip(values, wanted, errors, strict=True)]
+    assert max(off) < 0.75
+    assert max(off) > 0.05  # the bound is no idle one
+
+
 @pytest.mark.parametrize("smallest", [17, 30, 60])
 def test_far_tails_are_drawn_in_integers(smallest):
     """Words below 2^47 stand for normals beyond 4.2, which floats alone do not decide."""
@@ -185,7 +246,7 @@ def test_far_tails_are_drawn_in_integers(smallest):
 
 
 @pytest.mark.parametrize("p", [0.999999, 0.5, 1e-3, 1e-10, 1e-35])
-@pytest.mark.parametrize("width", [1, 1 << 120])
+@pytest.mark.parametrize("width", [1, 1 << 120, 1 << 200])
 @pytest.mark.parametrize("bits", [10, 64, 96, 192])
 def test_quantiles_lie_between_their_bounds(p, width, bits):
     units = 320
