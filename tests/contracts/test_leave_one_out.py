@@ -16,6 +16,8 @@ from fedveil.base.inputs import taken
 from fedveil.privacy.clip import Norm
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.secure import planned_for, with_secure_noise
+from fedveil.training import work as works
+from fedveil.training.cohort import Batch
 from fedveil.training.gradients.modes import Mode
 from tests.contracts.zoo import (
     MODULES,
@@ -258,3 +260,64 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
     length = float((sums[0] - sums[1]).norm())
     assert length <= lr * clip / nominal * (1 + 1e-4)
     assert (length > 1e-6) == (module != "batch centred")  # alone, a record is its own mean
+
+
+RECORDS = [(release, module) for release in ("dp-sgd", "sites") for module in MODULES]
+QUICK = [("dp-sgd", "linear"), ("dp-sgd", "attention"), ("sites", "tied"), ("sites", "lstm")]
+
+
+def with_secure_records(release, module):
+    """A secure training of one round of one step in which all records may join."""
+    make, tokens = MODULES[module]
+    made, data = shared_task(make), records(tokens)
+    budget, more = planned_for(FREE), {"rate": 1.0, "rounds": 1, "multiplier": 2.0}
+    if release == "sites":
+        plan = fv.releases.sites(
+            CLIENTS, 0.1, records=data.records, share="part", budget=budget, **more
+        )
+        work = fv.work.SiteSum(plan.steps)
+    else:
+        sampler = fv.samplers.Everyone()
+        plan = fv.dp_sgd(sampler, CLIENTS, 0.1, steps=1, nominal=20, budget=budget, **more)
+        work = fv.ClientDpSgd(plan.steps, lr=0.5)
+    plan = with_secure_noise(plan, made.size, diagnostics=False)
+    return fv.Training(made, data, plan, work, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("release", "module"),
+    [
+        pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
+        for case in RECORDS
+        if "dropout" not in case[1]  # with fresh masks no two sums are comparable
+    ],
+)
+def test_with_secure_noise_a_sum_moves_by_the_record_s_own_row_and_no_bit_more(
+    monkeypatch, release, module
+):
+    """The sum of client 3 through the whole round: all of its records, all but one, that one.
+
+    A record has the same slot in all of them, as where two neighbours are compared.
+    """
+    training, sums, joining = with_secure_records(release, module), {}, {}
+    draw = works.slotted_batch
+
+    def chosen(noisy, cohort, *rest):
+        batch = draw(noisy, cohort, *rest)
+        index, mask = torch.zeros_like(batch.index), torch.zeros_like(batch.mask)
+        index[0, slots], mask[0, slots] = torch.arange(17), joining["now"]
+        return Batch(torch.where(mask > 0, index, 0), mask, batch.draws)
+
+    monkeypatch.setattr(works, "slotted_batch", chosen)
+    one, count = torch.arange(17) == 16, training.plan.steps.slots(17)
+    slots = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:17]
+    for name, joined in {"all": one | True, "others": ~one, "own": one}.items():
+        joining["now"] = joined.float()
+        monkeypatch.setattr(
+            works, "add_to_sum_", lambda m, total, *_, n=name: sums.update({n: total.clone()})
+        )
+        training.engine.run(training.round(1, np.array([3]), training.start()))
+    assert torch.equal(sums["all"] - sums["others"], sums["own"])
+    assert float(sums["own"].norm()) <= 0.1
+    assert sums["own"].any() == (module != "batch centred")  # alone, a record is its own mean
+    assert sums["others"].any() == (module != "batch centred")

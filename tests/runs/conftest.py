@@ -31,6 +31,8 @@ BASE = {
     "dp-fedavg": (*SMALL, *NOISY, "sample.size=10"),
     "dp-fedavg-gaussian": (*SMALL, *NOISY, "sample.size=10"),
     "ldp-fl": (*SHORT, "budget.delta=1e-4", "shuffle.minimum=18"),
+    "priv-unit": (*SMALL, *TURNS, "budget.delta=1e-4"),
+    "sites": ("rounds=4", "engine.workers=1", *NOISY),
 }
 
 
