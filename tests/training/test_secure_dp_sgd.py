@@ -21,6 +21,7 @@ from fedveil.privacy.release import MOST_RECORDS, NoisySteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.secure import KERNELS, planned_for, with_secure_noise
+from fedveil.training import work as works
 from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients import per_example
 from fedveil.training.gradients.modes import Mode, gradients_of
@@ -324,3 +325,47 @@ def test_secure_dp_sgd_trains(make_family):
     assert [r.round for r in rounds] == [1, 2]
     assert rounds[-1].claim.noise == "secure"
     assert rounds[-1].claim.unit == "record"
+
+
+# --- low bits ---
+
+
+def released_bits(task, data, clients, rounds=400):
+    """The lowest digits of what a secure round of DP-SGD makes of the model, and of its sums."""
+    plan = secure_plan(data, task.size, steps=1, rate=1.0, multiplier=3.0, nominal=8)
+    training = Training(task, data, plan, ClientDpSgd(plan.steps, lr=1.0))
+    begun, models, sums = training.start(), [], []
+    whole = works.add_to_sum_
+
+    def spying(mechanism, total, scale, keys):
+        whole(mechanism, total, scale, keys)
+        spacing = mechanism.grid(scale, len(total)).spacing
+        sums.append((total / spacing).numpy().astype(np.int64))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(works, "add_to_sum_", spying)
+        for _ in range(rounds):
+            done = training.engine.run(training.round(1, np.array(clients), begun))
+            models.append((begun.params + done.total.float()).numpy().view(np.int32))
+    return np.array(models), np.array(sums)
+
+
+@pytest.mark.slow
+def test_low_bits_of_a_released_model_are_those_without_the_record(make_family):
+    """A client of 6 records, and one of 5 of them. The digits of the sums are uniform as well."""
+    task, data = make_family("softmax", (6, 5))
+    x, y = data.x.copy(), data.y.copy()
+    x[6:], y[6:] = x[:5], y[:5]
+    data = replace(data, x=x, y=y)
+    (models, sums), (fewer_models, fewer_sums) = (released_bits(task, data, [k]) for k in (0, 1))
+    for modulus in (2, 16, 256):
+        for one, other in ((models, fewer_models), (sums, fewer_sums)):
+            counts = np.array(
+                [np.bincount((a % modulus).ravel(), minlength=modulus) for a in (one, other)]
+            )
+            both = counts[:, counts.any(axis=0)]  # float32 has room for more digits than there are
+            assert both.shape[1] == 1 or stats.chi2_contingency(both).pvalue > ALARM
+        for each in (sums, fewer_sums):
+            counts = np.bincount((each % modulus).ravel(), minlength=modulus)
+            assert stats.chisquare(counts).pvalue > ALARM
+    assert len(np.unique(models % 256)) > 100

@@ -485,8 +485,8 @@ def step_views(
     Where persons are protected, it is as many equal records of one person as count. The record is
     present if `sign` is positive, and contributes nothing otherwise. The blocks are
     those of `client_views`: updates along the record's gradient, [turns, draws], those of another
-    client without the record, [1, turns, draws], and zeros for the clip. AssertionError without
-    noisy steps.
+    client without the record, [1, turns, draws], and zeros for the clip. With secure noise clients
+    are computed one by one, as in a run. AssertionError without noisy steps.
     """
     assert plan.steps is not None, "a plan without noisy steps"
     along = worst_direction(None, FEW)
@@ -499,8 +499,8 @@ def step_views(
     data = FederatedData.from_clients(pair, test=(x, y), classes=0, persons=persons)
     data = data if cap is None else data.capped(cap)
     task = Task(nn.Linear(FEW, 1, bias=False), squared_error)
-    gradients = gradients_of(task, Mode.VECTORISED, data)
-    work = ClientDpSgd(plan.steps, lr=1.0)
+    gradients = gradients_of(task, Mode.LOOPED if plan.secure else Mode.VECTORISED, data)
+    work, together = ClientDpSgd(plan.steps, lr=1.0), 1 if plan.secure else 2 * _DRAWS_AT_ONCE
     state = plan.first_state(torch.zeros(FEW))
     for first in range(0, draws, _DRAWS_AT_ONCE):
         count = min(_DRAWS_AT_ONCE, draws - first)
@@ -509,14 +509,18 @@ def step_views(
         mine, other = [], []
         for t in range(turns):
             start = ((-1.0) ** t * _FAR * along).float()
-            clip = plan.clip(state, t + 1)
-            round = Round(t + 1, ids, start, clip, state, streams)
-            clients = ClientBatch.from_round(round, CohortData(data, ids, whose), gradients)
-            sent = client_report(work, plan, clients)
-            if clip is None or not isinstance(sent.reports, Rows):
-                raise AssertionError("DP-SGD clips, and sends rows")
+            clip, rows = plan.clip(state, t + 1), []
+            assert clip is not None, "DP-SGD has a clip"
+            for a in range(0, 2 * count, together):
+                own = slice(a, a + together)
+                round = Round(t + 1, ids[own], start, clip, state, streams)
+                cohort = CohortData(data, ids[own], whose[own])
+                sent = client_report(work, plan, ClientBatch.from_round(round, cohort, gradients))
+                if not isinstance(sent.reports, Rows):
+                    raise AssertionError("DP-SGD sends rows")
+                rows.append(sent.reports.rows.double())
             size = plan.steps.nominal or each // plan.steps.group
-            seen = -(sent.reports.rows.double() @ along).numpy() * plan.steps.rate * size
+            seen = -(torch.cat(rows) @ along).numpy() * plan.steps.rate * size
             mine.append(seen[::2] / clip.value)
             other.append(seen[1::2] / clip.value)
         yield np.array(mine), np.array([other]), np.zeros((turns, count))

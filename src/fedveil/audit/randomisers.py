@@ -102,9 +102,12 @@ class Randomiser:
     def _client(self, plan: PrivacyPlan, line: BudgetLine, turns: int) -> Finding:
         """Return the finding from `turns` reports of a client that protects itself.
 
-        Many turns of DP-SGD get a tenth of the draws.
+        Many turns of DP-SGD get a tenth of the draws. With secure noise steps are drawn one by one,
+        and get a hundredth, but at least 500 in all.
         """
         draws = self.draws if turns <= _FEW_TURNS or plan.steps is None else self.draws // 10
+        if plan.secure and plan.steps is not None:
+            draws = min(draws, max(500, draws // 100))
 
         def scores(sign: float) -> Scores:
             """Return scores [ways, draws] of draws of the input with this sign."""

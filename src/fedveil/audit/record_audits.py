@@ -38,11 +38,14 @@ from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.accounting.composition import epsilon
+from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
+from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.release import Ids
+from fedveil.privacy.release import Ids, NoisySteps, Round
 from fedveil.privacy.releases.dp_sgd import dp_sgd
-from fedveil.training.cohort import CohortData
+from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.modes import gradients_of
+from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import ClientBatch
 from fedveil.training.server import Weights
 from fedveil.training.session import Training
@@ -378,11 +381,32 @@ def _step_sensitivity(training: Training, generator: np.random.Generator) -> flo
             for k in (0, 1):
                 cohort = CohortData(both, np.array([k]))
                 round = training.round(1, cohort.ids, training.start())
+                if training.plan.secure:
+                    sums.append(_sum_on_grid(training.plan, round, cohort, gradients, len(x[own])))
+                    continue
                 done: Any = work.updates(ClientBatch.from_round(round, cohort, gradients))
                 sums.append(done.rows[0].double())
             assert round.clip is not None, "DP-SGD has a clip"
             most = max(most, float(torch.linalg.vector_norm(sums[1] - sums[0])) / round.clip.value)
     return most
+
+
+def _sum_on_grid(
+    plan: PrivacyPlan, round: Round, cohort: CohortData, gradients: Gradients, records: int
+) -> torch.Tensor:
+    """Return the sum of a client's clipped gradients on the grid of secure noise, float64 [P].
+
+    There are `records` + 1 slots, whether the client has one record less or not.
+    """
+    assert plan.steps is not None, "a plan without noisy steps"
+    assert round.clip is not None, "DP-SGD has a clip"
+    used = np.arange(records + 1) < cohort.sizes[0]
+    index = torch.from_numpy(np.where(used, np.arange(records + 1), 0))[None, :]
+    batch = Batch(index, torch.from_numpy(used.astype(np.float32))[None, :])
+    mechanism = GaussianMechanism(plan.steps.multiplier)
+    grid = mechanism.grid(plan.steps.multiplier * round.clip.value, len(round.start))
+    trajectory = gradients.trajectory(round.start, cohort, spanned=False)
+    return trajectory.clipped_sum_on_grid(None, batch, round.clip, grid)
 
 
 Rows = npt.NDArray[np.floating[Any]]
