@@ -368,4 +368,4 @@ def test_low_bits_of_a_released_model_are_those_without_the_record(make_family):
         for each in (sums, fewer_sums):
             counts = np.bincount((each % modulus).ravel(), minlength=modulus)
             assert stats.chisquare(counts).pvalue > ALARM
-    assert len(np.unique(models % 256)) > 100
+    assert len(np.unique(models % 256)) > 60  # and they are digits that vary
