@@ -38,10 +38,9 @@ from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.accounting.composition import epsilon
-from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.release import Ids, NoisySteps, Round
+from fedveil.privacy.release import Ids, Round
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.modes import gradients_of
