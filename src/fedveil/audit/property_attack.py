@@ -157,7 +157,7 @@ class MultiTask(Adversary):
         return np.isin(ids, self.ids)
 
     def send(self, context: AttackContext) -> ClientReports:
-        """Return the reports of attackers: the same update for all, clipped and noised as asked."""
+        """Return attackers' reports: one update for all, clipped, and noised for each as asked."""
         round = context.clients.round
         rows = self.local_update(round.start).expand(len(round.ids), -1).clone()
         return context.sent(context.complying(rows))

@@ -426,7 +426,10 @@ class PrivateMod:
 
 
 def _checked_policy(keys: Mapping[str, Any], plan: PrivacyPlan, terms: Terms) -> Policy:
-    """Return the policy with these keys. Raise BadInput if a key is wrong or the plan forbidden."""
+    """Return the policy with these keys. Raise BadInput if a key is wrong or it forbids the plan.
+
+    Keys that are about a recipe are refused: there is none here.
+    """
     try:
         policy = Policy.model_validate(dict(keys))
     except ValidationError as e:

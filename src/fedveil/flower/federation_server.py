@@ -293,11 +293,11 @@ class RemoteEngine:
         return Unfinished(attempt, np.array(ids, dtype=np.int64))
 
     def _ask(
-        self, number: int, attempt: int, params: torch.Tensor, moving: torch.Tensor
+        self, number: int, attempt: int, params: torch.Tensor, adaptive_state: torch.Tensor
     ) -> RoundAsk:
-        """Return the ask of an attempt at a round, from the model `params`."""
+        """Return the ask of an attempt at a round, with its model and adaptive state."""
         run_id, plan = self.identity.run_id, self.identity.plan_digest
-        return RoundAsk(run_id, number, attempt, plan, params, moving)
+        return RoundAsk(run_id, number, attempt, plan, params, adaptive_state)
 
     def _going_on(self, round: Round) -> bool:
         """Return whether a round is one that `unfinished` has returned."""

@@ -31,7 +31,7 @@ class SharedLedger:
     The first run makes the ledger.
 
     Attributes:
-        path: The ledger's file.
+        file: The ledger's file.
         epsilon: The common epsilon. None takes that of an existing ledger, or for a new ledger the
             budget of the first run.
     """

@@ -265,7 +265,7 @@ class Laboratory:
 
     Attributes:
         root: Where data sets are stored.
-        curves: Whether the model is measured as often as the recipe says, not only at the end.
+        with_curves: Whether the model is measured as often as the recipe says, not only at the end.
         workers: Processes that train, 0 for one per core, whatever the recipe says of its engine.
         cluster: The Ray cluster that trains instead of this machine.
     """
@@ -285,14 +285,15 @@ class Laboratory:
         return {**vars(self), "workers": 1, "cluster": None}
 
     def prepare(self, cell: Cell, mode: Mode | None = None) -> PreparedCell:
-        """Build a cell, and return it with its plan, mode and noise. Nothing is trained.
+        """Build a cell without training it, and return it with its plan, mode and noise.
 
-        Without a mode in the recipe, several modes may be timed. Raise BadInput if the cell cannot
-        run, has secure noise or a price on its metrics, or its data have no test split.
+        Modes are timed only if `mode` is None and the recipe's engine.mode is "fastest". Raise
+        BadInput if the cell cannot run, has secure noise or a price on its metrics, or its data
+        have no test split.
 
         Args:
             cell: The cell.
-            mode: The execution mode, by default that of the recipe or the fastest.
+            mode: The execution mode. None: the recipe's, or without one that of `mode_of`.
         """
         recipe = cell.recipe
         try:
