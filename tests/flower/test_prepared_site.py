@@ -31,9 +31,11 @@ def test_a_changed_file_counts_at_once(tmp_path, change):
         (tmp_path / "records").rmdir()
         records(seed=1).save(tmp_path / "records")
     else:
-        text = path.read_text()
-        path.write_text(text.replace("10.0", "11.0"))
-        assert path.stat().st_size == len(text)
+        policy = tmp_path / "policy.toml"
+        text = policy.read_text()
+        policy.write_text(text.replace("10.", "11."))
+        assert policy.read_text() != text
+        assert policy.stat().st_size == len(text)
     second = open_site(path)
     assert second is not first
     assert second.recipe.name == ("fedavg" if change == "recipe" else LOCAL["name"])
@@ -44,7 +46,7 @@ def test_a_changed_file_counts_at_once(tmp_path, change):
 def test_what_a_site_is_made_of_is_looked_at_and_its_ledger_is_not(tmp_path):
     path = write_site(tmp_path)
     seen = {os.path.relpath(name, tmp_path) for name, *_ in file_states(path)}
-    assert {"site.toml", "recipe.toml"} < seen
+    assert {"site.toml", "recipe.toml", "policy.toml"} < seen
     assert any(name.startswith("records/") for name in seen)
     Server(open_site(path)).answer()
     after = {os.path.relpath(name, tmp_path) for name, *_ in file_states(path)}
@@ -52,7 +54,7 @@ def test_what_a_site_is_made_of_is_looked_at_and_its_ledger_is_not(tmp_path):
 
 
 def test_files_that_are_gone_or_no_toml_have_a_state(tmp_path):
-    assert file_states(tmp_path / "none.toml")[0][1:] == (0, 0, 0)
+    assert file_states(tmp_path / "none.toml")[-1][1:] == (0, 0, 0)
     (tmp_path / "bad.toml").write_text("= no")
     ((name, size, *_),) = file_states(tmp_path / "bad.toml")
     assert (name, size) == (str(tmp_path / "bad.toml"), 4)

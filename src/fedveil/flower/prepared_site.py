@@ -3,10 +3,12 @@
 import os
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedveil.flower.federation_files import read_site_file
 from fedveil.flower.site import Site
 
 SITE = "FEDVEIL_SITE"
@@ -37,6 +39,9 @@ def file_states(path: Path) -> FileStates:
     counts. The site's ledger and witness do not. A file that cannot be read has zeros.
     """
     seen = dict[Path, None]()
+    with suppress(Exception):  # a file that is refused has no others
+        site = read_site_file(path)  # whose defaults name files as well
+        seen |= dict.fromkeys((Path(site.recipe), Path(site.policy)))
     for file in _named(path, seen):
         if file.suffix == ".toml":
             for _ in _named(file, seen):

@@ -2,7 +2,6 @@
 
 import email.utils
 import json
-import os
 import subprocess
 import sys
 import time
@@ -196,8 +195,9 @@ def clock_ahead(date: str | None, now: datetime | None = None) -> float:
 
 
 def _fingerprint() -> str:
-    """Return the fingerprint of the key in the working directory, after a blank, "" without one."""
+    """Return the fingerprint of the key that SuperNode was given, after a blank, or ""."""
     from fedveil.flower.federation_files import fingerprint
 
-    path = Path(os.getcwd()) / "node.pub"
+    named = dict(pairwise(sys.argv)).get("--auth-supernode-private-key", "node")
+    path = Path(f"{named}.pub")
     return f" {fingerprint(path.read_text())}" if path.exists() else ""
