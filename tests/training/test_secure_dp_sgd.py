@@ -210,6 +210,8 @@ def test_a_draw_with_more_records_than_slots_is_cut(make_family, monkeypatch):
         assert batch.mask.shape == (1, 5)
         assert batch.mask.sum() == 5
         assert len(set(batch.index[0].tolist())) == 5
+    kept = {record for batch in batches(data, 0.9, 200) for record in batch.index[0].tolist()}
+    assert kept == set(range(40))  # one is in none of them with probability 1e-10
 
 
 # --- noise ---
