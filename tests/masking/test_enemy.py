@@ -374,6 +374,22 @@ def test_closings_that_leave_the_site_out_or_are_too_small_are_refused():
     enemy.world.sites[0].answer(enemy.closing((0, 1, 2), 0))
 
 
+def test_no_two_boxes_are_sealed_with_one_key():
+    """Also not the two boxes of a pair: their nonce is the same."""
+    parties, keys = Parties(4, 3), set()
+    for attempt in (0, 1):
+        parties.masked(parties.vectors(), 1, attempt)
+        roster = parties.server._now.roster
+        for sender in range(4):
+            for receiver in range(4):
+                if sender != receiver:
+                    key = parties.sites[sender]._box_key(roster, sender, receiver)
+                    assert key == parties.sites[receiver]._box_key(roster, sender, receiver)
+                    keys.add(key)
+        keys |= {seed for site in parties.sites for seed in site._now.seeds.values()}
+    assert len(keys) == 2 * (4 * 3 + 6)
+
+
 def test_boxes_of_other_receivers_senders_and_rounds_do_not_open():
     enemy = Enemy(3, 2, 3)
     enemy.restart()
