@@ -303,7 +303,8 @@ def test_as_many_shares_as_sites(tmp_path):
     [
         ("fedavg", "attack.kind=pixel", "attack"),
         ("fedavg", "engine.checkpoint=2", "engine.checkpoint is 2"),
-        ("sites", "noise.share=part", "there is no secure sum"),
+        ("sites", "noise.share=part", "noise.share is 'part', and between .* no secure sum"),
+        ("sites", "sum.kind=secure", "sum.kind is 'secure', and between .* no secure sum"),
         ("ldp-sgd", "sample.size=5", "size"),
         ("ldp-sgd", "budget.as_published=true", "as_published"),
         ("fedavg", "model.path=net.py:make", "net.py' does not exist"),

@@ -484,6 +484,26 @@ def test_a_late_vector_stays_hidden_though_its_pairs_are_known():
     assert enemy.sums(seeds) == [(0, 1, 2)]
 
 
+def test_a_vector_that_comes_after_the_closing_is_refused_and_changes_nothing():
+    parties = Parties(4, 3)
+    vectors = parties.vectors()
+    messages = parties.masked(vectors)
+    late = messages.pop(2)
+    for message in messages.values():
+        parties.server.add_masked(message)
+    closings = parties.server.close()
+    with pytest.raises(MessageRefused, match="came too late"):
+        parties.server.add_masked(late)
+    for site in messages:
+        parties.server.add_agreed(parties.sites[site].answer(closings[site]))
+    certificate = parties.server.certificate()
+    with pytest.raises(MessageRefused):
+        parties.sites[2].reveal(certificate)
+    for site in messages:
+        parties.server.add_reveal(parties.sites[site].reveal(certificate))
+    assert np.array_equal(parties.server.sum(ANY), modular_sum(vectors[[0, 1, 3]]))
+
+
 def test_wrong_shares_of_a_site_are_noticed_as_a_sum_beyond_its_limit():
     """A chance of 2^-10 per word: with 4 words below 1e-12."""
     parties = Parties(3, 2)

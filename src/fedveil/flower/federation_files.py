@@ -299,10 +299,11 @@ def check_recipe(recipe: Recipe) -> None:
     """Raise BadInput for what no federation runs: attacks, skipped checkpoints, noise in shares."""
     if recipe.attack is not None:
         raise BadInput("[attack] is for simulations: leave it out (--set attack=none)")
-    if getattr(recipe.noise, "share", None) == PART:
+    if recipe.sum is not None or getattr(recipe.noise, "share", None) == PART:
+        what = "noise.share is 'part'" if recipe.sum is None else "sum.kind is 'secure'"
         raise BadInput(
-            "noise.share is 'part', and between sites there is no secure sum: use 'whole', so that "
-            "each site's noise is enough by itself"
+            f"{what}, and between sites there is no secure sum: use noise.share = 'whole' and no "
+            "[sum], so that each site's noise is enough by itself"
         )
     if recipe.engine.checkpoint != 1:
         raise BadInput(
