@@ -6,6 +6,7 @@ import pytest
 
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import digest_of
+from fedveil.flower.federation_files import check_recipe
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.runs.build import build
@@ -139,9 +140,8 @@ def test_a_unit_has_no_effect_without_noise_at_the_sites():
         build(load_recipe("fedsgd", ["client.unit=record"]))
 
 
-def test_sums_of_sites_are_not_deployed(cli, tmp_path):
-    code, _, err = cli("deploy", "sites", tmp_path / "out", "--sites", "a,b,c")
-    assert code == 2
-    (line,) = err.splitlines()
-    assert "noise.where is 'site'" in line
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("sets", [[], ["sum.kind=secure"], ["sum.kind=secure", "noise.share=none"]])
+def test_secure_sums_are_not_deployed(sets):
+    with pytest.raises(BadInput, match=r"between sites there is no secure sum: .* 'whole'"):
+        check_recipe(load_recipe("sites", sets))
+    check_recipe(load_recipe("sites", ["noise.share=whole"]))
