@@ -22,6 +22,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.release import Round
 from fedveil.runs.opened_run import OpenedRun
 from fedveil.runs.recipe import load_recipe
+from fedveil.runs.run_directory import read_metrics
 from fedveil.training.cohort import CohortData
 from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import Mode, gradients_of
@@ -88,6 +89,9 @@ def test_three_owners_train_a_module_on_tables_that_nobody_divided(
         assert cost.costs[0].epsilon == pytest.approx(first["epsilon"], rel=1e-9)
     outcomes = [json.loads(x) for x in Path("run/sites.jsonl").read_text().splitlines()]
     assert [x["answered"] for x in outcomes if "answered" in x] == [[*NAMES]] * 3
+    assert all(x["refused"] == {} for x in outcomes if "answered" in x)  # float64 was expected
+    losses = [x["loss"] for x in read_metrics(Path("run/metrics.jsonl"))[0]]
+    assert len(set(losses)) == 4
     assert 0 < result["metrics"]["accuracy"] <= 1  # on the public table
     new = federation / "new.csv"
     new.write_text(rows(5, 77))

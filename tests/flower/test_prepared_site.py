@@ -58,3 +58,13 @@ def test_files_that_are_gone_or_no_toml_have_a_state(tmp_path):
     (tmp_path / "bad.toml").write_text("= no")
     ((name, size, *_),) = file_states(tmp_path / "bad.toml")
     assert (name, size) == (str(tmp_path / "bad.toml"), 4)
+
+
+def test_the_code_of_a_recipe_and_a_policy_elsewhere_count(tmp_path):
+    (tmp_path / "net.py").write_text("")
+    path = write_site(tmp_path, {**LOCAL, "model": {"path": "net.py:make"}})
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "policy.toml").rename(tmp_path / "owner" / "policy.toml")
+    path.write_text('policy = "owner/policy.toml"\n' + path.read_text())
+    seen = {os.path.relpath(name, tmp_path) for name, *_ in file_states(path)}
+    assert {"net.py", "owner/policy.toml"} < seen

@@ -57,7 +57,9 @@ def _named(path: Path, seen: dict[Path, None]) -> Iterator[Path]:
     except (OSError, ValueError):
         return
     own = {content.pop("ledger", "ledger"), content.pop("witness", None)}
-    for text in _texts(content):
+    names = list(_texts(content))
+    # the policy has a name where none is given, and code is named as FILE:FUNCTION
+    for text in (*names, *(name.rpartition(":")[0] for name in names), "policy.toml"):
         found = path.parent / text
         try:
             if text in own or not text or not found.exists():
