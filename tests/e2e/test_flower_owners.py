@@ -98,7 +98,8 @@ def test_from_three_tables_to_predictions(running, tmp_path):
 
     first = running.start_run()
     wait_for(lambda: asked(2), "round 2 was asked for")
-    (app,) = [pid for pid, name in processes_of(running.server) if name == "flwr-serverapp"]
+    found = processes_of(running.server)
+    (app,) = [pid for pid, name in found if name == "operator-flwr-serverapp"]
     os.kill(app, signal.SIGKILL)
     running.sites["south"].kill()  # SIGKILL, with all that belongs to it
     assert first.wait(PATIENCE) != 0, first.output
