@@ -61,7 +61,8 @@ def data_of(work: Work) -> fv.FederatedData:
     )
 
 
-def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, ClientWork]:
+def plan_of(work: Work, rounds: int, *, secure: bool = False) -> tuple[PrivacyPlan, ClientWork]:
+    budget = planned_for(FREE) if secure else FREE
     if work.batch:
         rate = work.batch / work.records
         plan = fv.dp_sgd(
@@ -71,7 +72,7 @@ def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, ClientWork]:
             rate=rate,
             steps=work.steps,
             rounds=rounds,
-            budget=FREE,
+            budget=budget,
             multiplier=1.0,
         )
         return plan, fv.ClientDpSgd(plan.steps, work.lr)
@@ -83,26 +84,34 @@ def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, ClientWork]:
             fv.clips.PerGradient(fv.clips.Fixed(5.0, Norm.L1), steps.reach),
             laplace=True,
             rounds=rounds,
-            budgets=(FREE,),
+            budgets=(budget,),
             multiplier=1.0,
         )
         return plan, steps
     schedule = fv.clips.Fixed(1.0)
     sampler = fv.samplers.FixedSize(work.cohort)
-    plan = fv.central(sampler, work.clients, schedule, rounds=rounds, budget=FREE, multiplier=1.0)
+    plan = fv.central(sampler, work.clients, schedule, rounds=rounds, budget=budget, multiplier=1.0)
     return plan, steps
 
 
 def training_of(
-    work: Work, rounds: int, *, attacked: bool = False, workers: int = 0, on_ray: bool = False
+    work: Work,
+    rounds: int,
+    *,
+    attacked: bool = False,
+    workers: int = 0,
+    on_ray: bool = False,
+    secure: bool = False,
 ) -> fv.Training:
     loss: PerExample = fv.cross_entropy if work.classes else fv.models.squared_error
-    (plan, steps), data = plan_of(work, rounds), data_of(work)
+    (plan, steps), data = plan_of(work, rounds, secure=secure), data_of(work)
     participants = Participants()
     if attacked:
         trigger = PixelTrigger(target=0)
         participants = fv.attacks.BackdoorAttack.of(data, trigger, attackers=2, boost=10.0)
     task = fv.Task(work.module(), loss)
+    if secure:
+        plan = with_secure_noise(plan, task.size, diagnostics=False)
     return fv.Training(
         task,
         data,
@@ -219,6 +228,7 @@ def main() -> None:
     parser.add_argument("item", choices=[*WORK, "e", "i"])
     parser.add_argument("--honest", action="store_true", help="item j without the attack")
     parser.add_argument("--seeded", action="store_true", help="item i with seeded noise")
+    parser.add_argument("--secure", action="store_true", help="other items with secure noise")
     parser.add_argument("--mode", type=Mode, help="of item i, where it is seeded")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--ray", action="store_true", help="two workers on Ray, on this machine")
@@ -243,6 +253,7 @@ def main() -> None:
         warm_up = 1 if work.name[0] in "fgh" else 3
         attacked = work.name == "j" and not arguments.honest
         where = {"workers": 2 if arguments.ray else arguments.workers, "on_ray": arguments.ray}
+        where["secure"] = arguments.secure
         training = training_of(work, arguments.rounds + warm_up, attacked=attacked, **where)
         seconds = whole_rounds(training, warm_up)
         engine = training.engine
@@ -252,7 +263,7 @@ def main() -> None:
         workers += " on Ray" if arguments.ray else ""
         told = f"{engine.mode}, chunks of {engine.chunk}, {workers}"
         answer["configuration"] = f"{told}, attacked" if attacked else told
-        if work.batch:
+        if work.batch and not arguments.secure:
             answer["examples"] = examples_of(
                 training, range(warm_up + 1, arguments.rounds + warm_up + 1)
             )

@@ -22,6 +22,19 @@ Ids = npt.NDArray[np.int64]
 _ALIGNMENT = 64
 
 
+@dataclass(frozen=True)
+class Slots:
+    """The public shape of a block of clients that are computed side by side with secure noise.
+
+    Attributes:
+        clients: How many slots there are, whoever takes part.
+        records: How many records a slot has room for. No client has more.
+    """
+
+    clients: int
+    records: int
+
+
 @dataclass(frozen=True, eq=False)
 class CohortData:
     """The records of K clients: row k holds those of client `owners[k]`, padded to the longest.
@@ -30,32 +43,49 @@ class CohortData:
     holds another client's record, not even as padding: a loss that overflows there would reach this
     client's gradient through 0 x infinity.
 
+    Guarantee: with `slots` all shapes are those of the slots, client k is in slot k, and the others
+    are empty: zeros that belong to nobody (docs/proofs/secure-side-by-side.md).
+
     Attributes:
         data: The records of all clients. It may hold more clients than take part.
-        ids: The clients, [K].
+        ids: The clients, [K]. In an empty slot it is the first client, of whom nothing is used.
         whose: Client of `data` on whose records each one trains, [K], if not on its own: a
             malicious client may train on other records.
+        slots: The shape of the block, None for as many clients and records as there are.
+        real: The number of clients that are not empty slots. They come first.
         owners: The client of `data` whose records each row holds, [K].
-        sizes: Records per client, [K].
-        longest: Number of records of the client that has most.
+        sizes: Records per client, [K], 0 for an empty slot.
+        longest: Number of records of the client that has most, or the room of a slot.
     """
 
     data: FederatedData
     ids: Ids
     whose: Ids | None = None
+    slots: Slots | None = None
+    real: int = field(init=False)
     owners: Ids = field(init=False)
     sizes: Ids = field(init=False)
     longest: int = field(init=False)
 
     def __post_init__(self) -> None:
-        owners = self.ids if self.whose is None else self.whose
+        """Raise AssertionError for more clients or records than there is room for in the slots."""
+        owners, real, slots = self.ids if self.whose is None else self.whose, len(self.ids), self.slots
         sizes = self.data.offsets[owners + 1] - self.data.offsets[owners]
+        longest = int(sizes.max(initial=1))
+        if slots is not None:
+            if not 0 < real <= slots.clients or longest > slots.records or self.whose is not None:
+                raise AssertionError(f"{real} clients of {longest} records do not fit {slots}")
+            spare, longest = slots.clients - real, slots.records
+            owners = np.concatenate([owners, np.repeat(owners[:1], spare)])
+            sizes = np.concatenate([sizes, np.zeros(spare, dtype=sizes.dtype)])
+            object.__setattr__(self, "ids", owners)
+        object.__setattr__(self, "real", real)
         object.__setattr__(self, "owners", owners)
         object.__setattr__(self, "sizes", sizes)
-        object.__setattr__(self, "longest", int(sizes.max(initial=1)))
+        object.__setattr__(self, "longest", longest)
 
     def __len__(self) -> int:
-        """The number of clients, K."""
+        """The number of clients, K, empty slots included."""
         return len(self.ids)
 
     @cached_property
@@ -74,9 +104,10 @@ class CohortData:
         `array` holds one entry per record of all clients, such as `data.y`. The last bits of a
         product may depend on the alignment of its factors, so all copies have the same alignment.
         """
-        starts, sizes, longest = self.data.offsets[self.owners], self.sizes, self.longest
+        starts, sizes = self.data.offsets[self.owners[: self.real]], self.sizes[: self.real]
+        longest = self.longest
         last = len(array) - longest
-        if len(starts) == 1:
+        if len(starts) == 1 and sizes[0] == longest:
             out = np.array(array[starts[0] : starts[0] + sizes[0]], order="C")[None]
         elif not array.flags.c_contiguous:
             rows = starts[:, None] + np.minimum(np.arange(longest)[None, :], sizes[:, None] - 1)
@@ -94,6 +125,8 @@ class CohortData:
             if int(sizes.min(initial=longest)) < longest:
                 row, column = np.nonzero(np.arange(longest)[None, :] >= sizes[:, None])
                 out[row, column] = out[row, sizes[row] - 1]
+        if len(self) > self.real:
+            out = np.concatenate([out, np.zeros_like(out, shape=(len(self) - self.real, *out.shape[1:]))])
         padded = torch.from_numpy(out)
         return padded if padded.data_ptr() % _ALIGNMENT == 0 else padded.clone()
 
@@ -360,28 +393,44 @@ class Batches:
                 STEPS.check(name, value)
         BATCH.check("size", self.size)
 
-    def for_round(self, ids: Ids, sizes: Ids, round: int, streams: KeySource) -> "RoundBatches":
-        """The batches in `round` of the clients `ids` [K], which have `sizes` [K] records."""
-        return RoundBatches(self, ids, sizes, round, streams)
+    def for_round(
+        self, ids: Ids, sizes: Ids, round: int, streams: KeySource, longest: int | None = None
+    ) -> "RoundBatches":
+        """The batches in `round` of the clients `ids` [K], which have `sizes` [K] records.
+
+        Rows have room for `longest` records, by default for those of the client that has most.
+        """
+        longest = int(sizes.max(initial=1)) if longest is None else longest
+        return RoundBatches(self, ids, sizes, round, streams, longest)
 
 
 class RoundBatches:
     """The batches of a cohort in one round.
 
     Attributes:
-        steps: The largest number of local steps that any of the clients takes.
+        steps: The largest number of local steps that a client takes that has as many records as
+            the cohort's rows have room for.
     """
 
     def __init__(
-        self, batches: Batches, ids: Ids, sizes: Ids, round: int, streams: KeySource
+        self,
+        batches: Batches,
+        ids: Ids,
+        sizes: Ids,
+        round: int,
+        streams: KeySource,
+        longest: int,
     ) -> None:
         self._ids, self._sizes, self._round, self._streams = ids, sizes, round, streams
-        self._longest = int(sizes.max(initial=1))
-        self._width = min(batches.size or self._longest, self._longest)
-        self._per_pass = -(-sizes // (batches.size or self._longest))
-        passes = batches.epochs
-        self._last = np.full(len(ids), batches.steps) if passes is None else passes * self._per_pass
-        self.steps = int(self._last.max(initial=0))
+        self._longest = longest
+        size = batches.size or longest
+        self._width = min(size, longest)
+        self._per_pass = np.maximum(1, -(-sizes // size))
+        if batches.epochs is None:
+            self._last, self.steps = np.full(len(ids), batches.steps), batches.steps or 0
+        else:
+            self._last = batches.epochs * self._per_pass
+            self.steps = batches.epochs * -(-longest // size)
         self._orders: dict[int, Ids] = {}
         self._all: Batch | None = None
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from uuid import uuid4
+from warnings import warn
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
 from fedveil.privacy.secure import DIAGNOSTICS
 from fedveil.training.aggregates import Aggregate
+from fedveil.training.cohort import Slots
 from fedveil.training.agreement import check_aggregate, check_agreement, check_arguments
 from fedveil.training.engines.engine import (
     Engine,
@@ -41,6 +43,13 @@ from fedveil.training.engines.processes import Processes, available_workers
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.training.engines.ray_pool import RayPool
 from fedveil.training.engines.serial import Serial
+from fedveil.training.engines.side_by_side import (
+    CLIENT_KERNELS,
+    SEEN_EACH_OTHER,
+    block_size,
+    clients_are_independent,
+    public_room,
+)
 from fedveil.training.evaluate import check_measurable, over_clients
 from fedveil.training.gate import Gate
 from fedveil.training.gradients.modes import Mode
@@ -66,9 +75,9 @@ class Training:
         weights: The weights of clients in the mean.
         seed: Tells repetitions of the same training apart.
         mode: The execution mode. None follows by a rule from model, records and work (`mode_of`),
-            so that it is the same wherever clients are computed. It is looped where noise is
-            secure, or where the module lets the records of a batch see each other: a client's
-            update must not depend on who else is computed (docs/proofs/secure.md).
+            so that it is the same wherever clients are computed. It is looped where the module lets
+            the records of a batch see each other, or where noise is secure and bits of a client's
+            update change with who else is computed (docs/proofs/secure-side-by-side.md).
         chunk: Clients that are summed together, 0 for as many as fit `memory`. Like `memory`, it
             changes rounding only.
         memory: MiB per worker.
@@ -86,6 +95,7 @@ class Training:
         dishonest: The participants, None if all clients are honest.
         mixes: The module lets the records of a batch see each other.
         remark: How the model is kept from remembering clients, if not by what it is.
+        by_rule: The mode by rule with secure noise, None with seeded noise.
     """
 
     task: Task
@@ -111,6 +121,7 @@ class Training:
     _initial: torch.Tensor = field(init=False, repr=False)
     mixes: bool = field(init=False, repr=False)
     remark: str = field(init=False, repr=False)
+    by_rule: Mode | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         check_arguments(vars(self))
@@ -271,7 +282,23 @@ class Training:
                 check_together(self.task, x, y)
         if alone:
             object.__setattr__(self, "mode", Mode.LOOPED)
+        if alone or self.plan.secure:
             object.__setattr__(self, "fastest", False)
+        if self.plan.secure and self.make_engine is None and not self.data.elsewhere:
+            self._settle_secure_mode()
+
+    def _settle_secure_mode(self) -> None:
+        """Set `by_rule` and, where it is side by side, name in every claim what that assumes."""
+        mode = self.mode or mode_of(self.task, self.data, self.work, self.memory, secure=True)
+        object.__setattr__(self, "by_rule", mode)
+        if mode is Mode.VECTORISED:
+            for text in (CLIENT_KERNELS, public_room(self._room)):
+                object.__setattr__(self, "plan", self.plan.assuming(text))
+
+    @property
+    def _room(self) -> int:
+        """The records that a slot has room for: those of the client that has most."""
+        return int(self.data.sizes.max())
 
     def open(self) -> None:
         """Connect the engine to its cluster. Without a cluster nothing happens."""
@@ -400,7 +427,12 @@ class Training:
 
     @cached_property
     def chosen(self) -> Mode:
-        """The execution mode: `mode` if given, the faster one if `fastest`, otherwise `mode_of`."""
+        """The execution mode: `mode` if given, the faster one if `fastest`, otherwise `mode_of`.
+
+        With secure noise it is looped where `side_by_side` is false.
+        """
+        if self.plan.secure and self.by_rule is not None:
+            return self.by_rule if self.side_by_side else Mode.LOOPED
         if self.mode is not None:
             return self.mode
         if self.fastest:
@@ -408,13 +440,28 @@ class Training:
         return mode_of(self.task, self.data, self.work, self.memory)
 
     @cached_property
-    def engine(self) -> Engine:
-        """The engine of this training, made on first access.
+    def side_by_side(self) -> bool:
+        """Whether clients are computed side by side with secure noise: by rule, and as tried now.
 
-        `make_engine` decides if given. Otherwise workers on the cluster, workers on this machine,
-        or this process alone: with one worker, and where the participants remember.
+        A trial that fails is a warning, and clients are then computed one by one.
         """
-        job = Job(
+        if self.by_rule is not Mode.VECTORISED:
+            return False
+        fine = clients_are_independent(self._job, Slots(self._block, self._room))
+        if not fine:
+            warn(SEEN_EACH_OTHER, stacklevel=2)
+        return fine
+
+    @cached_property
+    def _block(self) -> int:
+        """The number of clients that are summed together side by side with secure noise."""
+        fitting = partial(fitting_chunk, self.task, self.data, self.work, Mode.VECTORISED)
+        return self.chunk or block_size(self.plan, fitting(self.memory, secure=True))
+
+    @cached_property
+    def _job(self) -> Job:
+        """Everything that an engine is to know, but for the mode."""
+        return Job(
             task=self.task,
             data=self.data,
             work=self.work,
@@ -425,12 +472,24 @@ class Training:
             mixes=self.mixes,
             keeps_updates=self.aggregate is not None or self.plan.release.channel.keeps_reports,
         )
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine of this training, made on first access.
+
+        `make_engine` decides if given. Otherwise workers on the cluster, workers on this machine,
+        or this process alone: with one worker, and where the participants remember.
+        """
+        job = self._job
         if self.make_engine is not None:
             return self.make_engine(job)
         mode = self.chosen
-        chunk = self.chunk or fitting_chunk(
-            self.task, self.data, self.work, mode, self.memory, self.plan.expected
-        )
+        if self.side_by_side:
+            job, chunk = replace(job, room=self._room), self._block
+        else:
+            chunk = self.chunk or fitting_chunk(
+                self.task, self.data, self.work, mode, self.memory, self.plan.expected
+            )
         if self.cluster is not None:
             return Processes(job, mode, chunk, self.workers, partial(RayPool, self.cluster))
         if self.participants.remembers:

@@ -209,7 +209,9 @@ class ClientSgd:
         """
         round, cohort = clients.round, clients.cohort
         clip = round.clip
-        batches = self.batches.for_round(cohort.ids, cohort.sizes, round.number, round.streams)
+        batches = self.batches.for_round(
+            cohort.ids, cohort.sizes, round.number, round.streams, cohort.longest
+        )
         linear = not self.weight_decay and self.adam is None
         spanned = linear and (clip is None or clip.norm is Norm.L2)
         trajectory = clients.gradients.trajectory(round.start, cohort, spanned=spanned)
@@ -491,6 +493,9 @@ ClientWork = OneGradient | ClientSgd | ClientDpSgd | SiteSum
 
 BUILTIN_WORK = (OneGradient, ClientSgd, ClientDpSgd, SiteSum)
 """The exact classes of work in which a client's update depends on no other client."""
+
+WORK_PARTS = (Decay, Adam, RateSchedule)
+"""The exact classes of parts of such work, beside its batches."""
 
 
 def _check_steps(work: ClientSgd | ClientDpSgd) -> None:

@@ -18,11 +18,12 @@ from fedveil.models.task import Task
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Round
+from fedveil.training.cohort import Batches
 from fedveil.training.participants import Participants
 from fedveil.training.reports import CohortSum
 from fedveil.training.round import Unfinished
 from fedveil.training.server import ServerState, Weights
-from fedveil.training.work import BUILTIN_WORK, ClientWork
+from fedveil.training.work import BUILTIN_WORK, WORK_PARTS, ClientWork
 
 
 class Engine(Protocol):
@@ -66,6 +67,8 @@ class Job:
         mixes: Whether the module lets records of a batch see each other. Clients are then computed
             one by one, and so are examples where each is clipped.
         keeps_updates: Whether the sum comes with every client's update.
+        room: How many records a client has room for where secure noise is computed side by side,
+            and that was tried. 0 if clients are then computed one by one.
     """
 
     task: Task
@@ -77,6 +80,7 @@ class Job:
     participants: Participants | None = None
     mixes: bool = False
     keeps_updates: bool = False
+    room: int = 0
 
     def zero(self) -> CohortSum:
         """A new sum over no clients, with tensors of this job's sizes."""
@@ -94,7 +98,7 @@ def why_one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: s
     """The reason why clients must be computed one by one, as a clause.
 
     "" if side by side is allowed. A client's update must not depend on other clients, under secure
-    noise not even in its last digits.
+    noise not even in its last digits: there side by side is also tried (`side_by_side`).
 
     Args:
         work: The local work.
@@ -106,14 +110,19 @@ def why_one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: s
         return f"each client is computed in a fork, as the model cannot be captured ({forks})"
     if mixes:
         return "the model lets the records of a batch see each other, padding included"
-    if plan.secure:
-        return (
-            "noise.source 'secure': computed side by side, clients' updates depend on each other "
-            "in their last digits"
-        )
-    if type(work) in BUILTIN_WORK:
-        return ""
-    return f"the work {type(work).__name__} may let clients see each other"
+    if type(work) not in BUILTIN_WORK:
+        return f"the work {type(work).__name__} may let clients see each other"
+    if plan.secure and plan.steps is not None:
+        return "noise.source is 'secure' and what lies side by side are a client's records"
+    own = {type(value).__name__ for value in vars(work).values() if not _is_builtin(value)}
+    if plan.secure and own:
+        return f"noise.source is 'secure' and {min(own)} may let clients see each other"
+    return ""
+
+
+def _is_builtin(part: object) -> bool:
+    """Whether a part of the work is a number, None or of exactly a class of ours."""
+    return isinstance(part, float | int | None) or type(part) in (Batches, *WORK_PARTS)
 
 
 EngineMaker = Callable[[Job], Engine]

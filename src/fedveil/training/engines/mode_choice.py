@@ -47,6 +47,8 @@ def fitting_chunk(
     mode: Mode,
     memory: int = MEMORY,
     cohort: float = math.inf,
+    *,
+    secure: bool = False,
 ) -> int:
     """The number of clients to sum together, at least 1.
 
@@ -55,7 +57,7 @@ def fitting_chunk(
 
     Looped: one client is in memory at a time and a chunk is only the unit of work. It has several
     clients if the model is wide, so that a sum takes long to return, or if they have little to do,
-    but at most a quarter of `cohort`, the expected cohort size.
+    but at most a quarter of `cohort`, the expected cohort size. `secure` says that noise is.
     """
     longest = int(data.sizes.max())
     if mode is Mode.LOOPED:
@@ -66,7 +68,7 @@ def fitting_chunk(
     numbers = (8 if adam else 6) * task.size + 3 * longest * width
     effort = 3 * multiplications(task, data) * work.records_per_round(longest) + 16 * task.size
     private = isinstance(work, ClientDpSgd | SiteSum)
-    full = not private and work.records_per_step(longest) == longest
+    full = not private and not secure and work.records_per_step(longest) == longest
     if full and uses_quadratics(task, data):
         effort = task.size * (task.size * work.records_per_round(longest) // longest + 16)
     return max(1, min(_MOST, memory * 2**20 // (4 * numbers), max(_LEAST, _WORK // effort)))
@@ -89,10 +91,12 @@ def multiplications(task: Task, data: FederatedData) -> int:
     return max(task.size, counter.get_total_flops() // 2)
 
 
-def mode_of(task: Task, data: FederatedData, work: ClientWork, memory: int) -> Mode:
+def mode_of(
+    task: Task, data: FederatedData, work: ClientWork, memory: int, *, secure: bool = False
+) -> Mode:
     """The execution mode by a rule from model, numbers of records and work, never by measured time.
 
-    `memory` is in MiB.
+    `memory` is in MiB. With `secure` noise the rule uses the largest number of records alone.
 
     | model | mode |
     |---|---|
@@ -110,7 +114,7 @@ def mode_of(task: Task, data: FederatedData, work: ClientWork, memory: int) -> M
         return Mode.LOOPED
     real = not isinstance(data.x, dict) and data.x.dtype.kind == "f"
     chain = real and bool(linear_chain(task)[1])
-    usual = work.records_per_step(int(np.median(data.sizes)))
+    usual = work.records_per_step(int(data.sizes.max() if secure else np.median(data.sizes)))
     short = task.size <= _WIDE if chain else multiplications(task, data) * usual <= _LITTLE
     if not short or fitting_chunk(task, data, work, Mode.VECTORISED, memory) < _WORTHWHILE:
         return Mode.LOOPED

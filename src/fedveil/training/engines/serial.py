@@ -20,7 +20,7 @@ from fedveil.models.memory import Snapshot, difference, keeps_nothing, snapshot
 from fedveil.privacy.clip import add_weighted_
 from fedveil.privacy.noise.streams import JointStreams
 from fedveil.privacy.release import Ids, Round
-from fedveil.training.cohort import CohortData
+from fedveil.training.cohort import CohortData, Slots
 from fedveil.training.engines.engine import Job, why_one_by_one
 from fedveil.training.evaluate import combine_metrics, evaluation_batches, measure_batch
 from fedveil.training.exchange import client_report, server_sum
@@ -115,7 +115,8 @@ class Serial:
     Attributes:
         job: The training to compute.
         mode: The execution mode, which changes rounding and nothing else.
-        chunk: The number of clients that are summed together, which changes rounding only.
+        chunk: The number of clients that are summed together, which changes rounding only. Side by
+            side with secure noise it is the number of slots.
     """
 
     job: Job
@@ -126,16 +127,31 @@ class Serial:
         """Raise BadInput for the vectorised mode where clients must be computed one by one."""
         job = self.job
         alone = why_one_by_one(job.work, job.plan, mixes=job.mixes, forks=job.task.forks)
+        if job.plan.secure and not job.room:
+            alone = alone or "noise.source is 'secure' and side by side was not tried"
         if self.mode is Mode.VECTORISED and alone:
             raise BadInput(f"engine.mode is 'vectorised' and {alone}: use 'looped'")
+
+    @property
+    def slots(self) -> Slots | None:
+        """The public shape of all blocks, None where clients need none: seeded, or one by one."""
+        if self.mode is Mode.LOOPED or not self.job.plan.secure:
+            return None
+        return Slots(self.chunk, self.job.room)
+
+    def _cut(self, ids: Ids) -> list[Ids]:
+        """The cohort in chunks: of similar size, or where there are slots by who takes part."""
+        if self.slots is not None:
+            return [ids[a : a + self.chunk] for a in range(0, len(ids), self.chunk)]
+        offsets = self.job.data.offsets
+        return cut(ids, offsets[ids + 1] - offsets[ids], self.chunk)
 
     def run(self, round: Round) -> CohortSum:
         """Compute and return the sum of the reports of all clients `round.ids`.
 
         Raises BadInput as `add_chunk_` does.
         """
-        tree, offsets, ids = SumTree(self.job.zero), self.job.data.offsets, round.ids
-        chunks = cut(ids, offsets[ids + 1] - offsets[ids], self.chunk)
+        tree, chunks = SumTree(self.job.zero), self._cut(round.ids)
         if chunks:
             round = replace(round, ids=np.concatenate(chunks))
         for branch in self._branches(round, chunks):
@@ -201,11 +217,12 @@ class Serial:
         """The way to compute gradients in this engine's mode, made on first access."""
         job = self.job
         longest, private = int(job.data.sizes.max()), job.plan.steps is not None
+        full = not private and job.work.records_per_step(longest) == longest
         return gradients_of(
             job.task,
             self.mode,
             job.records,
-            full_batches=not private and job.work.records_per_step(longest) == longest,
+            full_batches=full and not job.plan.secure,
             mixes=job.mixes,
             private=private,
         )
@@ -213,13 +230,13 @@ class Serial:
     def add_chunk_(self, total: CohortSum, round: Round, ids: Ids) -> None:
         """Add the reports of the clients `ids` of a round to `total`, in place.
 
-        Clients are computed at once if vectorised, one by one if looped. Dishonest clients are
-        computed in groups of their own. Raises BadInput if the work or the clip schedule changed
-        while clients were computed.
+        Clients are computed at once if vectorised, in slots if noise is secure, one by one if
+        looped. Dishonest clients are computed in groups of their own. Raises BadInput if the work
+        or the clip schedule changed while clients were computed.
         """
         job = self.job
-        # Whether nobody sees an honest client's own row: not the server, which only sums.
-        seen = job.plan.release.local or job.keeps_updates
+        # Whether nobody needs an honest client's own row: the server only sums, in floats.
+        seen = job.plan.release.local or job.keeps_updates or job.plan.secure
         unseen = not seen and type(job.work) in BUILTIN_WORK
         before = _snapshot_of(job.plan.schedule)
         _ = self._before
@@ -227,16 +244,18 @@ class Serial:
         if job.participants is not None:
             groups = job.participants.groups(round.number, ids)
         for group in groups:
-            step = 1 if self.mode is Mode.LOOPED else max(len(group.ids), 1)
+            slots = self.slots if group.honest and group.other_records is None else None
+            alone = self.mode is Mode.LOOPED or (job.plan.secure and slots is None)
+            step = 1 if alone else max(len(group.ids), 1)
             for a in range(0, len(group.ids), step):
                 some, whose = group.ids[a : a + step], None
                 if group.other_records is not None:
                     others = group.other_records[a : a + step]
                     whose = np.where(others < 0, some, job.data.clients + others)
-                cohort = CohortData(job.records, some, whose)
+                cohort = CohortData(job.records, some, whose, slots)
                 only_sum = unseen and group.honest
                 batch = ClientBatch.from_round(round, cohort, self._gradients, only_sum=only_sum)
-                self._add_block_([(total, slice(None))], batch, group)
+                self._add_block_([(total, slice(cohort.real))], batch, group)
         _check_same("work", self._before, self.job.work)
         _check_same("clip schedule", before, self.job.plan.schedule)
 

@@ -30,6 +30,7 @@ from fedveil.training.gradients.layer_gradients import (
     parameter_names,
     without_subnormals,
 )
+from fedveil.training.gradients.slots import AWAY, random_like, slots_are_independent
 from fedveil.training.gradients.trajectories import Keys, clip_or_zero_, example_gradients
 
 _PIECE = 256
@@ -37,7 +38,6 @@ _IMAGES = 64
 _MATERIALISED = 1 << 26
 _MOST_SLOTS, _SLOT_NUMBERS = 256, 1 << 24
 _AGREEMENT, _ROUGHLY = 1e-3, 0.05
-_AWAY = 0.03
 
 
 class ClippedExamples:
@@ -166,34 +166,24 @@ class ClippedExamples:
         """
         if slots not in self._independent:
             self._independent[slots] = slots == 1 or all(
-                self._agree_in_slots(slots, away) for away in (0.0, _AWAY)
+                self._agree_in_slots(slots, away) for away in (0.0, AWAY)
             )
         return self._independent[slots]
 
     def _agree_in_slots(self, slots: int, away: float) -> bool:
-        """Whether rows of some slots keep their bits under three other contents of the rest."""
+        """Whether rows of random contents keep their bits when all other slots change."""
         generator = torch.Generator().manual_seed(slots)
         flat = self._task.parameters.clone()
         flat += away * torch.randn(len(flat), generator=generator)
-        x, y, *keys = (
-            mapped(lambda values: _random_like(values, slots, generator), part)
+        contents: list[Any] = [
+            mapped(lambda values: random_like(values, slots, generator), part)
             for part in self._sample
-        )
-        base = self._example_gradients(flat, x, y, *keys).view(torch.int32)
-        rest: list[Callable[[torch.Tensor], torch.Tensor]] = [
-            torch.zeros_like,
-            lambda values: _random_like(values, slots, generator),
-            lambda values: 1e4 * values if values.is_floating_point() else values.flip(0),
-            lambda values: values * math.nan if values.is_floating_point() else values.flip(0),
         ]
-        for k in sorted({0, 1, slots // 2, slots - 2, slots - 1} & set(range(slots))):
-            for change in rest:
-                others = partial(_replace_others, change=change, slot=k)
-                changed: list[Any] = [mapped(others, part) for part in (x, y, *keys)]
-                rows = self._example_gradients(flat, *changed)
-                if not torch.equal(rows[k].view(torch.int32), base[k]):
-                    return False
-        return True
+
+        def bits(*given: Any) -> torch.Tensor:
+            return self._example_gradients(flat, *given).view(torch.int32)
+
+        return slots_are_independent(bits, contents, generator)
 
     def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], clip: Clip) -> None:
         """Add the gradients of some examples to `row` [P] in place, each scaled down to the clip.
@@ -363,7 +353,7 @@ class ClippedExamples:
         """
         flat = self._task.parameters.clone()
         away = torch.randn(len(flat), generator=torch.Generator().manual_seed(0))
-        return all(map(self._agrees, (flat, flat + _AWAY * away)))
+        return all(map(self._agrees, (flat, flat + AWAY * away)))
 
     def _agrees(self, flat: torch.Tensor) -> bool:
         """Whether formulas agree with autograd at the parameters `flat` [P], on all sample records.
@@ -456,23 +446,6 @@ class _LayerRecorder:
 def _padded(values: torch.Tensor, count: int) -> torch.Tensor:
     """Values [B, ...] followed by `count` rows of zeros."""
     return torch.cat([values, values.new_zeros(count, *values.shape[1:])]) if count else values
-
-
-def _random_like(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """`count` random rows of the kind of `values`: normals, or whole numbers that occur in them."""
-    if values.is_floating_point():
-        return torch.randn(count, *values.shape[1:], generator=generator).to(values.dtype)
-    places = torch.randint(values.numel(), (count, *values.shape[1:]), generator=generator)
-    return values.reshape(-1)[places]
-
-
-def _replace_others(
-    own: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], slot: int
-) -> torch.Tensor:
-    """change(own) [B, ...], with the contents of one slot of `own` in their place."""
-    others = change(own).clone()
-    others[slot] = own[slot]
-    return others
 
 
 def channels_last(values: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,131 @@
+"""Clients side by side with secure noise: in slots of a public shape, once that was tried.
+
+A client's update must not depend on other clients in any bit. In a block whose shape is declared in
+advance, in which every client has a slot of its own, an update is a function of shape, slot and the
+client's own numbers, if kernels are what docs/proofs/secure-side-by-side.md assumes of them. That
+is tried with the real model and work before a run relies on it.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedveil.base.forks import one_thread
+from fedveil.base.inputs import mapped
+from fedveil.data.federated import FederatedData
+from fedveil.models.task import Features
+from fedveil.models.trial import with_labels
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.release import Round
+from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
+from fedveil.training.cohort import Batches, CohortData, Slots
+from fedveil.training.engines.engine import Job
+from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.gradients.slots import AWAY, random_like, slots_are_independent
+from fedveil.training.reports import ClientBatch, DualUpdates, Rows, accept
+from fedveil.training.work import ClientSgd
+
+CLIENT_KERNELS = (
+    "a client's update in a block of clients is the same to the last bit whatever the other slots "
+    "of the block hold, which is tried on this model and machine before it is relied on"
+)
+SEEN_EACH_OTHER = (
+    "clients are computed one by one: in a block of clients, what other slots hold changes bits of "
+    "a client's update on this machine"
+)
+
+_STEPS, _SPREAD, _EXAMPLES = 2, 3.0, 16
+
+
+def public_room(records: int) -> str:
+    """The assumption that a slot has room for every client, and that the room is public."""
+    return f"no client has more than {records} records, and that number is public"
+
+
+def block_size(plan: PrivacyPlan, chunk: int) -> int:
+    """The number of slots of a block, where at most `chunk` clients fit into memory.
+
+    It follows from public numbers. A cohort of fixed size fills equal blocks. For one that varies
+    there is room for three standard deviations more clients than expected.
+    """
+    expected = plan.expected
+    if type(plan.sampler) not in (Everyone, FixedSize, RoundRobin):
+        expected = min(expected + _SPREAD * math.sqrt(expected), plan.population)
+    blocks = max(1, math.ceil(expected / chunk))
+    return max(1, math.ceil(expected / blocks))
+
+
+def clients_are_independent(job: Job, slots: Slots) -> bool:
+    """Whether no bit of a client's update changes when all other slots of its block change.
+
+    Tried on random records and numbers of records, at the first parameters and away from them, for
+    the first local steps. One slot alone is independent.
+    """
+    if slots.clients == 1:
+        return True
+    work, task = job.work, job.task
+    if isinstance(work, ClientSgd):
+        steps = min(_STEPS, work.batches.steps or _STEPS)
+        work = replace(work, batches=Batches(work.batches.size, steps=steps))
+    with one_thread():
+        gradients = gradients_of(task, Mode.VECTORISED, job.data)
+        generator = torch.Generator().manual_seed(slots.clients)
+
+        def bits(x: Features, y: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+            """The bits of updates, of their lengths and of the accepted reports, [slots, ...]."""
+            data = _data_of(job.data, x, y, sizes.clamp_min(1))
+            cohort = CohortData(data, np.arange(slots.clients), None, slots)
+            state = job.plan.first_state(start)
+            clip = job.plan.clip(state, 1)
+            round = Round(1, cohort.ids, start, clip, state, Streams(0))
+            done = work.updates(ClientBatch.from_round(round, cohort, gradients))
+            if isinstance(done, DualUpdates):
+                raise AssertionError("updates in the span of records are for seeded sums")
+            before = done.rows.view(torch.int32).clone()
+            accepted = accept(Rows.from_reports(done.rows, task.size), clip)
+            lengths = torch.stack([done.norms, accepted.lengths], dim=1).view(torch.int32)
+            return torch.cat([before, done.rows.view(torch.int32), lengths], dim=1)
+
+        for away in (0.0, AWAY):
+            start = task.parameters.clone()
+            start += away * torch.randn(len(start), generator=generator)
+            contents = _random_contents(job.data, slots, generator)
+            if not slots_are_independent(bits, contents, generator):
+                return False
+    return True
+
+
+def _random_contents(data: FederatedData, slots: Slots, generator: torch.Generator) -> list[Any]:
+    """Random records, targets and numbers of records [slots], of the kind of `data`."""
+    count = slots.clients * slots.records
+    examples, targets = data.examples(_EXAMPLES)
+    shape = slots.clients, slots.records
+
+    def drawn(values: torch.Tensor) -> torch.Tensor:
+        return random_like(values, count, generator).unflatten(0, shape)
+
+    x = mapped(lambda values: drawn(torch.tensor(values)), examples)
+    y = drawn(with_labels(torch.tensor(targets)))
+    sizes = torch.randint(1, slots.records + 1, (slots.clients,), generator=generator)
+    return [x, y, sizes]
+
+
+def _data_of(
+    like: FederatedData, x: Features, y: torch.Tensor, sizes: torch.Tensor
+) -> FederatedData:
+    """Clients with the first `sizes` of their records, and at the end one with all of its own.
+
+    x and y are [clients, records, ...]. Nobody is to train on the last one.
+    """
+    kept = torch.arange(y.shape[1])[None, :] < torch.cat([sizes, sizes.new_tensor([y.shape[1]])])[:, None]
+    offsets = np.concatenate([[0], kept.sum(dim=1).cumsum(0).numpy()])
+
+    def rows(values: torch.Tensor) -> Any:
+        return torch.cat([values, values[:1]])[kept].numpy()
+
+    few = mapped(lambda values: rows(values)[:1], x)
+    return FederatedData(mapped(rows, x), rows(y), offsets, few, rows(y)[:1], like.classes)

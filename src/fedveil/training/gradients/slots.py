@@ -1,0 +1,64 @@
+"""Slots: whether a row of a block is a function of its own slot alone, tried to the last bit.
+
+Secure noise covers what one slot adds to a sum *given* the other rows, so these must not move in
+any bit with what the slot holds (docs/proofs/secure-side-by-side.md).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedveil.base.inputs import mapped
+
+AWAY = 0.03
+"""How far from the first parameters kernels are tried as well, as a standard deviation."""
+
+
+def slots_are_independent(
+    bits: Callable[..., torch.Tensor], contents: list[Any], generator: torch.Generator
+) -> bool:
+    """Whether no bit of a slot's row changes when all other slots hold something else.
+
+    Tried for five slots, with zeros, other random contents, contents 10^4 times as large and NaN in
+    all others.
+
+    Args:
+        bits: Returns the rows' bits, whole numbers [slots, ...], for contents like `contents`.
+        contents: Random contents of the slots: tensors [slots, ...], or dictionaries of them.
+        generator: Draws further random contents.
+    """
+    base = bits(*contents)
+    slots = len(base)
+    rest: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        torch.zeros_like,
+        lambda values: random_like(values, slots, generator),
+        lambda values: 1e4 * values if values.is_floating_point() else values.flip(0),
+        lambda values: values * math.nan if values.is_floating_point() else values.flip(0),
+    ]
+    for k in sorted({0, 1, slots // 2, slots - 2, slots - 1} & set(range(slots))):
+        for change in rest:
+            others = partial(_replace_others, change=change, slot=k)
+            changed: list[Any] = [mapped(others, part) for part in contents]
+            if not torch.equal(bits(*changed)[k], base[k]):
+                return False
+    return True
+
+
+def random_like(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """`count` random rows of the kind of `values`: normals, or whole numbers that occur in them."""
+    if values.is_floating_point():
+        return torch.randn(count, *values.shape[1:], generator=generator).to(values.dtype)
+    places = torch.randint(values.numel(), (count, *values.shape[1:]), generator=generator)
+    return values.reshape(-1)[places]
+
+
+def _replace_others(
+    own: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], slot: int
+) -> torch.Tensor:
+    """change(own) [B, ...], with the contents of one slot of `own` in their place."""
+    others = change(own).clone()
+    others[slot] = own[slot]
+    return others
