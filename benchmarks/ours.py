@@ -40,7 +40,7 @@ from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.modes import Mode
 from fedveil.training.participants import Participants
 from fedveil.training.reports import Rows, accept
-from fedveil.training.work import ClientWork
+from fedveil.training.work import ClientWork, poisson_batch
 
 FREE = fv.Budget(math.inf, 1e-6)
 PARAMETERS, UPDATES = 10_000_000, 10
@@ -151,7 +151,10 @@ def examples_of(training: fv.Training, rounds: range) -> list[int]:
     assert isinstance(work, fv.ClientDpSgd)
     everyone = CohortData(training.data, np.arange(training.data.clients))
     return [
-        sum(int(work.batch(everyone, r, s, streams).mask.sum()) for s in range(work.noisy.steps))
+        sum(
+            int(poisson_batch(work.noisy, everyone, r, s, streams).mask.sum())
+            for s in range(work.noisy.steps)
+        )
         for r in rounds
     ]
 
@@ -191,7 +194,8 @@ def million(rounds: int, *, secure: bool, mode: Mode | None) -> fv.Training:
     random = np.random.default_rng(3)
     x = random.standard_normal((10 * clients, 10), dtype=np.float32)
     y = x[:, 0].copy()
-    data = fv.FederatedData(x, y, np.arange(0, len(x) + 1, 10), x[:10].copy(), y[:10].copy(), 0)
+    # test records that are nobody's: no client's has such a target
+    data = fv.FederatedData(x, y, np.arange(0, len(x) + 1, 10), x[:10].copy(), y[:10] + 1, 0)
     task = fv.Task(zoo.linear(10), fv.models.squared_error)
     budget = fv.Budget(8.0, 1e-7)
     plan = fv.central(

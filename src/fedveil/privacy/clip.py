@@ -71,8 +71,9 @@ def add_weighted_(total: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor
         for a in range(0, len(rows), step):
             total += torch.mv(rows[a : a + step].double().T, weights[a : a + step])
         return
-    for row, weight in zip(rows, weights.tolist(), strict=True):
-        for place, piece in zip(torch.split(total, BLOCK), torch.split(row, BLOCK), strict=True):
+    factors, columns = weights.tolist(), torch.split(rows, BLOCK, dim=1)
+    for place, pieces in zip(torch.split(total, BLOCK), columns, strict=True):
+        for piece, weight in zip(pieces, factors, strict=True):
             place.add_(piece.double(), alpha=weight)
 
 

@@ -23,6 +23,7 @@ from fedveil.privacy.noise.streams import Keys, SecureKeys, add_normals_, laplac
 Scales = npt.NDArray[np.float64]
 
 _BLOCK = 1 << 18
+_PIECE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -227,14 +228,15 @@ def _add_on_grid_(
     for scale in np.unique(scales[scales > 0]).tolist():
         grid = grid_of(scale, size)
         alike = np.flatnonzero(scales == scale)
-        together = max(1, _BLOCK // max(1, size))
+        together = max(1, _PIECE // max(1, size))
         for a in range(0, len(alike), together):
             some = torch.from_numpy(alike[a : a + together])
-            block = rows[some]
-            for piece in torch.split(block, _BLOCK, dim=1):
+            block = rows[a : a + together] if len(alike) == len(rows) else rows[some]
+            for piece in torch.split(block, _PIECE, dim=1):
                 noise = torch.from_numpy(draw(source, scale / grid.spacing, piece.numel()))
                 piece.copy_(grid.dequantise(grid.quantise(piece) + noise.view_as(piece)))
-            rows[some] = block
+            if len(alike) < len(rows):
+                rows[some] = block
 
 
 def _blocks(
