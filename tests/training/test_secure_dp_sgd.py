@@ -124,13 +124,13 @@ def test_a_record_that_is_not_finite_counts_as_nothing(make_family):
 def test_rows_that_depend_on_other_slots_are_computed_one_by_one(make_family, monkeypatch):
     """What the slots hold together reaches every row's last two bits: the trial sees that."""
     task, data = make_family("softmax", (5, 2, 3))
-    sizes, whole = [], per_example.example_gradients
+    sizes, whole = [], per_example.ClippedExamples._slot_rows
 
-    def leaking(task, flat, x, y, *keys):
+    def leaking(self, flat, x, y, *keys):
         sizes.append(len(y))
-        return whole(task, flat, x, y, *keys) * (1 + 2**-22 * x.mean().sign())
+        return whole(self, flat, x, y, *keys) * (1 + 2**-22 * x.mean().sign())
 
-    monkeypatch.setattr(per_example, "example_gradients", leaking)
+    monkeypatch.setattr(per_example.ClippedExamples, "_slot_rows", leaking)
     index, mask, grid = [0, 1, 2, 3], [1, 1, 1, 1], grid_of(task)
     total = exact_sum(task, data, 0, index, mask, grid)
     tried = len(sizes)
@@ -149,7 +149,7 @@ def test_what_is_tried_are_the_slots_that_are_used(make_family):
     x, y = torch.from_numpy(data.x[:300].copy()), torch.from_numpy(data.y[:300].copy())
     used = torch.ones(300, dtype=torch.bool)
     examples.sum_on_grid(task.parameters, x, y, used, CLIP, grid_of(task))
-    assert examples._independent == {256: True}
+    assert examples._independent == {32: True}  # a power of two, at most a fifth of the slots
 
 
 # --- batches ---
@@ -172,15 +172,15 @@ def test_the_number_of_slots_is_public():
     assert NoisySteps(1.0, 1, 1.0).slots(17) == 17
 
 
-def batches(data, rate, count, client=0):
-    noisy = NoisySteps(rate, 1, 1.0)
+def batches(data, rate, count, client=0, nominal=None):
+    noisy = NoisySteps(rate, 1, 1.0, nominal=nominal)
     cohort = CohortData(data, np.array([client]))
     return [slotted_batch(noisy, cohort, 1, step, SECURE) for step in range(count)]
 
 
 def test_records_join_with_the_rate_and_lie_in_any_slot(make_family):
     _, data = make_family("softmax", (8, 2))
-    drawn = batches(data, 0.25, 4000)
+    drawn = batches(data, 0.25, 4000, nominal=8)
     width = drawn[0].mask.shape[1]
     joined, places = np.zeros(8), np.zeros((8, width))
     for batch in drawn:
@@ -193,6 +193,43 @@ def test_records_join_with_the_rate_and_lie_in_any_slot(make_family):
     for count in joined:
         assert stats.binomtest(int(count), 4000, 0.25).pvalue > ALARM / 8
     assert stats.chisquare(places.ravel(), places.sum() / places.size).pvalue > ALARM
+
+
+def test_where_numbers_are_public_records_fill_the_slots_from_the_front(make_family):
+    """Then who joins is the same on both sides, and so is everybody's slot."""
+    _, data = make_family("softmax", (40, 2))
+    for batch in batches(data, 0.25, 50):
+        joined = int(batch.mask.sum())
+        assert batch.mask[0, :joined].all()
+        records = batch.index[0, :joined]
+        assert torch.equal(records, records.sort().values)
+
+
+def test_pieces_without_a_record_are_not_computed(make_family, monkeypatch):
+    """Their rows would be zeros: the sum is the same to the last bit."""
+    task, data = make_family("softmax", (100, 2))
+    grid, sizes, whole = grid_of(task), [], per_example.ClippedExamples._slot_rows
+
+    def counting(self, flat, x, y, *keys):
+        sizes.append(len(y))
+        return whole(self, flat, x, y, *keys)
+
+    index = [*range(20), *([0] * 80)]
+    front = exact_sum(task, data, 0, index, [1] * 20 + [0] * 80, grid)
+    monkeypatch.setattr(per_example.ClippedExamples, "_is_independent", lambda *_: True)
+    monkeypatch.setattr(per_example.ClippedExamples, "_slot_rows", counting)
+    assert torch.equal(front, exact_sum(task, data, 0, index, [1] * 20 + [0] * 80, grid))
+    assert sizes == [16, 16]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_slots_hold_the_gradients_of_their_records(make_family, name):
+    task, data = make_family(name, (5, 2, 3))
+    examples = gradients_of(task, Mode.LOOPED, data).examples
+    x, y = torch.from_numpy(data.x[:5].copy()), torch.from_numpy(data.y[:5].copy())
+    flat = task.parameters.clone()
+    rows, alone = examples._slot_rows(flat, x, y), examples._example_gradients(flat, x, y)
+    assert float((rows - alone).norm()) <= 1e-5 * float(alone.norm())
 
 
 def test_batches_and_noise_repeat_nothing(make_family):

@@ -179,7 +179,8 @@ def test_slots_are_drawn_again_where_words_are_equal(make_family, monkeypatch):
 
     monkeypatch.setattr("fedveil.training.work.bits", words)
     cohort = CohortData(data, np.array([0]))
-    batch = slotted_batch(NoisySteps(1.0, 1, 1.0), cohort, 1, 0, Streams(1, secure=True))
+    noisy = NoisySteps(1.0, 1, 1.0, nominal=8)
+    batch = slotted_batch(noisy, cohort, 1, 0, Streams(1, secure=True))
     assert len(calls) == 3
     assert sorted(batch.index[0].tolist()) == list(range(8))
 

@@ -58,9 +58,15 @@ class Product(nn.Module):
         out: torch.Tensor = self(x, own["weight"], own.get("bias"))
         return out
 
-    def part(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        """The rows of a layer's parameter that are this product's `name`, "weight" or "bias"."""
-        return parameter[self.rows[name]] if name in self.rows else parameter
+    def part(self, name: str, parameter: torch.Tensor, axis: int = 0) -> torch.Tensor:
+        """The rows of a layer's parameter that are this product's `name`, "weight" or "bias".
+
+        They are a view along `axis`, before which there may be others.
+        """
+        if name not in self.rows:
+            return parameter
+        start, stop, _ = self.rows[name].indices(parameter.shape[axis])
+        return parameter.narrow(axis, start, stop - start)
 
 
 def write_out_(module: nn.Module, *, recurrent_only: bool = False) -> nn.Module:

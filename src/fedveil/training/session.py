@@ -94,7 +94,8 @@ class Training:
         fastest: Measure both modes and take the faster one.
         dishonest: The participants, None if all clients are honest.
         mixes: The module lets the records of a batch see each other.
-        remark: How the model is kept from remembering clients, if not by what it is.
+        remark: How the model is kept from remembering clients, if not by what it is, and why
+            clients are computed one by one, if that was found by trying.
         by_rule: The mode by rule with secure noise, None with seeded noise.
     """
 
@@ -443,13 +444,15 @@ class Training:
     def side_by_side(self) -> bool:
         """Whether clients are computed side by side with secure noise: by rule, and as tried now.
 
-        A trial that fails is a warning, and clients are then computed one by one.
+        A trial that fails is a warning and a `remark`, and clients are then computed one by one.
         """
         if self.by_rule is not Mode.VECTORISED:
             return False
         fine = clients_are_independent(self._job, Slots(self._block, self._room))
         if not fine:
             warn(SEEN_EACH_OTHER, stacklevel=2)
+            remark = f"{self.remark}; {SEEN_EACH_OTHER}" if self.remark else SEEN_EACH_OTHER
+            object.__setattr__(self, "remark", remark)
         return fine
 
     @cached_property

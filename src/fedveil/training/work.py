@@ -451,22 +451,26 @@ def poisson_batch(
 def slotted_batch(
     noisy: NoisySteps, cohort: CohortData, round: int, step: int, streams: KeySource
 ) -> Batch:
-    """The Poisson batch of one client in a public number of slots, each unit in a random one.
+    """The Poisson batch of one client in a public number of slots.
 
-    The index has records, or persons where these join.
+    The index has records, or persons where these join. They fill the slots from the front if their
+    number is public, and else each is in a random one.
 
-    Guarantee: the number of slots is public. Given who else joined, the others' slots have the
-    same law whether or not one unit joined. Where more units join than there are slots,
-    those with the largest random words are left out, which has probability 2^-90.
+    Guarantee: the number of slots is public. If neighbours differ in who there is, the others'
+    slots have the same law whether or not one unit joined. If they differ in what a unit has, all
+    units have the same slots on both sides. Where more units join than there are slots, those with
+    the largest random words are left out, which has probability 2^-90.
     """
     if len(cohort) != 1:
         raise AssertionError("secure batches are drawn for one client at a time")
     joined = np.flatnonzero(_joined(noisy, cohort, round, step, streams)[0])
     count = noisy.slots(int(units_of(noisy, cohort)[0]))
-    words = bits(streams.keys("slots", round, cohort.ids, step), count)[0]
-    while len(np.unique(words)) < count:  # ties would fall by index: only then is it uniform
+    order = np.arange(count)
+    if noisy.nominal is not None:
         words = bits(streams.keys("slots", round, cohort.ids, step), count)[0]
-    order = np.argsort(words)
+        while len(np.unique(words)) < count:  # ties would fall by index: only then is it uniform
+            words = bits(streams.keys("slots", round, cohort.ids, step), count)[0]
+        order = np.argsort(words)
     if len(joined) > count:
         words = bits(streams.keys("overflow", round, cohort.ids, step), len(joined))[0]
         joined = joined[np.argsort(words)[:count]]

@@ -197,9 +197,9 @@ def test_the_adversary_sees_round_and_clients(task, data):
 class Remembers(Batches):
     """Batches that keep the sizes of clients they have seen: the next ones could depend on them."""
 
-    def for_round(self, ids, sizes, round, streams):
+    def for_round(self, ids, sizes, round, streams, longest):
         self.__dict__.setdefault("seen", []).extend(sizes.tolist())
-        return super().for_round(ids, sizes, round, streams)
+        return super().for_round(ids, sizes, round, streams, longest)
 
 
 def test_a_part_of_the_work_that_keeps_something_of_a_client_is_refused(task, data):

@@ -166,6 +166,18 @@ class FullGradients:
         """The number of numbers that these gradients keep in memory, biases not counted."""
         return self.weight.numel()
 
+    def add_each_(self, places: Places) -> None:
+        """Add each example's gradient to its place in the tensors [B, ...] in `places`, in place.
+
+        The keys of `places` are the layer's own names, "weight" and "bias".
+        """
+        place, weight = places["weight"], self.weight
+        if self.order is not None:
+            weight = weight.permute(0, *(1 + axis for axis in self.order))
+        place += weight.reshape(place.shape)
+        if self.bias is not None:
+            places["bias"] += self.bias
+
     def without(self, bad: torch.Tensor) -> Self:
         """A copy with zeros for the examples marked in the mask `bad`, bool [B]."""
         weight = self.weight.clone()
@@ -302,13 +314,18 @@ def _restore(saved: dict[str, Any], layer: nn.Module, args: tuple[Any, ...], out
 
 
 def layer_gradient(
-    layer: nn.Module, inputs: Sequence[torch.Tensor], errors: Sequence[torch.Tensor]
+    layer: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    errors: Sequence[torch.Tensor],
+    *,
+    written: bool = False,
 ) -> Gradient:
     """The single-example gradients of a layer that has a formula.
 
     `inputs` and `errors` hold one tensor, with the examples first, for each use of the layer.
     Several images that belong to one example count as several uses. AssertionError for a layer
-    without a formula (`has_formula`).
+    without a formula (`has_formula`). With `written` they are `FullGradients`, computed in the same
+    way whatever the examples hold.
     """
     match layer:
         case nn.Linear() | Product():
@@ -316,11 +333,13 @@ def layer_gradient(
             a = _join_uses([h.reshape(len(h), -1, layer.in_features) for h in inputs])
             e = _join_uses([g.reshape(len(g), -1, layer.out_features) for g in errors])
             outer = OuterProducts(a, e, bias)
+            if written:
+                return outer.full_gradients()
             pairs = _pairs_are_cheaper(a.shape[1], layer.in_features, layer.out_features)
             return outer if pairs and not outer.cancels else outer.full_gradients()
         case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
             sides = layer.weight.ndim - 1
-            return _conv_gradient(layer, _images(inputs, sides), _images(errors, sides))
+            return _conv_gradient(layer, _images(inputs, sides), _images(errors, sides), written)
         case nn.Embedding():
             count, table = len(inputs[0]), layer.weight.shape
             tokens = _join_uses([t.reshape(count, -1) for t in inputs])
@@ -328,7 +347,7 @@ def layer_gradient(
             if layer.padding_idx is not None:
                 error = torch.where((tokens == layer.padding_idx)[..., None], 0.0, error)
             lookups = EmbeddingGradients(tokens, error)
-            return lookups.full_gradients(table) if lookups.cancels else lookups
+            return lookups.full_gradients(table) if written or lookups.cancels else lookups
     raise AssertionError(f"no formula for {type(layer).__name__}")
 
 
@@ -361,11 +380,11 @@ def _pairs_are_cheaper(steps: int, inputs: int, outputs: int, fields: int = 1) -
 
 
 def _conv_gradient(
-    layer: Conv, inputs: list[torch.Tensor], errors: list[torch.Tensor]
+    layer: Conv, inputs: list[torch.Tensor], errors: list[torch.Tensor], written: bool
 ) -> FullGradients | OuterProducts:
     """The single-example gradients of a convolution, from the inputs and errors of its uses.
 
-    Written out where many positions share few weights, as outer products otherwise.
+    Written out if `written` or where many positions share few weights, else as outer products.
     """
     positions = sum(e[0, 0].numel() for e in errors)
     width = layer.weight[0].numel()
@@ -374,7 +393,8 @@ def _conv_gradient(
     once = image and len(inputs) == 1 and layer.stride == (1, 1)
     fields = prod(layer.kernel_size) if once else 1
     uses = list(zip(inputs, errors, strict=True))
-    if layer.groups == 1 and _pairs_are_cheaper(positions, width, layer.out_channels, fields):
+    pairs = layer.groups == 1 and not written
+    if pairs and _pairs_are_cheaper(positions, width, layer.out_channels, fields):
         rows, shape, order = _patch_rows, None, None
         if image:
             rows, order = _patch_rows_channels_last, (0, 3, 1, 2)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.func import vmap
@@ -19,7 +20,7 @@ from torch.func import vmap
 from fedveil.base.inputs import mapped, taken
 from fedveil.models.task import Features, Named, Task
 from fedveil.models.vmap_layers import Product
-from fedveil.privacy.clip import ROUNDING, Clip, Norm, row_norms
+from fedveil.privacy.clip import BLOCK, ROUNDING, Clip, Norm, row_norms
 from fedveil.privacy.noise.grid import Grid
 from fedveil.training.gradients.layer_gradients import (
     FullGradients,
@@ -36,7 +37,7 @@ from fedveil.training.gradients.trajectories import Keys, clip_or_zero_, example
 _PIECE = 256
 _IMAGES = 64
 _MATERIALISED = 1 << 26
-_MOST_SLOTS, _SLOT_NUMBERS = 256, 1 << 24
+_FEW_SLOTS, _MOST_SLOTS, _SLOT_NUMBERS = 16, 256, 1 << 25
 _AGREEMENT, _ROUGHLY = 1e-3, 0.05
 
 
@@ -147,15 +148,37 @@ class ClippedExamples:
         slots = _padded(used, spare)
         total = torch.zeros(len(flat), dtype=torch.float64)
         for a in range(0, len(y), size):
+            if not bool(slots[a : a + size].any()):
+                continue  # its rows would count as zero
             piece = [taken(part, slice(a, a + size)) for part in padded]
-            rows = self._example_gradients(flat, *piece)
-            rows[~slots[a : a + size]] = 0.0
-            total += grid.cut_(clip_or_zero_(rows, clip)).sum(dim=0, dtype=torch.float64)
-        return total
+            rows = self._slot_rows(flat, *piece)
+            _add_steps_(total, rows[slots[a : a + size]], clip, grid)
+        return total.mul_(grid.spacing)
+
+    def _slot_rows(self, flat: torch.Tensor, x: Features, y: torch.Tensor, *more: Keys) -> torch.Tensor:
+        """Each slot's gradient at the parameters `flat` [P], rows [B, P].
+
+        From the layers' inputs and errors if the formulas hold, by the same operations whatever the
+        slots hold, else as `_example_gradients`.
+        """
+        if not self._by_layers:
+            return self._example_gradients(flat, x, y, *more)
+        gradients = self._layer_gradients(self._pass(self._parameters(flat), x, y, *more), written=True)
+        rows = flat.new_zeros(len(y), len(flat))
+        places = self._task.named(rows)
+        for name, gradient in gradients.items():
+            if not isinstance(gradient, FullGradients):
+                raise AssertionError("a slot's gradient is written out")
+            gradient.add_each_(self._own_places(name, places, axis=1))
+        return rows
 
     def _slots_at_once(self, slots: int, parameters: int) -> int:
-        """How many slots are computed together: a power of two, from public numbers alone."""
-        most = max(1, min(slots, _MOST_SLOTS // self.group, _SLOT_NUMBERS // parameters))
+        """How many slots are computed together: a power of two, from public numbers alone.
+
+        Where units fill slots from the front, an eighth of those that are computed may be empty.
+        """
+        most = min(slots, max(slots // 5, _FEW_SLOTS), _MOST_SLOTS // self.group)
+        most = max(1, min(most, _SLOT_NUMBERS // parameters))
         return 1 << (most.bit_length() - 1)
 
     def _is_independent(self, slots: int) -> bool:
@@ -181,7 +204,7 @@ class ClippedExamples:
         ]
 
         def bits(*given: Any) -> torch.Tensor:
-            return self._example_gradients(flat, *given).view(torch.int32)
+            return self._slot_rows(flat, *given).view(torch.int32)
 
         return slots_are_independent(bits, contents, generator)
 
@@ -207,14 +230,21 @@ class ClippedExamples:
         """
         places = self._task.named(row)
         for name, gradient in gradients.items():
-            layer = self._layers.get(name)
-            if layer is None:
-                own = {"weight": places[name]}
-            else:
-                own = {p: places[given] for p, given in parameter_names(name, layer).items()}
-                if isinstance(layer, Product):
-                    own = {p: layer.part(p, value) for p, value in own.items()}
-            gradient.add_scaled_(own, scale)
+            gradient.add_scaled_(self._own_places(name, places), scale)
+
+    def _own_places(self, name: str, places: Named, axis: int = 0) -> Named:
+        """Of the places of all parameters by name, those of a layer by the layer's own names.
+
+        `name` is the layer's, or a parameter's without a formula, which is then "weight". `axis` is
+        the first axis of a parameter in its place.
+        """
+        layer = self._layers.get(name)
+        if layer is None:
+            return {"weight": places[name]}
+        own = {p: places[given] for p, given in parameter_names(name, layer).items()}
+        if isinstance(layer, Product):
+            own = {p: layer.part(p, value, axis) for p, value in own.items()}
+        return own
 
     def _parameters(self, flat: torch.Tensor) -> Named:
         """The parameters of `flat` [P] by name, in the memory layout that is fastest."""
@@ -253,18 +283,24 @@ class ClippedExamples:
             losses, inputs = vmap(one)(zeros, copies, mapped(self.layout, x), y, *keys)
         return _Pass(losses, copies, zeros, inputs)
 
-    def _layer_gradients(self, passed: "_Pass", *, keep: bool = False) -> dict[str, Gradient]:
+    def _layer_gradients(
+        self, passed: "_Pass", *, keep: bool = False, written: bool = False
+    ) -> dict[str, Gradient]:
         """The single-example gradients of a pass, by the name of their layer or parameter.
 
         Layers with a formula have one entry each, and so have the parameters without one. `keep`
-        retains autograd's graph, so that the pass can be used again.
+        retains autograd's graph, so that the pass can be used again. With `written` all are
+        `FullGradients`.
         """
         every = [*(z for given in passed.zeros.values() for z in given), *passed.copies.values()]
         loss = passed.losses.sum()
         errors = iter(torch.autograd.grad(loss, every, retain_graph=keep, materialize_grads=True))
         found: dict[str, Gradient] = {
             name: layer_gradient(
-                self._layers[name], [a.detach() for a in seen], [next(errors) for _ in seen]
+                self._layers[name],
+                [a.detach() for a in seen],
+                [next(errors) for _ in seen],
+                written=written,
             )
             for name, seen in passed.layer_inputs.items()
         }
@@ -441,6 +477,28 @@ class _LayerRecorder:
         self.recorded_inputs.append(args[0])
         self.shapes.append(output.shape)
         return output if self.zeros is None else output + next(self.zeros)
+
+
+def _add_steps_(total: torch.Tensor, rows: torch.Tensor, clip: Clip, grid: Grid) -> None:
+    """total [P] += the rows [B, P], each clipped and rounded towards zero, in steps of the grid.
+
+    In place. Sums of whole numbers below 2^53 are exact in float64, in any order. A row that is not
+    finite counts as zero.
+
+    Guarantee: a row moves the total by at most the clip. It is scaled to the clip less 1e-6, which
+    has room for rounding the scale and the products in float64.
+    """
+    norms = row_norms(rows, clip.norm)
+    scales = (clip.value * (1 - ROUNDING) / norms).clamp_max(1.0) / grid.spacing
+    scales[~torch.isfinite(norms)] = 0.0
+    columns = torch.split(rows, BLOCK, dim=1)
+    factors = scales.tolist()
+    for place, pieces in zip(torch.split(total, BLOCK), columns, strict=True):
+        for piece, factor in zip(pieces, factors, strict=True):
+            if factor:
+                steps = piece.double().mul_(factor)
+                np.trunc(steps.numpy(), out=steps.numpy())
+                place += steps
 
 
 def _padded(values: torch.Tensor, count: int) -> torch.Tensor:
