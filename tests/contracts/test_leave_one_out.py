@@ -159,8 +159,7 @@ def test_own_losses(module, loss):
 
 @pytest.mark.parametrize("module", marked(name for name in MODULES if "dropout" not in name))
 def test_with_secure_noise_the_sum_moves_by_the_client_s_own_row_and_no_bit_more(module):
-    training = trained("central, full batches", module, secure=True)
-    assert training.engine.mode is Mode.LOOPED
+    training = trained("central, full batches", module, mode=Mode.LOOPED, secure=True)
     total, clip = summed(training, range(CLIENTS))
     own, _ = summed(training, [3])
     rest, _ = summed(training, [0, 1, 2, 4])
@@ -170,7 +169,7 @@ def test_with_secure_noise_the_sum_moves_by_the_client_s_own_row_and_no_bit_more
 
 @pytest.mark.parametrize("module", ["dropout", "transformer dropout"])
 def test_with_secure_noise_masks_are_fresh_and_rows_within_the_clip(module):
-    training = trained("central, full batches", module, secure=True)
+    training = trained("central, full batches", module, mode=Mode.LOOPED, secure=True)
     rows = [summed(training, [3]) for _ in range(2)]
     assert not torch.equal(rows[0][0], rows[1][0])
     assert all(float(row.norm()) <= clip.value for row, clip in rows)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.zoo import build_task
 from fedveil.privacy.accounting.budget import Budget
@@ -33,8 +32,8 @@ def data():
     return FederatedData.from_clients(clients, classes=4)
 
 
-def training(data, mode=None, workers=1):
-    """Long steps that make small differences large."""
+def training(data, mode=Mode.LOOPED, workers=1):
+    """Long steps that make small differences large, one client after the other."""
     task = build_task("mlp", (FEATURES,), 4, seed=1, hidden=(16,))
     budget = planned_for(Budget(1.0, 1e-5))
     plan = central(Poisson(0.5), CLIENTS, Fixed(LENGTH), rounds=1, budget=budget)
@@ -70,7 +69,6 @@ def test_the_number_of_workers_changes_nothing(data):
     assert torch.equal(*totals)
 
 
-def test_clients_are_computed_one_by_one(data):
+def test_one_by_one_is_not_the_default(data):
     assert training(data).engine.mode is Mode.LOOPED
-    with pytest.raises(BadInput, match="depend on each other in their last digits"):
-        training(data, Mode.VECTORISED)
+    assert training(data, None).engine.mode is Mode.VECTORISED
