@@ -46,7 +46,11 @@ def federation(changed=None, shape=(FEATURES,), words=0, only=None):
 
 
 def drawn(random, count, shape, words):
-    x = random.integers(words, size=(count, *shape)) if words else random.normal(size=(count, *shape))
+    x = (
+        random.integers(words, size=(count, *shape))
+        if words
+        else random.normal(size=(count, *shape))
+    )
     return (x if words else x.astype(np.float32)), random.integers(3, size=count)
 
 
@@ -88,11 +92,9 @@ def rows_of(made, ids):
     engine = made.engine
     watched = replace(engine, job=replace(engine.job, keeps_updates=True))
     total = watched.run(made.round(1, np.asarray(ids), made.start()))
-    return dict(
-        (int(k), row)
-        for some, rows in total.updates_by_client
-        for k, row in zip(some, rows, strict=True)
-    ), total
+    kept = total.updates_by_client
+    rows = {int(k): row for ids, some in kept for k, row in zip(ids, some, strict=True)}
+    return rows, total
 
 
 # --- what others have reaches no bit ---
@@ -270,10 +272,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", [
-    pytest.param(k, marks=[pytest.mark.slow] if k in ("recurrent", "transformer") else [])
-    for k in KINDS
-])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(k, marks=[pytest.mark.slow] if k in ("recurrent", "transformer") else [])
+        for k in KINDS
+    ],
+)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_slots_are_independent_and_others_keep_their_bits(kind):
     make, shape, words = KINDS[kind]

@@ -69,7 +69,11 @@ class CohortData:
 
     def __post_init__(self) -> None:
         """Raise AssertionError for more clients or records than there is room for in the slots."""
-        owners, real, slots = self.ids if self.whose is None else self.whose, len(self.ids), self.slots
+        owners, real, slots = (
+            self.ids if self.whose is None else self.whose,
+            len(self.ids),
+            self.slots,
+        )
         sizes = self.data.offsets[owners + 1] - self.data.offsets[owners]
         longest = int(sizes.max(initial=1))
         if slots is not None:
@@ -126,7 +130,9 @@ class CohortData:
                 row, column = np.nonzero(np.arange(longest)[None, :] >= sizes[:, None])
                 out[row, column] = out[row, sizes[row] - 1]
         if len(self) > self.real:
-            out = np.concatenate([out, np.zeros_like(out, shape=(len(self) - self.real, *out.shape[1:]))])
+            out = np.concatenate(
+                [out, np.zeros_like(out, shape=(len(self) - self.real, *out.shape[1:]))]
+            )
         padded = torch.from_numpy(out)
         return padded if padded.data_ptr() % _ALIGNMENT == 0 else padded.clone()
 

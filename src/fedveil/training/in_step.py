@@ -32,11 +32,13 @@ def repetitions_per_chunk(training: Training) -> int:
 def _engine(training: Training) -> Serial | None:
     """The engine that can compute repetitions of a training together, None if none can.
 
-    None if clients are computed one by one (as with secure noise), if the clip or the ranges adapt
+    None if clients are computed one by one or noise is secure, if the clip or the ranges adapt
     (each repetition would have different ones), or if some clients are dishonest.
     """
     engine = training.engine
-    if not isinstance(engine, Serial) or engine.mode is Mode.LOOPED or training.plan.adaptive:
+    if not isinstance(engine, Serial) or engine.mode is Mode.LOOPED:
+        return None
+    if training.plan.adaptive or training.plan.secure:
         return None
     return engine if training.dishonest is None else None
 

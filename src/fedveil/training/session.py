@@ -28,8 +28,8 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
 from fedveil.privacy.secure import DIAGNOSTICS
 from fedveil.training.aggregates import Aggregate
-from fedveil.training.cohort import Slots
 from fedveil.training.agreement import check_aggregate, check_agreement, check_arguments
+from fedveil.training.cohort import Slots
 from fedveil.training.engines.engine import (
     Engine,
     EngineMaker,
@@ -290,7 +290,10 @@ class Training:
 
     def _settle_secure_mode(self) -> None:
         """Set `by_rule` and, where it is side by side, name in every claim what that assumes."""
-        mode = self.mode or mode_of(self.task, self.data, self.work, self.memory, secure=True)
+        mode = self.mode
+        if self.cluster is not None:  # kernels are tried on this machine alone
+            mode = Mode.LOOPED
+        mode = mode or mode_of(self.task, self.data, self.work, self.memory, secure=True)
         object.__setattr__(self, "by_rule", mode)
         if mode is Mode.VECTORISED:
             for text in (CLIENT_KERNELS, public_room(self._room)):

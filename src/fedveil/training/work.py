@@ -239,10 +239,10 @@ class ClientSgd:
             raise AssertionError("local SGD takes at least one step")
         if clients.only_sum and trajectory.spanned:
             return DualUpdates(trajectory, moved, clipped)
-        lengths = None
+        bounds = None
         if trajectory.spanned and round.streams.secure and clip is not None:
-            lengths = trajectory.norms(moved, clip.norm)  # bounds: the server measures rows again
-        final = clip_rows_(trajectory.rows(moved), clip, lengths)
+            bounds = trajectory.norms(moved, clip.norm)  # the server measures rows again
+        final = clip_rows_(trajectory.rows(moved), clip, bounds)
         return Clipped(final.rows, final.norms, clipped | final.clipped)
 
 

@@ -205,7 +205,7 @@ class EngineSection(Section):
     """Whether the clients of a chunk are one computation or one after the other; it changes
     rounding only. 'fastest' measures both before the first round and records which it was: another
     machine may choose the other. Left out: by a rule from model and records, the same everywhere;
-    with secure noise 'looped'."""
+    with secure noise 'looped' where the machine's kernels let clients see each other."""
     timings: dict[Literal["vectorised", "looped"], float] | None = None
     """What mode 'fastest' has measured, which a run records beside its choice, in seconds per
     client and local step. Left out: in every recipe that somebody writes."""

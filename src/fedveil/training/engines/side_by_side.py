@@ -106,7 +106,7 @@ def _random_contents(data: FederatedData, slots: Slots, generator: torch.Generat
     shape = slots.clients, slots.records
 
     def drawn(values: torch.Tensor) -> torch.Tensor:
-        return random_like(values, count, generator).unflatten(0, shape)
+        return random_like(values, count, generator).view(*shape, *values.shape[1:])
 
     x = mapped(lambda values: drawn(torch.tensor(values)), examples)
     y = drawn(with_labels(torch.tensor(targets)))
@@ -121,7 +121,10 @@ def _data_of(
 
     x and y are [clients, records, ...]. Nobody is to train on the last one.
     """
-    kept = torch.arange(y.shape[1])[None, :] < torch.cat([sizes, sizes.new_tensor([y.shape[1]])])[:, None]
+    kept = (
+        torch.arange(y.shape[1])[None, :]
+        < torch.cat([sizes, sizes.new_tensor([y.shape[1]])])[:, None]
+    )
     offsets = np.concatenate([[0], kept.sum(dim=1).cumsum(0).numpy()])
 
     def rows(values: torch.Tensor) -> Any:

@@ -6,7 +6,6 @@ length comes first, from these. Then every example is scaled and all are summed 
 The module sees every example alone, under vmap: no module can make one depend on another.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -150,12 +149,14 @@ class ClippedExamples:
         for a in range(0, len(y), size):
             if not bool(slots[a : a + size].any()):
                 continue  # its rows would count as zero
-            piece = [taken(part, slice(a, a + size)) for part in padded]
+            piece: list[Any] = [taken(part, slice(a, a + size)) for part in padded]
             rows = self._slot_rows(flat, *piece)
             _add_steps_(total, rows[slots[a : a + size]], clip, grid)
         return total.mul_(grid.spacing)
 
-    def _slot_rows(self, flat: torch.Tensor, x: Features, y: torch.Tensor, *more: Keys) -> torch.Tensor:
+    def _slot_rows(
+        self, flat: torch.Tensor, x: Features, y: torch.Tensor, *more: Keys
+    ) -> torch.Tensor:
         """Each slot's gradient at the parameters `flat` [P], rows [B, P].
 
         From the layers' inputs and errors if the formulas hold, by the same operations whatever the
@@ -163,7 +164,9 @@ class ClippedExamples:
         """
         if not self._by_layers:
             return self._example_gradients(flat, x, y, *more)
-        gradients = self._layer_gradients(self._pass(self._parameters(flat), x, y, *more), written=True)
+        gradients = self._layer_gradients(
+            self._pass(self._parameters(flat), x, y, *more), written=True
+        )
         rows = flat.new_zeros(len(y), len(flat))
         places = self._task.named(rows)
         for name, gradient in gradients.items():
