@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.base.forks import one_thread
 from fedveil.base.inputs import mapped
+from fedveil.base.platforms import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Features
 from fedveil.models.trial import with_labels
