@@ -354,8 +354,8 @@ class SumSection(Section):
     """`[sum]`: the secure sum, behind which the server sees the sum of all sites and no more."""
 
     kind: Literal["secure"]
-    """The secure sum of docs/proofs/secure-sum.md, for noise.where 'site' with a part of the noise
-    from each site."""
+    """Masks hide what a site sends, and cancel in the sum (Bonawitz et al. 2017). For noise.where
+    'site', with a part of the noise from each site."""
     threshold: int | None = setting(whole(1, "at least 1 site is needed"), None)
     """Sites of which a sum is handed on at least. Each adds noise for the least number of honest
     ones among so many. Left out: the smallest that protects, which is more than half of the sites
