@@ -104,8 +104,8 @@ def test_from_three_tables_to_predictions(running, tmp_path):
     running.sites["south"].kill()  # SIGKILL, with all that belongs to it
     assert first.wait(PATIENCE) != 0, first.output
     assert "error: the server's program was ended before the run was" in first.output
-    running.start_site("south")
-    running.wait_until_connected("south")
+    again = running.start_site("south")  # its log goes on
+    again.wait_for(lambda: again.output.count("SuperNode ID:") == 2, "back", PATIENCE)
 
     second = running.start_run()
     assert second.wait(PATIENCE) == 0, second.output
@@ -115,7 +115,8 @@ def test_from_three_tables_to_predictions(running, tmp_path):
     assert [claim[k] for k in ("unit", "trust", "noise")] == ["record", "site", "secure"]
     for name in NAMES:
         turns = read_charges(tmp_path / name / "ledger" / "ledger.db")
-        assert 2 <= len({charge.round for charge in turns}) <= 4
+        least = 2 if name == "south" else 3  # it was away in round 2, charged or not
+        assert least <= len({charge.round for charge in turns}) <= 4
     new = tmp_path / "new.csv"
     new.write_text(rows(4, 99))
     place = tmp_path / "north" / "federations" / "wards"  # which has net.py
