@@ -40,8 +40,8 @@ def make(classes):
     ("given", "said"),
     [
         (("dask", None), "--engine is 'dask': use processes or ray"),
-        ((None, "auto"), "--address is 'auto' and is for --engine ray"),
-        (("processes", "auto"), "--address is 'auto' and is for --engine ray"),
+        ((None, "auto"), "--address 'auto' needs --engine ray"),
+        (("processes", "auto"), "--address 'auto' needs --engine ray"),
         (("ray", "ray://head:1"), "--address is 'ray://head:1'"),
     ],
 )

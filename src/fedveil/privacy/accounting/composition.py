@@ -452,6 +452,8 @@ def _together_epsilon(
     The mixture of Gaussians, or that of all units in every release where it is less, or where there
     are more than 256.
     """
+    if count == 0:
+        return 0.0
     always = gaussian_epsilon(math.sqrt(count) * units / noise, delta)
     if units > _MOST_UNITS or rate == 1:
         return always
@@ -469,8 +471,6 @@ def _mixture_epsilon(
     20,000 to 400,000 losses, and all of them together about a million. Its spread, and that of all
     of them, are taken from the second moment of the ratio of densities.
     """
-    if count == 0:
-        return 0.0
     one = units * units / (2 * noise * noise) + 10 * units / noise
     moment = units * units * math.log1p(rate * rate * math.expm1(min(1 / noise**2, 600.0)))
     spread = math.expm1(min(moment, 600.0))
