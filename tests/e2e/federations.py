@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedveil.flower.deployment import Address, load_for_sites
 from fedveil.flower.local_federation import LocalFederation, free_ports
-from fedveil.flower.trial import write_trial
+from fedveil.flower.one_machine import write_trial
 from fedveil.privacy.ledger.file import read_charges
 
 PATIENCE = 600.0

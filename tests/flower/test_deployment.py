@@ -18,9 +18,9 @@ from fedveil.flower.deployment import Address, Deployment, client_share, load_fo
 from fedveil.flower.federation_files import RegisteredSite, read_federation
 from fedveil.flower.federation_server import data_without_records
 from fedveil.flower.messages import new_run_id, plan_digest
+from fedveil.flower.one_machine import write_trial
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import site_report
-from fedveil.flower.trial import write_trial
 from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
 from fedveil.runs.recipe import load_recipe

@@ -82,7 +82,7 @@ def deploy(
             raise BadInput(f"{option} is for owners elsewhere: leave out --demo and --divide")
     with options.loading(quiet=False):
         from fedveil.flower import deployment as flower
-        from fedveil.flower.trial import write_trial
+        from fedveil.flower.one_machine import write_trial
 
         superlink = flower.Address() if address is None else flower.Address.parse(address)
         if demo is not None and address is None:

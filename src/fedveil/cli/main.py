@@ -15,7 +15,7 @@ from typer.utils import get_params_from_function
 import fedveil
 from fedveil.base.checks import meant, shown
 from fedveil.base.errors import BadInput, FedveilError
-from fedveil.cli import deploy, own_data, results, site, train
+from fedveil.cli import deploy, own_data, results, site_commands, train
 
 app = typer.Typer(
     name="fedveil",
@@ -37,7 +37,7 @@ for group, commands in GROUPS.items():
     for command in commands:
         app.command(rich_help_panel=group)(command)
 app.add_typer(own_data.app, rich_help_panel="Train")
-app.add_typer(site.site, rich_help_panel="Federate")
+app.add_typer(site_commands.site, rich_help_panel="Federate")
 
 
 _VERSION = click.version_option(
