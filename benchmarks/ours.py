@@ -112,6 +112,7 @@ def training_of(
     task = fv.Task(work.module(), loss)
     if secure:
         plan = with_secure_noise(plan, task.size, diagnostics=False)
+        data = replace(data, most_records=data.longest)
     return fv.Training(
         task,
         data,
@@ -207,6 +208,7 @@ def million(rounds: int, *, secure: bool, mode: Mode | None) -> fv.Training:
     )
     if secure:
         plan = with_secure_noise(plan, task.size, diagnostics=False)
+        data = replace(data, most_records=10)
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
     return fv.Training(task, data, plan, work, every=MOST_ROUNDS, mode=mode)
 

@@ -42,7 +42,7 @@ def federation(changed=None, shape=(FEATURES,), words=0, only=None):
             x, y = drawn(np.random.default_rng(99), 12 - count + 1, shape, words)
             x = x if words else 1e3 * x
         clients.append((f"{k}", x, y))
-    return fv.FederatedData.from_clients(clients, classes=3)
+    return fv.FederatedData.from_clients(clients, classes=3).shortened(ROOM)
 
 
 def drawn(random, count, shape, words):

@@ -85,6 +85,8 @@ class FederatedData:
             otherwise -1. None if nobody knows.
         cap: The most records that a person has, where claims are about persons (`capped`). None:
             persons are known and nothing depends on them.
+        most_records: The most records that a client may have, a public number that does not depend
+            on the records. None: nobody declares one.
         derived: A cache of values that were computed from these records, by name. Records are
             replaced, never changed in place, so that none is computed again.
 
@@ -113,6 +115,7 @@ class FederatedData:
     persons: Array | None = None
     test_persons: Array | None = None
     cap: int | None = None
+    most_records: int | None = None
     derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -125,6 +128,14 @@ class FederatedData:
         user_arrays.check_structure(self)
         if self.persons is not None or self.cap is not None:
             check_persons(self.persons, self.offsets, self.cap)
+        if self.most_records is not None:
+            COUNT.check("most_records", self.most_records)
+            if len(self.sizes) and self.sizes.max() > self.most_records:
+                client = int(self.sizes.argmax())
+                raise BadInput(
+                    f"client {self.client_name(client)!r} has {self.sizes[client]} records and "
+                    f"most_records is {self.most_records}: use data.shortened({self.most_records})"
+                )
         if self.declared_public and not self.fitted:
             raise BadInput("declared_public is given and fitted is empty: name what is public")
         schema, form = self.schema, (self.classes, self.record_shape)
@@ -402,7 +413,23 @@ this claim
         if persons is None and self.persons is not None:
             persons = alone(offsets)
         more: dict[str, Any] = {"names": None, "test_owners": owners, "persons": persons}
+        more["most_records"] = None
         return replace(self, x=x, y=y, offsets=offsets, **more)
+
+    def shortened(self, most: int, seed: int = 0) -> "FederatedData":
+        """The same clients, each with at most `most` of its records (`data.most_records`).
+
+        The others are left out by a public rule, which looks at one client at a time. With secure
+        noise, clients can then be computed side by side: the shape of a block is public.
+        """
+        from fedveil.data.partition import shorten_clients
+
+        return shorten_clients(self, most, seed)
+
+    @property
+    def longest(self) -> int:
+        """`most_records`, or without it the largest number of records of a client."""
+        return self.most_records or int(self.sizes.max())
 
     def of_records(self, rows: npt.NDArray[Any], sizes: Ids) -> "FederatedData":
         """The same clients with the records at `rows` alone: `sizes` of each, in their order.

@@ -189,16 +189,18 @@ def resample(records: Records, count: int, seed: int) -> Records:
 def shorten_clients(data: FederatedData, most: int, seed: int) -> FederatedData:
     """The same clients, each with at most `most` of its records, chosen at random.
 
-    A client's records keep their order. Raises BadInput if `most` is below 1.
+    Records keep their order. Which of a client's records stay depends on the seed, the client's
+    number and how many it has, and not on other clients. `most` is public from then on
+    (`FederatedData.most_records`). Raises BadInput if `most` is below 1.
     """
     if most < 1:
         raise BadInput(f"most_records is {most}: at least one record is needed")
-    random = _generator(seed, _SHORTENING)
     chosen = [
-        first + np.sort(random.permutation(size)[:most])
-        for first, size in zip(data.offsets, data.sizes, strict=False)
+        first + np.sort(_generator(seed, _SHORTENING, client).permutation(size)[:most])
+        for client, (first, size) in enumerate(zip(data.offsets, data.sizes, strict=False))
     ]
-    return data.of_records(np.concatenate(chosen), np.array([len(rows) for rows in chosen]))
+    short = data.of_records(np.concatenate(chosen), np.array([len(rows) for rows in chosen]))
+    return replace(short, most_records=most)
 
 
 def _generator(seed: int, *purpose: int) -> np.random.Generator:

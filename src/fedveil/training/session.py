@@ -289,8 +289,19 @@ class Training:
             self._settle_secure_mode()
 
     def _settle_secure_mode(self) -> None:
-        """Set `by_rule` and, where it is side by side, name in every claim what that assumes."""
+        """Set `by_rule` and, where it is side by side, name in every claim what that assumes.
+
+        Clients are one by one unless the data declare how many records each may have: otherwise
+        the shape of a block would tell how many the largest client has.
+        """
         mode = self.mode
+        if self.data.most_records is None:
+            if mode is Mode.VECTORISED:
+                raise BadInput(
+                    "engine.mode is 'vectorised', noise.source is 'secure', and no number of "
+                    "records per client is public: give data.most_records, or use 'looped'"
+                )
+            mode = Mode.LOOPED
         if self.cluster is not None:  # kernels are tried on this machine alone
             mode = Mode.LOOPED
         mode = mode or mode_of(self.task, self.data, self.work, self.memory, secure=True)
@@ -301,8 +312,8 @@ class Training:
 
     @property
     def _room(self) -> int:
-        """The records that a slot has room for: those of the client that has most."""
-        return int(self.data.sizes.max())
+        """The records that a slot has room for: as many as a client may have."""
+        return self.data.longest
 
     def open(self) -> None:
         """Connect the engine to its cluster. Without a cluster nothing happens."""

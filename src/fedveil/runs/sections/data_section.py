@@ -152,7 +152,8 @@ class DataSection(Section):
     """How many training records are drawn, with replacement, before they are divided. Claims say
     so, and DP-SGD refuses it. Left out: every record is there once."""
     most_records: int | None = setting(_RECORDS, None)
-    """The most records that a client keeps, chosen at random. Left out: all."""
+    """The most records that a client keeps, chosen at random, a public number. With it, clients are
+    computed side by side with secure noise too. Left out: all."""
     test: float | str | None = None
     """What the model is measured on: 'by-client' holds a fifth of the natural clients out,
     unprotected; 'records' takes a data set's own split, in which clients have records; of a table,

@@ -59,7 +59,7 @@ def fitting_chunk(
     clients if the model is wide, so that a sum takes long to return, or if they have little to do,
     but at most a quarter of `cohort`, the expected cohort size. `secure` says that noise is.
     """
-    longest = int(data.sizes.max())
+    longest = data.longest if secure else int(data.sizes.max())
     if mode is Mode.LOOPED:
         light = _WORK // (task.size * (3 * work.records_per_round(longest) + 16))
         return int(max(1, min(max(light, min(8, task.size // _WIDE)), _MOST, cohort // 4)))
@@ -96,7 +96,7 @@ def mode_of(
 ) -> Mode:
     """The execution mode by a rule from model, numbers of records and work, never by measured time.
 
-    `memory` is in MiB. With `secure` noise the rule uses the largest number of records alone.
+    `memory` is in MiB. With `secure` noise the rule uses `FederatedData.longest` alone.
 
     | model | mode |
     |---|---|
@@ -114,9 +114,10 @@ def mode_of(
         return Mode.LOOPED
     real = not isinstance(data.x, dict) and data.x.dtype.kind == "f"
     chain = real and bool(linear_chain(task)[1])
-    usual = work.records_per_step(int(data.sizes.max() if secure else np.median(data.sizes)))
+    usual = work.records_per_step(data.longest if secure else int(np.median(data.sizes)))
     short = task.size <= _WIDE if chain else multiplications(task, data) * usual <= _LITTLE
-    if not short or fitting_chunk(task, data, work, Mode.VECTORISED, memory) < _WORTHWHILE:
+    fits = fitting_chunk(task, data, work, Mode.VECTORISED, memory, secure=secure)
+    if not short or fits < _WORTHWHILE:
         return Mode.LOOPED
     examples, targets = data.examples(2)
     few = np.arange(2) % len(targets)

@@ -43,7 +43,7 @@ _STEPS, _SPREAD, _EXAMPLES = 2, 3.0, 16
 
 def public_room(records: int) -> str:
     """The assumption that a slot has room for every client, and that the room is public."""
-    return f"no client has more than {records} records, and that number is public"
+    return f"at most {records} records of each client count, a public number"
 
 
 def block_size(plan: PrivacyPlan, chunk: int) -> int:
