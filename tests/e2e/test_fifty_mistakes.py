@@ -50,7 +50,7 @@ MISTAKES = {
     "run my.toml": "my.toml does not exist: a relative path is relative to",
     "run t.csv": "t.csv is a table, not a recipe: --set data.path=t.csv",
     "run central --set client.steps=3": "set exactly one of client.epochs and client.steps",
-    "run sites --set data.sites=1": "a sum of one hides nothing; use 'whole'",
+    "run sites --set data.sites=1": "a secure sum of 1 sites: at least 3 are needed",
     "run sites --set data.clients=4": "sites is 3 and clients is 4: leave one out",
     "run sites --set noise.share=half": "noise.share is 'half': use 'whole' or 'part'",
     "run --out t.csv": "--out t.csv exists and is not an empty directory",

@@ -23,7 +23,6 @@ SMALL = [
     for setting in ("sample.kind=all", "rounds=1", "budget.epsilon=10")
     for part in ("--set", setting)
 ]
-ALL = ("--set", "sample.kind=all")
 slow = pytest.mark.slow
 patient = pytest.mark.timeout(1800)
 
@@ -174,7 +173,7 @@ def test_a_demonstration_that_cannot_begin_says_why(deploy, tmp_path):
         (("--sites", "a,b", "--address", "here"), "HOST:PORT"),
         (("--sites", "a b,c"), "site is 'a b'"),
         (("--sites", "a,b", "--divide", "--deadline", "0"), "deadline is 0.0"),
-        (("--sites", "a,b", "--divide", "--address", "a..b:1", *ALL), "no name or address of a"),
+        (("--sites", "a,b", "--divide", "--address", "a..b:1", *SMALL), "no name or address of a"),
         (("--sites", "a,b"), "site 'a' has no key: its owner makes one (fedveil site init)"),
         (("--sites", "a,b", "--key", "c=c.pub"), "--key names 'c', which is no site"),
         (("--sites", "a,b", "--key", "a"), "write it as NAME=VALUE"),

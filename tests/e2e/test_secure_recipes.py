@@ -32,6 +32,7 @@ RECIPES = {
         *("data.clients=20", "sample.size=10", "sample.max_participations=none"),
         *("budget.epsilon=inf", "noise.epsilon=2.0"),
     ),
+    "people": FREE,
     "sites": ("budget.epsilon=inf", "noise.multiplier=2.0"),
 }
 

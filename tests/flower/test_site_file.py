@@ -54,7 +54,7 @@ from tests.flower.sites import (
         ({"sizes": [5, 0, 5], "number": 0}, "sizes"),
         ({"witness": "ledger/head.json"}, "inside the ledger's folder"),
         ({"recipe": "central"}, "own copy"),
-        ({"recipe": "missing.toml"}, "cannot be read"),
+        ({"recipe": "missing.toml"}, "missing.toml does not exist"),
         ({"data": {"name": "saved", "path": "nowhere"}}, "not a saved data set"),
         ({"data": {"name": "digits", "clients": 3}}, "3 clients: a site is one"),
         ({"data": {"path": "a.csv", "target": "y", "test": 0.2}}, "hold rows back"),

@@ -109,7 +109,8 @@ def _usage_text(error: Any) -> str:
     """Return the message of a click error. An option that is a recipe's key leads to --set."""
     message = re.sub(r"( Did you mean [^?]+\?)\1", r"\1", error.format_message())
     option = getattr(error, "option_name", None)
-    if option is None or all(param.name != "set_" for param in error.ctx.command.params):
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    if option is None or all(param.name != "set_" for param in getattr(command, "params", ())):
         return message
     from fedveil.runs.recipe import Recipe
     from fedveil.runs.sections.section import forms_of, paths_of_key

@@ -290,7 +290,7 @@ def test_dict_and_json_lose_nothing(terms):
         ("epsilon", "lots"),
         ("epsilon", -1),
         ("delta", 2),
-        ("unit", "person"),
+        ("unit", "family"),
         ("relation", "friends"),
         ("trust", "blind"),
         ("noise", "loud"),

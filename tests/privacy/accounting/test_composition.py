@@ -20,6 +20,7 @@ from fedveil.privacy.accounting.events import (
     Gaussian,
     GaussianWithBit,
     GaussianWithCurator,
+    GroupSampled,
     Laplace,
     PoissonSampled,
     PureReport,
@@ -145,6 +146,7 @@ def test_table_has_these_entries_and_no_others():
     table = {
         Gaussian(1.0): {pld: every, rdp: every},
         PoissonSampled(0.1, Gaussian(1.0)): {pld: every, rdp: ONE_ROW},
+        GroupSampled(0.1, 3, Gaussian(1.0)): {pld: ONE_ROW},
         FixedSampled(1, 10, Gaussian(1.0)): {rdp: replaced},
         Laplace(1.0): {pure: every},
         FuGaussian(1.0, 1.0): {published: every},
