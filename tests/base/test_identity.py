@@ -336,3 +336,27 @@ def test_a_file_that_is_called_as_one_of_python_s_is_the_user_s():
     for number, file in enumerate(files):
         exec(f"def loss(outputs, targets): return outputs * {number}", file)
     assert identity(files[0]["loss"]) != identity(files[1]["loss"])
+
+
+def scaled(x, factor):
+    return x * factor
+
+
+def with_factor(factor, kind):
+    """An object of a class that has a function with an argument of its own."""
+    return type("Scaling", (), {"__module__": __name__, "apply": kind(scaled, factor=factor)})()
+
+
+@pytest.mark.parametrize("kind", [functools.partial, functools.partialmethod])
+def test_arguments_of_partial_functions_of_a_class_count(kind):
+    first, same, other = (identity(with_factor(factor, kind)) for factor in (0.1, 0.1, 0.2))
+    assert first == same
+    assert first != other
+
+
+def test_all_functions_of_a_property_count():
+    def holder(setter):
+        area = property(lambda self: 1, setter)
+        return type("Holder", (), {"__module__": __name__, "area": area})()
+
+    assert identity(holder(None)) != identity(holder(lambda self, value: None))

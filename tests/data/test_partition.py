@@ -280,7 +280,7 @@ def test_dirichlet_of_a_regression():
 
 
 def test_natural_without_owners_names_the_data_sets_that_have_them():
-    with pytest.raises(BadInput, match=r"toy has no natural clients \(femnist has"):
+    with pytest.raises(BadInput, match=r"toy does not say whose its records are \(femnist"):
         partition(make(6), kind="natural", clients=None, seed=0)
 
 

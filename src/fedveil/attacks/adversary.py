@@ -58,11 +58,14 @@ class AttackContext:
         return client_report(self.work, self.plan, self.clients)
 
     def train(self, work: ClientWork | None = None, clip: Clip | None = None) -> torch.Tensor:
-        """Updates from local work on the clients' records, [K, P], without the protocol's noise.
+        """Updates from local work on the clients' records, [K, P], before noise on reports.
+
+        Noise in the work's own steps (DP-SGD) is in them.
 
         Args:
             work: The work to do, by default the work that is asked of them.
             clip: The clip to apply while they train, by default none, whatever the round's clip.
+                DP-SGD needs one: AssertionError without.
         """
         batch = replace(self.clients, round=replace(self.clients.round, clip=clip), only_sum=False)
         work = work or self.work

@@ -501,18 +501,28 @@ def _pickled_parts(value: Any) -> Any:
 def _class_code(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of the methods and constants of a user's class and of its user's bases.
 
-    Methods are yielded as functions, also those of properties. Dunder constants are left out.
+    Methods are yielded as functions, also those of properties, and partial ones with their
+    arguments. Dunder constants are left out.
     """
     for each in kind.__mro__:
         if _is_ours(each) or _is_library(each):
             continue
         for name, value in sorted(vars(each).items()):
-            function = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
-            function = getattr(function, "func", function)  # of a cached property
-            if isinstance(function, types.FunctionType):
-                yield name, function
-            elif name[:2] != "__" and _is_users(value, within=each):
-                yield name, value
+            match value:
+                case property():
+                    parts = [part for part in (value.fget, value.fset, value.fdel) if part]
+                case classmethod() | staticmethod():
+                    parts = [value.__func__]
+                case functools.cached_property():
+                    parts = [value.func]
+                case functools.partialmethod():
+                    parts = [functools.partial(value.func, *value.args, **value.keywords)]
+                case _:
+                    parts = [value]
+            for part in parts:
+                is_code = isinstance(part, types.FunctionType | functools.partial)
+                if is_code or (name[:2] != "__" and _is_users(part, within=each)):
+                    yield name, part
 
 
 def _globals_read_by(function: types.FunctionType) -> list[tuple[str, Any]]:

@@ -66,7 +66,8 @@ def deploy(
     """Write a recipe as a Flower app: its server, and a signed bundle for each site's owner.
 
     The whole plan is checked first, as the server and as each site will. Owners make their own keys
-    (fedveil site init) and decide on their own (fedveil site join).
+    (fedveil site init) and decide on their own (fedveil site join). With --demo or --divide both
+    are done here for made-up owners.
     """
     names = _site_names(sites, demo)
     if demo is not None:

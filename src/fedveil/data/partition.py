@@ -313,8 +313,8 @@ def _by_owner(
     owners, names = records.record_owners, records.owner_names
     if owners is None or names is None:
         raise BadInput(
-            f"{records.name} has no natural clients (femnist has, its writers): "
-            "use another partition"
+            f"{records.name} does not say whose its records are (femnist does: its writers'): use "
+            "a partition other than 'natural' and 'grouped'"
         )
     everyone = np.unique(owners)
     held_out = choose_held_out(everyone, names) if hold_out else everyone[:0]

@@ -56,9 +56,9 @@ def _numbers(what: str, value: object) -> Array:
 
 
 def check_input_name(what: str, name: object) -> None:
-    """Raise BadInput for a name that no argument of a module's forward can have.
+    """Raise BadInput for an input's name that is not a text in the form of a Python identifier.
 
-    `what` is the subject of the message.
+    `what` is the subject of the message, in the plural, such as "test features".
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise BadInput(

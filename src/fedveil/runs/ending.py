@@ -72,8 +72,8 @@ def ending(
 def room_warning(ledger: Ledger, permitted: int, file: Path) -> str | None:
     """Return a warning if the shared budget has room for fewer than the `permitted` rounds in all.
 
-    Rounds that were charged before count. None if they fit, or if the run shares no ledger. `file`
-    is the ledger's, for the message.
+    Rounds that are charged already are part of these. None if they fit, or if the run shares no
+    ledger. `file` is the ledger's, for the message.
     """
     if ledger.shared is None:
         return None

@@ -425,10 +425,10 @@ class Run:
     def _check_ledger(
         self, ledger: Ledger, saved: checkpoint.Checkpoint | None, measured: int
     ) -> None:
-        """Raise BadInput if the ledger has fewer rounds than the checkpoint or the metrics.
+        """Verify the ledger against the heads in the directory, and raise BadInput if it is damaged.
 
-        Also raises it if the hash chain does not reach the heads in the directory. A head file that
-        cannot be read becomes a remark.
+        With a private plan, it also needs at least as many charged rounds as the checkpoint and the
+        metrics have. A head file that cannot be read becomes a remark.
         """
         reached, file = 0 if saved is None else saved.state.round, ledger_path(self.folder)
         for what, rounds in (("checkpoint", reached), ("metrics", measured)):

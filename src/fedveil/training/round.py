@@ -162,7 +162,9 @@ def begin(
 def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tensor:
     """Add the server's noise to `cohort.total` in place, and return it, float64 [P].
 
-    The result may be published. Where clients add the noise themselves, nothing is added.
+    Real masks of a secure sum first replace it by the sum that their protocol opens. Where clients
+    add the noise themselves, nothing is added. With a private plan, and at least as many reports as
+    the channel's minimum, the result may be published.
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
     if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:

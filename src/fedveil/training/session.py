@@ -258,7 +258,8 @@ class Training:
     def _trial_records(self) -> tuple[Features, torch.Tensor]:
         """Up to four example records, with their targets, for trials of the model.
 
-        They are made from the data's public description and belong to no client.
+        They are public test records or, without any, made up from the records' shapes and types.
+        None belongs to a client.
         """
         examples, targets = self.data.examples(_LOOKED_AT)
         few = _differing_rows(examples)

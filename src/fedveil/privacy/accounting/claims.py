@@ -273,7 +273,7 @@ class PrivacyClaim:
 
     @property
     def full_terms(self) -> str:
-        """`terms` with the accountant and the source of noise in the brackets."""
+        """`terms`, so without the epsilon, with accountant and source of noise in the brackets."""
         return self._text(full=True, covers="updates")
 
     @property
