@@ -71,4 +71,5 @@ def test_the_number_of_workers_changes_nothing(data):
 
 def test_one_by_one_is_not_the_default(data):
     assert training(data).engine.mode is Mode.LOOPED
-    assert training(data, None).engine.mode is Mode.VECTORISED
+    assert training(data, None).engine.mode is Mode.LOOPED
+    assert training(data.shortened(data.longest), None).engine.mode is Mode.VECTORISED

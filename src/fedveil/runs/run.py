@@ -425,7 +425,7 @@ class Run:
     def _check_ledger(
         self, ledger: Ledger, saved: checkpoint.Checkpoint | None, measured: int
     ) -> None:
-        """Verify the ledger against the heads in the directory, and raise BadInput if it is damaged.
+        """Verify the ledger against the directory's heads, and raise BadInput if it is damaged.
 
         With a private plan, it also needs at least as many charged rounds as the checkpoint and the
         metrics have. A head file that cannot be read becomes a remark.
