@@ -18,7 +18,7 @@ from fedveil.training.reports import ClientBatch, Rows
 
 def attacker(task, ids=(3, 5)):
     records = load_digits()
-    x = torch.from_numpy(records.test_x[:200])
+    x = torch.from_numpy(records.test_x[:200]).clone()
     has = torch.arange(200) % 2 == 1
     x[has] *= 0.6
     return MultiTask(task, np.array(ids), x, torch.from_numpy(records.test_y[:200]), has)

@@ -76,7 +76,9 @@ def losses_of(task, params, x):
 
 def test_a_loss_in_the_clear_tells_every_label(data, tmp_path):
     """So the claim counts those owners as not protected, in so many words."""
-    run = fv.run("central", data=data, out=tmp_path / "run", set=SETS, quiet=True)
+    # Seeded: with other models, sums of two choices of labels may be equal to the last digits.
+    sets = {**SETS, "noise.source": "seeded"}
+    run = fv.run("central", data=data, out=tmp_path / "run", set=sets, quiet=True)
     published = json.loads((run.folder / "result.json").read_text())["metrics"]["loss"]
     found = labels_from(OWNERS * published, losses_of(run.task, run.task.parameters, data.test_x))
     assert (found == data.test_y).all()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedveil.base.errors import BadInput, LedgerMismatch
+from fedveil.flower.federation_server import RoundLog
 from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs.run import Run
 from fedveil.training.server import SgdServer
@@ -227,6 +228,19 @@ def test_a_line_that_a_crash_cut_off_is_no_ask(stand_ins):
     three.transport.stop = None
     three.server().serve()
     assert [ask.attempt for ask in three.transport.asks] == [0, 0]
+
+
+def test_an_outcome_that_a_crash_cut_off_ends_its_attempt(tmp_path):
+    """Its noise may be drawn: the round is asked again, and charged again."""
+    log = RoundLog(tmp_path)
+    log.append({"asking": 1, "attempt": 0})
+    assert log.unfinished(1) == {"asking": 1, "attempt": 0}
+    with (tmp_path / "sites.jsonl").open("a") as file:
+        file.write('{"round": 1, "att')
+    assert log.unfinished(1) is None
+    log.append({"asking": 1, "attempt": 1})
+    assert log.unfinished(1) == {"asking": 1, "attempt": 1}
+    assert log.attempts(1) == 2
 
 
 def test_two_runs_of_one_recipe_share_no_noise(stand_ins):

@@ -407,3 +407,49 @@ def test_steps_of_slots_end_where_the_largest_client_ends(monkeypatch):
         steps.clear()
         made.engine.run(made.round(1, np.array(ids), made.start()))
         assert len(steps) == 6
+
+
+def test_there_may_be_room_for_more_than_all_records_together():
+    """Slots are wider than the whole array of records."""
+    few = [(f"{k}", np.full((2, FEATURES), k, dtype=np.float32), [0, 1]) for k in range(CLIENTS)]
+    data = fv.FederatedData.from_clients(few, classes=3).shortened(50)
+    cohort = CohortData(data, np.array([1, 3]), None, Slots(3, 50))
+    assert cohort.x.shape == (3, 50, FEATURES)
+    assert cohort.x[1].unique().tolist() == [3.0]
+
+
+def test_shortening_a_client_looks_at_no_other():
+    """One record more of client 0 changes nothing about the others' records."""
+    sums = []
+    for count in (20, 21):
+        x = [np.arange(n, dtype=np.float32)[:, None] for n in (count, 30, 40)]
+        clients = [(f"{k}", rows, np.zeros(len(rows), dtype=int)) for k, rows in enumerate(x)]
+        short = fv.FederatedData.from_clients(clients, classes=2).shortened(8)
+        assert short.sizes.tolist() == [8, 8, 8]
+        sums.append(short.x[8:].ravel().tolist())
+    assert sums[0] == sums[1]
+    assert len(set(sums[0][:8])) == 8
+
+
+@pytest.mark.parametrize("keys", [{"nominal": 12}, {"cap": 1, "unit": fv.claims.Unit.PERSON}])
+def test_shortened_clients_are_refused_where_their_numbers_are_private(keys):
+    """Which records stay follows from how many there are: others would change with one more."""
+    plan = fv.dp_sgd(
+        fv.samplers.Everyone(),
+        CLIENTS,
+        1.0,
+        rate=0.5,
+        steps=1,
+        rounds=2,
+        budget=FREE,
+        multiplier=1.0,
+        **keys,
+    )
+    data = replace(federation(), persons=np.concatenate([np.arange(n) for n in SIZES]))
+    data = data.capped(1) if "cap" in keys else data
+    task = fv.Task(mlp(), fv.cross_entropy)
+    with pytest.raises(fv.BadInput, match="most_records is 12 and the claim hides"):
+        fv.Training(task, data, plan, fv.ClientDpSgd(plan.steps, lr=0.1))
+
+
+SIZES = federation().sizes.tolist()

@@ -413,7 +413,7 @@ this claim
         if persons is None and self.persons is not None:
             persons = alone(offsets)
         more: dict[str, Any] = {"names": None, "test_owners": owners, "persons": persons}
-        more["most_records"] = None
+        more |= {"cap": None, "most_records": None}
         return replace(self, x=x, y=y, offsets=offsets, **more)
 
     def shortened(self, most: int, seed: int = 0) -> "FederatedData":
@@ -480,6 +480,8 @@ this claim
                 known = (self.test_persons >= 0) & (owners != PUBLIC)
                 free = min(int(owners.min(initial=0)), PUBLIC) - 1
                 owners = np.where(known, free - np.asarray(self.test_persons), owners)
+                trained = (np.asarray(self.test_persons) < 0) & (owners == PUBLIC)
+                owners = np.where(trained, 0, owners)  # people who are trained on are not public
             remarks = tuple(text for text in self.remarks if not text.endswith(NOT_PER_PERSON))
             more: dict[str, Any] = {"test_owners": owners, "remarks": remarks, "cap": cap}
             self._by_cap[cap] = replace(data, **more)
@@ -734,7 +736,7 @@ this claim
         Raises BadInput if the folder exists or cannot be made.
         """
         meta = {key: getattr(self, key) for key in ("classes", *_META)}
-        meta["cap"] = self.cap or 0
+        meta |= {"cap": self.cap or 0, "most_records": self.most_records or 0}
         meta["inputs"] = sorted(self.x) if isinstance(self.x, dict) else []
         if self.schema is not None:
             meta["schema"] = self.schema.to_dict()
@@ -750,13 +752,14 @@ this claim
         meta = data_files.read_meta(
             Path(folder),
             # Older data have no owners of test records and say whether they are clients'.
-            {**_META, "schema": {}, "inputs": [], "test_of_clients": False, "cap": 0},
+            {**_META, "schema": {}, "inputs": [], "test_of_clients": False}
+            | {"cap": 0, "most_records": 0},
         )
         of_clients, inputs = meta.pop("test_of_clients"), meta.pop("inputs")
         meta["schema"] = TableSchema.from_dict(meta["schema"]) if meta["schema"] else None
         meta["remarks"] = tuple(map(str, meta["remarks"]))
         meta["elsewhere"] = tuple(meta["elsewhere"])
-        meta["cap"] = meta["cap"] or None
+        meta |= {key: meta[key] or None for key in ("cap", "most_records")}
         for name in inputs:
             user_arrays.check_input_name(f"{folder}: records", name)
         arrays: dict[str, Any] = {}

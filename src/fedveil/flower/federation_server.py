@@ -141,26 +141,31 @@ class RoundLog:
         """
         path, last = self.folder / "sites.jsonl", None
         for text in path.read_text().splitlines() if path.exists() else ():
-            with suppress(ValueError):
+            try:
                 line = json.loads(text)
-                if line.get("asking") == round:
-                    last = line
-                elif line.get("round") == round:
-                    last = None
+            except ValueError:  # cut off: an ask that was never sent, or else perhaps the outcome
+                last = last if text.startswith('{"asking"') else None
+                continue
+            if line.get("asking") == round:
+                last = line
+            elif line.get("round") == round:
+                last = None
         return last
 
     def append(self, line: dict[str, Any]) -> None:
         """Append a line, as JSON, to the file, readable by its owner alone.
 
-        It is on disk on return.
+        It is on disk on return, on a line of its own even if a crash cut the last one off. Raises
+        OSError if the disk is full.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        descriptor = os.open(self.folder / "sites.jsonl", flags, 0o600)
-        try:
-            os.write(descriptor, (json.dumps(line) + "\n").encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        path, flags = self.folder / "sites.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        before = path.read_bytes() if path.exists() else b""
+        cut_off = bool(before) and not before.endswith(b"\n")
+        content = (("\n" if cut_off else "") + json.dumps(line) + "\n").encode()
+        with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+            while content:
+                content = content[file.write(content) or 0 :]
+            os.fsync(file.fileno())
 
 
 @dataclass(frozen=True)

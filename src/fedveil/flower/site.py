@@ -328,7 +328,7 @@ def _check_size(training: Training, records: FederatedData) -> None:
     if most is not None and records.records > most:
         raise BadInput(
             f"there are {records.records} records and {what} is {most}: secure noise is prepared "
-            "for no more; leave records out (data.most_records), or declare more"
+            "for no more; declare more"
         )
 
 

@@ -67,6 +67,7 @@ def check_agreement(
             f"{task.size:,}: make the plan for this model"
         )
     _check_persons(plan, data)
+    _check_left_out(plan, data)
     by_records = weights is Weights.EXAMPLES or any(line.unit is Unit.RECORD for line in plan.lines)
     if by_records and 0 in data.elsewhere:
         unknown = data.client_name(data.elsewhere.index(0))
@@ -99,6 +100,23 @@ def check_agreement(
                 f"the {name}'s learning rate is for {rates.rounds} rounds and the plan has "
                 f"{plan.rounds}: make its schedule for those"
             )
+
+
+def _check_left_out(plan: PrivacyPlan, data: FederatedData) -> None:
+    """Refuse shortened clients where the number of a client's records is private.
+
+    Which of its records stay follows from their number: one record more or less, or a person who
+    is left out, would change which records of others are trained on.
+    """
+    steps = plan.steps
+    if steps is None or data.most_records is None:
+        return
+    if steps.nominal is not None or steps.cap is not None:
+        key = "client.nominal" if steps.nominal is not None else "client.cap"
+        raise BadInput(
+            f"most_records is {data.most_records} and the claim hides how many records somebody "
+            f"has ({key}), from which follows which records stay: leave data.most_records out"
+        )
 
 
 def _check_persons(plan: PrivacyPlan, data: FederatedData) -> None:
@@ -219,7 +237,7 @@ def _check_secure_steps(steps: NoisySteps, data: FederatedData) -> None:
         raise BadInput(
             f"client {data.client_name(int(sizes.argmax()))!r} has {largest} {units} and "
             f"{name} {most}: with secure noise a batch has slots for no more; raise nominal, or "
-            "leave records out (data.most_records)"
+            "give that client fewer records"
         )
 
 

@@ -113,7 +113,7 @@ class CohortData:
         last = len(array) - longest
         if len(starts) == 1 and sizes[0] == longest:
             out = np.array(array[starts[0] : starts[0] + sizes[0]], order="C")[None]
-        elif not array.flags.c_contiguous:
+        elif last < 0 or not array.flags.c_contiguous:
             rows = starts[:, None] + np.minimum(np.arange(longest)[None, :], sizes[:, None] - 1)
             out = np.ascontiguousarray(array[rows])
         else:

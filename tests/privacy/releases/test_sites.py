@@ -131,3 +131,22 @@ def test_sums_that_would_not_be_exact_are_refused():
     plan = plan_of(records=10**15, multiplier=3.0, budget=Budget(math.inf, 1e-5))
     with pytest.raises(BadInput, match="too long for the grid"):
         plan.release.check(SimpleNamespace(**SECURE, schedule=plan.schedule, norm=plan.norm))
+
+
+def test_a_secure_sum_needs_the_line_about_all_other_sites():
+    """Without it nothing would compare the noise of one site with what is claimed."""
+    plan = sites(
+        5,
+        1.0,
+        records=100,
+        rate=0.5,
+        share="part",
+        rounds=3,
+        budget=Budget(math.inf, 1e-5),
+        multiplier=4.0,
+        threshold=4,
+        honest=4,
+    )
+    alone = replace(plan, lines=plan.lines[:1])
+    with pytest.raises(BadInput, match="the line about a server with all other sites is missing"):
+        alone.check_lines()

@@ -156,6 +156,8 @@ class SiteNoise(Release):
             return wrong
         if line.trust is Trust.SECURE_SUM and self.share != PART:
             return "the server sees every site's sum"
+        if line.trust is Trust.SECURE_SUM and all(o.trust is not Trust.SITE for o in plan.lines):
+            return "the line about a server with all other sites is missing"
         if line.trust is Trust.CENTRAL and not line.reading:
             return "the server adds no noise"
         if plan.population != self.site_count:
