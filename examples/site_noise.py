@@ -28,7 +28,7 @@ def accuracy(share, sites, epsilon, seed):
     settings = (*FASHION_MNIST, *cell, f"seed={seed}", *sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         run = fv.run("sites", out=Path(folder) / "run", set=settings, quiet=True)
-    return run.result["metrics"]["accuracy"]
+        return run.result["metrics"]["accuracy"]
 
 
 def name(share, sites):
