@@ -151,7 +151,8 @@ def test_pages_pass_axe_and_do_not_scroll_sideways(browser, url, root, width, da
     browser.until(seen("completed"))
     assert browser.run(SIDEWAYS) == 0
     assert browser.axe() == []
-    browser.follow("document.querySelector('#others-table a')")
+    links = "Array.from(document.querySelectorAll('#others-table a'))"  # of other tests' runs too
+    browser.follow(f"{links}.find(a => /ended|other/.test(a.innerText))")
     browser.until(seen("Signal to noise of the sum"))
     assert browser.run(SIDEWAYS) == 0
     assert browser.axe() == []
