@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
     rest = {"out": f"{folder}/run", "set": {"rounds": 12, "client.lr": 0.5}, "on_round": killed}
     process = get_context("fork").Process(
-        target=fv.run, kwargs={**rest, "model": net, "data": data}
+        target=fv.run, args=("central",), kwargs={**rest, "model": net, "data": data}
     )
     process.start()
     process.join()

@@ -152,7 +152,9 @@ def test_pages_pass_axe_and_do_not_scroll_sideways(browser, url, root, width, da
     assert browser.run(SIDEWAYS) == 0
     assert browser.axe() == []
     links = "Array.from(document.querySelectorAll('#others-table a'))"  # of other tests' runs too
-    browser.follow(f"{links}.find(a => /ended|other/.test(a.innerText))")
+    link = f"{links}.find(a => /ended|other/.test(a.innerText))"
+    browser.until(f"return {link} !== undefined")
+    browser.follow(link)
     browser.until(seen("Signal to noise of the sum"))
     assert browser.run(SIDEWAYS) == 0
     assert browser.axe() == []
