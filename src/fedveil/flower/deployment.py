@@ -45,8 +45,10 @@ from fedveil.flower.joining import DIVISION, fill
 from fedveil.flower.messages import answer_forms, check_site_name
 from fedveil.flower.policy import build_for_plan, terms_of
 from fedveil.flower.site import site_training
+from fedveil.flower.sum_terms import step_forms
 from fedveil.mixing.protocol import COLLECTOR
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.runs.recipe import Overrides, Recipe, load_recipe, to_toml
 from fedveil.runs.sections.data_section import DataSection
 from fedveil.training.session import Training
@@ -117,7 +119,7 @@ class Deployment:
     |---|---|
     | bad or equal site names, two sites with one key, a key that Flower does not take | BadInput |
     | data of another number of clients | BadInput |
-    | an attack, checkpoints that skip rounds, noise in shares | BadInput |
+    | an attack, checkpoints that skip rounds, noise in shares without [sum] | BadInput |
     | a claim or weights that need numbers of records, and none declared | BadInput |
     | numbers of records that nothing needs | BadInput: the server need not know them |
     | code in the recipe, without `allow_code` | BadInput |
@@ -188,9 +190,13 @@ class Deployment:
         if self.mixer_address is not None:
             address = self.mixer_address
             mixer = MixerSection(host=address.host, port=address.port, ca="mixer-ca.crt")
+        minimum = min(len(self.sites) // 2 + 1, sample)
+        if self.recipe.sum is not None:
+            threshold = self.recipe.sum.settings(len(self.sites))["threshold"]
+            minimum = min(max(minimum, threshold), len(self.sites))
         return Federation(
             sites=list(self.sites),
-            minimum=min(len(self.sites) // 2 + 1, sample),
+            minimum=minimum,
             deadline=self.deadline,
             mixer=mixer,
         )
@@ -284,7 +290,10 @@ class Deployment:
                 file.write("\n" + to_toml({"[sites]": known}).lstrip())
         write_programs(folder / "bin", {name: f"{OPERATOR}{name}" for name in OPERATOR_PROGRAMS})
         link, plan = self.superlink, self.plan
-        forms = answer_forms(self.training.task.size, plan.width, wide=plan.release.wide)
+        size = self.training.task.size
+        forms = answer_forms(size, plan.width, wide=plan.release.wide)
+        if isinstance(plan.release.channel, SecureSum):
+            forms = step_forms(size, len(self.sites))
         values = {
             "name": self.recipe.name,
             "operators": link.operators,
@@ -343,6 +352,7 @@ class Deployment:
             "port": self.superlink.site_port(number),
             "operator": public_line(key),
             "mixer": None if mixer is None else mixer.admit(site.name, place, site.key),
+            "keys": None if self.recipe.sum is None else [each.key for each in self.sites],
         }
         write_bundle(place, manifest, key)
 

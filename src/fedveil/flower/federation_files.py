@@ -37,7 +37,9 @@ from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import Policy
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import PART
+from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.privacy.shuffle import Flags, Multisets
 from fedveil.runs.recipe import Recipe, explain_error, name_paths
 from fedveil.runs.sections.data_section import DataSection
@@ -169,6 +171,16 @@ def _run_in_thread(conversation: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return threads.submit(lambda: asyncio.run(conversation())).result()
 
 
+class SumKeys(Section):
+    """`[sum]` of site.toml: the keys by which sites of a secure sum know each other."""
+
+    key: str
+    """The file with this site's own private key, which signs the keys of its masks."""
+    keys: list[str]
+    """The public keys of all sites, in the order of their numbers. What they are is the owners' to
+    compare: a server that put in keys of its own could read what this site masks."""
+
+
 _FINGERPRINT = "SHA256:"
 _LONGEST_WAIT = 7 * 24 * 3600.0
 
@@ -212,17 +224,34 @@ class Federation(Section):
         return [site.name for site in self.sites]
 
     def check_plan(self, plan: PrivacyPlan) -> None:
-        """Raise BadInput unless the mixer and `minimum` fit the plan.
+        """Raise BadInput unless the mixer, the keys and `minimum` fit the plan.
 
-        A shuffled release needs a mixer, since whatever carries messages knows who sent them.
+        A shuffled release needs a mixer, since whatever carries messages knows who sent them. A
+        secure sum needs secure noise, sites' whole public keys, and as many of them as its
+        threshold before a round is charged.
         """
-        if plan.release.channel.minimum and self.mixer is None:
+        channel = plan.release.channel
+        shuffled = isinstance(channel, Shuffler)
+        if isinstance(channel, SecureSum):
+            check_secure(plan)
+            for site in self.sites:
+                if site.key.startswith(_FINGERPRINT):
+                    raise BadInput(
+                        f"federation: the key of {site.name!r} is a fingerprint, and a secure sum "
+                        "compares signatures: use the whole line of its .pub file"
+                    )
+            if self.minimum < channel.minimum:
+                raise BadInput(
+                    f"federation: minimum is {self.minimum} and sum.threshold "
+                    f"{channel.minimum}: with fewer sites a round would be charged for nothing"
+                )
+        if shuffled and self.mixer is None:
             raise BadInput(
                 "[shuffle] needs a mixer that sites reach by themselves: what carries these "
                 "messages knows who sent what; name it in federation.toml ([mixer]), or leave "
                 "[shuffle] out, so that trust is local"
             )
-        if self.mixer is not None and not plan.release.channel.minimum:
+        if self.mixer is not None and not shuffled:
             raise BadInput("federation: [mixer] is for recipes with [shuffle]: leave it out")
         if not plan.secret_cohort and plan.expected < self.minimum:
             raise BadInput(
@@ -296,19 +325,31 @@ def read_federation(path: Path) -> Federation:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise BadInput for what no federation runs: attacks, skipped checkpoints, noise in shares."""
+    """Raise BadInput for what no federation runs.
+
+    These are attacks, skipped checkpoints, and noise in shares without a secure sum.
+    """
     if recipe.attack is not None:
         raise BadInput("[attack] is for simulations: leave it out (--set attack=none)")
-    if recipe.sum is not None or getattr(recipe.noise, "share", None) == PART:
-        what = "noise.share is 'part'" if recipe.sum is None else "sum.kind is 'secure'"
+    if recipe.sum is None and getattr(recipe.noise, "share", None) == PART:
         raise BadInput(
-            f"{what}, and between sites there is no secure sum: use noise.share = 'whole' and no "
-            "[sum], so that each site's noise is enough by itself"
+            "noise.share is 'part' and the recipe has no [sum], so that the server would see each "
+            "site's sum with a part of the noise: use sum.kind = 'secure' (--set sum.kind=secure), "
+            "or noise.share = 'whole'"
         )
     if recipe.engine.checkpoint != 1:
         raise BadInput(
             f"engine.checkpoint is {recipe.engine.checkpoint}: over a federation every round that "
             "is lost is charged again, so a checkpoint is written after each; leave it out"
+        )
+
+
+def check_secure(plan: PrivacyPlan) -> None:
+    """Raise BadInput for a plan with a secure sum whose reports are not whole numbers of steps."""
+    if not plan.secure:
+        raise BadInput(
+            "sum.kind is 'secure' and noise.source is 'seeded': masks are for integers, and seeded "
+            "noise is not on a grid; use noise.source = 'secure'"
         )
 
 
@@ -377,6 +418,8 @@ class SiteFile(Section):
     mixer: MixerSection | None = None
     """The mixer, for a recipe with [shuffle], and for no other. Left out: reports go to the
     server."""
+    sum: SumKeys | None = None
+    """The keys of a secure sum, for a recipe with [sum], and for no other. Default: none."""
 
 
 FORMS = forms_of(SiteFile)
@@ -444,7 +487,8 @@ def read_site_file(path: Path) -> SiteFile:
         mixer = with_absolute_paths(mixer, folder, *_MIXER_PATHS)
     data = _data_with_absolute_paths(site.data, folder)
     head = os.path.normpath(witness)
-    site = site.model_copy(update={"witness": head, "data": data, "mixer": mixer})
+    keys = None if site.sum is None else with_absolute_paths(site.sum, folder, "key")
+    site = site.model_copy(update={"witness": head, "data": data, "mixer": mixer, "sum": keys})
     return with_absolute_paths(site, folder, "recipe", "ledger", "policy")
 
 

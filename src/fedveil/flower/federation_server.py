@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,19 @@ from fedveil.flower.federation_files import (
 )
 from fedveil.flower.messages import (
     Answer,
-    Arrival,
     Refusal,
     RoundAsk,
     Transport,
     answer_forms,
+    fault_of,
     new_run_id,
     plan_digest,
 )
+from fedveil.flower.sum_rounds import SumRounds
+from fedveil.flower.sum_terms import sum_terms
 from fedveil.mixing.protocol import round_number
 from fedveil.privacy.release import Round
+from fedveil.privacy.releases.secure_sum import SecureSum, site_grid
 from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.run import OnRound, Run
@@ -72,10 +76,12 @@ class Outcome:
         attempt: The attempt at the round, from 0.
         invited: The names of the sites that were asked.
         answered: The names of the sites whose answers counted, also if their report was refused.
+            With a secure sum, those whose vectors are in it.
         rejected: By site, the reason why its answer or report was refused.
         declined: By site, its reason to take no part.
         enough: False if too few sites answered. The model then stays as it was.
         seconds: When the last answer came, after the ask. A deadline should be longer.
+        lost: Why a secure sum was not opened, "" if it was, or there is none.
     """
 
     round: int
@@ -86,6 +92,7 @@ class Outcome:
     declined: dict[str, str] = field(default_factory=dict)
     enough: bool = True
     seconds: float = 0.0
+    lost: str = ""
 
     @property
     def absent(self) -> list[str]:
@@ -97,11 +104,12 @@ class Outcome:
         """Return the outcome as a line of `sites.jsonl`.
 
         Keys: "round", "attempt", "seconds", "answered", "declined", "refused" (`rejected`),
-        "absent" and "enough". `invited` is left out.
+        "absent" and "enough", and "lost" if a secure sum was not opened. `invited` is left out.
         """
         keys = ("round", "attempt", "seconds", "answered", "declined")
         line = {key: getattr(self, key) for key in keys}
-        return line | {"refused": self.rejected, "absent": self.absent, "enough": self.enough}
+        line |= {"refused": self.rejected, "absent": self.absent, "enough": self.enough}
+        return line | ({"lost": self.lost} if self.lost else {})
 
     def __str__(self) -> str:
         """Return the outcome as one line: numbers, the reason of each site, and who is absent."""
@@ -110,7 +118,9 @@ class Outcome:
         parts += [f"{name} was refused: {reason}" for name, reason in self.rejected.items()]
         if self.absent:
             parts.append(f"absent: {', '.join(self.absent)}")
-        if not self.enough:
+        if self.lost:
+            parts.append(f"the sum was not opened ({self.lost}): the model and the charge stay")
+        elif not self.enough:
             parts.append("too few: the model stays as it was, and the charge stays")
         return f"round {self.round}: " + "; ".join(parts)
 
@@ -234,6 +244,7 @@ class RemoteEngine:
     | nothing | the site is absent: its report is zero |
     | fewer answers than `minimum`, cohort public | the model stays, and so does the charge |
     | with a mixer: it hands on nothing in time | the same |
+    | with a secure sum: fewer sites than its threshold, at any step | the same |
     """
 
     job: Job
@@ -266,6 +277,11 @@ class RemoteEngine:
         if not going_on:
             asking = {"asking": round.number, "attempt": attempt, "sites": invited}
             self.round_log.append({**asking, "ask": ask.digest})
+        if self._sum_rounds is not None:
+            total = self._masked_sum(self._sum_rounds, round, ask, outcome)
+            self.round_log.append(outcome.to_dict())
+            self.on_outcome(outcome)
+            return replace(total, clipping_known=False, enough=outcome.enough)
         answers = self._answers(ask, outcome, began)
         if takes_whole_deadline(self.job.plan):
             self.sleep(max(0.0, began + self.federation.deadline - self.clock()))
@@ -283,11 +299,11 @@ class RemoteEngine:
     def unfinished(self, state: ServerState) -> Unfinished | None:
         """Return the attempt at the round after `state` that a crash cut off before its sum.
 
-        None if there is none, or it began from another model. A mixer hands a round on once, so
-        that with one there is none either.
+        None if there is none, or it began from another model. A mixer hands a round on once, and
+        sites of a secure sum mask once, so that with one of these there is none either.
         """
         number = state.round + 1
-        line = None if self.federation.mixer else self.round_log.unfinished(number)
+        line = None if self._once else self.round_log.unfinished(number)
         if line is None or not {*line["sites"]} <= {*self.federation.site_names}:
             return None
         attempt = int(line["attempt"])
@@ -306,7 +322,7 @@ class RemoteEngine:
 
     def _going_on(self, round: Round) -> bool:
         """Return whether a round is one that `unfinished` has returned."""
-        line = None if self.federation.mixer else self.round_log.unfinished(round.number)
+        line = None if self._once else self.round_log.unfinished(round.number)
         if line is None or line["attempt"] != round.attempt:
             return False
         ask = self._ask(round.number, line["attempt"], round.start, round.adaptive_state)
@@ -336,7 +352,7 @@ class RemoteEngine:
         for arrival in self.transport.ask(outcome.invited, ask, self.federation.deadline, forms):
             known = {*answers, *outcome.declined}
             site, message = arrival.site, arrival.message
-            reason = _fault(arrival, ask, outcome.invited, known, late=self.clock() > until)
+            reason = fault_of(arrival, ask, outcome.invited, known, late=self.clock() > until)
             if reason:
                 outcome.rejected[site] = reason
             elif isinstance(message, Refusal):
@@ -345,6 +361,41 @@ class RemoteEngine:
                 answers[site] = message
                 outcome.seconds = round(self.clock() - began, 3)
         return answers
+
+    @property
+    def _once(self) -> bool:
+        """Return whether an attempt cannot go on after a crash: some of it happens only once."""
+        return self.federation.mixer is not None or self._sum_rounds is not None
+
+    @cached_property
+    def _sum_rounds(self) -> SumRounds | None:
+        """Return the secure sums of the run, None if its plan has none."""
+        channel, identity = self.job.plan.release.channel, self.identity
+        if not isinstance(channel, SecureSum):
+            return None
+        keys, size = [site.key for site in self.federation.sites], self.job.task.size
+        terms = sum_terms(channel, keys, identity.plan_digest, identity.run_id, size)
+        names = self.federation.site_names
+        return SumRounds(terms, names, identity.plan_digest, self.transport, self.clock)
+
+    def _masked_sum(
+        self, sums: SumRounds, round: Round, ask: RoundAsk, outcome: Outcome
+    ) -> CohortSum:
+        """Return the sum that the sites' masked vectors open to.
+
+        Zero, and `outcome.enough` False, if there is none.
+        """
+        job, size = self.job, self.job.task.size
+        total = CohortSum.zero(size, job.plan.width, noisy=False)
+        steps = sums.sum(ask, outcome, self.federation.deadline)
+        outcome.enough = steps is not None
+        if steps is None or job.plan.steps is None:
+            return total
+        grid = site_grid(job.plan.steps.multiplier, round.clip, size)
+        total.total.copy_(grid.dequantise(torch.from_numpy(steps)))
+        total.clients = len(outcome.answered)
+        total.weight = float(total.clients)
+        return total
 
     def _sum(self, round: Round, answers: dict[str, Answer], outcome: Outcome) -> CohortSum:
         """Return the weighted sum of the answers' reports, accepted and added in client order.
@@ -406,34 +457,6 @@ class RemoteEngine:
             report, watched = torch.zeros(0), torch.zeros(width, dtype=torch.float64)
         rows = Rows.from_reports([report], self.job.task.size, wide=wide)
         return ClientReports(rows, watched.reshape(1, width), nobody, nobody)
-
-
-def _fault(
-    arrival: Arrival, ask: RoundAsk, invited: list[str], known: set[str], *, late: bool
-) -> str:
-    """Return why a message does not count, as a clause such as "it answered twice".
-
-    "" if it counts.
-
-    Args:
-        arrival: The message and its sender.
-        ask: The ask that was sent to the sites.
-        invited: The sites that were asked.
-        known: The sites that have answered or declined.
-        late: Whether the deadline is over.
-    """
-    message = arrival.message
-    if isinstance(message, str):
-        return message
-    if arrival.site not in invited:
-        return "it was not asked"
-    if message.site != arrival.site:
-        return f"it answered in the name of {message.site!r}"
-    if (message.run, message.round, message.attempt) != (ask.run, ask.round, ask.attempt):
-        return f"it answered attempt {message.attempt} at round {message.round}, or another run"
-    if late:
-        return "it answered after the deadline"
-    return "it answered twice" if arrival.site in known else ""
 
 
 @dataclass

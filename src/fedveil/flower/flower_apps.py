@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,12 +33,14 @@ from fedveil.flower.federation_server import Outcome, Server
 from fedveil.flower.flwr_private.app_process import end_with_parent, separate_flower_random
 from fedveil.flower.flwr_private.arrays import bound_arrays, pull_soon
 from fedveil.flower.messages import (
+    ASKS,
     LONGEST_REASON,
-    Answer,
     Arrival,
     Forms,
     Refusal,
+    Reply,
     RoundAsk,
+    ServerMessage,
     SiteMessage,
     from_parts,
     to_parts,
@@ -122,7 +124,13 @@ class GridTransport:
     def ask(
         self, sites: Sequence[str], ask: RoundAsk, seconds: float, forms: Forms
     ) -> Iterator[Arrival]:
-        """Ask the sites that are online, and yield their answers as they arrive.
+        """Ask the sites that are online, and yield their answers as they arrive: see `send`."""
+        return self.send(dict.fromkeys(sites, ask), seconds, forms)
+
+    def send(
+        self, messages: Mapping[str, ServerMessage], seconds: float, forms: Forms
+    ) -> Iterator[Arrival]:
+        """Send sites their messages, and yield their answers as they arrive.
 
         It ends when all of them have answered or `seconds` are over. Later answers are never
         pulled: Flower drops them when their time to live is over. An unreadable answer comes as a
@@ -130,12 +138,15 @@ class GridTransport:
         for an answer that a site has announced and not sent, and others would be late.
         """
         until, nodes = time.monotonic() + seconds, self._nodes()
-        asked = [site for site in sites if site in nodes]
-        content, group = to_records(ask), f"{ask.round}.{ask.attempt}"
-        messages = [
-            Message(content, nodes[site], ASKING, ttl=seconds, group_id=group) for site in asked
-        ]
-        pushed = list(self.grid.push_messages(messages)) if messages else []
+        asked = [site for site in messages if site in nodes]
+        content = {id(message): to_records(message) for message in messages.values()}
+        sent = []
+        for site in asked:
+            ask = messages[site]
+            group = f"{ask.round}.{ask.attempt}"
+            made = Message(content[id(ask)], nodes[site], ASKING, ttl=seconds, group_id=group)
+            sent.append(made)
+        pushed = list(self.grid.push_messages(sent)) if sent else []
         waiting = {site: one for one, site in zip(pushed, asked, strict=False) if one}
         pulled, ended = SimpleQueue[tuple[str, Message | Exception]](), threading.Event()
         bound_arrays(max(form.encoded_length for form in forms.values()))
@@ -203,7 +214,7 @@ def _kinds(error: Exception) -> str:
     return " ".join(kind.__name__ for kind in type(error).__mro__)
 
 
-def _read_reply(reply: Message | Exception, node: int, forms: Forms) -> Answer | Refusal | str:
+def _read_reply(reply: Message | Exception, node: int, forms: Forms) -> Reply | str:
     """Return the answer or refusal in a reply of `node`, or one line on why there is none."""
     if isinstance(reply, Exception):
         return f"its answer cannot be read: {one_line(reply)}"[:LONGEST_REASON]
@@ -212,7 +223,7 @@ def _read_reply(reply: Message | Exception, node: int, forms: Forms) -> Answer |
     if reply.metadata.src_node_id != node:
         return "its answer came from another node"
     try:
-        if values_of(reply.content).get("kind") == "ask":
+        if values_of(reply.content).get("kind") in ASKS[:2]:
             return "it asked, and was to answer"
         return from_records(reply.content, forms)  # type: ignore[return-value]
     except BadInput as e:
@@ -266,7 +277,7 @@ def answer(message: Message, context: Context) -> Message:
         values = values_of(message.content)
     except BadInput as e:
         return failed(f"the site cannot read the ask: {one_line(e)}")
-    if values.get("kind") != "ask":
+    if values.get("kind") not in ASKS:
         return failed("the site answers asks and nothing else")
     try:
         path = os.environ.get(SITE)

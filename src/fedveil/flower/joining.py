@@ -18,6 +18,7 @@ from fedveil.base.checks import TABLE, shown
 from fedveil.base.errors import BadInput
 from fedveil.flower.bundle import RECIPE, Bundle
 from fedveil.flower.certificates import read_signing_key, write_tls_key
+from fedveil.flower.federation_files import fingerprint
 from fedveil.flower.flwr_private.fork_server import SUPEREXEC, write_programs
 from fedveil.flower.flwr_private.guard import GUARDED, REFUSED
 from fedveil.flower.owner import Owner
@@ -33,6 +34,8 @@ DIVISION = (
     *("path", "test"),
 )
 """Keys of [data] that say how a simulation divides its records: a site is one client."""
+
+_COMPARED = "compare it with what {} tells you by another way"
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,13 @@ class Joining:
         """Return for people what taking part means: the report of a site, and whom one trusts."""
         manifest = self.bundle.manifest
         names = ", ".join(manifest.sites)
-        told = "compare it with what the operator tells you by another way"
         lines = [
-            f"operator  {self.bundle.operator}: {told}",
+            f"operator  {self.bundle.operator}: {_COMPARED.format('the operator')}",
             f"server    {manifest.address}",
             f"sites     {names}",
         ]
+        for name, key in zip(manifest.sites, manifest.keys or [], strict=False):
+            lines.append(f"key       {fingerprint(key)} of {name}: {_COMPARED.format('its owner')}")
         if manifest.sizes is not None:
             declared = manifest.sizes[manifest.number]
             lines.append(f"declared  {declared:,} records of this site, which is public")
@@ -209,6 +213,8 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_c
     if manifest.mixer is not None:
         own["mixer"] = manifest.mixer.model_dump(exclude_none=True, exclude_defaults=True)
         write_tls_key(read_signing_key(owner.private_key), folder / "member.key")
+    if manifest.keys is not None:
+        own["sum"] = {"key": os.path.relpath(owner.private_key, folder), "keys": manifest.keys}
     fill(
         "site.toml",
         folder,

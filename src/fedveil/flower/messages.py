@@ -9,7 +9,7 @@ import io
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Protocol
@@ -84,6 +84,47 @@ class RoundAsk(_RoundMessage):
 
 
 @dataclass(frozen=True, eq=False)
+class MaskedAsk(RoundAsk):
+    """A server's ask for a site's report under the masks of a secure sum.
+
+    Attributes:
+        roster: The roster of `masking`, uint8 [L]: the keys of the sites that mask with each other.
+    """
+
+    roster: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_vector("roster", self.roster, torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class SumStep(_RoundMessage):
+    """A step of a secure sum, to a site or from it: a message of `masking`, which names its kind.
+
+    Attributes:
+        plan: The digest of the plan.
+        site: The name of the site that it is for, or from.
+        content: The message, uint8 [L]. Empty in a server's ask for a site's keys.
+    """
+
+    plan: str
+    site: str
+    content: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
+        check_site_name(self.site)
+        _check_vector("content", self.content, torch.uint8)
+
+    @property
+    def encoded(self) -> bytes:
+        """Return the message of `masking`."""
+        return self.content.numpy().tobytes()
+
+
+@dataclass(frozen=True, eq=False)
 class Answer(_RoundMessage):
     """A site's answer to an ask.
 
@@ -128,8 +169,18 @@ class Refusal(_RoundMessage):
             raise BadInput(f"the reason of a refusal has at most {LONGEST_REASON} characters")
 
 
-SiteMessage = RoundAsk | Answer | Refusal
-_KINDS: dict[str, type[SiteMessage]] = {"ask": RoundAsk, "answer": Answer, "refusal": Refusal}
+ServerMessage = RoundAsk | SumStep
+Reply = Answer | SumStep | Refusal
+SiteMessage = RoundAsk | Answer | SumStep | Refusal
+_KINDS: dict[str, type[SiteMessage]] = {
+    "ask": RoundAsk,
+    "masked-ask": MaskedAsk,
+    "answer": Answer,
+    "sum-step": SumStep,
+    "refusal": Refusal,
+}
+ASKS = ("ask", "masked-ask", "sum-step")
+"""The kinds of messages that a server sends."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +238,23 @@ class VectorForm:
         return np.frombuffer(data, dtype=self.dtype, offset=len(self.header))
 
 
+class BytesForm(VectorForm):
+    """The form of bytes in a message, of which `length` is the most that there may be."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__("uint8", most)
+
+    def decode(self, name: str, dtype: object, shape: object, data: bytes) -> np.ndarray:
+        """Return the bytes that numpy has written as `data`, without a copy.
+
+        BadInput for more than `length`, and for all that another form refuses.
+        """
+        match shape:
+            case (int() as length,) if 0 <= length <= self.length:
+                return VectorForm(self.dtype, length).decode(name, dtype, shape, data)
+        raise BadInput(f"{name} has the shape {shown(shape)}: at most {self.length:,} bytes")
+
+
 Forms = Mapping[str, VectorForm]
 """The forms of a message's vectors, by name."""
 
@@ -215,7 +283,7 @@ class Arrival:
     """
 
     site: str
-    message: Answer | Refusal | str
+    message: Reply | str
 
 
 class Transport(Protocol):
@@ -238,6 +306,40 @@ class Transport(Protocol):
         not answer. An answer whose vectors have other forms is not decoded, and arrives as a text.
         """
         ...
+
+    def send(
+        self, messages: Mapping[str, ServerMessage], seconds: float, forms: Forms
+    ) -> Iterator[Arrival]:
+        """Send each site a message of its own, by name, and yield messages as `ask` does."""
+        ...
+
+
+def fault_of(
+    arrival: Arrival, ask: ServerMessage, invited: Collection[str], known: set[str], *, late: bool
+) -> str:
+    """Return why a message does not count, as a clause such as "it answered twice".
+
+    "" if it counts.
+
+    Args:
+        arrival: The message and its sender.
+        ask: A message that was sent to the sites.
+        invited: The sites that were asked.
+        known: The sites that have answered or declined.
+        late: Whether the deadline is over.
+    """
+    message = arrival.message
+    if isinstance(message, str):
+        return message
+    if arrival.site not in invited:
+        return "it was not asked"
+    if message.site != arrival.site:
+        return f"it answered in the name of {message.site!r}"
+    if (message.run, message.round, message.attempt) != (ask.run, ask.round, ask.attempt):
+        return f"it answered attempt {message.attempt} at round {message.round}, or another run"
+    if late:
+        return "it answered after the deadline"
+    return "it answered twice" if arrival.site in known else ""
 
 
 def to_parts(message: SiteMessage) -> tuple[dict[str, str | int], dict[str, np.ndarray]]:
@@ -289,6 +391,11 @@ def from_parts(values: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -
     return kind(**parts)
 
 
+def bytes_tensor(content: bytes) -> torch.Tensor:
+    """Return bytes as a tensor, uint8 [L], as messages have them."""
+    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
+
+
 def new_run_id() -> str:
     """Return a random id for a run, 32 hexadecimal digits."""
     return secrets.token_hex(16)
@@ -332,5 +439,5 @@ def _check_vector(name: str, value: object, dtype: torch.dtype) -> None:
     if value.dtype is not dtype or value.ndim != 1:
         form = f"{value.dtype} of shape {tuple(value.shape)}"
         raise BadInput(f"{name} is {form}: a vector of {dtype} is needed")
-    if not bool(torch.isfinite(value).all()):
+    if dtype.is_floating_point and not bool(torch.isfinite(value).all()):
         raise BadInput(f"{name} holds a number that is not finite")

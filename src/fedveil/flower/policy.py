@@ -75,7 +75,7 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
     | nothing is claimed | no lines |
     | a formula as published, which guarantees nothing | BadInput |
     | what a clip watches goes to a curator | BadInput: in a federation that is the server |
-    | noise in shares (share "part") | BadInput: there is no secure sum between sites |
+    | a secure sum | its line is charged; that about all others together is shown beside it |
     | clients have budgets of their own, and `number` is None | BadInput |
     | something is claimed, and no line is about this client | BadInput: nothing would be charged |
     | a cohort drawn in secret by a trusted server | every round is charged, asked or not |
@@ -89,11 +89,6 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
         raise BadInput(
             "the recipe's clip needs a curator who sees bits or norms and is not the server, and a "
             "federation has none: use clip.bit_epsilon, or a clip that does not look at clients"
-        )
-    if any(line.trust is Trust.SECURE_SUM and not line.reading for line in plan.lines):
-        raise BadInput(
-            "noise.share is 'part', and between sites there is no secure sum: use 'whole', so that "
-            "each site's noise is enough by itself"
         )
     lines = tuple(line for line in plan.lines if _applies_to(line, plan, number))
     charged = [line for line in lines if not line.reading]
@@ -204,9 +199,10 @@ class Policy(Section):
     days: int | None = setting(_DAYS, None)
     """The period that epsilon and delta are for: runs that were last charged longer ago do not
     count. Left out: all runs count for ever."""
-    trust: list[Literal["local", "shuffled", "central"]] = ["local"]
-    """Whom the owner is ready to trust: 'local' nobody else; 'shuffled' a mixer; 'central' the
-    server, which then sees updates without noise."""
+    trust: list[Literal["local", "shuffled", "secure-sum", "central"]] = ["local"]
+    """Whom the owner is ready to trust: 'local' nobody else; 'shuffled' a mixer; 'secure-sum' so
+    many of the other sites as the recipe takes to be honest; 'central' the server, which then sees
+    updates without noise."""
     recipes: list[str] | None = None
     """Which recipes may be taken part in, by name or by digest (fedveil site check tells it). Left
     out: whichever `recipe` is."""

@@ -32,10 +32,25 @@ from fedveil.flower.federation_files import (
     with_absolute_paths,
 )
 from fedveil.flower.kept_answer import KeptAnswer
-from fedveil.flower.messages import Answer, Forms, Refusal, RoundAsk, ask_forms, plan_digest
+from fedveil.flower.messages import (
+    LONGEST_REASON,
+    Answer,
+    Forms,
+    MaskedAsk,
+    Refusal,
+    Reply,
+    RoundAsk,
+    ServerMessage,
+    SumStep,
+    ask_forms,
+    plan_digest,
+)
 from fedveil.flower.policy import Objection, Policy, build_for_plan, local_steps, terms_of
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger
 from fedveil.flower.site_log import SiteLog
+from fedveil.flower.site_sums import SiteSums
+from fedveil.flower.sum_terms import sum_ask_forms
+from fedveil.masking.sum_messages import MessageRefused
 from fedveil.mixing.protocol import Refused, round_number
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
@@ -52,6 +67,7 @@ from fedveil.training.session import Training
 
 OTHER_PLAN = "the plan is not that of this site's own copy of the recipe"
 _UNUSABLE = "the site's ledger cannot be used: its owner was told why"
+_NO_MASKS = "this site cannot go on with the secure sum: its owner was told why"
 _FAILED = "the round was charged and could not be computed: the site's owner was told why"
 
 
@@ -76,6 +92,7 @@ class Site:
         self.terms = terms_of(self.plan, file.number, self.policy.repeats)
         self.ledger = SiteLedger.from_site_file(file)
         self.mixer = _checked_mixer(file, self.plan)
+        self.sums = SiteSums.of_site(file, self.plan, self.digest, self.training.task.size)
         self.log = SiteLog(self.ledger.folder / "log.jsonl")
         self._kept = KeptAnswer(self.ledger.folder / "answer.safetensors")
         self._first, self._lock = self.training.start(), threading.Lock()
@@ -114,14 +131,17 @@ class Site:
     @property
     def ask_forms(self) -> Forms:
         """Return the forms of the vectors in an ask, which follow from the site's own plan."""
-        return ask_forms(self._first.params.numel(), self._first.adaptive_state.numel())
+        forms = ask_forms(self._first.params.numel(), self._first.adaptive_state.numel())
+        return forms if self.sums is None else {**forms, **sum_ask_forms(self.file.clients)}
 
     def prepare(self) -> None:
         """Make now what the first answer would make: a process that is forked does it once."""
         _ = self._gradients
 
-    def answer(self, ask: RoundAsk) -> Answer | Refusal:
+    def answer(self, ask: ServerMessage) -> Reply:
         """Return the site's report of a round, charged before it is computed, or a refusal.
+
+        With a secure sum the report is masked, and the later steps of the sum are answered too.
 
         Never raises, whatever a server sends. A refusal reveals nothing about the site's records.
 
@@ -136,13 +156,18 @@ class Site:
         | the work fails | the same; where the site does not randomise reports, Refusal |
         | reports go to a mixer | an answer without a report, once the mixer has counted it |
         | the mixer does not count it, or is not who it should be | Refusal, the charge stays |
+        | the plan has a secure sum and the ask no roster, or the reverse | Refusal, not charged |
+        | a roster that the protocol refuses | Refusal, not charged |
+        | an ask under a secure sum for the second time | Refusal: a vector is sent once |
         """
+        if isinstance(ask, SumStep):
+            return self._sum_step(ask)
         turn, began = (ask.run, ask.round, ask.attempt), time.monotonic()
         event, place = "answered", {"run": ask.run, "round": ask.round, "attempt": ask.attempt}
         try:
             with self._lock:
                 self._check(ask)
-                kept = self._kept.read(ask, self.name)
+                kept = None if self.sums else self._kept.read(ask, self.name)
                 if kept is not None:
                     self.ledger.check_whole()
                     self.log.write("answered again", **place)
@@ -154,12 +179,19 @@ class Site:
                     "noise": "secure" if self.plan.secure else "seeded",
                     "seed": "",
                 }
+                if self.sums is not None and isinstance(ask, MaskedAsk):
+                    self.sums.begin(ask)
                 self.ledger.charge(*turn, about=about, terms=self.terms, policy=self.policy)
                 report, statistic = self._report(ask)
-                answer = Answer(*turn, self.name, report, statistic)
-                self._kept.write(ask, answer)
-        except (Declined, Refused) as e:
-            event, reason = "declined", str(e)
+                answer: Reply
+                if self.sums is not None and isinstance(ask, MaskedAsk):
+                    clip = self.plan.clip(ask.moving, ask.round)
+                    answer = self.sums.mask(ask, report, clip)
+                else:
+                    answer = Answer(*turn, self.name, report, statistic)
+                    self._kept.write(ask, answer)
+        except (Declined, Refused, MessageRefused) as e:
+            event, reason = "declined", str(e)[:LONGEST_REASON]
         except Exception as e:  # a full disk, a ledger that was changed: nothing to tell a server
             LOG.error("round %d of run %s: %s: %s", ask.round, ask.run, type(e).__name__, e)
             event, reason = "error", _UNUSABLE
@@ -170,6 +202,30 @@ class Site:
             return answer
         self.log.write(event, **place, reason=reason)
         return Refusal(*turn, self.name, reason)
+
+    def _sum_step(self, step: SumStep) -> Reply:
+        """Return the site's answer to a later step of a secure sum, or a refusal. Never raises.
+
+        Nothing is charged: what a step opens is the sum that the vectors were charged for.
+        """
+        turn = (step.run, step.round, step.attempt)
+        place = {"run": step.run, "round": step.round, "attempt": step.attempt}
+        try:
+            if step.plan != self.digest or self.sums is None:
+                raise Declined(OTHER_PLAN)
+            for objection in self.objections():
+                raise Declined(objection.reason)
+            what, reply = self.sums.step(step)
+        except (Declined, MessageRefused) as e:
+            reason = str(e)[:LONGEST_REASON]
+            self.log.write("declined", **place, reason=reason)
+            return Refusal(*turn, self.name, reason)
+        except Exception as e:
+            LOG.error("round %d of run %s: %s: %s", step.round, step.run, type(e).__name__, e)
+            self.log.write("error", **place, error=f"{type(e).__name__}: {one_line(e)}")
+            return Refusal(*turn, self.name, _NO_MASKS)
+        self.log.write("secure sum", **place, step=what)
+        return reply
 
     def _spent(self, run: str) -> dict[str, Any]:
         """Return what a run has cost, as the log says it: turns, claims now and at most.
@@ -196,6 +252,9 @@ class Site:
         """
         if ask.plan != self.digest:
             raise Declined(OTHER_PLAN)
+        if isinstance(ask, MaskedAsk) != (self.sums is not None):
+            what = "has no" if self.sums is None else "has a"
+            raise Declined(f"the site's own recipe {what} secure sum, and the ask differs from it")
         for objection in self.objections():
             LOG.warning("round %d of run %s: %s", ask.round, ask.run, objection)
             raise Declined(objection.reason)
@@ -279,12 +338,13 @@ def _checked_mixer(file: SiteFile, plan: PrivacyPlan) -> MixerSection | None:
 
     Raises BadInput if the recipe has [shuffle] and there is no mixer, or the reverse.
     """
-    if plan.release.channel.minimum and file.mixer is None:
+    shuffled = isinstance(plan.release.channel, Shuffler)
+    if shuffled and file.mixer is None:
         raise BadInput(
             "the recipe has [shuffle] and site.toml no [mixer]: name the mixer, or leave [shuffle] "
             "out of the recipe, so that trust is local"
         )
-    if file.mixer is not None and not plan.release.channel.minimum:
+    if file.mixer is not None and not shuffled:
         raise BadInput("[mixer] is for recipes with [shuffle]: leave it out")
     return file.mixer
 

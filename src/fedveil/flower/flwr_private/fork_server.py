@@ -204,7 +204,7 @@ class _SiteProcess:
         OSError if no process can be started.
         """
         states = self._file_states()
-        if states != self._states:
+        if states != self._states or self._keeper_ended():
             self._states = states
             self._start()
         try:
@@ -214,7 +214,13 @@ class _SiteProcess:
             os.write(self._pipe, line)
 
     def _start(self) -> None:
-        """Fork a process that opens the site. The one before ends with its pipe."""
+        """Fork a process that opens the site. The one before ends with its pipe.
+
+        A site of secure sums has a process with its masking keys, which does not end with it.
+        """
+        keeper = _keeper_of_site()
+        if keeper is not None:
+            keeper.keep_running()
         if self._pipe >= 0:
             os.close(self._pipe)
         readable, self._pipe = os.pipe()
@@ -226,11 +232,30 @@ class _SiteProcess:
             _open_and_fork()
         os.close(readable)
 
+    @staticmethod
+    def _keeper_ended() -> bool:
+        """Return whether the process with the site's masking keys was there, and has ended."""
+        keeper = sys.modules.get("fedveil.flower.masking_keeper")
+        running = keeper and keeper.running_keeper()
+        return bool(running and running.ended)
+
     def _file_states(self) -> object:
         """Return the states of the owner's files. None if no file is named."""
         prepared = sys.modules.get("fedveil.flower.prepared_site")
         path = os.environ.get("FEDVEIL_SITE")
         return prepared.file_states(Path(path)) if prepared and path else None
+
+
+def _keeper_of_site() -> Any:
+    """Return the module `masking_keeper` if the site's file has [sum], None otherwise."""
+    path = os.environ.get("FEDVEIL_SITE")
+    files = sys.modules.get("fedveil.flower.federation_files")
+    if not path or files is None:
+        return None
+    with suppress(Exception):  # of a file that cannot be read each message tells the owner
+        if files.read_site_file(Path(path)).sum is not None:
+            return importlib.import_module("fedveil.flower.masking_keeper")
+    return None
 
 
 def _open_and_fork() -> Never:

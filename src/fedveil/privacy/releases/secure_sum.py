@@ -8,7 +8,8 @@ from fedveil.base.errors import BadInput
 from fedveil.masking.rehearsal import rehearse
 from fedveil.masking.sum_messages import least_honest
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.noise.grid import LARGEST_SUM
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.noise.grid import LARGEST_SUM, Grid
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.release import Channel, Ids, Round
 
@@ -20,6 +21,22 @@ def least_threshold(sites: int, honest: int) -> int:
     (2, 6, 4)
     """
     return (2 * sites - honest) // 2 + 1
+
+
+def site_grid(multiplier: float, clip: Clip | None, size: int) -> Grid:
+    """The grid of the secure noise that a site adds to its sum, of `size` coordinates.
+
+    Server and sites derive the same one from their plans. Raises AssertionError without a clip.
+
+    Args:
+        multiplier: The noise of one site, in clips.
+        clip: The clip of the round.
+        size: The number of coordinates.
+    """
+    if clip is None:
+        raise AssertionError("sites clip")
+    scale = multiplier * clip.sensitivity(Relation.ADD_REMOVE)
+    return GaussianMechanism(multiplier).grid(scale, size)
 
 
 @dataclass(frozen=True)
@@ -70,10 +87,7 @@ class SecureSum(Channel):
         round: Round,
     ) -> None:
         """Replace the total by the sum that the protocol opens. Sites without a report drop out."""
-        if round.clip is None:
-            raise AssertionError("sites clip")
-        scale = multiplier * round.clip.sensitivity(Relation.ADD_REMOVE)
-        grid = GaussianMechanism(multiplier).grid(scale, len(total))
+        grid = site_grid(multiplier, round.clip, len(total))
         by_site = {
             int(site): row for ids, rows in reports for site, row in zip(ids, rows, strict=True)
         }
