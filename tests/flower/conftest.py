@@ -14,7 +14,7 @@ import torch
 import fedveil as fv
 from fedveil.flower.federation_files import Federation, RegisteredSite
 from fedveil.flower.federation_server import Server
-from fedveil.flower.messages import Answer, RoundAsk
+from fedveil.flower.messages import Answer, RoundAsk, ServerMessage
 from fedveil.runs.evidence import statements_of
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -121,7 +121,8 @@ class StandIn:
     def __init__(self, name: str, number: int, width: int = 0, length: float = 0.1) -> None:
         self.name, self.number, self.width, self.length = name, number, width, length
 
-    def answer(self, ask: RoundAsk) -> Answer:
+    def answer(self, ask: ServerMessage) -> Answer:
+        assert isinstance(ask, RoundAsk)
         report = torch.zeros_like(ask.params)
         report[self.number % len(report)] = self.length
         bits = torch.full((self.width,), 0.5, dtype=torch.float64)

@@ -1,23 +1,29 @@
 """Transports within a test: sites that behave, and sites that do not."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
-from fedveil.flower.messages import Answer, Arrival, Forms, Refusal, RoundAsk
-
-Reply = Answer | Refusal
+from fedveil.flower.messages import (
+    Answer,
+    Arrival,
+    Forms,
+    Refusal,
+    Reply,
+    RoundAsk,
+    ServerMessage,
+)
 
 
 class Answers(Protocol):
     """A site, or what stands in for one."""
 
-    def answer(self, ask: RoundAsk) -> Answer | Refusal: ...
+    def answer(self, ask: ServerMessage) -> Reply: ...
 
 
-Behaviour = Callable[["InProcess", RoundAsk, Reply], list[Arrival]]
+Behaviour = Callable[["InProcess", ServerMessage, Reply], list[Arrival]]
 
 
 class Killed(BaseException):
@@ -56,7 +62,12 @@ class InProcess:
         self, sites: Sequence[str], ask: RoundAsk, seconds: float, forms: Forms
     ) -> Iterator[Arrival]:
         self.asks.append(ask)
-        for name in sites:
+        yield from self.send(dict.fromkeys(sites, ask), seconds, forms)
+
+    def send(
+        self, messages: Mapping[str, ServerMessage], seconds: float, forms: Forms
+    ) -> Iterator[Arrival]:
+        for name, ask in messages.items():
             if name in self.away:
                 continue
             if self.stop == (ask.round, name):
@@ -70,7 +81,7 @@ class InProcess:
 def changed(**changes: object) -> Behaviour:
     """A site whose answers have other parts than they should."""
 
-    def behave(transport: InProcess, ask: RoundAsk, reply: Reply) -> list[Arrival]:
+    def behave(transport: InProcess, ask: ServerMessage, reply: Reply) -> list[Arrival]:
         assert isinstance(reply, Answer)
         parts = {key: new(reply) if callable(new) else new for key, new in changes.items()}
         return [Arrival(reply.site, replace(reply, **parts))]  # type: ignore[arg-type]
@@ -78,29 +89,29 @@ def changed(**changes: object) -> Behaviour:
     return behave
 
 
-def twice(transport: InProcess, ask: RoundAsk, reply: Reply) -> list[Arrival]:
+def twice(transport: InProcess, ask: ServerMessage, reply: Reply) -> list[Arrival]:
     return [Arrival(reply.site, reply), Arrival(reply.site, reply)]
 
 
-def dies(transport: InProcess, ask: RoundAsk, reply: Reply) -> list[Arrival]:
+def dies(transport: InProcess, ask: ServerMessage, reply: Reply) -> list[Arrival]:
     return []
 
 
-def replays(transport: InProcess, ask: RoundAsk, reply: Reply) -> list[Arrival]:
+def replays(transport: InProcess, ask: ServerMessage, reply: Reply) -> list[Arrival]:
     """Its first answer, again and again."""
     return [Arrival(reply.site, transport.sent[reply.site][0])]
 
 
-def late(transport: InProcess, ask: RoundAsk, reply: Reply) -> list[Arrival]:
+def late(transport: InProcess, ask: ServerMessage, reply: Reply) -> list[Arrival]:
     transport.now += 1e6
     return [Arrival(reply.site, reply)]
 
 
-def unreadable(transport: InProcess, ask: RoundAsk, reply: Reply) -> list[Arrival]:
+def unreadable(transport: InProcess, ask: ServerMessage, reply: Reply) -> list[Arrival]:
     return [Arrival(reply.site, "what it sent cannot be read")]
 
 
-def refuses(transport: InProcess, ask: RoundAsk, reply: Reply) -> list[Arrival]:
+def refuses(transport: InProcess, ask: ServerMessage, reply: Reply) -> list[Arrival]:
     return [
         Arrival(
             reply.site, Refusal(ask.run, ask.round, ask.attempt, reply.site, "no budget is left")

@@ -61,6 +61,18 @@ class Terms:
         return tuple(line.claims(self.permitted_turns)[0] for line in self.charged_lines)
 
 
+    @cached_property
+    def alone(self) -> tuple[PrivacyClaim, ...]:
+        """Return what all permitted turns cost against a server with all other sites.
+
+        Empty unless a secure sum makes `costs` smaller: a site's own noise is all that counts then.
+        """
+        if all(line.trust is not Trust.SECURE_SUM for line in self.charged_lines):
+            return ()
+        lines = [line for line in self.lines if line.trust is Trust.SITE]
+        return tuple(line.claims(self.permitted_turns)[0] for line in lines)
+
+
 def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
     """Return the terms of one site of a plan: its budget lines and its turns.
 

@@ -29,8 +29,9 @@ _TRUSTED = {
     "the sum; nothing is claimed against the server itself",
     Trust.CURATOR: "a curator who is not the server",
     Trust.SITE: "this site: what leaves it has its noise already",
-    Trust.SECURE_SUM: "this site and, for the smaller epsilon, all others: the server sees only "
-    "the sum of all sites, whose noise adds up",
+    Trust.SECURE_SUM: "so many of the sites as are assumed to be honest: the server sees only the "
+    "sum of the sites that answer, whose noise adds up; against a server with all other sites this "
+    "site's own noise alone protects",
 }
 
 
@@ -38,9 +39,10 @@ def site_report(site: Site) -> dict[str, Any]:
     """Return what `fedveil site check --json` prints: cost, trust, policy and verdict.
 
     Keys: "site", "recipe", "digest", "clients", "records", "turns", "noise", "cost" (claims),
-    "takes_part", "protects", "trust", "leaves", "assumptions", "policy" and "objections". All but
-    the numbers and claims are texts or lists of texts. "takes_part" is True if there are no
-    "objections" at the moment.
+    "alone" (claims), "takes_part", "protects", "trust", "leaves", "assumptions", "policy" and "objections". All but
+    the numbers and claims are texts or lists of texts. "alone" is what the run may cost against a
+    server with all other sites, where a secure sum makes "cost" smaller. "takes_part" is True if
+    there are no "objections" at the moment.
     """
     terms = site.terms
     spent = list(site.ledger.run_costs().values())
@@ -57,6 +59,7 @@ def site_report(site: Site) -> dict[str, Any]:
         "turns": _turns_text(site),
         "noise": _noise_text(site),
         "cost": [claim.to_dict() for claim in terms.costs],
+        "alone": [claim.to_dict() for claim in terms.alone],
         "takes_part": not objections,
         "protects": [f"{_unit_text(x.unit)}, {_NEIGHBOURS[x.relation]}" for x in lines]
         or ["nobody"],
@@ -77,7 +80,13 @@ def report_lines(site: Site, report: dict[str, Any]) -> list[str]:
         "site": [f"{report['site']}, {size}"],
         "recipe": [f"{report['recipe']}, digest {report['digest']}"],
         "turns": [report["turns"]],
-        "cost": [f"at most {claim}" for claim in costs] or ["no privacy is claimed"],
+        "cost": [
+            *([f"at most {claim}" for claim in costs] or ["no privacy is claimed"]),
+            *(
+                f"if all other sites side with the server: at most {claim}"
+                for claim in site.terms.alone
+            ),
+        ],
         "protects": report["protects"],
         "trusts": report["trust"],
         "noise": [report["noise"]],
