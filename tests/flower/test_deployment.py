@@ -303,8 +303,8 @@ def test_as_many_shares_as_sites(tmp_path):
     [
         ("fedavg", "attack.kind=pixel", "attack"),
         ("fedavg", "engine.checkpoint=2", "engine.checkpoint is 2"),
-        ("sites", "noise.share=part", "noise.share is 'part', and between .* no secure sum"),
-        ("sites", "sum.kind=secure", "sum.kind is 'secure', and between .* no secure sum"),
+        ("sites", "noise.share=part", r"the recipe has no \[sum\].* use sum.kind = 'secure'"),
+        ("sites", "sum.kind=secure", "a secure sum of 2 sites: at least 3 are needed"),
         ("ldp-sgd", "sample.size=5", "size"),
         ("ldp-sgd", "budget.as_published=true", "as_published"),
         ("fedavg", "model.path=net.py:make", "net.py' does not exist"),

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,17 @@ from fedveil.flower.federation_server import TooFewSites
 from fedveil.flower.messages import (
     Answer,
     Arrival,
+    BytesForm,
+    MaskedAsk,
     Refusal,
     RoundAsk,
+    SumStep,
     answer_forms,
     ask_forms,
+    bytes_tensor,
+    from_parts,
     new_run_id,
+    to_parts,
 )
 
 pytest.importorskip("flwr")
@@ -196,6 +202,46 @@ def test_who_is_not_online_is_not_asked(pair):
     transport = pair()
     del transport.grid.nodes[0]
     assert [a.site for a in transport.ask(["north", "south"], ASK, 5.0, ANSWERED)] == ["south"]
+
+
+def step(name: str, content: bytes) -> SumStep:
+    return SumStep(RUN, 3, 1, ASK.plan, name, bytes_tensor(content))
+
+
+def test_each_site_gets_a_message_of_its_own(pair):
+    """And each answers in the name of the node that has its key."""
+
+    def echoed(message: Message) -> Message:
+        got = from_records(message.content, forms)
+        assert isinstance(got, SumStep)
+        return Message(to_records(replace(got, content=got.content.flip(0))), reply_to=message)
+
+    forms = {"content": BytesForm(5)}
+    messages = {"south": step("south", b"two"), "north": step("north", b""), "west": step("w", b"")}
+    found = {a.site: a.message for a in pair(echoed).send(messages, 5.0, forms)}
+    assert {name: (m.site, m.encoded) for name, m in found.items()} == {
+        "south": ("south", b"owt"),
+        "north": ("north", b""),
+    }
+
+
+@pytest.mark.parametrize("content", [b"123456", b"1" * 4096])
+def test_more_bytes_than_a_step_has_are_not_decoded(content):
+    with pytest.raises(BadInput, match="at most 5 bytes"):
+        from_records(to_records(step("north", content)), {"content": BytesForm(5)})
+
+
+def test_an_ask_with_a_roster_comes_back_as_it_was():
+    masked = MaskedAsk(*vars(ASK).values(), bytes_tensor(b"roster"))
+    back = from_records(to_records(masked), {**ASKED, "roster": BytesForm(6)})
+    assert type(back) is MaskedAsk
+    assert torch.equal(back.roster, masked.roster)
+    assert torch.equal(back.params, ASK.params)
+    with pytest.raises(BadInput, match="roster"):
+        from_records(to_records(masked), ASKED)
+    with pytest.raises(BadInput, match="other parts"):
+        values, arrays = to_parts(masked)
+        from_parts(values, {name: array for name, array in arrays.items() if name != "roster"})
 
 
 def test_nobody_to_ask(pair):

@@ -140,8 +140,9 @@ def test_a_unit_has_no_effect_without_noise_at_the_sites():
         build(load_recipe("fedsgd", ["client.unit=record"]))
 
 
-@pytest.mark.parametrize("sets", [[], ["sum.kind=secure"], ["sum.kind=secure", "noise.share=none"]])
-def test_secure_sums_are_not_deployed(sets):
-    with pytest.raises(BadInput, match=r"between sites there is no secure sum: .* 'whole'"):
-        check_recipe(load_recipe("sites", sets))
+def test_shares_are_deployed_with_a_secure_sum_only():
+    with pytest.raises(BadInput, match=r"the recipe has no \[sum\].* sum.kind = 'secure'"):
+        check_recipe(load_recipe("sites"))
     check_recipe(load_recipe("sites", ["noise.share=whole"]))
+    check_recipe(load_recipe("sites", ["sum.kind=secure"]))
+    check_recipe(load_recipe("sites", ["sum.kind=secure", "noise.share=none"]))

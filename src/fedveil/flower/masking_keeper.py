@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import traceback
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 from contextlib import suppress
@@ -240,6 +241,8 @@ def _serve(door: socket.socket) -> Never:
                 with socket.socket(fileno=descriptor) as connection, suppress(OSError):
                     connection.settimeout(_SECONDS)
                     _serve_one(keeper, connection)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(0)
 
@@ -263,7 +266,8 @@ def _serve_one(keeper: MaskingKeeper, connection: socket.socket) -> None:
 def _send(connection: socket.socket, content: bytes) -> None:
     """Send bytes after their length."""
     connection.sendall(len(content).to_bytes(_LENGTH, "big"))
-    connection.sendall(content)
+    if content:  # after the length of nothing the other side may have answered, and be gone
+        connection.sendall(content)
 
 
 def _receive(connection: socket.socket, most: int = 1 << 40) -> bytes:

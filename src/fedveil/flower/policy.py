@@ -60,7 +60,6 @@ class Terms:
         """Return what all permitted turns cost this site: one claim for each charged line."""
         return tuple(line.claims(self.permitted_turns)[0] for line in self.charged_lines)
 
-
     @cached_property
     def alone(self) -> tuple[PrivacyClaim, ...]:
         """Return what all permitted turns cost against a server with all other sites.
