@@ -63,7 +63,9 @@ def test_a_secure_sum_trains_and_takes_at_most_twice_as_long_as_a_plain_one(tmp_
 
 
 def test_a_site_that_is_killed_in_a_round_costs_no_round_and_comes_back(tmp_path):
-    with running(tmp_path / "d", "rounds=16", SECURE, deadline=20) as live:
+    with running(tmp_path / "d", "rounds=8", SECURE, deadline=20) as live:
+        file = live.server / "federation.toml"  # it waits for a site that SuperLink misses
+        file.write_text(file.read_text().replace("minimum = 2", "minimum = 3"))
         run = live.federation.start_run()
 
         def asked(number):
@@ -75,7 +77,7 @@ def test_a_site_that_is_killed_in_a_round_costs_no_round_and_comes_back(tmp_path
         live.federation.start_site("east")
         run.wait(PATIENCE)
         result = live.federation.read_result()
-        assert (result["rounds"], result["stopped"]) == (16, "rounds")
+        assert (result["rounds"], result["stopped"]) == (8, "rounds")
         lines = live.outcomes("run")
         assert [(line["round"], line["attempt"]) for line in lines] == [
             (k, 0) for k in range(1, 17)
@@ -84,9 +86,9 @@ def test_a_site_that_is_killed_in_a_round_costs_no_round_and_comes_back(tmp_path
         assert all({"north", "south"} <= {*line["answered"]} for line in lines)
         assert "east" in lines[0]["answered"]
         assert any("east" not in line["answered"] for line in lines[2:])
-        assert "east" in lines[-1]["answered"], [lines, live.federation.sites["east"].output]
+        assert "east" in lines[-1]["answered"]
         charged = read_charges(live.server / "run" / "ledger.db")
-        assert [charge.round for charge in charged] == [*range(1, 17)]
+        assert [charge.round for charge in charged] == [*range(1, 9)]
         for name in NAMES:
             answers = sum(name in line["answered"] for line in lines)
-            assert answers <= len(live.charges(name)) <= 16
+            assert answers <= len(live.charges(name)) <= 8

@@ -40,9 +40,9 @@ def site_report(site: Site) -> dict[str, Any]:
 
     Keys: "site", "recipe", "digest", "clients", "records", "turns", "noise", "cost" (claims),
     "alone" (claims), "takes_part", "protects", "trust", "leaves", "assumptions", "policy" and
-    "objections". All but the numbers and claims are texts or lists of texts. "alone" is what the run may cost against a
-    server with all other sites, where a secure sum makes "cost" smaller. "takes_part" is True if
-    there are no "objections" at the moment.
+    "objections". All but the numbers and claims are texts or lists of texts. "alone" is what the
+    run may cost against a server with all other sites, where a secure sum makes "cost" smaller.
+    "takes_part" is True if there are no "objections" at the moment.
     """
     terms = site.terms
     spent = list(site.ledger.run_costs().values())
