@@ -148,7 +148,7 @@ BAD = {
     "a constant category": (
         with_column("unit", lambda k: "mg"),
         {},
-        "t.csv: column 'unit' is 'mg' in all test records: declare columns.unit.values, or leave",
+        "t.csv: column 'unit' is 'mg' in all test records: declare columns.unit.values, or omit",
     ),
     "a missing target": (
         text(rows(well_2="")),

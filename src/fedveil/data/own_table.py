@@ -387,7 +387,7 @@ def columns_as_declared(source: Table, options: TableOptions) -> tuple[list[Colu
             source[name]  # refuses a name that the table does not have
     for name in names:
         if name in no_features:
-            raise BadInput(f"feature {name!r} is {no_features[name]}: omit it of features")
+            raise BadInput(f"feature {name!r} is {no_features[name]}: leave it out of features")
     if len(set(names)) < len(names):
         raise BadInput(f"features {quoted_names(names)} has a name twice: list each once")
     if not names and target.text is None:
