@@ -69,7 +69,7 @@ class SiteSums:
         channel = plan.release.channel
         if not isinstance(channel, SecureSum):
             if file.sum is not None:
-                raise BadInput("[sum] in site.toml is for recipes with [sum]: leave it out")
+                raise BadInput("[sum] in site.toml is for recipes with [sum]: omit it")
             return None
         if file.sum is None or file.number is None:
             raise BadInput(
