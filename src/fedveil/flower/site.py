@@ -67,7 +67,6 @@ from fedveil.training.session import Training
 
 OTHER_PLAN = "the plan is not that of this site's own copy of the recipe"
 _UNUSABLE = "the site's ledger cannot be used: its owner was told why"
-_NO_MASKS = "this site cannot go on with the secure sum: its owner was told why"
 _FAILED = "the round was charged and could not be computed: the site's owner was told why"
 
 
@@ -223,7 +222,7 @@ class Site:
         except Exception as e:
             LOG.error("round %d of run %s: %s: %s", step.round, step.run, type(e).__name__, e)
             self.log.write("error", **place, error=f"{type(e).__name__}: {one_line(e)}")
-            return Refusal(*turn, self.name, _NO_MASKS)
+            return Refusal(*turn, self.name, _UNUSABLE)
         self.log.write("secure sum", **place, step=what)
         return reply
 

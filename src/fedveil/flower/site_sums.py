@@ -10,7 +10,7 @@ from fedveil.base.errors import BadInput
 from fedveil.flower.federation_files import SiteFile, SumKeys, check_secure
 from fedveil.flower.masking_keeper import Keeper, KeeperStep, KeeperTask, running_keeper
 from fedveil.flower.messages import MaskedAsk, SumStep, bytes_tensor
-from fedveil.flower.site_ledger import Declined
+from fedveil.flower.site_ledger import LOG, Declined
 from fedveil.flower.sum_terms import sum_terms
 from fedveil.masking.sum_messages import MAGIC, Kind, Place
 from fedveil.privacy.clip import Clip
@@ -19,6 +19,7 @@ from fedveil.privacy.releases.secure_sum import SecureSum, site_grid
 
 _STEPS = {Kind.CLOSING: KeeperStep.ANSWER, Kind.CERTIFICATE: KeeperStep.REVEAL}
 _JOURNAL = "sums.db"
+_NO_MASKS = "this site cannot go on with the secure sum: its owner was told why"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class SiteSums:
     |---|---|
     | a message that is none of the protocol's, or for another site | Declined |
     | there is no process with the masking keys | Declined: nothing is masked with others |
+    | that process has ended, or a key or the journal cannot be used | the same, the owner is told |
     | a report that is not on the grid | BadInput, and nothing is sent |
 
     Attributes:
@@ -128,7 +130,11 @@ class SiteSums:
         terms = sum_terms(self.channel, self.keys.keys, self.digest, about.run, self.size)
         place = Place(about.round, about.attempt)
         task = KeeperTask(kind, terms, self.number, self.keys.key, str(self.journal), place)
-        return keeper.perform(task, content)
+        try:
+            return keeper.perform(task, content)
+        except BadInput as e:  # a key, a journal or a process that is gone: nothing for a server
+            LOG.error("round %d of run %s: %s", about.round, about.run, e)
+            raise Declined(_NO_MASKS) from e
 
     def _reply(self, about: MaskedAsk | SumStep, content: bytes) -> SumStep:
         """Return this site's step in the round that a message is about."""
