@@ -100,7 +100,7 @@ class Summing:
             "number": number,
             "sizes": [RECORDS] * self.count,
             "data": {"name": "saved", "path": "records"},
-            "sum": {"key": "node", "keys": [public_line(key) for key in self.keys]},
+            "sum_keys": {"key": "node", "public_keys": [public_line(key) for key in self.keys]},
             **keys,
         }
         (folder / "site.toml").write_text(to_toml({k: v for k, v in file.items() if v is not None}))

@@ -62,7 +62,7 @@ def in_fork(work):
 
 def test_tasks_are_read_as_they_were_written(task):
     for step in KeeperStep:
-        assert KeeperTask.decode(task(step, 2, 7).encode()) == task(step, 2, 7)
+        assert KeeperTask.from_json(task(step, 2, 7).to_json()) == task(step, 2, 7)
 
 
 def test_every_message_has_a_process_and_all_of_them_the_same_keys(task, process):

@@ -31,7 +31,7 @@ FIVE = {**ONE, "sum": {"kind": "secure", "threshold": 3}}
 def reports(monkeypatch):
     """What sites masked, by round and site, and the sums that the server made of it."""
     seen = {}
-    mask, total = SiteSums.mask, RemoteEngine._masked_sum
+    mask, total = SiteSums.masked_report, RemoteEngine._masked_sum
 
     def masking(self, ask, report, clip):
         seen[ask.round, self.name] = report.clone()
@@ -42,7 +42,7 @@ def reports(monkeypatch):
         seen[round.number] = found.total.clone()
         return found
 
-    monkeypatch.setattr(SiteSums, "mask", masking)
+    monkeypatch.setattr(SiteSums, "masked_report", masking)
     monkeypatch.setattr(RemoteEngine, "_masked_sum", summing)
     return seen
 
@@ -286,9 +286,12 @@ def test_seeds_and_runs_are_of_this_federation_alone(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sum": None}, r"site.toml no \[sum\]"),
-        ({"number": None, "sizes": None}, r"site.toml no \[sum\]"),
-        ({"sum": {"key": "node", "keys": []}}, "sum.keys are 0 and the plan has 3 sites"),
+        ({"sum_keys": None}, r"site.toml no \[sum_keys\]"),
+        ({"number": None, "sizes": None}, r"site.toml no \[sum_keys\]"),
+        (
+            {"sum_keys": {"key": "node", "public_keys": []}},
+            "public_keys are 0 and the plan has 3 sites",
+        ),
     ],
 )
 def test_a_site_without_all_keys_does_not_start(tmp_path, changes, message):
@@ -299,7 +302,7 @@ def test_a_site_without_all_keys_does_not_start(tmp_path, changes, message):
 
 def test_keys_are_for_recipes_with_a_secure_sum(tmp_path):
     with pytest.raises(BadInput, match=r"for recipes with \[sum\]"):
-        open_site(tmp_path, LOCAL, sum={"key": "node", "keys": ["x"]})
+        open_site(tmp_path, LOCAL, sum_keys={"key": "node", "public_keys": ["x"]})
 
 
 def test_seeded_noise_is_no_vector_of_integers(tmp_path):

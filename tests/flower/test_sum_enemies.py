@@ -34,8 +34,8 @@ class Enemy:
         self.summing, self.run = summing, run or new_run_id()
         site = self.sites["north"]
         self.digest, self.state = site.digest, site.training.start()
-        keys = site.sums.keys.keys
-        self.terms = sum_terms(site.sums.channel, keys, self.digest, self.run, site.sums.size)
+        keys = site.sums.site_keys.public_keys
+        self.terms = sum_terms(site.sums.secure_sum, keys, self.digest, self.run, site.sums.size)
         self.server = SumServer(self.terms)
 
     def step(self, name, content=b"", round=1, attempt=0, **changes):
@@ -288,7 +288,9 @@ def test_a_report_that_is_off_the_grid_is_not_sent(enemy, monkeypatch):
 
 def task_of(enemy, step, **changes):
     north = enemy.sites["north"]
-    task = KeeperTask(step, enemy.terms, 0, north.sums.keys.key, str(north.sums.journal), Place(1))
+    task = KeeperTask(
+        step, enemy.terms, 0, north.sums.site_keys.key, str(north.sums.journal), Place(1)
+    )
     return replace(task, **changes)
 
 
@@ -310,15 +312,15 @@ def test_a_keeper_holds_the_keys_of_few_runs(enemy):
 
 def test_terms_are_those_of_plan_run_and_keys(enemy):
     north = enemy.sites["north"].sums
-    keys, run, digest = north.keys.keys, enemy.run, enemy.digest
-    same = sum_terms(north.channel, keys, digest, run, north.size)
+    keys, run, digest = north.site_keys.public_keys, enemy.run, enemy.digest
+    same = sum_terms(north.secure_sum, keys, digest, run, north.size)
     assert same.digest == enemy.terms.digest
     others = {
-        sum_terms(north.channel, keys[::-1], digest, run, north.size).digest,
-        sum_terms(north.channel, keys, "0" * 64, run, north.size).digest,
-        sum_terms(north.channel, keys, digest, "0" * 32, north.size).digest,
-        sum_terms(north.channel, keys, digest, run, north.size + 1).digest,
-        sum_terms(replace(north.channel, threshold=3), keys, digest, run, north.size).digest,
+        sum_terms(north.secure_sum, keys[::-1], digest, run, north.size).digest,
+        sum_terms(north.secure_sum, keys, "0" * 64, run, north.size).digest,
+        sum_terms(north.secure_sum, keys, digest, "0" * 32, north.size).digest,
+        sum_terms(north.secure_sum, keys, digest, run, north.size + 1).digest,
+        sum_terms(replace(north.secure_sum, threshold=3), keys, digest, run, north.size).digest,
     }
     assert len(others | {same.digest}) == 6
 

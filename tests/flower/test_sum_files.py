@@ -32,8 +32,8 @@ def test_every_site_has_the_keys_of_all_and_its_own_in_its_place(trial):
     for number, name in enumerate(NAMES):
         owner = Owner.open(trial / "owners" / name)
         file = read_site_file(trial / "sites" / name / "site.toml")
-        assert file.sum.keys == keys
-        assert file.sum.key == str(owner.private_key)
+        assert file.sum_keys.public_keys == keys
+        assert file.sum_keys.key == str(owner.private_key)
         assert fingerprint(keys[number]) == owner.fingerprint
         site = Site.open(trial / "sites" / name / "site.toml")
         assert site.sums.number == number
@@ -48,7 +48,7 @@ def test_an_owner_is_shown_every_key_before_joining(trial, tmp_path):
     owner, bundle = Owner.open(trial / "owners" / "south"), Bundle.read(trial / "bundles" / "south")
     with joining(owner, bundle, tmp_path / "joined") as joined:
         text = joined.lines()
-    for name, key in zip(NAMES, bundle.manifest.keys, strict=True):
+    for name, key in zip(NAMES, bundle.manifest.public_keys, strict=True):
         assert any(
             line.startswith(f"key       {fingerprint(key)} of {name}: compare it") for line in text
         )
@@ -64,7 +64,7 @@ def test_an_owner_is_shown_every_key_before_joining(trial, tmp_path):
 )
 def test_keys_that_do_not_belong_to_the_sites_are_no_bundle(trial, change, message):
     manifest = Bundle.read(trial / "bundles" / "north").manifest
-    changed = manifest.model_copy(update={"keys": change(manifest.keys)})
+    changed = manifest.model_copy(update={"public_keys": change(manifest.public_keys)})
     with pytest.raises(BadInput, match=message):
         _check_manifest(trial, changed)
 
@@ -76,12 +76,12 @@ def test_superlink_takes_a_masked_vector_and_its_boxes(trial):
     size = site.training.task.size
     assert 8 * size + 32 * 9 + 3 * 212 <= most <= 8 * size + _OVERHEAD
     forms = site.ask_forms
-    assert {"roster", "content"} <= set(forms)
+    assert {"roster_message", "content"} <= set(forms)
 
 
 def test_plain_deployments_name_no_keys(tmp_path):
     recipe = load_for_sites("sites", ["noise.share=whole", "rounds=2"], 3, divided=True)
     write_trial(tmp_path / "d", recipe, recipe.load_data(), NAMES, superlink=Address())
-    assert Bundle.read(tmp_path / "d" / "bundles" / "north").manifest.keys is None
+    assert Bundle.read(tmp_path / "d" / "bundles" / "north").manifest.public_keys is None
     file = tomllib.loads((tmp_path / "d" / "sites" / "north" / "site.toml").read_text())
-    assert "sum" not in file
+    assert "sum_keys" not in file

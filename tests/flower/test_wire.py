@@ -233,14 +233,14 @@ def test_more_bytes_than_a_step_has_are_not_decoded(content):
 
 def test_an_ask_with_a_roster_comes_back_as_it_was():
     masked = MaskedAsk(*vars(ASK).values(), bytes_tensor(b"roster"))
-    back = from_records(to_records(masked), {**ASKED, "roster": BytesForm(6)})
+    back = from_records(to_records(masked), {**ASKED, "roster_message": BytesForm(6)})
     assert type(back) is MaskedAsk
-    assert torch.equal(back.roster, masked.roster)
+    assert torch.equal(back.roster_message, masked.roster_message)
     assert torch.equal(back.params, ASK.params)
     with pytest.raises(BadInput, match="roster"):
         from_records(to_records(masked), ASKED)
     values, arrays = to_parts(masked)
-    del arrays["roster"]
+    del arrays["roster_message"]
     with pytest.raises(BadInput, match="other parts"):
         from_parts(values, arrays)
 

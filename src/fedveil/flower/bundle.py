@@ -53,7 +53,7 @@ class Manifest(Section):
         port: The port of the site's own programs, on its machine.
         operator: The operator's public key, as in a .pub file.
         mixer: Where the mixer is, for a recipe with [shuffle].
-        keys: The public keys of all sites, in the order of numbers, for a recipe with [sum].
+        public_keys: The public keys of all sites, in the order of numbers, for a recipe with [sum].
         files: The SHA-256 of each other file, by name.
     """
 
@@ -69,7 +69,7 @@ class Manifest(Section):
     port: int
     operator: str
     mixer: MixerSection | None = None
-    keys: list[str] | None = None
+    public_keys: list[str] | None = None
     files: dict[str, str]
 
 
@@ -184,9 +184,14 @@ def _check_manifest(folder: Path, manifest: Manifest) -> None:
         raise BadInput(f"{folder}: {manifest.site!r} is not site {manifest.number} of its list")
     if manifest.sizes is not None and len(manifest.sizes) != len(manifest.sites):
         raise BadInput(f"{folder}: {len(manifest.sizes)} sizes for {len(manifest.sites)} sites")
-    if manifest.keys is not None and len(manifest.keys) != len(manifest.sites):
-        raise BadInput(f"{folder}: {len(manifest.keys)} keys for {len(manifest.sites)} sites")
-    if manifest.keys is not None and fingerprint(manifest.keys[manifest.number]) != manifest.key:
+    if manifest.public_keys is not None and len(manifest.public_keys) != len(manifest.sites):
+        raise BadInput(
+            f"{folder}: {len(manifest.public_keys)} keys for {len(manifest.sites)} sites"
+        )
+    if (
+        manifest.public_keys is not None
+        and fingerprint(manifest.public_keys[manifest.number]) != manifest.key
+    ):
         raise BadInput(f"{folder}: the key of {manifest.site!r} is another in the list of keys")
     for name in (RECIPE, AUTHORITY):
         if name not in manifest.files:

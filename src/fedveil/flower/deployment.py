@@ -352,7 +352,7 @@ class Deployment:
             "port": self.superlink.site_port(number),
             "operator": public_line(key),
             "mixer": None if mixer is None else mixer.admit(site.name, place, site.key),
-            "keys": None if self.recipe.sum is None else [each.key for each in self.sites],
+            "public_keys": None if self.recipe.sum is None else [each.key for each in self.sites],
         }
         write_bundle(place, manifest, key)
 

@@ -172,11 +172,11 @@ def _run_in_thread(conversation: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class SumKeys(Section):
-    """`[sum]` of site.toml: the keys by which sites of a secure sum know each other."""
+    """`[sum_keys]` of site.toml: the keys by which sites of a secure sum know each other."""
 
     key: str
     """The file with this site's own private key, which signs the keys of its masks."""
-    keys: list[str]
+    public_keys: list[str]
     """The public keys of all sites, in the order of their numbers. What they are is the owners' to
     compare: a server that put in keys of its own could read what this site masks."""
 
@@ -418,7 +418,7 @@ class SiteFile(Section):
     mixer: MixerSection | None = None
     """The mixer, for a recipe with [shuffle], and for no other. Default: reports go to the
     server."""
-    sum: SumKeys | None = None
+    sum_keys: SumKeys | None = None
     """The keys of a secure sum, for a recipe with [sum], and for no other. Default: none."""
 
 
@@ -487,8 +487,8 @@ def read_site_file(path: Path) -> SiteFile:
         mixer = with_absolute_paths(mixer, folder, *_MIXER_PATHS)
     data = _data_with_absolute_paths(site.data, folder)
     head = os.path.normpath(witness)
-    keys = None if site.sum is None else with_absolute_paths(site.sum, folder, "key")
-    site = site.model_copy(update={"witness": head, "data": data, "mixer": mixer, "sum": keys})
+    keys = None if site.sum_keys is None else with_absolute_paths(site.sum_keys, folder, "key")
+    site = site.model_copy(update={"witness": head, "data": data, "mixer": mixer, "sum_keys": keys})
     return with_absolute_paths(site, folder, "recipe", "ledger", "policy")
 
 

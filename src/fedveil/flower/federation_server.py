@@ -387,7 +387,7 @@ class RemoteEngine:
         """
         job, size = self.job, self.job.task.size
         total = CohortSum.zero(size, job.plan.width, noisy=False)
-        steps = sums.sum(ask, outcome, self.federation.deadline)
+        steps = sums.opened_sum(ask, outcome, self.federation.deadline)
         outcome.enough = steps is not None
         if steps is None or job.plan.steps is None:
             return total

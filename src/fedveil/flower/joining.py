@@ -86,7 +86,7 @@ class Joining:
             f"server    {manifest.address}",
             f"sites     {names}",
         ]
-        for name, key in zip(manifest.sites, manifest.keys or [], strict=False):
+        for name, key in zip(manifest.sites, manifest.public_keys or [], strict=False):
             lines.append(f"key       {fingerprint(key)} of {name}: {_COMPARED.format('its owner')}")
         if manifest.sizes is not None:
             declared = manifest.sizes[manifest.number]
@@ -213,8 +213,9 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_c
     if manifest.mixer is not None:
         own["mixer"] = manifest.mixer.model_dump(exclude_none=True, exclude_defaults=True)
         write_tls_key(read_signing_key(owner.private_key), folder / "member.key")
-    if manifest.keys is not None:
-        own["sum"] = {"key": os.path.relpath(owner.private_key, folder), "keys": manifest.keys}
+    if manifest.public_keys is not None:
+        key = os.path.relpath(owner.private_key, folder)
+        own["sum_keys"] = {"key": key, "public_keys": manifest.public_keys}
     fill(
         "site.toml",
         folder,

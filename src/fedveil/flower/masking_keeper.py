@@ -52,7 +52,7 @@ class KeeperTask:
     """What a process of the site asks of the keeper, beside the bytes that it is about.
 
     Attributes:
-        step: What to do.
+        action: What to do.
         terms: The terms, which the site derives from its own recipe and keys.
         number: The site's number.
         key: The file with the site's private key.
@@ -60,28 +60,28 @@ class KeeperTask:
         place: The round and attempt.
     """
 
-    step: KeeperStep
+    action: KeeperStep
     terms: SumTerms
     number: int
     key: str
     journal: str
     place: Place
 
-    def encode(self) -> bytes:
+    def to_json(self) -> bytes:
         """Return the task as JSON."""
         terms, place = self.terms, self.place
         keys = [b64encode(key).decode() for key in terms.node_keys]
         numbers = [terms.threshold, terms.honest, terms.words]
-        values = [self.step, terms.run.hex(), keys, *numbers, self.number, self.key, self.journal]
+        values = [self.action, terms.run.hex(), keys, *numbers, self.number, self.key, self.journal]
         return json.dumps([*values, place.round, place.attempt]).encode()
 
     @classmethod
-    def decode(cls, text: bytes) -> "KeeperTask":
-        """Return the task that `encode` has written."""
-        step, run, keys, threshold, honest, words, number, key, journal, *place = json.loads(text)
+    def from_json(cls, text: bytes) -> "KeeperTask":
+        """Return the task that `to_json` has written."""
+        action, run, keys, threshold, honest, words, number, key, journal, *place = json.loads(text)
         node_keys = tuple(b64decode(key) for key in keys)
         terms = SumTerms(bytes.fromhex(run), node_keys, threshold, honest, words)
-        return cls(KeeperStep(step), terms, number, key, journal, Place(*place))
+        return cls(KeeperStep(action), terms, number, key, journal, Place(*place))
 
 
 class Keeper(Protocol):
@@ -119,7 +119,7 @@ class MaskingKeeper:
         """
         name = (task.terms.digest, task.number, task.journal)
         site = self._site(task, name)
-        match task.step:
+        match task.action:
             case KeeperStep.KEYS:
                 return site.advert
             case KeeperStep.BEGIN:
@@ -192,7 +192,7 @@ class KeeperProcess:
                 with other:
                     socket.send_fds(self._door, [b"."], [other.fileno()])
                 mine.settimeout(_SECONDS)
-                _send(mine, task.encode())
+                _send(mine, task.to_json())
                 _send(mine, content)
                 verdict, result = _receive(mine, _LONGEST_HEAD), _receive(mine)
         except OSError as e:
@@ -252,7 +252,7 @@ def _serve_one(keeper: MaskingKeeper, connection: socket.socket) -> None:
     text, content = _receive(connection, _LONGEST_HEAD), _receive(connection)
     verdict, result = b"done", b""
     try:
-        result = keeper.perform(KeeperTask.decode(text), content)
+        result = keeper.perform(KeeperTask.from_json(text), content)
     except MessageRefused as e:
         verdict, result = b"refused", str(e).encode()
     except FedveilError as e:

@@ -88,14 +88,14 @@ class MaskedAsk(RoundAsk):
     """A server's ask for a site's report under the masks of a secure sum.
 
     Attributes:
-        roster: The roster of `masking`, uint8 [L]: the keys of the sites that mask with each other.
+        roster_message: The roster of `masking`, uint8 [L]: the keys of the sites that mask with each other.
     """
 
-    roster: torch.Tensor
+    roster_message: torch.Tensor
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_vector("roster", self.roster, torch.uint8)
+        _check_vector("roster_message", self.roster_message, torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)

@@ -185,7 +185,7 @@ class Site:
                 answer: Reply
                 if self.sums is not None and isinstance(ask, MaskedAsk):
                     clip = self.plan.clip(ask.moving, ask.round)
-                    answer = self.sums.mask(ask, report, clip)
+                    answer = self.sums.masked_report(ask, report, clip)
                 else:
                     answer = Answer(*turn, self.name, report, statistic)
                     self._kept.write(ask, answer)
@@ -214,7 +214,7 @@ class Site:
                 raise Declined(OTHER_PLAN)
             for objection in self.objections():
                 raise Declined(objection.reason)
-            what, reply = self.sums.step(step)
+            what, reply = self.sums.reply_to(step)
         except (Declined, MessageRefused) as e:
             reason = str(e)[:LONGEST_REASON]
             self.log.write("declined", **place, reason=reason)

@@ -38,8 +38,8 @@ class SiteSums:
     | a report that is not on the grid | BadInput, and nothing is sent |
 
     Attributes:
-        channel: The secure sum of the plan.
-        keys: The keys in site.toml.
+        secure_sum: The secure sum of the plan.
+        site_keys: The keys in site.toml.
         name: The site's name.
         number: The site's number.
         digest: The digest of the plan.
@@ -49,8 +49,8 @@ class SiteSums:
         keeper: Finds whoever holds the masking keys.
     """
 
-    channel: SecureSum
-    keys: SumKeys
+    secure_sum: SecureSum
+    site_keys: SumKeys
     name: str
     number: int
     digest: str
@@ -70,34 +70,43 @@ class SiteSums:
         """
         channel = plan.release.channel
         if not isinstance(channel, SecureSum):
-            if file.sum is not None:
-                raise BadInput("[sum] in site.toml is for recipes with [sum]: omit it")
+            if file.sum_keys is not None:
+                raise BadInput("[sum_keys] in site.toml is for recipes with [sum]: omit it")
             return None
-        if file.sum is None or file.number is None:
+        if file.sum_keys is None or file.number is None:
             raise BadInput(
-                "the recipe has [sum] and site.toml no [sum] with the sites' keys: join the "
+                "the recipe has [sum] and site.toml no [sum_keys] with the sites' keys: join the "
                 "federation again (fedveil site join)"
             )
         check_secure(plan)
         if plan.steps is None:
             raise AssertionError("sites add noise")
-        if len(file.sum.keys) != channel.sites:
+        if len(file.sum_keys.public_keys) != channel.sites:
             raise BadInput(
-                f"sum.keys are {len(file.sum.keys)} and the plan has {channel.sites} sites: one "
+                f"public_keys are {len(file.sum_keys.public_keys)} and the plan has {channel.sites} sites: one "
                 "key each, in the order of their numbers"
             )
         journal = Path(file.ledger) / _JOURNAL
         own = cls(
-            channel, file.sum, file.name, file.number, digest, size, plan.steps.multiplier, journal
+            channel,
+            file.sum_keys,
+            file.name,
+            file.number,
+            digest,
+            size,
+            plan.steps.multiplier,
+            journal,
         )
-        sum_terms(channel, file.sum.keys, digest, "0" * 32, size)  # refuses keys that are none
+        sum_terms(
+            channel, file.sum_keys.public_keys, digest, "0" * 32, size
+        )  # refuses keys that are none
         return own
 
     def begin(self, ask: MaskedAsk) -> None:
         """Take part in the round of an ask's roster. MessageRefused if that is refused."""
-        self._perform(KeeperStep.BEGIN, ask, ask.roster.numpy().tobytes())
+        self._perform(KeeperStep.BEGIN, ask, ask.roster_message.numpy().tobytes())
 
-    def mask(self, ask: MaskedAsk, report: torch.Tensor, clip: Clip | None) -> SumStep:
+    def masked_report(self, ask: MaskedAsk, report: torch.Tensor, clip: Clip | None) -> SumStep:
         """Return the report, float64 [P], under the masks of the round that was begun."""
         grid = site_grid(self.multiplier, clip, len(report))
         if not grid.holds(report):
@@ -105,7 +114,7 @@ class SiteSums:
         vector = grid.quantise(report).numpy().astype("<i8").tobytes()
         return self._reply(ask, self._perform(KeeperStep.MASK, ask, vector))
 
-    def step(self, step: SumStep) -> tuple[str, SumStep]:
+    def reply_to(self, step: SumStep) -> tuple[str, SumStep]:
         """Return what the site does in a step after the ask, as a word for its log, and its reply.
 
         An empty message asks for the site's keys. MessageRefused if the protocol refuses it.
@@ -127,9 +136,11 @@ class SiteSums:
         keeper = self.keeper()
         if keeper is None:
             raise Declined("this site has no process with masking keys: its owner starts it anew")
-        terms = sum_terms(self.channel, self.keys.keys, self.digest, about.run, self.size)
+        terms = sum_terms(
+            self.secure_sum, self.site_keys.public_keys, self.digest, about.run, self.size
+        )
         place = Place(about.round, about.attempt)
-        task = KeeperTask(kind, terms, self.number, self.keys.key, str(self.journal), place)
+        task = KeeperTask(kind, terms, self.number, self.site_keys.key, str(self.journal), place)
         try:
             return keeper.perform(task, content)
         except BadInput as e:  # a key, a journal or a process that is gone: nothing for a server

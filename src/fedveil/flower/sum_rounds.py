@@ -45,14 +45,14 @@ class SumRounds:
 
     Attributes:
         terms: The terms.
-        names: The names of the sites, in the order of their numbers.
+        site_names: The names of the sites, in the order of their numbers.
         plan: The digest of the plan.
         transport: Reaches the sites.
         clock: Returns the time in seconds.
     """
 
     terms: SumTerms
-    names: list[str]
+    site_names: list[str]
     plan: str
     transport: Transport
     clock: Callable[[], float] = time.monotonic
@@ -61,7 +61,7 @@ class SumRounds:
     def __post_init__(self) -> None:
         self._server = SumServer(self.terms)
 
-    def sum(self, ask: RoundAsk, outcome: "Outcome", deadline: float) -> Steps | None:
+    def opened_sum(self, ask: RoundAsk, outcome: "Outcome", deadline: float) -> Steps | None:
         """Return the sum of the sites' vectors, int64 [P], None if there is none.
 
         `outcome` gets who answered, declined or was refused, and why there is no sum.
@@ -77,14 +77,14 @@ class SumRounds:
             roster = server.open(Place(ask.round, ask.attempt))
             places = (ask.run, ask.round, ask.attempt, ask.plan, ask.params, ask.moving)
             masked = MaskedAsk(*places, bytes_tensor(roster))
-            asked = [name for name in self.names if name in self._known]
+            asked = [name for name in self.site_names if name in self._known]
             steps = dict.fromkeys(asked, masked)
             sent = self._exchange(steps, outcome, deadline, server.add_masked, None)
             for name in self._known - sent:
                 self._forget(name)
             outcome.seconds = round(self.clock() - began, 3)
             closings = server.close()
-            outcome.answered = [self.names[site] for site in closings]
+            outcome.answered = [self.site_names[site] for site in closings]
             self._open(ask, closings, outcome, deadline)
             return server.sum(int(LARGEST_SUM))
         except MessageRefused as e:
@@ -96,11 +96,13 @@ class SumRounds:
     ) -> None:
         """Collect the shares that open the sum: at once, or once enough sites have agreed."""
         server, needed = self._server, self.terms.threshold
-        steps = {self.names[site]: self._step(ask, site, each) for site, each in closings.items()}
+        steps = {
+            self.site_names[site]: self._step(ask, site, each) for site, each in closings.items()
+        }
         if server.needs_agreement:
             self._exchange(steps, outcome, deadline, server.add_agreed, needed)
             certificate = server.certificate()
-            steps = {self.names[site]: self._step(ask, site, certificate) for site in closings}
+            steps = {self.site_names[site]: self._step(ask, site, certificate) for site in closings}
         self._exchange(steps, outcome, deadline, server.add_reveal, needed)
 
     def _collect_keys(self, ask: RoundAsk, outcome: "Outcome", seconds: float) -> None:
@@ -108,11 +110,11 @@ class SumRounds:
 
         Sites that are not online are left out of the round.
         """
-        online = self.transport.online() & {*self.names}
+        online = self.transport.online() & {*self.site_names}
         for name in self._known - online:
             self._forget(name)
-        missing = [name for name in self.names if name in online - self._known]
-        steps = {name: self._step(ask, self.names.index(name), b"") for name in missing}
+        missing = [name for name in self.site_names if name in online - self._known]
+        steps = {name: self._step(ask, self.site_names.index(name), b"") for name in missing}
         self._known |= self._exchange(steps, outcome, seconds, self._server.add_advert, None)
 
     def _exchange(
@@ -144,7 +146,7 @@ class SumRounds:
                 outcome.declined[site] = message.reason
             elif isinstance(message, SumStep):
                 try:
-                    counted.add(self.names[add(message.encoded)])  # whoever has signed it
+                    counted.add(self.site_names[add(message.encoded)])  # whoever has signed it
                 except MessageRefused as e:
                     refused.add(site)
                     outcome.rejected[site] = str(e)
@@ -155,9 +157,9 @@ class SumRounds:
     def _step(self, ask: RoundAsk, site: int, content: bytes) -> SumStep:
         """Return a step of a round, for a site."""
         place = (ask.run, ask.round, ask.attempt, self.plan)
-        return SumStep(*place, self.names[site], bytes_tensor(content))
+        return SumStep(*place, self.site_names[site], bytes_tensor(content))
 
     def _forget(self, name: str) -> None:
         """Leave a site out until it has sent its keys again."""
         self._known.discard(name)
-        self._server.forget(self.names.index(name))
+        self._server.forget(self.site_names.index(name))

@@ -42,7 +42,10 @@ def step_forms(size: int, sites: int) -> Forms:
 
 def sum_ask_forms(sites: int) -> Forms:
     """Return the forms of what a server sends beside the model: rosters, and its own steps."""
-    return {"roster": BytesForm(_PER_SITE * (sites + 1)), "content": BytesForm(_most(sites))}
+    return {
+        "roster_message": BytesForm(_PER_SITE * (sites + 1)),
+        "content": BytesForm(_most(sites)),
+    }
 
 
 def _most(sites: int) -> int:

@@ -247,13 +247,13 @@ class _SiteProcess:
 
 
 def _keeper_of_site() -> Any:
-    """Return the module `masking_keeper` if the site's file has [sum], None otherwise."""
+    """Return the module `masking_keeper` if the site's file has [sum_keys], None otherwise."""
     path = os.environ.get("FEDVEIL_SITE")
     files = sys.modules.get("fedveil.flower.federation_files")
     if not path or files is None:
         return None
     with suppress(Exception):  # of a file that cannot be read each message tells the owner
-        if files.read_site_file(Path(path)).sum is not None:
+        if files.read_site_file(Path(path)).sum_keys is not None:
             return importlib.import_module("fedveil.flower.masking_keeper")
     return None
 
