@@ -184,14 +184,10 @@ def _check_manifest(folder: Path, manifest: Manifest) -> None:
         raise BadInput(f"{folder}: {manifest.site!r} is not site {manifest.number} of its list")
     if manifest.sizes is not None and len(manifest.sizes) != len(manifest.sites):
         raise BadInput(f"{folder}: {len(manifest.sizes)} sizes for {len(manifest.sites)} sites")
-    if manifest.public_keys is not None and len(manifest.public_keys) != len(manifest.sites):
-        raise BadInput(
-            f"{folder}: {len(manifest.public_keys)} keys for {len(manifest.sites)} sites"
-        )
-    if (
-        manifest.public_keys is not None
-        and fingerprint(manifest.public_keys[manifest.number]) != manifest.key
-    ):
+    keys = manifest.public_keys
+    if keys is not None and len(keys) != len(manifest.sites):
+        raise BadInput(f"{folder}: {len(keys)} keys for {len(manifest.sites)} sites")
+    if keys is not None and fingerprint(keys[manifest.number]) != manifest.key:
         raise BadInput(f"{folder}: the key of {manifest.site!r} is another in the list of keys")
     for name in (RECIPE, AUTHORITY):
         if name not in manifest.files:

@@ -88,7 +88,8 @@ class MaskedAsk(RoundAsk):
     """A server's ask for a site's report under the masks of a secure sum.
 
     Attributes:
-        roster_message: The roster of `masking`, uint8 [L]: the keys of the sites that mask with each other.
+        roster_message: The roster of `masking`, uint8 [L]: the keys of the sites that mask with
+            each other.
     """
 
     roster_message: torch.Tensor

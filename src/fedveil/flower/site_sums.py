@@ -81,26 +81,15 @@ class SiteSums:
         check_secure(plan)
         if plan.steps is None:
             raise AssertionError("sites add noise")
-        if len(file.sum_keys.public_keys) != channel.sites:
+        section, noise = file.sum_keys, plan.steps.multiplier
+        if len(section.public_keys) != channel.sites:
             raise BadInput(
-                f"public_keys are {len(file.sum_keys.public_keys)} and the plan has {channel.sites} sites: one "
-                "key each, in the order of their numbers"
+                f"public_keys are {len(section.public_keys)} and the plan has {channel.sites} "
+                "sites: one key each, in the order of their numbers"
             )
+        sum_terms(channel, section.public_keys, digest, "0" * 32, size)  # refuses bad keys
         journal = Path(file.ledger) / _JOURNAL
-        own = cls(
-            channel,
-            file.sum_keys,
-            file.name,
-            file.number,
-            digest,
-            size,
-            plan.steps.multiplier,
-            journal,
-        )
-        sum_terms(
-            channel, file.sum_keys.public_keys, digest, "0" * 32, size
-        )  # refuses keys that are none
-        return own
+        return cls(channel, section, file.name, file.number, digest, size, noise, journal)
 
     def begin(self, ask: MaskedAsk) -> None:
         """Take part in the round of an ask's roster. MessageRefused if that is refused."""
