@@ -248,6 +248,17 @@ def test_an_attempt_that_a_later_one_overtook_is_charged_and_sends_nothing(enemy
     assert charges(north) == 1
 
 
+@pytest.mark.parametrize("place", [(2, 0), (1, 1)])
+def test_a_roster_of_a_later_round_than_the_ask_begins_nothing(enemy, place):
+    """Neither is it charged, nor does it keep the site from the rounds before it."""
+    later = enemy.server.open(Place(*place))
+    reply = enemy.sites["north"].answer(enemy.ask(later))
+    assert refused(reply, f"is of round {place[0]}, attempt {place[1]}")
+    assert charged(enemy)["north"] == 0
+    assert len(enemy.masked()) == 3
+    assert charged(enemy) == dict.fromkeys(enemy.sites, 1)
+
+
 def test_a_site_without_its_keys_process_masks_nothing(enemy):
     north = enemy.sites["north"]
     roster = enemy.server.open(Place(1))
