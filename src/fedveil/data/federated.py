@@ -363,8 +363,9 @@ this claim
 
         Clients lose their names. The test split is that of the first. The assumptions of one hold
         for all, and what the others fitted on their test records counts as fitted on clients':
-        these may be anybody's here. Raises BadInput for records at sites, and for different
-        schemas.
+        these may be anybody's here. Raises BadInput for records at sites, for different schemas,
+        and for capped data beside others whose persons nobody knows: nobody makes up persons for
+        claims about persons.
         """
         parts = [self, *others]
         if any(part.elsewhere for part in parts):
@@ -381,10 +382,14 @@ this claim
             return np.concatenate(arrays, dtype=arrays[0].dtype, casting="unsafe")
 
         sizes = np.concatenate([part.sizes for part in parts])
-        persons = None
-        if self.persons is not None:
-            each = [alone(p.offsets) if p.persons is None else p.persons for p in parts]
-            persons = np.concatenate(each)
+        known = [part.persons for part in parts if part.persons is not None]
+        caps = {part.cap for part in parts if part.persons is not None} - {None}
+        if caps and (len(known) < len(parts) or caps != {self.cap}):
+            raise BadInput(
+                "data of which a number of records per person counts (capped) cannot be joined "
+                "with others: cap all of them alike, or none"
+            )
+        persons = np.concatenate(known) if len(known) == len(parts) else None
         return replace(
             self,
             x=join_inputs([part.x for part in parts], in_first_type),
