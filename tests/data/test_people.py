@@ -141,5 +141,6 @@ def test_people_who_are_all_on_one_side_are_refused():
     rows["patient"] = ["p"] * 12
     with pytest.raises(BadInput, match="everyone in 'patient' would be held out"):
         split(rows, test=0.3)
+    rows["site"] = ["s7", "b"] * 6  # s7 is held out by its name
     with pytest.raises(BadInput, match="everyone in 'patient' has rows of a held-out client"):
         split(rows, client="site", test="by-client")

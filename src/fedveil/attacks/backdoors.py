@@ -15,6 +15,7 @@ from fedveil.base.errors import BadInput
 from fedveil.base.inputs import PADDING as NO_LABEL
 from fedveil.base.inputs import single
 from fedveil.data.federated import FederatedData
+from fedveil.data.persons import alone
 from fedveil.data.user_arrays import Array
 from fedveil.data.vocabulary import PADDING, UNKNOWN, Text, tokens
 

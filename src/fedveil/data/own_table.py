@@ -243,8 +243,8 @@ def remarks_about(options: TableOptions, schema: TableSchema) -> list[str]:
         remarks.append("rows without a target are left out: which rows have one is taken as public")
     if options.person is None and options.client_column and isinstance(options.kind_of_test, float):
         remarks.append(
-            "clients whose rows are all held out are not trained on: which clients keep training "
-            "records is taken as public"
+            "clients whose rows would all be held out are left out: which clients these are is "
+            "taken as public"
         )
     if options.person is not None and isinstance(options.kind_of_test, str | float):
         remarks.append(
@@ -492,7 +492,7 @@ def split_table(source: Table, options: TableOptions) -> TableSplit:
     | edge | behaviour |
     |---|---|
     | nothing is held out, or everything | BadInput |
-    | a share holds out all rows of a client | no client; claims say that this may be so |
+    | a share would hold out all rows of a client | the client is left out; claims say so |
     """
     kind, client = options.kind_of_test, options.client_column
     if isinstance(kind, Table) and options.by_file and FILE_COLUMN not in kind.columns:
@@ -613,6 +613,8 @@ def _split_clients(
         else:
             test = train[_held_out_people(rows, person, kind)]
         train = np.setdiff1d(train, test)
+        if person is None:
+            test = test[np.isin(owners[test], owners[train])]
     elif person is not None:
         people = np.array(_entries_of(source, person))
         train = train[~np.isin(people[train], people[test])]

@@ -206,8 +206,8 @@ def choose_held_out(owners: Rows, names: npt.NDArray[np.str_], share: float = 1 
     chosen = [owner for owner in owners.tolist() if _place_of(str(names[owner])) < share]
     if not chosen:
         raise BadInput(
-            f"test holds out those whose names fall into a share of {share:.3g}, and no name does: "
-            "use another test split (data.test), or none"
+            f"no name falls into the share of {share:.3g} that is held out for testing: use "
+            "another test split (data.test), or none"
         )
     return np.array(chosen, dtype=np.intp)
 
