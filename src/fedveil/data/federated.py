@@ -172,7 +172,8 @@ class FederatedData:
         `mean` and `std`, or `values`; `fill` and `other`. What is not declared is fitted, and
         `statistics` says on what: "held-out" (default) on the test split, "clients" on clients'
         records, "public" on these as well, declared public. `test` is "by-client", which holds
-        out a fifth of the clients, a share of the rows, or a table of test rows. By default there
+        out about a fifth of the clients by name, a share of the rows, each chosen by what it is, or
+        a table of test rows. By default there
         is no test split, and every row is a client's. `person` names the column with the person of
         a row, who has rows on one side of the split alone, and whom claims may be about. With
         `missing` "fill", a missing feature becomes zeros and a row without a target is left out.
@@ -424,7 +425,8 @@ this claim
     def shortened(self, most: int, seed: int = 0) -> "FederatedData":
         """The same clients, each with at most `most` of its records (`data.most_records`).
 
-        The others are left out by a public rule, which looks at one client at a time. With secure
+        The others are left out by a public rule, which looks at one client at a time
+        (`shorten_clients`). With secure
         noise, clients can then be computed side by side: the shape of a block is public.
         """
         from fedveil.data.partition import shorten_clients
