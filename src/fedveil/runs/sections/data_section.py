@@ -159,8 +159,8 @@ class DataSection(Section):
     """What the model is measured on: 'by-client' holds a fifth of the natural clients out,
     unprotected; 'records' takes a data set's own split, in which clients have records; of a table,
     also a share of its rows, each chosen by what it is, or the path of a table of others' or public
-    rows; 'none' is nothing. Claims say whose they are. Left out: 'none' for a table, 'by-client' for other natural
-    clients."""
+    rows; 'none' is nothing. Claims say whose they are. Left out: 'none' for a table, 'by-client'
+    for other natural clients."""
     statistics: Literal["public", "held-out", "clients"] | None = None
     """What means, categories and words that nobody declared are fitted on: 'held-out' on the test
     split; 'clients' on clients' records in the clear, which claims say and secure noise refuses;
