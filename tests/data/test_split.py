@@ -80,3 +80,11 @@ def test_nobody_moves_anybody_else(gone, share):
             choose_held_out(left, NAMES, share)
         return
     np.testing.assert_array_equal(choose_held_out(left, NAMES, share), expected)
+
+
+def test_nobody_is_held_out_for_want_of_others():
+    """Not even the nearest: whoever joined with a nearer name would send somebody into training."""
+    trained = np.setdiff1d(np.arange(400), choose_held_out(np.arange(400), NAMES))
+    for few in (trained[:1], trained[:3], trained):
+        with pytest.raises(BadInput, match="no name falls into the share of 0.2"):
+            choose_held_out(few, NAMES)

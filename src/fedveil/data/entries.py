@@ -77,6 +77,11 @@ def forms(column: Array) -> list[tuple[object, object]]:
     "0.50", that of a date is its day, and that of an array its numbers.
     """
     entries = list(column) if column.ndim > 1 else column.tolist()
+    if column.ndim == 1 and column.dtype.kind in "iuf":
+        return [
+            (None, None) if math.isnan(entry) else (entry, repr(float(entry) + 0.0))
+            for entry in entries
+        ]
     return [_forms(entry) for entry in entries]
 
 
