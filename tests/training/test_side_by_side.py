@@ -297,7 +297,7 @@ def test_slots_are_independent_and_others_keep_their_bits(kind):
 
 def leak(monkeypatch, last_bits):
     """Let kernels show what other slots hold in the last bits of every gradient."""
-    whole = StackedTrajectory.mean
+    whole = StackedTrajectory.mean_update
     monkeypatch.setattr(
         StackedTrajectory, "mean", lambda self, *given: last_bits(self, whole(self, *given))
     )

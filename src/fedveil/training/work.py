@@ -54,7 +54,7 @@ class OneGradient:
         draws = Draws(round.streams, round.number, cohort.ids, 0)
         batch = FullBatch(cohort.sizes, cohort.longest, draws)
         trajectory = clients.gradients.trajectory(round.start, cohort, spanned=False)
-        return clip_rows_(trajectory.mean(None, batch).neg_(), round.clip)
+        return clip_rows_(trajectory.mean_update(None, batch).neg_(), round.clip)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class ClientSgd:
             if per_gradient is None and directions is None:
                 moved = trajectory.descend_(moved, batch, rate)
             else:
-                gradient = trajectory.mean(moved, batch)
+                gradient = trajectory.mean_update(moved, batch)
                 if per_gradient is not None:
                     lengths = trajectory.norms(gradient, per_gradient.norm)
                     clipped |= clip_rows_(gradient, per_gradient, lengths).clipped

@@ -32,7 +32,7 @@ from tests.training.gradients.chains import (
 @pytest.mark.parametrize("bias", [True, False])
 def test_lengths_in_the_span_are_those_of_the_rows(make_walks, hidden, bias):
     walk, _ = make_walks(chain(hidden=hidden, bias=bias), spanned=True)
-    for moved in (away(walk), walk.mean(None, whole(walk)), walk.mean(None, some(walk))):
+    for moved in (away(walk), walk.mean_update(None, whole(walk)), walk.mean_update(None, some(walk))):
         lengths = walk.norms(moved, Norm.L2)
         assert lengths.dtype == torch.float64
         assert lengths.tolist() == pytest.approx(row_norms(walk.rows(moved)).tolist(), rel=1e-5)
@@ -55,7 +55,7 @@ def test_the_span_knows_one_length_only(make_walks):
 
 def test_rows_of_the_span_are_linear(make_walks):
     walk, _ = make_walks(chain(), spanned=True)
-    a, b = away(walk), walk.mean(None, whole(walk))
+    a, b = away(walk), walk.mean_update(None, whole(walk))
     assert_close(walk.rows(a - 3 * b), walk.rows(a) - 3 * walk.rows(b))
 
 
@@ -165,11 +165,11 @@ def test_local_sgd_ends_where_it_ends_in_any_form(make_data, batches, momentum, 
 
 def test_a_clients_row_depends_on_its_own_records_only(make_walks, spanned):
     walk, _ = make_walks(chain(), spanned=spanned)
-    before = walk.rows(walk.mean(None, whole(walk)))
+    before = walk.rows(walk.mean_update(None, whole(walk)))
     walk._cohort.x[0] += 1.0
     again = Vectorised(walk._task, walk._cohort.data).trajectory(
         walk._start, walk._cohort, spanned=spanned
     )
-    after = again.rows(again.mean(None, whole(again)))
+    after = again.rows(again.mean_update(None, whole(again)))
     assert not torch.allclose(before[0], after[0])
     assert torch.allclose(before[1:], after[1:], rtol=1e-5, atol=1e-7)

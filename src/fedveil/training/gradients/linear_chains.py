@@ -126,7 +126,7 @@ class StackedTrajectory(LocalTrajectory):
         """The records as vectors, [K, n, features]."""
         return single(self._cohort.x).flatten(2)
 
-    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def mean_update(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, width]. Zero for an idle client."""
         inputs, errors = self._chain_rule(moved, batch, batch.weights)
         return batch.zero_idle_(self._summed_gradients(inputs, errors, batch))

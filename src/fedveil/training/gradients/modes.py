@@ -160,7 +160,7 @@ class LoopedTrajectory(LocalTrajectory):
         self._looped, self._examples, self._piece = looped, looped.examples, looped.piece
         self._here = torch.empty_like(start)
 
-    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def mean_update(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, P]. Zero for an idle client.
 
         Autograd writes each client's gradient straight into its row.

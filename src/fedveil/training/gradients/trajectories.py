@@ -40,7 +40,7 @@ class LocalTrajectory(ABC):
         self.width = task.size
 
     @abstractmethod
-    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def mean_update(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, width]. Zero for an idle client."""
 
     def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
@@ -48,7 +48,7 @@ class LocalTrajectory(ABC):
 
         `moved` is overwritten and returned, unless it is None.
         """
-        gradient = self.mean(moved, batch)
+        gradient = self.mean_update(moved, batch)
         return gradient.mul_(-rate) if moved is None else moved.add_(gradient, alpha=-rate)
 
     @abstractmethod
@@ -116,7 +116,7 @@ class Gradients(Protocol):
 class VmappedTrajectory(LocalTrajectory):
     """The trajectories of any module that vmap can compute. Rows are parameters, [K, P]."""
 
-    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def mean_update(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, P]. Zero for an idle client."""
 
         def loss(
