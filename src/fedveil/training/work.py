@@ -242,7 +242,7 @@ class ClientSgd:
         bounds = None
         if trajectory.spanned and round.streams.secure and clip is not None:
             bounds = trajectory.norms(moved, clip.norm)  # the server measures rows again
-        final = clip_rows_(trajectory.rows(moved), clip, bounds)
+        final = clip_rows_(trajectory.update_rows(moved), clip, bounds)
         return Clipped(final.rows, final.norms, clipped | final.clipped)
 
 

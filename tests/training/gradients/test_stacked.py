@@ -29,7 +29,7 @@ def on_its_way(walk, general, spanned):
     """None, and somewhere else: as the walk says it and as parameters."""
     assert type(walk) is (DualTrajectory if spanned else StackedTrajectory)
     moved = away(walk, 0.05)
-    return [(None, None), (moved, walk.rows(moved))]
+    return [(None, None), (moved, walk.update_rows(moved))]
 
 
 def sampled(cases, stride):
@@ -50,7 +50,7 @@ def test_means_are_those_of_vmap_for_any_function(make_walks, after, batch, span
     walk, general = make_walks(chain(after=ACTIVATIONS[after], hidden=(5, 4)), spanned=spanned)
     for moved, row in on_its_way(walk, general, spanned):
         step = BATCHES[batch](walk)
-        found = walk.rows(walk.mean_update(moved, step))
+        found = walk.update_rows(walk.mean_update(moved, step))
         assert_close(found, general.mean_update(row, step))
         assert step.idle is None or not found[step.idle].any()
 
@@ -93,7 +93,7 @@ def test_means_are_those_of_vmap_for_any_shape(make_walks, last, hidden, bias, s
     walk, general = make_walks(module, loss, spanned=spanned)
     for moved, row in on_its_way(walk, general, spanned):
         for step in (whole(walk), some(walk)):
-            assert_close(walk.rows(walk.mean_update(moved, step)), general.mean_update(row, step))
+            assert_close(walk.update_rows(walk.mean_update(moved, step)), general.mean_update(row, step))
 
 
 def test_large_layers_are_written_straight_into_their_rows(make_walks):
@@ -213,7 +213,7 @@ def test_nothing_that_was_given_is_changed(make_walks, spanned):
             if not spanned:
                 walk.clipped_sum(way, step, Clip(0.1))
         walk.norms(moved, Norm.L2)
-        walk.rows(moved)
+        walk.update_rows(moved)
         assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
         assert walk._task.module[1].inplace
         assert all(p.grad is None for p in module.parameters())

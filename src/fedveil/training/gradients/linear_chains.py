@@ -280,7 +280,7 @@ class DualTrajectory(StackedTrajectory):
         cancelled = (sum(self._wide.shape[1:]) + 2) * 2.0**-51  # twice what float64 may round by
         return (inside + cancelled * largest + row_norms(moved[:, self._span :]) ** 2).sqrt()
 
-    def rows(self, moved: torch.Tensor) -> torch.Tensor:
+    def update_rows(self, moved: torch.Tensor) -> torch.Tensor:
         """The rows as parameters, [K, P], computed from their coordinates."""
         first = self._layers[0]
         out = torch.empty(len(moved), self._task.size)

@@ -80,7 +80,7 @@ class LocalTrajectory(ABC):
         """The norms of rows as parameters, float64 [K]. Not finite where a row is not."""
         return row_norms(moved, norm)
 
-    def rows(self, moved: torch.Tensor) -> torch.Tensor:
+    def update_rows(self, moved: torch.Tensor) -> torch.Tensor:
         """The rows [K, width] as parameters, [K, P]. May be `moved` itself."""
         return moved
 
