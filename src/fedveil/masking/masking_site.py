@@ -174,7 +174,7 @@ class MaskingSite:
             key = self._box_key(now.roster, dealer, site)
             about = now.roster.adverts[dealer].message
             shares[dealer] = unseal(key, parts.take(now.roster.box_size), about)
-        parts.end()
+        parts.expect_end()
         vectors = set_digest(statements)
         secrets = {other: SELF if other in members else PAIRS for other in now.roster.adverts}
         self._journal.answer(terms.digest, now.roster.place, secrets, vectors)
@@ -195,7 +195,7 @@ class MaskingSite:
             message = parts.take(AGREED)
             who, _ = read_answer(message, Kind.AGREED, terms, now.roster, now.vectors)
             agreed.add(who)
-        parts.end()
+        parts.expect_end()
         if len(agreed & set(now.members)) < terms.threshold:
             raise MessageRefused(
                 f"{len(agreed)} sites agree to these vectors: {terms.threshold} are needed"

@@ -249,7 +249,7 @@ class Parts:
         self._at += size
         return left
 
-    def end(self) -> None:
+    def expect_end(self) -> None:
         """Refuse a message that goes on."""
         self.rest(0)
 
@@ -314,7 +314,7 @@ class Advert:
         site, exchange_key, signing_key = parts.site(terms), parts.take(KEY), parts.take(KEY)
         body = parts.read()
         signature = parts.take(parts.count(1, 200))
-        parts.end()
+        parts.expect_end()
         key = terms.node_key(site)
         verified(
             lambda: key.verify(signature, body, ec.ECDSA(hashes.SHA384())),
@@ -367,7 +367,7 @@ class Roster:
             if advert.site <= last:
                 raise MessageRefused(f"a roster has site {advert.site} after site {last}")
             adverts[advert.site], last = advert, advert.site
-        parts.end()
+        parts.expect_end()
         return cls(place, adverts, sha256(message).digest(), message)
 
     def others(self, site: int) -> list[int]:
@@ -436,7 +436,7 @@ class VectorStatement:
         digests = parts.take(DIGEST), parts.take(DIGEST), parts.take(DIGEST)
         body = parts.read()
         signature = parts.take(SIGNATURE)
-        parts.end()
+        parts.expect_end()
         if site not in roster.adverts:
             raise MessageRefused(f"site {site} is not in the roster of {roster.place}")
         if digests[0] != roster.digest:
@@ -468,7 +468,7 @@ def read_answer(
     shares = parts.take(size)
     body = parts.read()
     signature = parts.take(SIGNATURE)
-    parts.end()
+    parts.expect_end()
     if site not in roster.adverts:
         raise MessageRefused(f"site {site} is not in the roster of {roster.place}")
     if about != digest:
