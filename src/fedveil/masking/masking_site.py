@@ -157,7 +157,7 @@ class MaskingSite:
         """The answer to a closing: a *reveal* if all sites' vectors count, otherwise *agreed*."""
         now, terms, site = self._masked(), self._terms, self._site
         parts = Parts(closing, Kind.CLOSING, terms)
-        parts.place(now.roster.place)
+        parts.take_place(now.roster.place)
         count = parts.count(terms.threshold, len(now.roster.adverts))
         statements = [
             VectorStatement.read(parts.take(STATEMENT), terms, now.roster) for _ in range(count)
@@ -189,7 +189,7 @@ class MaskingSite:
         if not now.members:
             raise MessageRefused("this site has agreed to no vectors")
         parts = Parts(certificate, Kind.CERTIFICATE, terms)
-        parts.place(now.roster.place)
+        parts.take_place(now.roster.place)
         agreed = set()
         for _ in range(parts.count(terms.threshold, len(now.members))):
             message = parts.take(AGREED)

@@ -227,7 +227,7 @@ class Parts:
             raise MessageRefused(f"a {self._name} has {count} parts, not {least} to {most}")
         return int(count)
 
-    def place(self, expected: Place | None = None) -> Place:
+    def take_place(self, expected: Place | None = None) -> Place:
         """The next twelve bytes as a round, which has to be `expected` unless that is None."""
         number, attempt = _PLACE.unpack(self.take(_PLACE.size))
         if number >= 1 << 63:
@@ -359,7 +359,7 @@ class Roster:
         `known` are adverts that were verified before, by message. New ones are added.
         """
         parts = Parts(message, Kind.ROSTER, terms)
-        place, adverts, last = parts.place(), dict[int, Advert](), -1
+        place, adverts, last = parts.take_place(), dict[int, Advert](), -1
         for _ in range(parts.count(terms.threshold, terms.sites)):
             each = parts.take(parts.count(1, 1000))
             advert = known.get(each) or Advert.read(each, terms)
@@ -431,7 +431,7 @@ class VectorStatement:
     def read(cls, message: bytes, terms: SumTerms, roster: Roster) -> "VectorStatement":
         """The statement in the first bytes of a message. Refused unless it is of the roster."""
         parts = Parts(message[:STATEMENT], Kind.MASKED, terms)
-        parts.place(roster.place)
+        parts.take_place(roster.place)
         site = parts.site(terms)
         digests = parts.take(DIGEST), parts.take(DIGEST), parts.take(DIGEST)
         body = parts.read()
@@ -463,7 +463,7 @@ def read_answer(
     Refused unless it is signed by a site of the roster, for its round and these statements.
     """
     parts = Parts(message, kind, terms)
-    parts.place(roster.place)
+    parts.take_place(roster.place)
     site, about = parts.site(terms), parts.take(DIGEST)
     shares = parts.take(size)
     body = parts.read()
