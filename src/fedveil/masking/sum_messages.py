@@ -213,7 +213,7 @@ class Parts:
         self._at += size
         return bytes(self._left[self._at - size : self._at])
 
-    def site(self, terms: SumTerms) -> int:
+    def take_site(self, terms: SumTerms) -> int:
         """The next two bytes as the number of a site."""
         (site,) = _SITE.unpack(self.take(_SITE.size))
         if site >= terms.sites:
@@ -311,7 +311,7 @@ class Advert:
     def read(cls, message: bytes, terms: SumTerms) -> "Advert":
         """The advert in a message. Refused unless the node key of its site has signed it."""
         parts = Parts(message, Kind.ADVERT, terms)
-        site, exchange_key, signing_key = parts.site(terms), parts.take(KEY), parts.take(KEY)
+        site, exchange_key, signing_key = parts.take_site(terms), parts.take(KEY), parts.take(KEY)
         body = parts.read()
         signature = parts.take(parts.count(1, 200))
         parts.expect_end()
@@ -432,7 +432,7 @@ class VectorStatement:
         """The statement in the first bytes of a message. Refused unless it is of the roster."""
         parts = Parts(message[:STATEMENT], Kind.MASKED, terms)
         parts.take_place(roster.place)
-        site = parts.site(terms)
+        site = parts.take_site(terms)
         digests = parts.take(DIGEST), parts.take(DIGEST), parts.take(DIGEST)
         body = parts.read()
         signature = parts.take(SIGNATURE)
@@ -464,7 +464,7 @@ def read_answer(
     """
     parts = Parts(message, kind, terms)
     parts.take_place(roster.place)
-    site, about = parts.site(terms), parts.take(DIGEST)
+    site, about = parts.take_site(terms), parts.take(DIGEST)
     shares = parts.take(size)
     body = parts.read()
     signature = parts.take(SIGNATURE)
