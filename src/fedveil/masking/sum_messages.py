@@ -237,7 +237,7 @@ class Parts:
             raise MessageRefused(f"a {self._name} is of {place}, not of {expected}")
         return place
 
-    def read(self) -> bytes:
+    def taken(self) -> bytes:
         """All bytes that were taken so far."""
         return bytes(self._whole[: self._at])
 
@@ -312,7 +312,7 @@ class Advert:
         """The advert in a message. Refused unless the node key of its site has signed it."""
         parts = Parts(message, Kind.ADVERT, terms)
         site, exchange_key, signing_key = parts.take_site(terms), parts.take(KEY), parts.take(KEY)
-        body = parts.read()
+        body = parts.taken()
         signature = parts.take(parts.count(1, 200))
         parts.expect_end()
         key = terms.node_key(site)
@@ -434,7 +434,7 @@ class VectorStatement:
         parts.take_place(roster.place)
         site = parts.take_site(terms)
         digests = parts.take(DIGEST), parts.take(DIGEST), parts.take(DIGEST)
-        body = parts.read()
+        body = parts.taken()
         signature = parts.take(SIGNATURE)
         parts.expect_end()
         if site not in roster.adverts:
@@ -466,7 +466,7 @@ def read_answer(
     parts.take_place(roster.place)
     site, about = parts.take_site(terms), parts.take(DIGEST)
     shares = parts.take(size)
-    body = parts.read()
+    body = parts.taken()
     signature = parts.take(SIGNATURE)
     parts.expect_end()
     if site not in roster.adverts:
