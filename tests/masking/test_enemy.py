@@ -271,7 +271,7 @@ def test_a_server_cannot_ask_for_the_same_round_twice():
     site = parties.sites[0]
     site.begin(roster)
     site.mask(parties.vectors()[0])
-    fewer = Roster.of(
+    fewer = Roster.assemble(
         parties.terms,
         Place(1),
         {number: Advert.read(parties.sites[number].advert, parties.terms) for number in (0, 1)},
@@ -285,7 +285,7 @@ def test_two_rosters_of_a_round_do_not_mix():
     """A site that masked for one does not answer about statements of the other."""
     parties = Parties(4, 3)
     rosters = [
-        Roster.of(
+        Roster.assemble(
             parties.terms,
             Place(1),
             {number: Advert.read(parties.sites[number].advert, parties.terms) for number in who},

@@ -345,7 +345,7 @@ class Roster:
     message: bytes
 
     @classmethod
-    def of(cls, terms: SumTerms, place: Place, adverts: dict[int, Advert]) -> "Roster":
+    def assemble(cls, terms: SumTerms, place: Place, adverts: dict[int, Advert]) -> "Roster":
         """The roster of these sites."""
         ordered = dict(sorted(adverts.items()))
         parts = [with_length(advert.message) for advert in ordered.values()]

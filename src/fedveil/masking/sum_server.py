@@ -89,7 +89,7 @@ class SumServer:
         What was not summed before is dropped.
         """
         self._need(len(self._adverts), "have keys")
-        roster = Roster.of(self._terms, place, self._adverts)
+        roster = Roster.assemble(self._terms, place, self._adverts)
         self._now = _SumRound(roster, np.zeros(self._terms.words, dtype="<u8"))
         return roster.message
 
