@@ -277,7 +277,7 @@ def test_terms_that_differ_in_anything_have_another_digest():
         for words in (7, 8)
         if honest < len(order)
     ]
-    assert len({each.digest for each in terms}) == len(terms) > 15
+    assert len({each.hash for each in terms}) == len(terms) > 15
 
 
 REFUSED_TERMS = {

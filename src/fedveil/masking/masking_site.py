@@ -119,7 +119,7 @@ class MaskingSite:
             low, high = sorted((self._site, other))
             secret = self._run_secret(roster.adverts[other])
             seeds[other] = round_seed(secret, roster, b"mask", low, high)
-        self._journal.begin(self._terms.digest, roster.place)
+        self._journal.begin(self._terms.hash, roster.place)
         self._now = _SiteRound(roster, seeds)
         return roster.place
 
@@ -177,7 +177,7 @@ class MaskingSite:
         parts.expect_end()
         vectors = set_digest(statements)
         secrets = {other: SELF if other in members else PAIRS for other in now.roster.adverts}
-        self._journal.answer(terms.digest, now.roster.place, secrets, vectors)
+        self._journal.answer(terms.hash, now.roster.place, secrets, vectors)
         now.members, now.vectors, now.shares = members, vectors, shares
         if len(members) < len(now.roster.adverts):
             return self._signed(Kind.AGREED, now)

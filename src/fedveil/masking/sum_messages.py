@@ -113,7 +113,7 @@ class SumTerms:
         threshold: The least number of sites in a sum.
         honest: How many sites the claim takes to be honest.
         words: The number of 64-bit words of a vector.
-        digest: SHA-256 of all of these.
+        hash: SHA-256 of all of these.
 
     | edge | behaviour |
     |---|---|
@@ -126,7 +126,7 @@ class SumTerms:
     threshold: int
     honest: int
     words: int
-    digest: bytes = field(init=False, repr=False)
+    hash: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         sites = len(self.node_keys)
@@ -203,7 +203,7 @@ class Parts:
         self._whole, self._at = self._left, 0
         if self.take(len(MAGIC) + 1) != MAGIC + bytes([kind]):
             raise MessageRefused(f"a message is no {self._name}")
-        if self.take(DIGEST) != terms.digest:
+        if self.take(DIGEST) != terms.hash:
             raise MessageRefused(f"a {self._name} is of other terms: run, node keys or numbers")
 
     def take(self, size: int) -> bytes:
@@ -256,7 +256,7 @@ class Parts:
 
 def start(kind: Kind, terms: SumTerms) -> bytes:
     """The beginning of every message of a kind."""
-    return MAGIC + bytes([kind]) + terms.digest
+    return MAGIC + bytes([kind]) + terms.hash
 
 
 def counted(parts: list[bytes]) -> bytes:
@@ -335,13 +335,13 @@ class Roster:
     Attributes:
         place: The round.
         adverts: The adverts by site.
-        digest: SHA-256 of the message.
+        hash: SHA-256 of the message.
         message: The roster as it was sent.
     """
 
     place: Place
     adverts: dict[int, Advert]
-    digest: bytes
+    hash: bytes
     message: bytes
 
     @classmethod
@@ -422,7 +422,7 @@ class VectorStatement:
         key: Ed25519PrivateKey,
     ) -> "VectorStatement":
         """The statement of a site about these boxes and this masked vector."""
-        digests = roster.digest, sha256(boxes).digest(), sha256(vector).digest()
+        digests = roster.hash, sha256(boxes).digest(), sha256(vector).digest()
         body = start(Kind.MASKED, terms) + roster.place.bytes + _SITE.pack(site)
         body += b"".join(digests)
         return cls(site, *digests, body + key.sign(body))
@@ -439,7 +439,7 @@ class VectorStatement:
         parts.expect_end()
         if site not in roster.adverts:
             raise MessageRefused(f"site {site} is not in the roster of {roster.place}")
-        if digests[0] != roster.digest:
+        if digests[0] != roster.hash:
             raise MessageRefused(f"site {site} masked for another roster of {roster.place}")
         roster.adverts[site].check(signature, body, "statement")
         return cls(site, *digests, bytes(message[:STATEMENT]))
