@@ -27,9 +27,9 @@ def test_an_attempt_is_begun_once_and_in_order(tmp_path):
 
 def test_an_answer_binds_also_after_a_restart(tmp_path):
     path = tmp_path / "journal.db"
-    Journal(path).answer(RUN, Place(1), SECRETS, VECTORS)
+    Journal(path).record_answer(RUN, Place(1), SECRETS, VECTORS)
     for again in (Journal(path), Journal(path)):
-        again.answer(RUN, Place(1), SECRETS, VECTORS)
+        again.record_answer(RUN, Place(1), SECRETS, VECTORS)
         for secrets in (
             {**SECRETS, 2: SELF},
             {**SECRETS, 0: PAIRS},
@@ -37,16 +37,16 @@ def test_an_answer_binds_also_after_a_restart(tmp_path):
             {**SECRETS, 3: SELF},
         ):
             with pytest.raises(MessageRefused, match="has answered otherwise"):
-                again.answer(RUN, Place(1), secrets, VECTORS)
+                again.record_answer(RUN, Place(1), secrets, VECTORS)
         with pytest.raises(MessageRefused, match="has answered otherwise"):
-            again.answer(RUN, Place(1), SECRETS, b"other vectors")
-    again.answer(RUN, Place(1, 1), {**SECRETS, 2: SELF}, VECTORS)
-    again.answer(bytes([1] * 32), Place(1), {**SECRETS, 2: SELF}, VECTORS)
+            again.record_answer(RUN, Place(1), SECRETS, b"other vectors")
+    again.record_answer(RUN, Place(1, 1), {**SECRETS, 2: SELF}, VECTORS)
+    again.record_answer(bytes([1] * 32), Place(1), {**SECRETS, 2: SELF}, VECTORS)
 
 
 def test_no_site_can_be_entered_twice(tmp_path):
     path = tmp_path / "journal.db"
-    Journal(path).answer(RUN, Place(1), SECRETS, VECTORS)
+    Journal(path).record_answer(RUN, Place(1), SECRETS, VECTORS)
     with sqlite3.connect(path) as db, pytest.raises(sqlite3.IntegrityError):
         db.execute("INSERT INTO answered VALUES (?, 1, 0, 2, 'self', ?)", (RUN, VECTORS))
 

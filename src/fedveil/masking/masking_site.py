@@ -177,7 +177,7 @@ class MaskingSite:
         parts.expect_end()
         vectors = set_digest(statements)
         secrets = {other: SELF if other in members else PAIRS for other in now.roster.adverts}
-        self._journal.answer(terms.hash, now.roster.place, secrets, vectors)
+        self._journal.record_answer(terms.hash, now.roster.place, secrets, vectors)
         now.members, now.vectors, now.shares = members, vectors, shares
         if len(members) < len(now.roster.adverts):
             return self._signed(Kind.AGREED, now)
