@@ -15,14 +15,14 @@ SECRETS = {0: SELF, 1: SELF, 2: PAIRS}
 
 def test_an_attempt_is_begun_once_and_in_order(tmp_path):
     journal = Journal(tmp_path / "journal.db")
-    journal.begin(RUN, Place(3, 1))
+    journal.record_begin(RUN, Place(3, 1))
     for place in (Place(3, 1), Place(3, 0), Place(2, 9)):
         for again in (journal, Journal(tmp_path / "journal.db")):
             with pytest.raises(MessageRefused, match="is not after it"):
-                again.begin(RUN, place)
-    journal.begin(RUN, Place(3, 2))
-    journal.begin(RUN, Place(4))
-    journal.begin(bytes([1] * 32), Place(1))
+                again.record_begin(RUN, place)
+    journal.record_begin(RUN, Place(3, 2))
+    journal.record_begin(RUN, Place(4))
+    journal.record_begin(bytes([1] * 32), Place(1))
 
 
 def test_an_answer_binds_also_after_a_restart(tmp_path):

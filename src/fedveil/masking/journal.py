@@ -53,7 +53,7 @@ class Journal:
         """Close the file."""
         self._db.close()
 
-    def begin(self, run: bytes, place: Place) -> None:
+    def record_begin(self, run: bytes, place: Place) -> None:
         """Write down that this site takes part in an attempt, before it does."""
         with self._transaction():
             rows = self._db.execute(

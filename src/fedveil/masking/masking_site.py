@@ -119,7 +119,7 @@ class MaskingSite:
             low, high = sorted((self._site, other))
             secret = self._run_secret(roster.adverts[other])
             seeds[other] = round_seed(secret, roster, b"mask", low, high)
-        self._journal.begin(self._terms.hash, roster.place)
+        self._journal.record_begin(self._terms.hash, roster.place)
         self._now = _SiteRound(roster, seeds)
         return roster.place
 
