@@ -41,7 +41,7 @@ class _SiteRound:
         roster: The sites that were asked.
         seeds: The seeds of the pairwise masks, by the other site.
         own_seed: The seed of the self mask.
-        statement: This site's own statement, once it has masked.
+        own_statement: This site's own statement, once it has masked.
         own_shares: This site's shares of its own secrets: the self mask, then each pair's.
         members: The sites whose vectors count, by their closing.
         vectors: The digest of their statements.
@@ -51,7 +51,7 @@ class _SiteRound:
     roster: Roster
     seeds: dict[int, bytes]
     own_seed: bytes = b""
-    statement: VectorStatement | None = None
+    own_statement: VectorStatement | None = None
     own_shares: list[bytes] = field(default_factory=list)
     members: list[int] = field(default_factory=list)
     vectors: bytes = b""
@@ -126,7 +126,7 @@ class MaskingSite:
     def mask(self, vector: Steps) -> bytes:
         """The message with the masked vector, int64 [P], of the round that was begun."""
         now, terms, site = self._now, self._terms, self._site
-        if now is None or now.statement is not None:
+        if now is None or now.own_statement is not None:
             raise MessageRefused("there is no round whose vector this site has still to send")
         if vector.shape != (terms.words,) or vector.dtype != np.int64:
             raise ValueError(f"a vector {vector.dtype} {vector.shape}: int64 [{terms.words}]")
@@ -150,7 +150,7 @@ class MaskingSite:
             terms, now.roster, site, b"".join(boxes), content, self._signing
         )
         now.own_seed, now.own_shares = own_seed, by_holder[now.roster.holder(site) - 1]
-        now.statement = statement
+        now.own_statement = statement
         return statement.message + b"".join(boxes) + content
 
     def answer(self, closing: bytes) -> bytes:
@@ -165,7 +165,7 @@ class MaskingSite:
         members = [each.site for each in statements]
         if members != sorted(set(members)):
             raise MessageRefused("a closing has a site twice, or not in order")
-        if now.statement not in statements:
+        if now.own_statement not in statements:
             raise MessageRefused("a closing does not have this site's own vector")
         shares = {site: now.own_shares}
         for dealer in members:
@@ -206,7 +206,7 @@ class MaskingSite:
 
     def _masked(self) -> _SiteRound:
         """The round, refused if there is none or its vector was not sent."""
-        if self._now is None or self._now.statement is None:
+        if self._now is None or self._now.own_statement is None:
             raise MessageRefused("this site has sent no vector")
         return self._now
 
