@@ -221,7 +221,7 @@ def test_a_server_cannot_ask_one_site_for_both_secrets():
     others = parties.server.close()
     with pytest.raises(MessageRefused, match="has answered otherwise"):
         honest.answer(others[0])
-    assert honest._now.members == [0, 1, 2, 3]
+    assert honest._now.counted_sites == [0, 1, 2, 3]
     agreed = [parties.sites[site].answer(others[site]) for site in (1, 2)]
     for message in agreed:
         parties.server.add_agreed(message)

@@ -73,7 +73,7 @@ def test_what_cannot_be_written_is_not_done(step, monkeypatch):
     if step == "answer":
         with pytest.raises(BadInput, match="disk is full"):
             site.answer(closings[0])
-        assert site._now.members == []
+        assert site._now.counted_sites == []
     else:
         with pytest.raises(BadInput, match="disk is full"):
             site.begin(parties.server.open(Place(2)))

@@ -43,7 +43,7 @@ class _SiteRound:
         own_seed: The seed of the self mask.
         own_statement: This site's own statement, once it has masked.
         own_shares: This site's shares of its own secrets: the self mask, then each pair's.
-        members: The sites whose vectors count, by their closing.
+        counted_sites: The sites whose vectors count, by their closing.
         vectors: The digest of their statements.
         shares: By dealer, this site's shares of the self mask's seed, then of each pair's.
     """
@@ -53,7 +53,7 @@ class _SiteRound:
     own_seed: bytes = b""
     own_statement: VectorStatement | None = None
     own_shares: list[bytes] = field(default_factory=list)
-    members: list[int] = field(default_factory=list)
+    counted_sites: list[int] = field(default_factory=list)
     vectors: bytes = b""
     shares: dict[int, list[bytes]] = field(default_factory=dict)
 
@@ -178,7 +178,7 @@ class MaskingSite:
         vectors = set_digest(statements)
         secrets = {other: SELF if other in members else PAIRS for other in now.roster.adverts}
         self._journal.record_answer(terms.hash, now.roster.place, secrets, vectors)
-        now.members, now.vectors, now.shares = members, vectors, shares
+        now.counted_sites, now.vectors, now.shares = members, vectors, shares
         if len(members) < len(now.roster.adverts):
             return self._signed(Kind.AGREED, now)
         return self._signed(Kind.REVEAL, now, self._opened(now, []))
@@ -186,21 +186,21 @@ class MaskingSite:
     def reveal(self, certificate: bytes) -> bytes:
         """The answer to a certificate: shares of what opens the sum, and its own seeds."""
         now, terms = self._masked(), self._terms
-        if not now.members:
+        if not now.counted_sites:
             raise MessageRefused("this site has agreed to no vectors")
         parts = Parts(certificate, Kind.CERTIFICATE, terms)
         parts.take_place(now.roster.place)
         agreed = set()
-        for _ in range(parts.count(terms.threshold, len(now.members))):
+        for _ in range(parts.count(terms.threshold, len(now.counted_sites))):
             message = parts.take(AGREED)
             who, _ = read_answer(message, Kind.AGREED, terms, now.roster, now.vectors)
             agreed.add(who)
         parts.expect_end()
-        if len(agreed & set(now.members)) < terms.threshold:
+        if len(agreed & set(now.counted_sites)) < terms.threshold:
             raise MessageRefused(
                 f"{len(agreed)} sites agree to these vectors: {terms.threshold} are needed"
             )
-        missing = [other for other in now.roster.adverts if other not in now.members]
+        missing = [other for other in now.roster.adverts if other not in now.counted_sites]
         own = b"".join([now.own_seed, *(now.seeds[other] for other in missing)])
         return self._signed(Kind.REVEAL, now, self._opened(now, missing) + own)
 
@@ -213,7 +213,7 @@ class MaskingSite:
     def _opened(self, now: _SiteRound, missing: list[int]) -> bytes:
         """The shares of the members' self masks, and of their pairs with whoever is missing."""
         opened = []
-        for dealer in now.members:
+        for dealer in now.counted_sites:
             pairs = now.roster.others(dealer)
             own, *rest = now.shares[dealer]
             opened += [own, *(rest[pairs.index(other)] for other in missing)]

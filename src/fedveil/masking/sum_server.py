@@ -167,7 +167,7 @@ class SumServer:
         return bool(self._closed().missing)
 
     @property
-    def members(self) -> list[int]:
+    def counted_sites(self) -> list[int]:
         """The sites whose vectors count."""
         return list(self._closed().statements)
 
