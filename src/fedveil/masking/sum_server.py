@@ -47,7 +47,7 @@ class _SumRound:
     revealed: dict[int, bytes] = field(default_factory=dict)
 
     @property
-    def missing(self) -> list[int]:
+    def absent(self) -> list[int]:
         """The sites that were asked and whose vectors do not count."""
         return [site for site in self.roster.adverts if site not in self.statements]
 
@@ -154,8 +154,8 @@ class SumServer:
     def add_reveal(self, message: bytes) -> int:
         """Keep a site's shares. Returns the site."""
         now = self._closed()
-        each = 1 + len(now.missing)  # seeds of a dealer. After a certificate its own follow
-        size = SEED * each * (len(now.statements) + bool(now.missing))
+        each = 1 + len(now.absent)  # seeds of a dealer. After a certificate its own follow
+        size = SEED * each * (len(now.statements) + bool(now.absent))
         site, shares = read_answer(message, Kind.REVEAL, self._terms, now.roster, now.vectors, size)
         self._check_first(now, site, now.revealed)
         now.revealed[site] = shares
@@ -164,7 +164,7 @@ class SumServer:
     @property
     def needs_agreement(self) -> bool:
         """Whether a site of the roster is missing, so that the others have to agree on that."""
-        return bool(self._closed().missing)
+        return bool(self._closed().absent)
 
     @property
     def counted_sites(self) -> list[int]:
@@ -179,11 +179,11 @@ class SumServer:
         now, threshold = self._closed(), self._terms.threshold
         self._need(len(now.revealed), "revealed shares")
         used = sorted(now.revealed.items())[:threshold]
-        subjects, plus, minus = len(now.missing) + 1, list[bytes](), list[bytes]()
+        subjects, plus, minus = len(now.absent) + 1, list[bytes](), list[bytes]()
         for number, dealer in enumerate(now.statements):
-            for place, other in enumerate((dealer, *now.missing)):
+            for place, other in enumerate((dealer, *now.absent)):
                 at = SEED * (number * subjects + place)
-                if now.missing and dealer in now.revealed:
+                if now.absent and dealer in now.revealed:
                     own = now.revealed[dealer][-SEED * subjects :]
                     seed = own[SEED * place : SEED * (place + 1)]
                 else:
