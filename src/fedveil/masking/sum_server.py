@@ -30,7 +30,7 @@ class _SumRound:
 
     Attributes:
         roster: The sites that were asked.
-        total: The sum of the masked vectors so far.
+        masked_sum: The sum of the masked vectors so far.
         statements: The sites' statements.
         boxes: Their boxes, by sender and receiver.
         vectors: The digest of the statements that count, b"" as long as vectors may arrive.
@@ -39,7 +39,7 @@ class _SumRound:
     """
 
     roster: Roster
-    total: MaskWords
+    masked_sum: MaskWords
     statements: dict[int, VectorStatement] = field(default_factory=dict)
     boxes: dict[tuple[int, int], bytes] = field(default_factory=dict)
     vectors: bytes = b""
@@ -117,7 +117,7 @@ class SumServer:
             raise MessageRefused(f"the vector of site {site} is not that of its statement")
         for number, other in enumerate(now.roster.others(site)):
             now.boxes[site, other] = bytes(boxes[number * box_size : (number + 1) * box_size])
-        now.total += np.frombuffer(content, dtype="<u8")
+        now.masked_sum += np.frombuffer(content, dtype="<u8")
         now.statements[site] = statement
         return site
 
@@ -190,8 +190,8 @@ class SumServer:
                     shares = {now.roster.holder(site): part[at : at + SEED] for site, part in used}
                     seed = open_shares(shares, threshold)
                 (plus if other < dealer else minus).append(seed)
-        add_masks_(now.total, plus, minus)
-        total = now.total.view("<i8")
+        add_masks_(now.masked_sum, plus, minus)
+        total = now.masked_sum.view("<i8")
         self._now = None
         if int(total.max()) > limit or int(total.min()) < -limit:
             raise MessageRefused(
