@@ -64,7 +64,7 @@ class Parties:
         if self.server.needs_agreement:
             for site in closings if agreeing is None else agreeing:
                 self.server.add_agreed(self.sites[site].answer(closings[site]))
-            certificate = self.server.certificate()
+            certificate = self.server.certify()
             for site in closings if revealing is None else revealing:
                 self.server.add_reveal(self.sites[site].reveal(certificate))
         else:

@@ -116,7 +116,7 @@ def test_the_same_question_gets_the_same_answer():
     assert agreed[0] == agreed[1]
     for number in (0, 1):
         parties.server.add_agreed(parties.sites[number].answer(closings[number]))
-    certificate = parties.server.certificate()
+    certificate = parties.server.certify()
     assert site.reveal(certificate) == site.reveal(certificate)
 
 

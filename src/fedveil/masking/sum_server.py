@@ -144,7 +144,7 @@ class SumServer:
         now.agreed[site] = message
         return site
 
-    def certificate(self) -> bytes:
+    def certify(self) -> bytes:
         """The message that enough sites agree, for every site whose vector counts."""
         now = self._closed()
         self._need(len(now.agreed), "agreed")
