@@ -28,7 +28,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         chdir.chdir(place)
         write_files(place)
         owners(place)
-        deployed(place).write(place / "fed")
+        deployed(place).write_folder(place / "fed")
     return place
 
 
@@ -134,7 +134,7 @@ def test_code_runs_only_where_the_owner_allows_it(place: Path) -> None:
     marker = place / "ran"
     (place / "net.py").write_text(f"open({str(marker)!r}, 'w').close()\n{NET}")
     shutil.rmtree(place / "fed")
-    deployed(place).write(place / "fed")
+    deployed(place).write_folder(place / "fed")
     marker.unlink()  # the operator had allowed it
     owner, bundle = Owner.open(place / "north"), Bundle.read(bundle_of(place))
     refused = pytest.raises(BadInput, match=r"names code, net.py:make.*--allow-code")
@@ -177,7 +177,7 @@ def test_a_changed_manifest_is_noticed(place: Path, changes: dict[str, Any]) -> 
 def test_a_manifest_that_somebody_else_signed_has_another_fingerprint(place: Path) -> None:
     told = Bundle.read(bundle_of(place)).operator
     shutil.move(place / "fed", place / "theirs")
-    deployed(place).write(place / "fed")  # whoever has the recipe can make such a bundle
+    deployed(place).write_folder(place / "fed")  # whoever has the recipe can make such a bundle
     bundle, owner = Bundle.read(bundle_of(place)), Owner.open(place / "north")
     assert bundle.operator != told
     refused = pytest.raises(BadInput, match="is signed by")

@@ -211,7 +211,7 @@ class Deployment:
         """Return whether every round takes its whole deadline."""
         return takes_whole_deadline(self.plan)
 
-    def write(self, folder: Path, operator_key: Path | None = None) -> str:
+    def write_folder(self, folder: Path, operator_key: Path | None = None) -> str:
         """Write all files into a folder that is new or empty.
 
         Returns the fingerprint of the key that signs the bundles. If a file cannot be written, none
