@@ -164,7 +164,7 @@ class TwoPointReports(Release):
 
         Compares unit, relation, trust, epsilon, number of weights and number of shuffled reports.
         """
-        weights = sum(self.ranges.sizes)
+        weights = sum(self.ranges.tensor_sizes)
         match line.event:
             case TwoPoint(epsilon):
                 wrong = wrong_terms(line, Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
@@ -185,7 +185,7 @@ class TwoPointReports(Release):
 
         Raises AssertionError if P is not the number of weights that the ranges are for.
         """
-        if rows.shape[1] != sum(self.ranges.sizes):
+        if rows.shape[1] != sum(self.ranges.tensor_sizes):
             raise AssertionError("ranges are for another number of weights")
         keys = round.streams.keys("client-noise", round.number, round.ids)
         if self.ranges.perturb is Perturb.WEIGHTS:
@@ -262,7 +262,7 @@ def two_point(
             "dishonest",
         )
     mechanism, event = TwoPointMechanism(epsilon), TwoPoint(epsilon)
-    alone = replace(line_of(sampler, population, budget, event), per=sum(ranges.sizes))
+    alone = replace(line_of(sampler, population, budget, event), per=sum(ranges.tensor_sizes))
     lines = [alone]
     if shuffled:
         honesty = f"none of the {population} clients sides"
@@ -300,7 +300,7 @@ def two_point(
         schedule=ranges,
         release=TwoPointReports(mechanism, ranges, shuffled + dishonest),
         lines=(*lines, weight),
-        parameters=sum(ranges.sizes),
+        parameters=sum(ranges.tensor_sizes),
     )
     if plan.permitted < 1:
         raise BadInput(
