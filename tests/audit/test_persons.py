@@ -86,7 +86,7 @@ def test_a_canary_is_inserted_with_as_many_records_as_count():
     both = _insert_canaries(data, canaries, np.array([1, 1]), np.array([True, True]))
     assert (both.people - data.people).tolist() == [0, 2, 0, 0, 0, 0]
     assert (both.sizes - data.sizes).tolist() == [0, 2 * CAP, 0, 0, 0, 0]
-    assert both.person_index.counts.max() == CAP
+    assert both.person_index.record_counts.max() == CAP
 
 
 def test_little_noise_is_found_by_canaries():

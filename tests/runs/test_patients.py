@@ -127,7 +127,7 @@ def from_python(folder, **more):
 def test_the_same_from_python(recipe_of, folder, tmp_path):
     data = from_python(folder).capped(3)
     assert data.clients == 5
-    assert data.person_index.counts.max() == 3
+    assert data.person_index.record_counts.max() == 3
     recipe = recipe_of(document(folder, unit="person", cap=3))
     training = build(recipe)
     assert training.data.fingerprint == data.fingerprint

@@ -73,8 +73,8 @@ def test_a_cap_keeps_so_many_records_of_each_person_and_no_more(people):
     _, data = people(cap=None)
     for cap in (1, 2, 3, 4, 9):
         capped = data.capped(cap)
-        counts = capped.person_index.counts
-        assert counts.tolist() == np.minimum(data.person_index.counts, cap).tolist()
+        counts = capped.person_index.record_counts
+        assert counts.tolist() == np.minimum(data.person_index.record_counts, cap).tolist()
         assert capped.people.tolist() == data.people.tolist() == [4, 1, 2, 4, 1]
         assert capped.cap == cap
 

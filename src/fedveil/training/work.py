@@ -424,7 +424,7 @@ def noisy_batch(noisy: NoisySteps, clients: ClientBatch, step: int) -> Batch:
         return batch
     group = noisy.group
     if not round.streams.secure:  # seeded shapes may depend on records
-        group = min(group, int(cohort.data.person_index.counts.max()))
+        group = min(group, int(cohort.data.person_index.record_counts.max()))
     return cohort.records_of(batch, group)
 
 
