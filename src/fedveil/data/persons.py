@@ -63,7 +63,7 @@ class PersonIndex:
         out[self.order] = np.repeat(values, self.record_counts, axis=0)
         return out
 
-    def places(self, people: Ids, width: int) -> tuple[Ids, npt.NDArray[np.bool_]]:
+    def positions(self, people: Ids, width: int) -> tuple[Ids, npt.NDArray[np.bool_]]:
         """(records of each of `people`, which of them are real), [*people.shape, width].
 
         A person with fewer than `width` records has the last one repeated, which is not real.
