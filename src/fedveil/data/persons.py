@@ -73,7 +73,7 @@ class PersonIndex:
         places = self.begins[people][..., None] + np.minimum(which, counts - 1)
         return self.order[places].astype(np.int64), which < counts
 
-    def counted(self, cap: int) -> npt.NDArray[np.bool_]:
+    def counted_records(self, cap: int) -> npt.NDArray[np.bool_]:
         """Mask of the records that count, [records]: of each person at most `cap`.
 
         Guarantee: which records of a person count follows from their order and number, and from a
