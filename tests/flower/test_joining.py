@@ -64,7 +64,7 @@ def test_an_owner_s_folder_is_private_and_refuses_everything(place: Path) -> Non
     assert stat.S_IMODE(owner.private_key.stat().st_mode) == 0o600
     assert owner.policy == Policy()
     assert owner.ledger.folder == owner.folder / "ledger"
-    assert not owner.ledger.witness.is_relative_to(owner.folder)
+    assert not owner.ledger.witness_path.is_relative_to(owner.folder)
     assert owner.fingerprint.startswith("SHA256:")
 
 

@@ -201,7 +201,7 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_c
         "number": manifest.number,
         "sizes": manifest.sizes,
         "ledger": os.path.relpath(owner.ledger.folder, folder),
-        "witness": os.path.relpath(owner.ledger.witness, folder),
+        "witness": os.path.relpath(owner.ledger.witness_path, folder),
         "policy": os.path.relpath(owner.policy_file, folder),
         "allow_code": recipe.model.path is not None or None,
         "data": data_keys(recipe.data, owner.file.records, folder),
@@ -220,7 +220,7 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_c
     (folder / "flower").mkdir()
     key = os.path.relpath(owner.private_key, folder)
     fill("supernode.sh", folder, port=manifest.port, address=manifest.address, key=key)
-    head = owner.ledger.witness.parent
+    head = owner.ledger.witness_path.parent
     common = Path(os.path.commonpath([place, owner.folder, head]))
     values = {
         "site": manifest.site,
