@@ -93,7 +93,7 @@ def test_nothing_is_written_unless_the_owner_accepts(place: Path) -> None:
     before = files(place / "north")
     owner, bundle = Owner.open(place / "north"), Bundle.read(bundle_of(place))
     with joining(owner, bundle, allow_code=True) as one:
-        text = "\n".join(one.lines())
+        text = "\n".join(one.status_lines())
     assert files(place / "north") == before
     assert not (place / "north" / "federations").exists()
     for words in (bundle.operator, "127.0.0.1:9092", "net.py:make", "90 records of this site"):

@@ -74,7 +74,7 @@ class Joining:
         old, new = (_flat(policy) for policy in (self.owner.policy, self.policy))
         return [f"{key} = {new[key]} (now {old[key]})" for key in new if new[key] != old[key]]
 
-    def lines(self) -> list[str]:
+    def status_lines(self) -> list[str]:
         """Return for people what taking part means: the report of a site, and whom one trusts."""
         manifest = self.bundle.manifest
         names = ", ".join(manifest.sites)
