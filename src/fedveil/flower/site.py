@@ -177,7 +177,7 @@ class Site:
         Keys: "turns", "permitted", "spent" and "at_most". {} if that cannot be read.
         """
         try:
-            turns = self.ledger.turns(run)
+            turns = self.ledger.turn_count(run)
             lines = [line for line in self.terms.charged_lines if turns]
             return {
                 "turns": turns,

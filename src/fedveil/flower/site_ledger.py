@@ -145,7 +145,7 @@ class SiteLedger:
             for run, day in charge_days.items()
         }
 
-    def turns(self, run: str) -> int:
+    def turn_count(self, run: str) -> int:
         """Return how many turns a run was charged for. 0 without a ledger."""
         if not self.file.exists():
             return 0
