@@ -149,7 +149,7 @@ class Adversary(Participants):
         others, bad = None, ids[malicious]
         if self.records is not None:
             others = self.other_records(round, bad)
-        yield Group(bad, honest=False, other_records=others)
+        yield Group(bad, is_honest=False, other_records=others)
 
     def report(self, work: ClientWork, plan: PrivacyPlan, clients: ClientBatch) -> ClientReports:
         """The reports of malicious clients, made by `send`."""
@@ -160,7 +160,7 @@ class Adversary(Participants):
 
         The keys are "honest" and "honest length", or "malicious" and "malicious length".
         """
-        who = "honest" if group.honest else "malicious"
+        who = "honest" if group.is_honest else "malicious"
         return {who: len(lengths), f"{who} length": float(lengths.sum())}
 
     def summary(self, notes: dict[str, float], clients: int) -> dict[str, float]:

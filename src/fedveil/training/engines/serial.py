@@ -244,7 +244,7 @@ class Serial:
         if job.participants is not None:
             groups = job.participants.groups(round.number, ids)
         for group in groups:
-            slots = self.slots if group.honest and group.other_records is None else None
+            slots = self.slots if group.is_honest and group.other_records is None else None
             alone = self.mode is Mode.LOOPED or (job.plan.secure and slots is None)
             step = 1 if alone else max(len(group.ids), 1)
             for a in range(0, len(group.ids), step):
@@ -253,7 +253,7 @@ class Serial:
                     others = group.other_records[a : a + step]
                     whose = np.where(others < 0, some, job.data.clients + others)
                 cohort = CohortData(job.records, some, whose, slots)
-                only_sum = unseen and group.honest
+                only_sum = unseen and group.is_honest
                 batch = ClientBatch.from_round(round, cohort, self._gradients, only_sum=only_sum)
                 self._add_block_([(total, slice(cohort.real))], batch, group)
         _check_same("work", self._before, self.job.work)
@@ -287,7 +287,7 @@ class Serial:
                 if total.signal is not None:
                     add_weighted_(total.signal, rows.rows[part], weights[part])
 
-        if participants is None or group.honest:
+        if participants is None or group.is_honest:
             sent = client_report(job.work, job.plan, batch, keep_signal)
         else:
             sent = participants.report(job.work, job.plan, batch)
