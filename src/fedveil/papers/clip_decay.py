@@ -270,7 +270,7 @@ def schedules_page(experiment: Experiment, data: str, title: str) -> Page:
         sweeps[family] = sweep
         curves |= {n: curve_of(sweep.outcomes(c)) for c, n in enumerate(schedules)}
     page = Page(f"{title}: schedules of the clip under LDP-SGD")
-    page.settings.append(_settings(here, repetitions))
+    page.setting_names.append(_settings(here, repetitions))
     page.left_open += _left_open(here, rate, ends, sweeps["constant"])
     page.add_table(
         ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here"),

@@ -174,7 +174,7 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     arena, repetitions = arena_of(experiment), experiment.repetitions(3, 5)
     page, results = Page(arena.title), _run_defences(experiment, arena, repetitions)
     claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
-    page.settings += [*settings_text(arena, repetitions), meaning(*claims)]
+    page.setting_names += [*settings_text(arena, repetitions), meaning(*claims)]
     rows = []
     for name, result in results.items():
         for prepared, rates in zip(result.sweep.prepared, result.cell_rates, strict=True):
