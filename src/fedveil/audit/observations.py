@@ -405,7 +405,7 @@ def _reports_along(
     sent = bench.send(round, rows, short=short)
     assert isinstance(sent.reports, Rows), "reports of clients that protect themselves are rows"
     clip = 1.0 if round.clip is None else round.clip.value
-    return (sent.reports.rows.double() @ along).numpy() / clip, sent.statistic.numpy()
+    return (sent.reports.rows.double() @ along).numpy() / clip, sent.statistic_values.numpy()
 
 
 def server_views(
@@ -466,7 +466,7 @@ def statistic_views(
         rows = (sign * length * along).float().expand(len(ids), -1)
         total = bench.cohort_sum(round, rows, short=sign > 0)
         seen[k] = float(noised_sum(plan, round, total) @ along) / round.clip.value
-        noisy = plan.noisy_statistic(total.statistic, round)
+        noisy = plan.noisy_statistic(total.statistic_values, round)
         assert noisy is not None, "every round of these has a statistic"
         published = noisy.numpy()
         told[k] = published[0] if len(published) == 1 else published[0] - published[-1]

@@ -231,12 +231,12 @@ class Site:
             raise AssertionError("one client's report is a row")
         rows, channel = sent.reports.rows, self.plan.release.channel
         if self.mixer is None:
-            return rows[0], sent.statistic[0]
+            return rows[0], sent.statistic_values[0]
         if not isinstance(channel, Shuffler):
             raise AssertionError("a mixer is for shuffled reports")
         number = round_number(ask.round, ask.attempt, self.plan.rounds)
         self.mixer.send_report(number, channel.messages(rows, round)[0], channel.minimum)
-        return rows[0, :0], sent.statistic[0]
+        return rows[0, :0], sent.statistic_values[0]
 
     def _client_report(self, clients: ClientBatch) -> ClientReports:
         """Train, clip and randomise. If the work fails, the report is a randomised zero.

@@ -20,7 +20,7 @@ def chunk(number):
     total = zero()
     total.total += torch.from_numpy(drawn.normal(size=3) * 10.0 ** drawn.integers(-8, 8, size=3))
     total.signal += torch.from_numpy(drawn.normal(size=3))
-    total.statistic += number
+    total.statistic_values += number
     total.weight, total.clients, total.refused = drawn.random(), 1, (number,)
     total.updates_by_client += [(np.array([number]), torch.full((1, 3), float(number)))]
     return total
