@@ -100,7 +100,7 @@ def test_one_run_stands_beside_the_claim_of_the_plan_that_was_audited():
     assert finding.claim == line_claim(line, line.participations(made.plan.permitted))
     assert audited.steps == replace(made.plan.steps, nominal=audited.steps.nominal)
     assert audited.rounds == made.plan.permitted
-    assert audited.schedule == made.plan.schedule
+    assert audited.clip_schedule == made.plan.clip_schedule
     assert audited.sampler == made.plan.sampler
 
 

@@ -262,7 +262,7 @@ def test_a_curator_left_out_of_the_line():
         rounds=1,
         budgets=(fv.Budget(1.0, 1e-5),),
     )
-    watched = replace(plan, schedule=fv.clips.Quantile(1.0, 0.5, noise=0.5))
+    watched = replace(plan, clip_schedule=fv.clips.Quantile(1.0, 0.5, noise=0.5))
     found = list(Randomiser(draws=400).findings(watched))
     assert [f.violated for f in found] == [False, True]
     assert found[1].what.endswith("what the clip watches")

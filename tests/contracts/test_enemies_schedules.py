@@ -80,7 +80,7 @@ def test_a_schedule_that_watches_without_noise_is_refused(data):
     with pytest.raises(BadInput, match="takes a fixed, decaying or quantile"):
         central(Hushed(1.0, 0.5, noise=5.0))
     plan = replace(
-        central(fv.clips.Quantile(1.0, 0.5, noise=5.0)), schedule=Hushed(1.0, 0.5, noise=5.0)
+        central(fv.clips.Quantile(1.0, 0.5, noise=5.0)), clip_schedule=Hushed(1.0, 0.5, noise=5.0)
     )
     with pytest.raises(BadInput, match="the plan's line about"):
         training(data, plan=plan)
@@ -179,7 +179,7 @@ def shifted(monkeypatch):
     """A plan whose schedule has changed its mind since."""
     plan = central(Shifting(1.0, 0.5, noise=5.0))
     monkeypatch.setattr(Shifting, "later", [True])
-    assert plan.schedule.statistic.noise == 1e-9
+    assert plan.clip_schedule.statistic.noise == 1e-9
     return plan
 
 

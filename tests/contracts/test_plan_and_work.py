@@ -284,10 +284,10 @@ CHANGED = {
         lambda: centrally(),
         lambda p: replace(p, lines=line_of(p, share=Fraction(1, 9))),
     ),
-    "bits for free": (lambda: centrally(), lambda p: replace(p, schedule=QUANTILE)),
+    "bits for free": (lambda: centrally(), lambda p: replace(p, clip_schedule=QUANTILE)),
     "less noise on bits": (
         lambda: centrally(QUANTILE),
-        lambda p: replace(p, schedule=replace(QUANTILE, noise=2.5)),
+        lambda p: replace(p, clip_schedule=replace(QUANTILE, noise=2.5)),
     ),
     "less noise at clients": (
         lambda: locally(),
@@ -302,15 +302,15 @@ CHANGED = {
         lambda p: released(p, mechanism=GaussianMechanism(2.0)),
     ),
     "a lower cap": (lambda: locally(), lambda p: replace(p, lines=line_of(p, cap=1))),
-    "a curator left out": (lambda: locally(), lambda p: replace(p, schedule=QUANTILE)),
-    "flipped bits left out": (lambda: locally(), lambda p: replace(p, schedule=BITS)),
+    "a curator left out": (lambda: locally(), lambda p: replace(p, clip_schedule=QUANTILE)),
+    "flipped bits left out": (lambda: locally(), lambda p: replace(p, clip_schedule=BITS)),
     "a curator trusted and left out": (
         lambda: locally(),
-        lambda p: replace(p, schedule=QUANTILE, lines=line_of(p, trust=fv.claims.Trust.CURATOR)),
+        lambda p: replace(p, clip_schedule=QUANTILE, lines=line_of(p, trust=fv.claims.Trust.CURATOR)),
     ),
     "a curator with less noise": (
         lambda: locally(QUANTILE),
-        lambda p: replace(p, schedule=replace(QUANTILE, noise=2.0)),
+        lambda p: replace(p, clip_schedule=replace(QUANTILE, noise=2.0)),
     ),
     "a curator who publishes more often": (
         lambda: locally(QUANTILE),
@@ -318,7 +318,7 @@ CHANGED = {
     ),
     "bits that are flipped less": (
         lambda: locally(BITS),
-        lambda p: replace(p, schedule=replace(BITS, flip=2.0)),
+        lambda p: replace(p, clip_schedule=replace(BITS, flip=2.0)),
     ),
     "steps that are not counted": (
         lambda: in_steps(steps=3),

@@ -150,14 +150,14 @@ def _nominal_plan(training: Training) -> PrivacyPlan:
     AssertionError unless clients run DP-SGD or send noisy sums.
     """
     plan, steps = training.plan, training.plan.steps
-    if steps is None or plan.schedule is None:
+    if steps is None or plan.clip_schedule is None:
         raise AssertionError("a plan without noisy steps")
     data = training.data
     sizes = data.people if steps.unit is Unit.PERSON else data.sizes
     return dp_sgd(
         plan.sampler,
         plan.population,
-        plan.schedule.first_value(),
+        plan.clip_schedule.first_value(),
         rate=steps.rate,
         steps=steps.steps,
         nominal=steps.nominal or int(np.ceil(sizes.mean())),

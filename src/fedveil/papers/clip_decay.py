@@ -359,7 +359,7 @@ def _left_open(here: DecaySetting, rate: str, ends: str, constant: Sweep) -> lis
         constant: The sweep of constant clips, from which the noise is taken.
     """
     plan = constant.prepared[0].plan
-    multiplier = plan.release.settings(plan.schedule)["multiplier"]
+    multiplier = plan.release.settings(plan.clip_schedule)["multiplier"]
     return [
         ("data set and model", "as above; the paper's are not known to us"),
         (

@@ -162,7 +162,7 @@ def resolve_recipe(recipe: Recipe, training: Training) -> Recipe:
     budget again. The model's digest is filled in only for modules that the recipe does not define.
     """
     noise, plan = recipe.noise, training.plan
-    noise = noise.model_copy(update=plan.release.settings(plan.schedule))
+    noise = noise.model_copy(update=plan.release.settings(plan.clip_schedule))
     engine, choice = training.engine, dict[str, Any]()
     if isinstance(engine, Serial):
         choice = {"mode": str(engine.mode), "chunk": engine.chunk}

@@ -184,7 +184,7 @@ def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
 
     DP-SGD and sites protect inside the work, which must be the plan's own and take its steps.
     """
-    steps, schedule = plan.steps, plan.schedule
+    steps, schedule = plan.steps, plan.clip_schedule
     right = SiteSum if plan.release.requires.sends_sum else ClientDpSgd
     fits = not isinstance(work, ClientDpSgd | SiteSum) if steps is None else type(work) is right
     if not fits:

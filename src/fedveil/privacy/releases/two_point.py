@@ -154,7 +154,7 @@ class TwoPointReports(Release):
 
     def check(self, plan: PrivacyPlan) -> None:
         """Raise BadInput for a plan whose clip schedule is not these ranges."""
-        if plan.schedule != self.ranges:
+        if plan.clip_schedule != self.ranges:
             raise BadInput(
                 "two-point reports are clamped to ranges: their clip schedule is these ranges"
             )
@@ -297,7 +297,7 @@ def two_point(
         sampler=sampler,
         population=population,
         rounds=rounds,
-        schedule=ranges,
+        clip_schedule=ranges,
         release=TwoPointReports(mechanism, ranges, shuffled + dishonest),
         lines=(*lines, weight),
         parameters=sum(ranges.tensor_sizes),

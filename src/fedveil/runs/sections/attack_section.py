@@ -66,7 +66,7 @@ class _Attack(Section):
         from fedveil.attacks.adversary import AttackerNoise, BackdoorAttack, When
 
         data.check_tested("[attack]")
-        if self.project and plan.schedule is None:
+        if self.project and plan.clip_schedule is None:
             raise BadInput("attack.project is true and updates are not clipped: leave it out")
         if self.start > recipe.rounds:
             raise BadInput(

@@ -238,7 +238,7 @@ class Serial:
         # Whether nobody needs an honest client's own row: the server only sums, in floats.
         seen = job.plan.release.local or job.keeps_updates or job.plan.secure
         unseen = not seen and type(job.work) in BUILTIN_WORK
-        before = _snapshot_of(job.plan.schedule)
+        before = _snapshot_of(job.plan.clip_schedule)
         _ = self._before
         groups: Iterable[Group] = [Group(ids)]
         if job.participants is not None:
@@ -257,7 +257,7 @@ class Serial:
                 batch = ClientBatch.from_round(round, cohort, self._gradients, only_sum=only_sum)
                 self._add_block_([(total, slice(cohort.real))], batch, group)
         _check_same("work", self._before, self.job.work)
-        _check_same("clip schedule", before, self.job.plan.schedule)
+        _check_same("clip schedule", before, self.job.plan.clip_schedule)
 
     @cached_property
     def _before(self) -> Snapshot:
