@@ -49,7 +49,7 @@ def training(unit=Unit.PERSON, multiplier=4.0, rounds=3, rate=0.5, data=None):
     )
     torch.manual_seed(0)
     task = fv.Task(torch.nn.Linear(data.x.shape[1], 2), fv.cross_entropy)
-    return Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.5), workers=1)
+    return Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.5), workers=1)
 
 
 @pytest.mark.parametrize("unit", [Unit.PERSON, Unit.RECORD])

@@ -175,7 +175,7 @@ def records(module):
         fv.samplers.Everyone(), 8, 0.5, rate=0.5, steps=2, rounds=2, budget=fv.Budget(4, 1e-3)
     )
     torch.manual_seed(0)
-    work = fv.ClientDpSgd(plan.steps, lr=0.1)
+    work = fv.ClientDpSgd(plan.noisy_steps, lr=0.1)
     return fv.Training(
         fv.Task(module, fv.cross_entropy), data, plan, work, workers=1, mode=fv.engines.Mode.LOOPED
     )

@@ -64,7 +64,7 @@ def test_a_record_joins_a_step_exactly_at_its_rate(monkeypatch, rate):
 @pytest.mark.parametrize("rate", [0.5, 0.05, 1 / 3])
 def test_records_join_with_the_rate_that_is_accounted(rate):
     plan = in_steps(rate)
-    assert plan.steps.rate == rate
+    assert plan.noisy_steps.rate == rate
     assert plan.lines[0].event.rate == rate
     for other in (math.nextafter(rate, 0), rate / 1.03):
         cheaper = replace(plan.lines[0], event=replace(plan.lines[0].event, rate=other))

@@ -135,7 +135,7 @@ def test_the_same_from_python(recipe_of, folder, tmp_path):
     assert done.claims[0].unit is Unit.PERSON
     people = int(data.people.sum())
     assert training.plan.release.records == people
-    assert (training.plan.steps.unit, training.plan.steps.cap) == (Unit.PERSON, 3)
+    assert (training.plan.noisy_steps.unit, training.plan.noisy_steps.cap) == (Unit.PERSON, 3)
     assert training.plan.lines[0].trust is Trust.SITE
 
 

@@ -449,7 +449,7 @@ def test_shortened_clients_are_refused_where_their_numbers_are_private(keys):
     data = data.capped(1) if "cap" in keys else data
     task = fv.Task(mlp(), fv.cross_entropy)
     with pytest.raises(fv.BadInput, match="most_records is 12 and the claim hides"):
-        fv.Training(task, data, plan, fv.ClientDpSgd(plan.steps, lr=0.1))
+        fv.Training(task, data, plan, fv.ClientDpSgd(plan.noisy_steps, lr=0.1))
 
 
 SIZES = federation().sizes.tolist()

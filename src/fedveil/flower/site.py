@@ -260,7 +260,7 @@ class Site:
             Mode.LOOPED,
             self.records,
             mixes=training.mixes,
-            private=training.plan.steps is not None,
+            private=training.plan.noisy_steps is not None,
         )
 
 
@@ -320,9 +320,9 @@ def _check_size(training: Training, records: FederatedData) -> None:
     sites declare together.
     """
     plan = training.plan
-    if not plan.secure or plan.steps is None:
+    if not plan.secure or plan.noisy_steps is None:
         return
-    most, what = plan.steps.nominal, "client.nominal"
+    most, what = plan.noisy_steps.nominal, "client.nominal"
     if plan.release.requires.sends_sum:
         most, what = training.data.records, "the declared number of all sites"
     if most is not None and records.records > most:

@@ -49,7 +49,7 @@ class PrivacyPlan:
         every_line: All that a ledger charges and claims are made of: the line of metrics last.
         expected: The expected size of a cohort, which is public.
         width: How many numbers a client reports beside its update.
-        steps: What DP-SGD inside clients must be, where that is how they are protected.
+        noisy_steps: What DP-SGD inside clients must be, where that is how they are protected.
         counted_clients: How many clients' turns the ledger counts.
         private: Whether anything is claimed.
         limit: The epsilon at which the run stops, None if there is none.
@@ -70,7 +70,7 @@ class PrivacyPlan:
     every_line: tuple[BudgetLine, ...] = field(init=False, repr=False)
     expected: float = field(init=False, repr=False)
     width: int = field(init=False, repr=False)
-    steps: NoisySteps | None = field(init=False, repr=False)
+    noisy_steps: NoisySteps | None = field(init=False, repr=False)
     counted_clients: int = field(init=False, repr=False)
     private: bool = field(init=False, repr=False)
     limit: float | None = field(init=False, repr=False)
@@ -118,7 +118,7 @@ class PrivacyPlan:
             "every_line": (*self.lines, *metrics),
             "expected": self.sampler.expected(self.population),
             "width": 0 if self.statistic is None else self.statistic.width,
-            "steps": self.release.requires.steps,
+            "steps": self.release.requires.noisy_steps,
             "counted_clients": self.population if self.release.local else 0,
             "private": bool(self.lines),
             "limit": None if math.isinf(limit) else limit,

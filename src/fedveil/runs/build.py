@@ -137,7 +137,7 @@ def build(
             if recipe.attack
             else Participants(),
             aggregate=recipe.server.build_aggregate(),
-            work=work or recipe.client.build(rounds, plan.steps),
+            work=work or recipe.client.build(rounds, plan.noisy_steps),
             server=server,
             weights=Weights(recipe.server.weights),
             seed=recipe.seed,

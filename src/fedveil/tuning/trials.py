@@ -419,7 +419,7 @@ def _first_noise_std(training: Training) -> float:
     NaN if noise is part of local training. Raise BadInput if it is infinite.
     """
     plan = training.plan
-    if plan.steps is not None:
+    if plan.noisy_steps is not None:
         return math.nan
     state = training.start()
     turns = np.zeros(plan.population, dtype=np.int64) if plan.release.local else None

@@ -69,8 +69,8 @@ class DpSgdSteps(Release):
         The claim then covers how many records a client has.
         """
         if self.noisy.nominal is None:
-            return Requirements(steps=self.noisy)
-        return replace(super().requires, steps=self.noisy)
+            return Requirements(noisy_steps=self.noisy)
+        return replace(super().requires, noisy_steps=self.noisy)
 
     def check(self, plan: PrivacyPlan) -> None:
         """Raise BadInput or BadArgument for secure noise for which there is no grid."""

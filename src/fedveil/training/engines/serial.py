@@ -216,7 +216,7 @@ class Serial:
     def _gradients(self) -> Gradients:
         """The way to compute gradients in this engine's mode, made on first access."""
         job = self.job
-        longest, private = int(job.data.sizes.max()), job.plan.steps is not None
+        longest, private = int(job.data.sizes.max()), job.plan.noisy_steps is not None
         full = not private and job.work.records_per_step(longest) == longest
         return gradients_of(
             job.task,
@@ -278,8 +278,8 @@ class Serial:
         weights = torch.ones(len(batch.cohort), dtype=torch.float64)
         if job.weights is Weights.EXAMPLES:
             weights = batch.cohort.weights
-            if job.plan.steps is not None:
-                weights = torch.from_numpy(units_of(job.plan.steps, batch.cohort)).double()
+            if job.plan.noisy_steps is not None:
+                weights = torch.from_numpy(units_of(job.plan.noisy_steps, batch.cohort)).double()
 
         def keep_signal(rows: Rows) -> None:
             """Add the updates before noise to the parts' signals."""
