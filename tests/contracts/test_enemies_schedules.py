@@ -141,7 +141,7 @@ def test_what_a_schedule_sees_is_not_the_server_s_noise(data):
     made = training(data, plan=central(Borrows(1.0)))
     total = made.engine.run(made.round(1, np.arange(CLIENTS), made.start())).total
     first = next(iter(fv.train(made)))
-    noise = (first.state.params - made.start().params).double() * made.plan.expected - total
+    noise = (first.state.params - made.start().params).double() * made.plan.expected_cohort - total
     like = torch.corrcoef(torch.stack([noise, Borrows.told[-1]]))[0, 1]
     assert abs(float(like)) < 0.95
     assert Borrows(1.0).statistic.purpose != "noise"

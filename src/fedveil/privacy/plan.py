@@ -47,7 +47,7 @@ class PrivacyPlan:
         norm: The norm of the schedule's clips.
         secure: Whether randomness is the operating system's: whether the claims say so.
         every_line: All that a ledger charges and claims are made of: the line of metrics last.
-        expected: The expected size of a cohort, which is public.
+        expected_cohort: The expected size of a cohort, which is public.
         width: How many numbers a client reports beside its update.
         noisy_steps: What DP-SGD inside clients must be, where that is how they are protected.
         counted_clients: How many clients' turns the ledger counts.
@@ -68,7 +68,7 @@ class PrivacyPlan:
     norm: Norm | None = field(init=False, repr=False, default=None)
     secure: bool = field(init=False, repr=False)
     every_line: tuple[BudgetLine, ...] = field(init=False, repr=False)
-    expected: float = field(init=False, repr=False)
+    expected_cohort: float = field(init=False, repr=False)
     width: int = field(init=False, repr=False)
     noisy_steps: NoisySteps | None = field(init=False, repr=False)
     counted_clients: int = field(init=False, repr=False)
@@ -441,7 +441,7 @@ class PrivacyPlan:
         return self.clip_schedule.next_state(
             round.adaptive_state,
             None if self.statistic is None else self.noisy_statistic(statistic, round),
-            self.expected,
+            self.expected_cohort,
             round.start,
             params,
             round.number,

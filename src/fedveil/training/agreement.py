@@ -169,8 +169,8 @@ def check_aggregate(
         )
     if weights is Weights.EXAMPLES:
         raise BadInput(f"server.weights is 'examples' and {name} counts all alike: use 'uniform'")
-    aggregate.check(plan.expected)
-    most = plan.expected + _SPREAD * math.sqrt(plan.expected)
+    aggregate.check(plan.expected_cohort)
+    most = plan.expected_cohort + _SPREAD * math.sqrt(plan.expected_cohort)
     needed = math.ceil(min(most, plan.population)) * task.size * 4 / 2**20
     if needed > memory:
         raise BadInput(

@@ -198,7 +198,7 @@ def end(
     total = noised_sum(plan, round, cohort)
     # divide
     if aggregate is None or not cohort.weight:
-        mean = total.div_(release.divisor(cohort.weight, plan.expected))
+        mean = total.div_(release.divisor(cohort.weight, plan.expected_cohort))
     else:
         mean = aggregate.combine(cohort.updates)
     # step, and adapt the clip

@@ -506,7 +506,7 @@ class Training:
             job, chunk = replace(job, room=self._room), self._block
         else:
             chunk = self.chunk or fitting_chunk(
-                self.task, self.data, self.work, mode, self.memory, self.plan.expected
+                self.task, self.data, self.work, mode, self.memory, self.plan.expected_cohort
             )
         if self.cluster is not None:
             return Processes(job, mode, chunk, self.workers, partial(RayPool, self.cluster))

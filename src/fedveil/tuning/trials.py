@@ -429,4 +429,4 @@ def _first_noise_std(training: Training) -> float:
         length = plan.release.noise_length(training.round(1, ids, state), size)
     if not math.isfinite(length):
         raise BadInput("the noise that the budget asks for is infinite: raise budget.epsilon")
-    return length / math.sqrt(size) / plan.release.divisor(max(1, len(ids)), plan.expected)
+    return length / math.sqrt(size) / plan.release.divisor(max(1, len(ids)), plan.expected_cohort)

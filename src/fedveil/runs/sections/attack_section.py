@@ -219,4 +219,4 @@ def _replacement_boost(recipe: "Recipe", plan: "PrivacyPlan") -> float:
             f"attack.boost is missing and server.optimizer is {recipe.server.optimizer!r}: only "
             "for 'sgd' it is known what replaces the model"
         )
-    return plan.expected / rate
+    return plan.expected_cohort / rate
