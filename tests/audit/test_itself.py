@@ -98,7 +98,9 @@ def test_one_run_stands_beside_the_claim_of_the_plan_that_was_audited():
     audited = _nominal_plan(made)
     line = strict_line(audited)
     assert finding.claim == line_claim(line, line.participations(made.plan.permitted))
-    assert audited.noisy_steps == replace(made.plan.noisy_steps, nominal=audited.noisy_steps.nominal)
+    assert audited.noisy_steps == replace(
+        made.plan.noisy_steps, nominal=audited.noisy_steps.nominal
+    )
     assert audited.rounds == made.plan.permitted
     assert audited.clip_schedule == made.plan.clip_schedule
     assert audited.sampler == made.plan.sampler

@@ -64,7 +64,7 @@ def test_dp_sgd_with_the_plan_s_own_numbers_is_accepted(data):
 
 
 def test_dp_sgd_without_a_plan_s_numbers_cannot_be_made():
-    with pytest.raises(BadInput, match=r"ClientDpSgd\(plan.steps, lr="):
+    with pytest.raises(BadInput, match=r"ClientDpSgd\(plan.noisy_steps, lr="):
         fv.ClientDpSgd(0.9, 0.1)
 
 
@@ -306,7 +306,9 @@ CHANGED = {
     "flipped bits left out": (lambda: locally(), lambda p: replace(p, clip_schedule=BITS)),
     "a curator trusted and left out": (
         lambda: locally(),
-        lambda p: replace(p, clip_schedule=QUANTILE, lines=line_of(p, trust=fv.claims.Trust.CURATOR)),
+        lambda p: replace(
+            p, clip_schedule=QUANTILE, lines=line_of(p, trust=fv.claims.Trust.CURATOR)
+        ),
     ),
     "a curator with less noise": (
         lambda: locally(QUANTILE),

@@ -65,7 +65,7 @@ def test_a_test_table_is_clients_own_by_name(sites, shared):
     assert len(found.train_rows) == 100
     if sites:
         assert found.owner_names[found.test_owners].tolist() == sites
-    assert found.owner_names[found.record_owners].tolist() == ROWS.columns["site"].tolist()
+    assert found.owner_names[found.record_owners].tolist() == ROWS.arrays["site"].tolist()
 
 
 def test_a_test_table_of_rows_that_are_dealt_is_nobody_s():

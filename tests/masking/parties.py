@@ -94,7 +94,7 @@ def copied_server(server):
         now = server._now
         other._now = replace(
             now,
-            total=now.total.copy(),
+            masked_sum=now.masked_sum.copy(),
             statements=dict(now.statements),
             boxes=dict(now.boxes),
             agreed=dict(now.agreed),

@@ -130,7 +130,9 @@ def test_p_0_trains_as_no_dropout_does():
         walk = gradients_of(made, Mode.LOOPED, records())
         cohort = CohortData(records(), np.arange(3))
         batch = fv.Batches(0, steps=1).for_round(cohort.ids, cohort.sizes, 1, Streams(0)).batch(0)
-        ends.append(walk.trajectory(made.parameters, cohort, spanned=False).mean_update(None, batch))
+        ends.append(
+            walk.trajectory(made.parameters, cohort, spanned=False).mean_update(None, batch)
+        )
         assert not made.drops
     assert torch.equal(*ends)
 

@@ -368,7 +368,9 @@ def test_the_noise_is_one_clip_s_whatever_a_person_has(people):
 def test_sums_are_divided_by_people_and_weighed_by_them(people):
     task, data = people()
     plan = dp_plan(unit=PERSON, cap=3, rate=1.0, steps=1, multiplier=1e-9)
-    training = Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=1.0), weights=Weights.EXAMPLES)
+    training = Training(
+        task, data, plan, ClientDpSgd(plan.noisy_steps, lr=1.0), weights=Weights.EXAMPLES
+    )
     asked = training.round(1, np.arange(5), training.start())
     done = training.engine.run(asked)
     assert done.weight == 12  # people
@@ -429,7 +431,9 @@ def test_nothing_of_a_recipe_per_record_changes(people):
         Training(task, each, plan, ClientDpSgd(plan.noisy_steps, lr=0.1)) for each in (data, bare)
     ]
     assert trainings[0].digest == trainings[1].digest
-    assert identity(plan.noisy_steps) == "[steps='noisy',rate=0.5,count=2,multiplier=1.0,nominal=None]"
+    assert (
+        identity(plan.noisy_steps) == "[steps='noisy',rate=0.5,count=2,multiplier=1.0,nominal=None]"
+    )
     assert "unit" not in identity(site_plan(data).release)
 
 
@@ -487,7 +491,9 @@ def test_a_claim_about_persons_with_steps_about_records_is_refused(people):
         lines = tuple(replace(line, unit=PERSON) for line in plan.lines)
         wrong = replace(plan, lines=lines)
         work = (
-            SiteSum(plan.noisy_steps) if plan.release.requires.sends_sum else ClientDpSgd(plan.noisy_steps, 0.1)
+            SiteSum(plan.noisy_steps)
+            if plan.release.requires.sends_sum
+            else ClientDpSgd(plan.noisy_steps, 0.1)
         )
         with pytest.raises(BadInput, match="a record is protected, not a person"):
             Training(task, data, wrong, work)
@@ -546,7 +552,9 @@ def test_records_at_sites_cannot_be_claimed_per_person(people):
     away = data.at_sites([str(k) for k in range(5)], [3] * 5)
     assert (away.persons, away.cap) == (None, None)
     with pytest.raises(BadInput, match="known at the sites alone"):
-        Training(task, away, plan, ClientDpSgd(plan.noisy_steps, lr=0.1), make_engine=lambda job: None)
+        Training(
+            task, away, plan, ClientDpSgd(plan.noisy_steps, lr=0.1), make_engine=lambda job: None
+        )
 
 
 def test_clients_with_more_people_than_slots_are_refused(people):

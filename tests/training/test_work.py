@@ -239,7 +239,9 @@ def test_every_step_is_projected_around_the_rounds_model(task, data, kind):
 
             def watched(moved, batch):
                 nowhere = torch.zeros(len(cohort), walk.width)
-                seen.append(walk.update_rows(nowhere if moved is None else moved).double().norm(dim=1))
+                seen.append(
+                    walk.update_rows(nowhere if moved is None else moved).double().norm(dim=1)
+                )
                 return mean(moved, batch)
 
             walk.mean_update = watched

@@ -452,7 +452,11 @@ class BackdoorAttack(Adversary):
                 "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: leave it "
                 "out, or use noise.where = 'client'"
             )
-        if self.noise is AttackerNoise.SKIP and not plan.release.adds_noise and plan.noisy_steps is None:
+        if (
+            self.noise is AttackerNoise.SKIP
+            and not plan.release.adds_noise
+            and plan.noisy_steps is None
+        ):
             raise BadInput(
                 "attack.noise is 'skip' and clients add no noise: leave it out (noise that the "
                 "server adds holds for attackers too)"

@@ -334,7 +334,12 @@ def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]
     """
     plan, data = training.plan, training.data
     line = strict_line(plan)
-    if line is None or plan.noisy_steps is None or isinstance(data.x, dict) or data.x.dtype.kind != "f":
+    if (
+        line is None
+        or plan.noisy_steps is None
+        or isinstance(data.x, dict)
+        or data.x.dtype.kind != "f"
+    ):
         return
     reach = _step_sensitivity(training, np.random.default_rng([seed, 0x5E]))
     turns = line.participations(plan.permitted)

@@ -220,7 +220,7 @@ def _persons(split: "TableSplit", person: str | None) -> tuple[Rows | None, Rows
     if person is None:
         return None, None
     people = np.array(_entries_of(split.train_rows, person))
-    if person not in split.test_rows.columns or not len(split.test_rows):
+    if person not in split.test_rows.arrays or not len(split.test_rows):
         return np.unique(people, return_inverse=True)[1], None
     tested = np.array(_entries_of(split.test_rows, person))
     _, numbers = np.unique(np.concatenate([people, tested]), return_inverse=True)
@@ -367,7 +367,7 @@ def columns_as_declared(source: Table, options: TableOptions) -> tuple[list[Colu
             raise BadInput(f"column {name!r} is {role} and {other}: name two columns")
         no_features[name] = f"the {role} column"
     target = Column.declared(target_name, columns.get(target_name, {}))
-    names = [name for name in source.columns if name not in no_features]
+    names = [name for name in source.arrays if name not in no_features]
     if target.text is not None:
         if options.features is not None:
             raise BadInput(
@@ -476,7 +476,7 @@ def split_table(source: Table, options: TableOptions) -> TableSplit:
     are left out. With `person`, nobody has rows on both sides, unless `test` is a table.
     """
     kind, client = options.kind_of_test, options.client_column
-    if isinstance(kind, Table) and options.by_file and FILE_COLUMN not in kind.columns:
+    if isinstance(kind, Table) and options.by_file and FILE_COLUMN not in kind.arrays:
         kind = kind.with_file_names()
     if client is not None:
         return _split_clients(source, client, kind, options)
@@ -558,7 +558,7 @@ def _split_clients(
         )
     train = np.flatnonzero(np.isin(owners, clients))
     if isinstance(kind, Table):
-        if client not in kind.columns:
+        if client not in kind.arrays:
             return TableSplit(source.take(train), kind, owners[train], None, names)
         test_names = _entries_of(kind, client)
         new_names = sorted(set(test_names) - set(names.tolist()))

@@ -88,7 +88,9 @@ class Joining:
             declared = manifest.sizes[manifest.number]
             lines.append(f"declared  {declared:,} records of this site, which is public")
         if self.own_site.recipe.model.path is not None:
-            lines.append(f"code      {self.own_site.recipe.model.path} of the bundle runs at this site")
+            lines.append(
+                f"code      {self.own_site.recipe.model.path} of the bundle runs at this site"
+            )
         report = report_lines(self.own_site, site_report(self.own_site))
         changes = self.changes or ["stays as it is"]
         lines += report

@@ -186,8 +186,8 @@ class SiteLedger:
         if not self.file.exists():
             if witness is not None:
                 raise BadInput(
-                    f"{self.file} is missing and {self.witness_path} remembers it: what this site has "
-                    "spent is unknown; restore the ledger"
+                    f"{self.file} is missing and {self.witness_path} remembers it: what this site "
+                    "has spent is unknown; restore the ledger"
                 )
             return
         head = verify(self.file, *([] if witness is None else [witness[0]]))
@@ -199,7 +199,8 @@ class SiteLedger:
             )
         if witness is None and head.length:
             raise BadInput(
-                f"{self.witness_path} is missing and the ledger {self.file} is not empty: restore it; "
+                f"{self.witness_path} is missing and the ledger {self.file} is not empty: "
+                "restore it; "
                 "if the ledger is whole, fedveil site accept takes it as it is"
             )
 

@@ -69,7 +69,9 @@ class Journal:
                 "INSERT INTO masked VALUES (?, ?, ?)", (run, place.round, place.attempt)
             )
 
-    def record_answer(self, run: bytes, place: Place, secrets: dict[int, str], vectors: bytes) -> None:
+    def record_answer(
+        self, run: bytes, place: Place, secrets: dict[int, str], vectors: bytes
+    ) -> None:
         """Write down which secret of each site this site reveals, before it does.
 
         Args:

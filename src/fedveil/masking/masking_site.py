@@ -158,7 +158,7 @@ class MaskingSite:
         now, terms, site = self._masked(), self._terms, self._site
         parts = Parts(closing, Kind.CLOSING, terms)
         parts.take_place(now.roster.place)
-        count = parts.count(terms.threshold, len(now.roster.adverts))
+        count = parts.take_count(terms.threshold, len(now.roster.adverts))
         statements = [
             VectorStatement.read(parts.take(STATEMENT), terms, now.roster) for _ in range(count)
         ]
@@ -191,7 +191,7 @@ class MaskingSite:
         parts = Parts(certificate, Kind.CERTIFICATE, terms)
         parts.take_place(now.roster.place)
         agreed = set()
-        for _ in range(parts.count(terms.threshold, len(now.counted_sites))):
+        for _ in range(parts.take_count(terms.threshold, len(now.counted_sites))):
             message = parts.take(AGREED)
             who, _ = read_answer(message, Kind.AGREED, terms, now.roster, now.vectors)
             agreed.add(who)

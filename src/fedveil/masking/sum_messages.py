@@ -150,7 +150,7 @@ class SumTerms:
         hashed.update(_TERMS.pack(self.run, sites, self.threshold, self.honest, self.words))
         for key in self.node_keys:
             hashed.update(_SHORT.pack(len(key)) + key)
-        object.__setattr__(self, "digest", hashed.digest())
+        object.__setattr__(self, "hash", hashed.digest())
 
     @property
     def sites(self) -> int:
@@ -220,7 +220,7 @@ class Parts:
             raise MessageRefused(f"a {self._name} is of site {site} of {terms.sites}")
         return int(site)
 
-    def count(self, least: int, most: int) -> int:
+    def take_count(self, least: int, most: int) -> int:
         """The next two bytes as a number of parts from `least` to `most`."""
         (count,) = _SHORT.unpack(self.take(_SHORT.size))
         if not least <= count <= most:
@@ -313,7 +313,7 @@ class Advert:
         parts = Parts(message, Kind.ADVERT, terms)
         site, exchange_key, signing_key = parts.take_site(terms), parts.take(KEY), parts.take(KEY)
         body = parts.taken()
-        signature = parts.take(parts.count(1, 200))
+        signature = parts.take(parts.take_count(1, 200))
         parts.expect_end()
         key = terms.node_key(site)
         verified(
@@ -360,8 +360,8 @@ class Roster:
         """
         parts = Parts(message, Kind.ROSTER, terms)
         place, adverts, last = parts.take_place(), dict[int, Advert](), -1
-        for _ in range(parts.count(terms.threshold, terms.sites)):
-            each = parts.take(parts.count(1, 1000))
+        for _ in range(parts.take_count(terms.threshold, terms.sites)):
+            each = parts.take(parts.take_count(1, 1000))
             advert = known.get(each) or Advert.read(each, terms)
             known[each] = advert
             if advert.site <= last:

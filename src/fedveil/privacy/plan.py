@@ -116,9 +116,9 @@ class PrivacyPlan:
         derived = {
             "secure": any(line.noise is NoiseSource.SECURE for line in self.lines),
             "every_line": (*self.lines, *metrics),
-            "expected": self.sampler.expected(self.population),
+            "expected_cohort": self.sampler.expected(self.population),
             "width": 0 if self.statistic is None else self.statistic.width,
-            "steps": self.release.requires.noisy_steps,
+            "noisy_steps": self.release.requires.noisy_steps,
             "counted_clients": self.population if self.release.local else 0,
             "private": bool(self.lines),
             "limit": None if math.isinf(limit) else limit,

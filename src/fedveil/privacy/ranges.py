@@ -58,7 +58,9 @@ class Ranges(ClipSchedule):
         """Identity pairs: ranges "layers", then all fields."""
         return (
             ("ranges", "layers"),
-            *named_values(self, "centre", "radius", "sizes", "adaptive", "perturb", "growth"),
+            *named_values(self, "centre", "radius"),
+            ("sizes", self.tensor_sizes),
+            *named_values(self, "adaptive", "perturb", "growth"),
         )
 
     def __post_init__(self) -> None:

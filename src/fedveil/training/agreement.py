@@ -193,7 +193,11 @@ def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
             "(SiteSum) and noise.where 'site'"
         )
     if isinstance(work, ClientDpSgd | SiteSum) and work.noisy != steps:
-        made = "SiteSum(plan.steps)" if right is SiteSum else "ClientDpSgd(plan.steps, lr=...)"
+        made = (
+            "SiteSum(plan.noisy_steps)"
+            if right is SiteSum
+            else "ClientDpSgd(plan.noisy_steps, lr=...)"
+        )
         raise BadInput(
             f"the plan accounts for {steps} and the work takes {work.noisy}: make the work as "
             f"{made}"

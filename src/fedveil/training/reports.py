@@ -152,7 +152,7 @@ class ClientReports:
 
     Attributes:
         reports: The reports themselves.
-        statistic_values: The statistic of an adaptive clip, [K, width], with width 0 if there is none.
+        statistic_values: The statistic of an adaptive clip, [K, width], width 0 if there is none.
         clipped: Mask of clients that were clipped, by their own account: a diagnostic.
         diverged: Mask of clients whose training diverged, by their own account: a diagnostic.
     """

@@ -150,9 +150,9 @@ def test_noise_and_its_accounting_agree_on_the_relation(sampler, event, relation
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 def test_divisor_is_public_and_fixed(sampler):
     plan = plan_of(sampler, multiplier=50.0)
-    assert {plan.release.divisor(weight, plan.expected_cohort) for weight in (0.0, 1.0, 7.0, 1e6)} == {
-        sampler.expected(100)
-    }
+    assert {
+        plan.release.divisor(weight, plan.expected_cohort) for weight in (0.0, 1.0, 7.0, 1e6)
+    } == {sampler.expected(100)}
     assert not plan.release.local
 
 

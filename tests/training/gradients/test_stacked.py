@@ -93,7 +93,9 @@ def test_means_are_those_of_vmap_for_any_shape(make_walks, last, hidden, bias, s
     walk, general = make_walks(module, loss, spanned=spanned)
     for moved, row in on_its_way(walk, general, spanned):
         for step in (whole(walk), some(walk)):
-            assert_close(walk.update_rows(walk.mean_update(moved, step)), general.mean_update(row, step))
+            assert_close(
+                walk.update_rows(walk.mean_update(moved, step)), general.mean_update(row, step)
+            )
 
 
 def test_large_layers_are_written_straight_into_their_rows(make_walks):

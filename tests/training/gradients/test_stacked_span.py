@@ -32,10 +32,16 @@ from tests.training.gradients.chains import (
 @pytest.mark.parametrize("bias", [True, False])
 def test_lengths_in_the_span_are_those_of_the_rows(make_walks, hidden, bias):
     walk, _ = make_walks(chain(hidden=hidden, bias=bias), spanned=True)
-    for moved in (away(walk), walk.mean_update(None, whole(walk)), walk.mean_update(None, some(walk))):
+    for moved in (
+        away(walk),
+        walk.mean_update(None, whole(walk)),
+        walk.mean_update(None, some(walk)),
+    ):
         lengths = walk.norms(moved, Norm.L2)
         assert lengths.dtype == torch.float64
-        assert lengths.tolist() == pytest.approx(row_norms(walk.update_rows(moved)).tolist(), rel=1e-5)
+        assert lengths.tolist() == pytest.approx(
+            row_norms(walk.update_rows(moved)).tolist(), rel=1e-5
+        )
 
 
 def test_lengths_in_the_span_are_not_finite_where_a_row_is_not(make_walks):

@@ -124,7 +124,7 @@ class TwoPointReports(Release):
     mechanism: TwoPointMechanism
     ranges: Ranges
     shuffled: int = 0
-    channel: TwoPointChannel = field(init=False, repr=False, compare=False)
+    channel: Channel = field(init=False, repr=False, compare=False)
 
     local = True
 
@@ -139,6 +139,11 @@ class TwoPointReports(Release):
         if self.shuffled:
             channel = Shuffler(self.ranges, self.mechanism.kappa, self.shuffled)
         object.__setattr__(self, "channel", channel)
+
+    def _two_values(self, round: Round) -> tuple[torch.Tensor, torch.Tensor]:
+        """(centre, reach) of every coordinate in a round, as `TwoPointChannel.two_values`."""
+        channel = TwoPointChannel(self.ranges, self.mechanism.kappa)
+        return channel.two_values(round.adaptive_state)
 
     @property
     def requires(self) -> Requirements:
@@ -198,12 +203,12 @@ class TwoPointReports(Release):
 
         Rows are not changed. A message carries one bit per weight.
         """
-        centre, reach = self.channel.two_values(round.adaptive_state)
+        centre, reach = self._two_values(round)
         return ((rows != centre + reach) & (rows != centre - reach)).any(dim=1)
 
     def noise_length(self, round: Round, size: int) -> float:
         """As `Release.noise_length`, from above: as if weights were at their ranges' centres."""
-        reach = self.channel.two_values(round.adaptive_state)[1]
+        reach = self._two_values(round)[1]
         return float(reach.double().norm()) * math.sqrt(len(round.ids))
 
 
