@@ -57,7 +57,7 @@ def test_commits_wait_for_the_disk(tmp_path):
     assert journal._db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
-@pytest.mark.parametrize("step", ["begin", "answer"])
+@pytest.mark.parametrize("step", ["record_begin", "record_answer"])
 def test_what_cannot_be_written_is_not_done(step, monkeypatch):
     parties = Parties(3, 2)
     messages = parties.masked(parties.vectors())

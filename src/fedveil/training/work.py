@@ -251,9 +251,9 @@ class ClientDpSgd:
     """DP-SGD from the round's model (Abadi et al. 2016; Naseri, algorithm 2).
 
     `noisy` comes from the plan: `ClientDpSgd(plan.noisy_steps, lr=0.1)`. One step: every record
-    joins with its rate. The sum of the joined records' clipped gradients, plus N(0, (multiplier C)^2),
-    is divided by rate x n, where n is the client's public number of records, or the nominal one.
-    If the plan's unit is a person, people join, and the mean of a person's gradients is clipped.
+    joins with its rate. The sum of the joined records' clipped gradients, plus
+    N(0, (multiplier C)^2), is divided by rate x n, where n is the client's public number of
+    records, or the nominal one. If the plan's unit is a person, people join, and the mean of a person's gradients is clipped.
     Momentum, weight decay, a proximal term, Adam and a schedule are those of `ClientSgd`. They see
     that noisy gradient and nothing else of the records.
 
@@ -329,8 +329,8 @@ class SiteSum:
     """Minus the noisy sum of clipped gradients of a site's sampled records, at the round's model.
 
     `noisy` comes from the plan: `SiteSum(plan.noisy_steps)`. The server adds the sites' sums and
-    divides by the expected number of records. If the plan's unit is a person, people are sampled, and
-    the mean of a person's gradients is clipped.
+    divides by the expected number of records. If the plan's unit is a person, people are sampled,
+    and the mean of a person's gradients is clipped.
 
     Guarantee: a report is `noisy.event(multiplier)` about one record or person of the site, under
     zero-out. With secure noise it is a multiple of the grid, in float64.
