@@ -57,7 +57,7 @@ class Wider(fv.clips.Quantile):
 
 def watched_by(data, schedule):
     found = training(data, plan=central(schedule))
-    return found.engine.run(found.round(1, np.arange(1), found.start())).statistic
+    return found.engine.run(found.round(1, np.arange(1), found.start())).statistic_values
 
 
 def test_what_a_schedule_watches_is_cut_to_what_is_accounted(data):
@@ -115,7 +115,7 @@ class Relative(fv.clips.Quantile):
 
 def test_what_is_watched_of_a_client_depends_on_that_client_alone(data):
     found = training(data, plan=central(Relative(1.0, 0.5, noise=5.0)))
-    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).statistic
+    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).statistic_values
     assert float(watched[0]) == pytest.approx(0.5 * CLIENTS)
 
 

@@ -55,7 +55,7 @@ def test_a_record_joins_a_step_exactly_at_its_rate(monkeypatch, rate):
     x = np.arange(2 * len(y), dtype=np.float32).reshape(-1, 2)
     data = fv.FederatedData.from_clients([("one", x, y)], test=(x[:1] - 9, y[:1]), classes=2)
     cohort = CohortData(data, np.array([0]))
-    batch = poisson_batch(in_steps(rate).steps, cohort, 1, 0, Streams(1))
+    batch = poisson_batch(in_steps(rate).noisy_steps, cohort, 1, 0, Streams(1))
     joined = {int(i) for i, m in zip(batch.index[0], batch.mask[0], strict=True) if m}
     expected = {n for n, place in enumerate(np.repeat(places, 2).tolist()) if place < edge}
     assert joined == expected

@@ -70,7 +70,7 @@ def test_what_cannot_be_written_is_not_done(step, monkeypatch):
         raise BadInput("the disk is full")
 
     monkeypatch.setattr(site._journal, step, broken)
-    if step == "answer":
+    if step == "record_answer":
         with pytest.raises(BadInput, match="disk is full"):
             site.answer(closings[0])
         assert site._now.counted_sites == []

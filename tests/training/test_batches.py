@@ -16,7 +16,7 @@ IDS, SIZES = np.array([4, 9, 2, 7]), np.array([7, 1, 4, 10])
 def records(plan, row):
     """The records of client `row` in each of its steps."""
     steps = []
-    for step in range(plan.noisy_steps):
+    for step in range(plan.steps):
         batch = plan.batch(step)
         real = batch.mask[row].bool()
         if bool(real.any()):
@@ -85,7 +85,7 @@ def test_first_positions_are_uniform():
 
 def test_steps_are_the_same_for_everyone_and_go_on_into_further_passes():
     plan = plan_of(Batches(3, steps=5))
-    assert plan.noisy_steps == 5
+    assert plan.steps == 5
     for row, n in enumerate(SIZES):
         steps = records(plan, row)
         assert len(steps) == 5
@@ -101,13 +101,13 @@ def test_steps_begin_like_epochs():
 
 def test_a_client_that_is_done_is_idle():
     plan = plan_of(Batches(3, epochs=1))
-    assert plan.noisy_steps == 4
+    assert plan.steps == 4
     assert plan.batch(3).mask.amax(dim=1).tolist() == [0, 0, 0, 1]
 
 
 def test_the_full_batch_is_all_records_in_one_step():
     plan = plan_of(Batches(0, epochs=2))
-    assert plan.noisy_steps == 2
+    assert plan.steps == 2
     assert plan.batch(1).mask.sum(dim=1).tolist() == SIZES.tolist()
 
 
@@ -116,7 +116,7 @@ def test_the_full_batch_is_all_records_in_one_step():
 def test_a_client_alone_sees_its_real_records_and_no_padding(make_data, batches, ids):
     cohort = CohortData(make_data(tuple(SIZES)), np.array(ids))
     plan = plan_of(batches, cohort.ids, cohort.sizes)
-    for step in range(plan.noisy_steps):
+    for step in range(plan.steps):
         batch = plan.batch(step)
         for k in range(len(ids)):
             real = batch.mask[k].bool()

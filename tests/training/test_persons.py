@@ -301,7 +301,7 @@ def test_slots_of_people_that_see_each_other_are_computed_one_by_one(people, mon
 
 def test_slots_are_tried_in_the_shape_in_which_they_are_used(people):
     task, data = people()
-    units = gradients_of(task, Mode.LOOPED, data).clipped(3)
+    units = gradients_of(task, Mode.LOOPED, data).clip_examples(3)
     assert units._slots_at_once(1000, task.size) == 64  # 64 x 3 records, at most 256
     assert units._is_independent(4)
     assert units._independent == {4: True}
@@ -481,7 +481,7 @@ def test_work_with_another_unit_or_cap_than_the_plan_s_is_refused(people):
             Training(task, data, plan, work)
     summed = site_plan(data, unit=PERSON, cap=3)
     with pytest.raises(BadInput, match="the plan accounts for NoisySteps"):
-        Training(task, data, summed, SiteSum(NoisySteps(0.5, 1, summed.steps.multiplier)))
+        Training(task, data, summed, SiteSum(NoisySteps(0.5, 1, summed.noisy_steps.multiplier)))
 
 
 def test_a_claim_about_persons_with_steps_about_records_is_refused(people):

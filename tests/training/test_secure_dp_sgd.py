@@ -355,7 +355,7 @@ def test_clients_with_more_records_than_nominal_are_refused(make_family):
     with pytest.raises(BadInput, match="has 6 records and nominal is 5"):
         Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
     fine = secure_plan(data, task.size, nominal=6)
-    Training(task, data, fine, ClientDpSgd(fine.steps, lr=0.1))
+    Training(task, data, fine, ClientDpSgd(fine.noisy_steps, lr=0.1))
     assert MOST_RECORDS == 2**24
 
 

@@ -61,7 +61,7 @@ def trained_by_torch(task, data, work, client):
     x, y = records_of(data, client)
     flat = task.parameters.clone().requires_grad_()
     optimiser = optimiser_of(work, flat)
-    for step in range(plan.noisy_steps):
+    for step in range(plan.steps):
         batch = plan.batch(step)
         index = torch.arange(batch.mask.shape[1]) if batch.index is None else batch.index[0]
         index = index[batch.mask[0].bool()]

@@ -253,7 +253,8 @@ class ClientDpSgd:
     `noisy` comes from the plan: `ClientDpSgd(plan.noisy_steps, lr=0.1)`. One step: every record
     joins with its rate. The sum of the joined records' clipped gradients, plus
     N(0, (multiplier C)^2), is divided by rate x n, where n is the client's public number of
-    records, or the nominal one. If the plan's unit is a person, people join, and the mean of a person's gradients is clipped.
+    records, or the nominal one. If the plan's unit is a person, people join, and the mean of a
+    person's gradients is clipped.
     Momentum, weight decay, a proximal term, Adam and a schedule are those of `ClientSgd`. They see
     that noisy gradient and nothing else of the records.
 
