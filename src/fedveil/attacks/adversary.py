@@ -458,7 +458,7 @@ class BackdoorAttack(Adversary):
             and plan.noisy_steps is None
         ):
             raise BadInput(
-                "attack.noise is 'skip' and clients add no noise: leave it out (noise that the "
+                "attack.noise is 'skip' and clients add no noise: omit it (noise that the "
                 "server adds holds for attackers too)"
             )
         if self.project and plan.noisy_steps is not None:

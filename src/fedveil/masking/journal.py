@@ -31,7 +31,7 @@ class Journal:
     |---|---|
     | the attempt was begun, or a later one of this run was | `record_begin` raises MessageRefused |
     | the same answer again | permitted: the answer was perhaps lost |
-    | an answer about other vectors, or for the other secret | `record_answer` raises MessageRefused |
+    | an answer about other vectors, or the other secret | `record_answer` raises MessageRefused |
     | a file that is no journal, or cannot be written | BadInput |
 
     Args:
