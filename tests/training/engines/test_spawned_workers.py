@@ -180,9 +180,10 @@ def has_ended(pid):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hidden",
-    [pytest.param(False, marks=pytest.mark.slow, id="prctl"), pytest.param(True, id="no prctl")],
+    [pytest.param(False, id="prctl"), pytest.param(True, id="no prctl")],
 )
 def test_spawned_workers_run_no_script_and_end_with_their_parent(tmp_path, hidden):
     """The script has no guard: run once more, it would print its line again."""
