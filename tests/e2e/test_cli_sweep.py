@@ -274,6 +274,7 @@ def test_killed_with_its_workers_and_started_again(cli, fork, tmp_path):
         assert (copy / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_the_same_command_again(cli, fork, tmp_path):
     folder = tmp_path / "interrupted"
     wanted = command(folder, "--workers", "2", "--quiet", **LONG)

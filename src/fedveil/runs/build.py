@@ -137,7 +137,7 @@ def build(
             if recipe.attack
             else Participants(),
             aggregate=recipe.server.build_aggregate(),
-            work=work or recipe.client.build(rounds, plan.steps),
+            work=work or recipe.client.build(rounds, plan.noisy_steps),
             server=server,
             weights=Weights(recipe.server.weights),
             seed=recipe.seed,
@@ -162,7 +162,7 @@ def resolve_recipe(recipe: Recipe, training: Training) -> Recipe:
     budget again. The model's digest is filled in only for modules that the recipe does not define.
     """
     noise, plan = recipe.noise, training.plan
-    noise = noise.model_copy(update=plan.release.settings(plan.schedule))
+    noise = noise.model_copy(update=plan.release.settings(plan.clip_schedule))
     engine, choice = training.engine, dict[str, Any]()
     if isinstance(engine, Serial):
         choice = {"mode": str(engine.mode), "chunk": engine.chunk}

@@ -158,6 +158,7 @@ def test_one_release_is_the_integral_and_not_below_it(rate, units, eps):
         assert max(each.epsilon(max(true)) for each in both) >= eps - 1e-6
 
 
+@pytest.mark.slow
 def test_many_units_of_small_weight_are_left_out_upwards():
     few = add_remove_losses(1e-3, 1.0, 1e-2, 200)
     assert all(each.infinite < 1e-20 for each in few)

@@ -145,7 +145,7 @@ class GaussianSection(Section):
                 sampler=sampler,
                 population=inputs.clients,
                 rounds=inputs.rounds,
-                schedule=schedule,
+                clip_schedule=schedule,
                 release=CentralNoise(GaussianMechanism(self.multiplier or 0.0), sampler.relation),
             )
         return central(
