@@ -134,7 +134,11 @@ def test_both_secrets_of_a_site_are_never_revealed(enemy):
     closings = enemy.closings(messages, enemy.sites)
     assert kind_of(enemy.step("north", closings["north"])).name == "REVEAL"
     enemy.server._now = replace(
-        before, statements={}, vectors=b"", total=before.total * 0, boxes=dict(before.boxes)
+        before,
+        statements={},
+        vectors=b"",
+        masked_sum=before.masked_sum * 0,
+        boxes=dict(before.boxes),
     )
     others = enemy.closings(messages, ("north", "west"))
     assert refused(enemy.step("north", others["north"]), "has answered otherwise")
@@ -172,7 +176,7 @@ def test_two_views_of_a_round_open_nothing(enemy):
         enemy.server.add_agreed(agreed["west"])
     enemy.server.add_agreed(agreed["north"])
     with pytest.raises(MessageRefused, match="1 of 3 sites agreed"):
-        enemy.server.certificate()
+        enemy.server.certify()
     forged = start(Kind.CERTIFICATE, enemy.terms) + Place(1).bytes
     for parts in ([agreed["north"]] * 2, [agreed["north"], agreed["west"]]):
         assert isinstance(enemy.step("north", forged + counted(parts)), Refusal)
@@ -325,15 +329,15 @@ def test_terms_are_those_of_plan_run_and_keys(enemy):
     north = enemy.sites["north"].sums
     keys, run, digest = north.site_keys.public_keys, enemy.run, enemy.digest
     same = sum_terms(north.secure_sum, keys, digest, run, north.size)
-    assert same.digest == enemy.terms.digest
+    assert same.hash == enemy.terms.hash
     others = {
-        sum_terms(north.secure_sum, keys[::-1], digest, run, north.size).digest,
-        sum_terms(north.secure_sum, keys, "0" * 64, run, north.size).digest,
-        sum_terms(north.secure_sum, keys, digest, "0" * 32, north.size).digest,
-        sum_terms(north.secure_sum, keys, digest, run, north.size + 1).digest,
-        sum_terms(replace(north.secure_sum, threshold=3), keys, digest, run, north.size).digest,
+        sum_terms(north.secure_sum, keys[::-1], digest, run, north.size).hash,
+        sum_terms(north.secure_sum, keys, "0" * 64, run, north.size).hash,
+        sum_terms(north.secure_sum, keys, digest, "0" * 32, north.size).hash,
+        sum_terms(north.secure_sum, keys, digest, run, north.size + 1).hash,
+        sum_terms(replace(north.secure_sum, threshold=3), keys, digest, run, north.size).hash,
     }
-    assert len(others | {same.digest}) == 6
+    assert len(others | {same.hash}) == 6
 
 
 def test_a_step_has_the_bytes_of_masking_and_nothing_else():

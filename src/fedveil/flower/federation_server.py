@@ -389,9 +389,9 @@ class RemoteEngine:
         total = CohortSum.zero(size, job.plan.width, noisy=False)
         steps = sums.opened_sum(ask, outcome, self.federation.deadline)
         outcome.enough = steps is not None
-        if steps is None or job.plan.steps is None:
+        if steps is None or job.plan.noisy_steps is None:
             return total
-        grid = site_grid(job.plan.steps.multiplier, round.clip, size)
+        grid = site_grid(job.plan.noisy_steps.multiplier, round.clip, size)
         total.total.copy_(grid.dequantise(torch.from_numpy(steps)))
         total.clients = len(outcome.answered)
         total.weight = float(total.clients)

@@ -117,13 +117,13 @@ class MaskingKeeper:
 
         Raises MessageRefused for messages that `MaskingSite` refuses.
         """
-        name = (task.terms.digest, task.number, task.journal)
+        name = (task.terms.hash, task.number, task.journal)
         site = self._site(task, name)
         match task.action:
             case KeeperStep.KEYS:
                 return site.advert
             case KeeperStep.BEGIN:
-                Parts(content, Kind.ROSTER, task.terms).place(task.place)
+                Parts(content, Kind.ROSTER, task.terms).take_place(task.place)
                 self._begun.pop(name, None)
                 self._begun[name] = site.begin(content)
                 return b""

@@ -245,14 +245,14 @@ class BytesForm(VectorForm):
     def __init__(self, most: int) -> None:
         super().__init__("uint8", most)
 
-    def decode(self, name: str, dtype: object, shape: object, data: bytes) -> np.ndarray:
+    def unpack(self, name: str, dtype: object, shape: object, data: bytes) -> np.ndarray:
         """Return the bytes that numpy has written as `data`, without a copy.
 
         BadInput for more than `length`, and for all that another form refuses.
         """
         match shape:
             case (int() as length,) if 0 <= length <= self.length:
-                return VectorForm(self.dtype, length).decode(name, dtype, shape, data)
+                return VectorForm(self.dtype, length).unpack(name, dtype, shape, data)
         raise BadInput(f"{name} has the shape {shown(shape)}: at most {self.length:,} bytes")
 
 

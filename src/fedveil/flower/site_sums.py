@@ -79,9 +79,9 @@ class SiteSums:
                 "federation again (fedveil site join)"
             )
         check_secure(plan)
-        if plan.steps is None:
+        if plan.noisy_steps is None:
             raise AssertionError("sites add noise")
-        section, noise = file.sum_keys, plan.steps.multiplier
+        section, noise = file.sum_keys, plan.noisy_steps.multiplier
         if len(section.public_keys) != channel.sites:
             raise BadInput(
                 f"public_keys are {len(section.public_keys)} and the plan has {channel.sites} "

@@ -101,7 +101,7 @@ class SumRounds:
         }
         if server.needs_agreement:
             self._exchange(steps, outcome, deadline, server.add_agreed, needed)
-            certificate = server.certificate()
+            certificate = server.certify()
             steps = {self.site_names[site]: self._step(ask, site, certificate) for site in closings}
         self._exchange(steps, outcome, deadline, server.add_reveal, needed)
 
