@@ -98,7 +98,7 @@ def test_a_whole_sum_whose_every_step_is_in_a_process_of_its_own(task, process):
     closings = server.close()
     for number in (0, 2):
         server.add_agreed(perform(KeeperStep.ANSWER, number, closings[number]))
-    certificate = server.certificate()
+    certificate = server.certify()
     for number in (0, 2):
         server.add_reveal(perform(KeeperStep.REVEAL, number, certificate))
     assert server.sum(100).tolist() == (vectors[0] + vectors[2]).tolist()

@@ -47,7 +47,7 @@ def test_every_site_has_the_keys_of_all_and_its_own_in_its_place(trial):
 def test_an_owner_is_shown_every_key_before_joining(trial, tmp_path):
     owner, bundle = Owner.open(trial / "owners" / "south"), Bundle.read(trial / "bundles" / "south")
     with joining(owner, bundle, tmp_path / "joined") as joined:
-        text = joined.lines()
+        text = joined.status_lines()
     for name, key in zip(NAMES, bundle.manifest.public_keys, strict=True):
         assert any(
             line.startswith(f"key       {fingerprint(key)} of {name}: compare it") for line in text
