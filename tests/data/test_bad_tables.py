@@ -211,7 +211,7 @@ BAD = {
     "a column declared that is no feature": (
         text(rows()),
         {"features": ["city"], **columns(age={"low": 0, "high": 100})},
-        "columns.age is declared and 'age' is neither a feature nor the target: leave it out",
+        "columns.age is declared and 'age' is neither a feature nor the target: omit it",
     ),
     "the target as a feature": (
         text(rows()),
@@ -274,7 +274,7 @@ BAD = {
     "clients held out of none": (
         text(rows()),
         {"client": None, "features": ["age"], "clients": 5, "test": "by-client"},
-        "test is 'by-client' and client is left out: name the column, or a share",
+        "test is 'by-client' and client is missing: name the column, or a share",
     ),
     "no clients at all": (
         text(rows()),
@@ -293,7 +293,7 @@ BAD = {
             "statistics": "held-out",
             **columns(age={"low": 0, "high": 100}, well={"values": ["no", "yes"]}),
         },
-        "statistics is 'held-out' and every column is declared: leave it out",
+        "statistics is 'held-out' and every column is declared: omit it",
     ),
     "one label": (
         text(rows()),
@@ -409,7 +409,7 @@ ARGUMENTS = {
     "client and target": ({"client": "well"}, "column 'well' is client and target: name two"),
     "a natural partition of nobody": (
         {"client": None, "partition": "natural"},
-        "partition is 'natural' and client is left out: name the column",
+        "partition is 'natural' and client is missing: name the column",
     ),
 }
 

@@ -6,7 +6,7 @@ import pytest
 import fedveil as fv
 from fedveil.base.errors import BadInput
 
-REMARK = "rows without a target are left out: which rows have one is taken as public"
+REMARK = "rows without a target are dropped: which rows have one is taken as public"
 COLUMNS = {
     "age": {"low": 0, "high": 100},
     "dose": {"mean": 5, "std": 2},
@@ -77,7 +77,7 @@ def test_the_mean_of_a_fitted_column_is_that_of_the_entries_that_are_there():
     assert data.test_x[0, 0] == 0
     for k in places:
         rows["age"][k] = ""
-    with pytest.raises(BadInput, match="column 'age' is empty in all test records: leave it out"):
+    with pytest.raises(BadInput, match="column 'age' is empty in all test records: omit it"):
         made(rows, columns={}, test="by-client")
 
 

@@ -104,7 +104,7 @@ def test_a_person_is_no_feature_and_claims_are_not_per_person():
         "a person ('patient') may have several records: this claim is not per person",
     )
     assert made(test=None).assumptions == data.assumptions[1:]
-    with pytest.raises(BadInput, match="feature 'patient' is the person column: leave it out"):
+    with pytest.raises(BadInput, match="feature 'patient' is the person column: omit it"):
         made(features=["patient", "visit"])
 
 

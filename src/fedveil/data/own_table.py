@@ -129,7 +129,7 @@ def table_partition(client: str | None, kind: str | None, clients: int | None) -
             )
         return kind or "natural"
     if kind in OWNED:
-        raise BadInput(f"partition is {kind!r} and client is left out: name the column")
+        raise BadInput(f"partition is {kind!r} and client is missing: name the column")
     if clients is None:
         raise BadInput(
             "no clients: name the column that says whose a row is (client), or give a number of "
@@ -238,7 +238,7 @@ def remarks_about(options: TableOptions, schema: TableSchema) -> list[str]:
     if options.min_records is not None:
         remarks.append(few_records_assumption(options.min_records))
     if options.fills_missing:
-        remarks.append("rows without a target are left out: which rows have one is taken as public")
+        remarks.append("rows without a target are dropped: which rows have one is taken as public")
     if options.person is not None and isinstance(options.kind_of_test, str | float):
         remarks.append(
             f"people ({options.person!r}) with test records are not trained on: which clients keep "
@@ -260,7 +260,7 @@ def _check_statistics(options: TableOptions, fitted: str) -> None:
     """Raise BadInput if `statistics` is given and nothing was fitted."""
     if options.statistics is not None and not fitted:
         raise BadInput(
-            f"statistics is {options.statistics!r} and every column is declared: leave it out"
+            f"statistics is {options.statistics!r} and every column is declared: omit it"
         )
 
 
@@ -387,7 +387,7 @@ def columns_as_declared(source: Table, options: TableOptions) -> tuple[list[Colu
             source[name]  # refuses a name that the table does not have
     for name in names:
         if name in no_features:
-            raise BadInput(f"feature {name!r} is {no_features[name]}: leave it out of features")
+            raise BadInput(f"feature {name!r} is {no_features[name]}: omit it of features")
     if len(set(names)) < len(names):
         raise BadInput(f"features {quoted_names(names)} has a name twice: list each once")
     if not names and target.text is None:
@@ -396,7 +396,7 @@ def columns_as_declared(source: Table, options: TableOptions) -> tuple[list[Colu
         if name not in names and name != target_name:
             raise BadInput(
                 f"{declaration_key(name)} is declared and {name!r} is neither a feature nor the "
-                "target: leave it out"
+                "target: omit it"
             )
     features = [Column.declared(name, columns.get(name, {})) for name in names]
     if options.fills_missing:
@@ -483,7 +483,7 @@ def split_table(source: Table, options: TableOptions) -> TableSplit:
     if isinstance(kind, Table):
         return TableSplit(source, kind)
     if isinstance(kind, str):
-        raise BadInput(f"test is {kind!r} and client is left out: name the column, or a share")
+        raise BadInput(f"test is {kind!r} and client is missing: name the column, or a share")
     if kind is None:
         return TableSplit(source, source.take(np.arange(0)))
     if options.person is not None:

@@ -140,7 +140,7 @@ def partition(
         (f"test {test!r}", test is not None, OWNED),
     ):
         if given and kind not in kinds:
-            raise BadInput(f"{option} has no effect on partition {kind!r}: leave it out")
+            raise BadInput(f"{option} has no effect on partition {kind!r}: omit it")
     random = _generator(seed)
     if kind in OWNED:
         return _by_owner(records, kind, clients, seed, random, hold_out=test != "records")

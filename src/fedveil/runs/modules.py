@@ -40,7 +40,7 @@ def own_task(model: Model, target: Target, class_weights: Sequence[float] | None
     """
     if class_weights is not None and isinstance(model, Task):
         raise BadInput(
-            "model.class_weights is given and the Task has a loss of its own: leave it out, or "
+            "model.class_weights is given and the Task has a loss of its own: omit it, or "
             "give the module alone"
         )
     if not isinstance(model, nn.Module | Task):
