@@ -77,7 +77,7 @@ def test_the_mean_of_a_fitted_column_is_that_of_the_entries_that_are_there():
     assert data.test_x[0, 0] == 0
     for k in places:
         rows["age"][k] = ""
-    with pytest.raises(BadInput, match="column 'age' is empty in all test records: omit it"):
+    with pytest.raises(BadInput, match="column 'age' is empty in all test records: leave it out"):
         made(rows, columns={}, test="by-client")
 
 

@@ -367,7 +367,7 @@ def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
         where = declaration_key(column.name)
         raise BadInput(
             f"{rows.name}: column {column.name!r} has {len(distinct)} different texts in "
-            f"{len(rows)} {whose}: omit it of features, or declare {where}"
+            f"{len(rows)} {whose}: leave it out of features, or declare {where}"
             f".values, or {where}.length if its texts are to be read word by word"
         )
     return tuple(distinct)

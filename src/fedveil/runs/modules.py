@@ -209,7 +209,7 @@ def read_weights_(module: nn.Module, path: str, new: Sequence[str]) -> None:
         if name not in places:
             raise BadInput(
                 f"model.weights: {path} has {name!r}, which the model does not have: give the "
-                "weights of this model, or list it in model.new to leave it out"
+                "weights of this model, or list it in model.new to omit it"
             )
         if value.shape != places[name].shape:
             raise BadInput(

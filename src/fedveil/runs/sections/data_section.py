@@ -132,7 +132,8 @@ class DataSection(Section):
     partition: Literal["iid", "shards", "dirichlet", "natural", "grouped"] | None = None
     """How records are divided: 'iid' at random, 'shards' sorted by target, 'dirichlet' by a label
     mix of each client's own, 'natural' one client per owner, 'grouped' owners merged at random into
-    clients, which claims say. Default: 'grouped' for sentiment140 and reddit, 'natural' for a
+    clients, which claims say. Rows of a table are dealt one by one, and not by 'shards'. Default:
+    'grouped' for sentiment140 and reddit, 'natural' for a
     table with a client column, 'iid' otherwise."""
     alpha: float | None = setting(checks.POSITIVE, None)
     """Parameter of the Dirichlet distribution that label mixes are drawn from: the smaller, the
@@ -158,9 +159,9 @@ class DataSection(Section):
     test: float | str | None = None
     """What the model is measured on: 'by-client' holds a fifth of the natural clients out,
     unprotected; 'records' takes a data set's own split, in which clients have records; of a table,
-    also a share of its rows, or the path of a table of others' or public rows; 'none' is nothing.
-    Claims say whose they are. Default: 'none' for a table, 'by-client' for other natural
-    clients."""
+    also a share of its rows, each chosen by what it is, or the path of a table of others' or public
+    rows; 'none' is nothing. Claims say whose they are. Default: 'none' for a table, 'by-client'
+    for other natural clients."""
     statistics: Literal["public", "held-out", "clients"] | None = None
     """What means, categories and words that nobody declared are fitted on: 'held-out' on the test
     split; 'clients' on clients' records in the clear, which claims say and secure noise refuses;
