@@ -66,8 +66,7 @@ def check_agreement(
             f"the plan accounts for {plan.parameters:,} parameters and the model has "
             f"{task.size:,}: make the plan for this model"
         )
-    _check_persons(plan, data)
-    _check_left_out(plan, data)
+    _check_units(plan, data)
     by_records = weights is Weights.EXAMPLES or any(line.unit is Unit.RECORD for line in plan.lines)
     if by_records and 0 in data.elsewhere:
         unknown = data.client_name(data.elsewhere.index(0))
@@ -102,26 +101,21 @@ def check_agreement(
             )
 
 
-def _check_left_out(plan: PrivacyPlan, data: FederatedData) -> None:
-    """Refuse shortened clients where the number of a client's records is private.
+def _check_units(plan: PrivacyPlan, data: FederatedData) -> None:
+    """Raise BadInput for data whose records, or whose persons, are not those of the plan's steps.
 
-    Which of its records stay follows from their number: one record more or less, or a person who
-    is left out, would change which records of others are trained on.
+    Clients may not be shortened where the number of their records is private. Which of them stay
+    follows from that number: one record more or less, or a person who is left out, would change
+    which records of others are trained on.
     """
     steps = plan.noisy_steps
-    if steps is None or data.most_records is None:
-        return
-    if steps.nominal is not None or steps.cap is not None:
-        key = "client.nominal" if steps.nominal is not None else "client.cap"
+    cap, nominal = (None, None) if steps is None else (steps.cap, steps.nominal)
+    if data.most_records is not None and (nominal is not None or cap is not None):
+        key = "client.nominal" if nominal is not None else "client.cap"
         raise BadInput(
             f"most_records is {data.most_records} and the claim hides how many records somebody "
             f"has ({key}), from which follows which records stay: leave data.most_records out"
         )
-
-
-def _check_persons(plan: PrivacyPlan, data: FederatedData) -> None:
-    """Raise BadInput for a plan about persons and data in which other records are theirs."""
-    cap = None if plan.noisy_steps is None else plan.noisy_steps.cap
     if cap is None:
         if any(line.unit is Unit.PERSON for line in plan.lines):
             raise BadInput("the plan claims to protect persons and its steps have no cap for them")

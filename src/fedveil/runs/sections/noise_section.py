@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedveil.base.checks import BUDGET, DELTA, MULTIPLIER, POSITIVE, REPORT_EPSILON, Each, whole
 from fedveil.base.errors import BadInput
-from fedveil.runs.sections.client_section import ClientSection, DpSgdSection, client_cap
+from fedveil.runs.sections.client_section import ClientSection, DpSgdSection
 from fedveil.runs.sections.clip_section import FixedClipSection, RangeClipSection
 from fedveil.runs.sections.section import Section, setting
 
@@ -227,7 +227,8 @@ def _persons(client: ClientSection) -> dict[str, Any]:
     """Return the arguments `unit` and `cap` of a plan, for the keys of a [client]."""
     from fedveil.privacy.accounting.claims import Unit
 
-    return {"unit": Unit(getattr(client, "unit", None) or "record"), "cap": client_cap(client)}
+    unit, cap = (getattr(client, key, None) for key in ("unit", "cap"))
+    return {"unit": Unit(unit or "record"), "cap": cap}
 
 
 class LaplaceSection(Section):
