@@ -244,7 +244,7 @@ def test_an_attempt_that_a_later_one_overtook_is_charged_and_sends_nothing(enemy
     report = type(north)._report
 
     def overtaken(self, ask):
-        self.sums.begin(enemy.ask(second, 2))
+        self.sums.join_round(enemy.ask(second, 2))
         return report(self, ask)
 
     monkeypatch.setattr(type(north), "_report", overtaken)

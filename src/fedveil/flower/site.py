@@ -179,7 +179,7 @@ class Site:
                     "seed": "",
                 }
                 if self.sums is not None and isinstance(ask, MaskedAsk):
-                    self.sums.begin(ask)
+                    self.sums.join_round(ask)
                 self.ledger.charge(*turn, about=about, terms=self.terms, policy=self.policy)
                 report, statistic = self._report(ask)
                 answer: Reply

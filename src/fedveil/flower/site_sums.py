@@ -28,7 +28,7 @@ class SiteSums:
 
     Guarantee: docs/proofs/secure-sum.md. What a site sends of its report is masked, for a roster
     that the node keys of its own `site.toml` have signed. Terms follow from the owner's copy of the
-    recipe. The caller charges the attempt between `begin` and `mask`.
+    recipe. The caller charges the attempt between `join_round` and `masked_report`.
 
     | edge | behaviour |
     |---|---|
@@ -91,7 +91,7 @@ class SiteSums:
         journal = Path(file.ledger) / _JOURNAL
         return cls(channel, section, file.name, file.number, digest, size, noise, journal)
 
-    def begin(self, ask: MaskedAsk) -> None:
+    def join_round(self, ask: MaskedAsk) -> None:
         """Take part in the round of an ask's roster. MessageRefused if that is refused."""
         self._perform(KeeperStep.BEGIN, ask, ask.roster_message.numpy().tobytes())
 
