@@ -110,11 +110,11 @@ BAD = {
     "an empty grid": (["dp-fedavg", "--grid", "", "--out", "o"], "--grid ''"),
     "no values": (["dp-fedavg", "--grid", "x", "--out", "o"], "--grid 'x'"),
     "an empty value": (["dp-fedavg", "--grid", "client.steps=", "--out", "o"], "lacks a value"),
-    "an unknown key": (["dp-fedavg", "--grid", "client.x=1", "--out", "o"], "client.x is no key"),
+    "an unknown key": (["dp-fedavg", "--grid", "client.x=1", "--out", "o"], "unknown key client.x"),
     "a misspelt key": (
         ["dp-fedavg", "--grid", "client.setps=1,2", "--out", "o"],
-        "cell client.setps=1: recipe dp-fedavg: client.setps is no key of kind 'sgd': did you mean "
-        "client.steps?",
+        "cell client.setps=1: recipe dp-fedavg: unknown key client.setps of kind 'sgd': did you "
+        "mean client.steps?",
     ),
     "an axis twice": (
         ["dp-fedavg", "--grid", "rounds=1", "--grid", "rounds=2", "--out", "o"],

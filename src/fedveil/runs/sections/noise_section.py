@@ -159,7 +159,9 @@ class GaussianSection(Section):
         )
 
     def _sites_plan(self, inputs: PlanInputs) -> PrivacyPlan:
-        """Build the plan of sites' noisy sums. Raises BadInput unless the clip is fixed and in L2.
+        """Build the plan of sites' noisy sums.
+
+        Raises BadInput for any but a fixed L2 clip of records' gradients.
 
         The sampler draws each site's records. All sites take part in every round.
         """
