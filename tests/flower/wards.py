@@ -9,11 +9,13 @@ from fedveil.flower.deployment import (
     Address,
     Deployment,
     load_for_sites,
+    needs_sizes,
     public_data,
     registered,
 )
 from fedveil.flower.joining import joining
 from fedveil.flower.owner import Owner
+from fedveil.runs.sections.client_section import samples_people
 
 NAMES = ("north", "south", "east")
 SIZES = {"north": 90, "south": 70, "east": 60}
@@ -103,8 +105,10 @@ def deployed(folder: Path, *settings: str, test: bool = True, **options: object)
     """The deployment of the recipe for the owners in `folder`. Nothing is written."""
     recipe = load_for_sites(str(folder / "wards.toml"), settings, len(NAMES))
     keys = [(folder / name / "node.pub").read_text().strip() for name in NAMES]
-    needed = recipe.noise.where == "site"
-    sites = registered(recipe, NAMES, keys, SIZES if needed else {})
+    needed = needs_sizes(recipe) and getattr(recipe.client, "nominal", None) is None
+    sizes = SIZES if needed else {}
+    numbers = [{}, sizes] if samples_people(recipe.client) else [sizes, {}]
+    sites = registered(recipe, NAMES, keys, *numbers)
     chosen = str(folder / "public.csv") if test else None
     recipe, data = public_data(recipe, chosen, NAMES, None)
     return Deployment(recipe, sites, data, Address(), allow_code=True, **options)  # type: ignore[arg-type]

@@ -66,19 +66,18 @@ def check_agreement(
             f"the plan accounts for {plan.parameters:,} parameters and the model has "
             f"{task.size:,}: make the plan for this model"
         )
-    _check_persons(plan, data)
+    check_cap(plan, data)
     _check_left_out(plan, data)
-    by_records = weights is Weights.EXAMPLES or any(line.unit is Unit.RECORD for line in plan.lines)
-    if by_records and 0 in data.elsewhere:
+    within = [line for line in plan.lines if line.unit in (Unit.RECORD, Unit.PERSON)]
+    if (within or weights is Weights.EXAMPLES) and 0 in data.elsewhere:
         unknown = data.client_name(data.elsewhere.index(0))
+        of_people = plan.steps is not None and plan.steps.unit is Unit.PERSON
         raise BadInput(
-            f"how many records client {unknown!r} has is not known here, and the claim or "
-            "server.weights needs it: say it in public, or use weights 'uniform' and no claim "
-            "about records"
+            f"how many {'people' if of_people else 'records'} client {unknown!r} has is not known "
+            "here, and the claim or server.weights needs it: say it in public, or use weights "
+            "'uniform' and no claim about records or people"
         )
-    for line in plan.lines:
-        if line.unit not in (Unit.RECORD, Unit.PERSON):
-            continue
+    for line in within:
         units, name = data.records, "records"
         if line.unit is Unit.PERSON:
             units, name = int(data.people.sum()), "people"
@@ -119,18 +118,22 @@ def _check_left_out(plan: PrivacyPlan, data: FederatedData) -> None:
         )
 
 
-def _check_persons(plan: PrivacyPlan, data: FederatedData) -> None:
-    """Raise BadInput for a plan about persons and data in which other records are theirs."""
+def check_cap(plan: PrivacyPlan, data: FederatedData) -> None:
+    """Raise BadInput for a plan about persons and data in which other records are theirs.
+
+    Of records elsewhere nothing can be seen. A site compares its own records with the plan again.
+
+    | given | refused |
+    |---|---|
+    | a plan about persons, data that are not capped, or at another number | BadInput |
+    | a line about persons, and steps without a cap | BadInput |
+    | a plan about records | fine, whosever they are |
+    """
     cap = None if plan.steps is None else plan.steps.cap
     if cap is None:
         if any(line.unit is Unit.PERSON for line in plan.lines):
             raise BadInput("the plan claims to protect persons and its steps have no cap for them")
         return
-    if data.elsewhere:
-        raise BadInput(
-            f"the claim is about persons with at most {cap} records (client.cap), and which "
-            "records are whose is known at the sites alone: claim it per record there"
-        )
     if data.cap != cap:
         have = "nobody's" if data.persons is None else "any number of records of a person"
         if data.cap is not None:

@@ -293,6 +293,11 @@ def client_cap(client: ClientSection) -> int | None:
     return cap
 
 
+def samples_people(client: ClientSection) -> bool:
+    """Return whether people join by themselves, in place of records."""
+    return getattr(client, "unit", None) == "person" and client_cap(client) is not None
+
+
 def _build_adam(section: SgdSection | DpSgdSection) -> "Adam | None":
     """Build the clients' Adam. None if the optimizer is "sgd".
 
