@@ -19,6 +19,7 @@ from fedveil.runs.sections.client_section import samples_people
 
 NAMES = ("north", "south", "east")
 SIZES = {"north": 90, "south": 70, "east": 60}
+PEOPLE = {name: size // 2 for name, size in SIZES.items()}
 WARDS = ("icu", "er", "out")
 HEADER = "patient,age,dose,ward,remark,well"
 
@@ -64,6 +65,9 @@ delta = 1e-4
 lr = 2.0
 """
 
+PER_RECORD = 'unit = "record"'
+PER_PERSON = 'unit = "person"\ncap = 2'
+
 NET = """
 from torch import nn
 
@@ -86,9 +90,9 @@ def rows(count: int, seed: int, wards: tuple[str, ...] = WARDS, *, whole: bool =
     return "\n".join(lines) + "\n"
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder: Path, unit: str = PER_RECORD) -> None:
     """Recipe, module, the owners' tables and a public one. South has no ward called "out"."""
-    (folder / "wards.toml").write_text(RECIPE)
+    (folder / "wards.toml").write_text(RECIPE.replace(PER_RECORD, unit))
     (folder / "net.py").write_text(NET)
     for number, name in enumerate(NAMES):
         wards = WARDS[:2] if name == "south" else WARDS
