@@ -1,8 +1,8 @@
 """Three owners with tables of their own, over a real SuperLink, by the commands alone.
 
-Nobody divided the tables: people have several rows, ages and targets are missing, and one site lacks
-a category. The model is a module of the recipe's author, and the claim is per person, with secure
-noise. One site and the server's program are killed on the way.
+Nobody divided the tables: people have several rows, ages and targets are missing, and one site
+lacks a category. The model is a module of the recipe's author, and the claim is per person, with
+secure noise. One site and the server's program are killed on the way.
 """
 
 import json
