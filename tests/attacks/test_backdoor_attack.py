@@ -309,7 +309,7 @@ def test_attackers_comply_with_dp_sgd_or_train_without_it(data, skips):
         budget=fv.Budget(float("inf"), 1e-4),
         multiplier=1.0,
     )
-    work = fv.ClientDpSgd(plan.steps, lr=0.5)
+    work = fv.ClientDpSgd(plan.noisy_steps, lr=0.5)
     adversary = attack(data, boost=6.0, work=WORK if skips else None)
     made = fv.Training(task(), data, plan, work, workers=1, participants=adversary)
     results = list(fv.train(made))

@@ -241,7 +241,7 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
         budget=FREE,
         multiplier=1e-9,
     )
-    work = fv.ClientDpSgd(plan.steps, lr=lr)
+    work = fv.ClientDpSgd(plan.noisy_steps, lr=lr)
     data = records(tokens)
     sums = []
     for given in (data, one_record_less(data, 3, 16)):
@@ -274,11 +274,11 @@ def with_secure_records(release, module):
         plan = fv.releases.sites(
             CLIENTS, 0.1, records=data.records, share="part", budget=budget, **more
         )
-        work = fv.work.SiteSum(plan.steps)
+        work = fv.work.SiteSum(plan.noisy_steps)
     else:
         sampler = fv.samplers.Everyone()
         plan = fv.dp_sgd(sampler, CLIENTS, 0.1, steps=1, nominal=20, budget=budget, **more)
-        work = fv.ClientDpSgd(plan.steps, lr=0.5)
+        work = fv.ClientDpSgd(plan.noisy_steps, lr=0.5)
     plan = with_secure_noise(plan, made.size, diagnostics=False)
     return fv.Training(made, data, plan, work, workers=1)
 
@@ -308,7 +308,7 @@ def test_with_secure_noise_a_sum_moves_by_the_record_s_own_row_and_no_bit_more(
         return Batch(torch.where(mask > 0, index, 0), mask, batch.draws)
 
     monkeypatch.setattr(works, "slotted_batch", chosen)
-    one, count = torch.arange(17) == 16, training.plan.steps.slots(17)
+    one, count = torch.arange(17) == 16, training.plan.noisy_steps.slots(17)
     slots = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:17]
     for name, joined in {"all": one | True, "others": ~one, "own": one}.items():
         joining["now"] = joined.float()

@@ -69,7 +69,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sites_of(place: Path, *settings: str) -> list[Site]:
     """Three joined sites of a recipe with these settings."""
-    deployed(place, *settings).write(place / "fed")
+    deployed(place, *settings).write_folder(place / "fed")
     return [Site.open(joined(place, name, place / "fed" / "bundles")) for name in NAMES]
 
 
@@ -156,9 +156,9 @@ def test_declared_numbers_are_of_people_where_people_are_drawn(place: Path) -> N
 
 def test_the_cap_and_the_units_of_a_site(place: Path) -> None:
     (north, *_) = sites_of(place, *PERSON)
-    counts = north.found.person_index.counts
+    counts = north.found.person_index.record_counts
     assert counts.max() > 3  # otherwise the cap would leave nothing out
-    assert north.records.person_index.counts.max() == 3
+    assert north.records.person_index.record_counts.max() == 3
     assert north.records.cap == 3
     assert north.units == len(counts) < north.records.records < north.found.records == 90
 
@@ -167,7 +167,7 @@ def test_records_beyond_the_cap_never_count(place: Path, monkeypatch: pytest.Mon
     """Their content may change as it likes: the report stays the same to the last bit."""
     monkeypatch.setattr(site_module.secrets, "randbits", lambda bits: 3)
     (north, *_) = sites_of(place, *PERSON, "noise.source=seeded", "sample.kind=all")
-    kept, x = north.found.person_index.counted(3), np.array(north.found.x)
+    kept, x = north.found.person_index.counted_records(3), np.array(north.found.x)
     x[~kept] = 1e6
     changed = replace(north.found, x=x.copy())
     assert torch.equal(report(north, changed), report(north, north.found))
@@ -182,7 +182,7 @@ def test_a_person_moves_the_sum_by_no_more_than_a_replacement_of_one(
     """All records of the person with most of them become others. Per record they move it more."""
     monkeypatch.setattr(site_module.secrets, "randbits", lambda bits: 3)
     (north, *_) = sites_of(place, *settings, "noise.source=seeded", "sample.kind=all")
-    counts = north.found.person_index.counts
+    counts = north.found.person_index.record_counts
     whose = np.asarray(north.found.persons) == counts.argmax()
     x, y = np.array(north.found.x), np.array(north.found.y)
     x[whose], y[whose] = 1e3 * np.sign(x[whose] - x.mean(axis=0)), 1 - y[whose]
@@ -195,7 +195,7 @@ def test_a_person_moves_the_sum_by_no_more_than_a_replacement_of_one(
 def test_a_site_that_does_not_know_whose_records_are_whose_is_refused(place: Path) -> None:
     with pytest.raises(BadInput, match=r"client.cap is 3 and data.person is left out"):
         deployed(place, *PERSON, "data.person=none")
-    deployed(place, *PERSON).write(place / "fed")
+    deployed(place, *PERSON).write_folder(place / "fed")
     records(1).save(place / "saved")  # of nobody in particular
     file = place / "north" / "owner.toml"
     file.write_text(file.read_text().replace("../north.csv", "../saved"))
@@ -220,7 +220,7 @@ def test_a_capped_site_holds_its_plan_to_the_cap(
 
 def test_one_patient_in_two_files_of_a_site_is_one_person(place: Path) -> None:
     (place / "more.csv").write_text(f"{HEADER}\np0,33.0,1.5,er,0,yes\nnew,44.0,4.5,er,1,no\n")
-    deployed(place, *PERSON).write(place / "fed")
+    deployed(place, *PERSON).write_folder(place / "fed")
     first = Site.open(joined(place, "north", place / "fed" / "bundles"))
     file = place / "north" / "owner.toml"
     text = file.read_text()
@@ -232,20 +232,22 @@ def test_one_patient_in_two_files_of_a_site_is_one_person(place: Path) -> None:
 
 
 def test_what_taking_part_costs_is_stated_per_person(place: Path) -> None:
-    deployed(place, *PERSON).write(place / "fed")
+    deployed(place, *PERSON).write_folder(place / "fed")
     owner, bundle = Owner.open(place / "north"), Bundle.read(place / "fed" / "bundles" / "north")
     with joining(owner, bundle, allow_code=True) as one:
-        text = "\n".join(one.lines())
-        report = site_report(one.site)
+        text = "\n".join(one.status_lines())
+        report = site_report(one.own_site)
         path = one.accept()
-    most = int(one.site.found.person_index.counts.max())
-    assert f"people    {one.site.units} by the column 'patient', with up to {most} records" in text
+    most = int(one.own_site.found.person_index.record_counts.max())
+    assert (
+        f"people    {one.own_site.units} by the column 'patient', with up to {most} records" in text
+    )
     assert "at most 3 records of a person count" in text
     assert "per person (zero-out, site trust, PLD, secure noise)" in text
     assert "each single person of this site, taken out" in text
     assert "declared  90 people of this site, which is public" in text
     assert "accepting epsilon.person = " in text
-    assert (report["people"], report["records"]) == (one.site.units, 90)
+    assert (report["people"], report["records"]) == (one.own_site.units, 90)
     assert [claim["unit"] for claim in report["cost"]] == ["person"]
     assert site_report(Site.open(path))["takes_part"]
 
@@ -255,7 +257,7 @@ def test_per_record_the_owner_sees_what_it_costs_the_person_with_most_records(
 ) -> None:
     (north, *_) = sites_of(place, "client.unit=record")
     report = site_report(north)
-    most = int(north.found.person_index.counts.max())
+    most = int(north.found.person_index.record_counts.max())
     claim = north.terms.costs[0].for_units(most)
     assert report["persons"][1] == f"the recipe protects records: {claim.short}"
     assert claim.epsilon > 2 * north.terms.costs[0].epsilon
@@ -334,4 +336,4 @@ def test_a_trial_on_one_machine_keeps_whose_records_are_whose(place: Path) -> No
         site = Site.open(place / "trial" / "sites" / name / "site.toml")
         assert site.units == own.people[number] < own.sizes[number]
         counts = np.diff(own.person_index.begins)[slice(*own.person_index.first[number:][:2])]
-        assert sorted(site.found.person_index.counts) == sorted(counts)
+        assert sorted(site.found.person_index.record_counts) == sorted(counts)

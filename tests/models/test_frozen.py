@@ -98,7 +98,7 @@ def test_gradients_are_those_of_the_head_on_fixed_features(mode):
         cohort = CohortData(records, np.arange(3))
         walk = gradients.trajectory(task.parameters, cohort, spanned=False)
         whole = FullBatch(records.sizes, 4)
-        found.append((walk.mean(None, whole), walk.clipped_sum(None, whole, Clip(0.3))))
+        found.append((walk.mean_update(None, whole), walk.clipped_sum(None, whole, Clip(0.3))))
     for a, b in zip(*found, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 

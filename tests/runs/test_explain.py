@@ -49,7 +49,7 @@ def test_what_holds_without_a_key_is_said_where_its_default_does_not():
     for name in FIELDS:
         field = FIELDS[name]
         optional = not field.is_required() and isinstance(field.default, Section | None)
-        assert DESCRIPTIONS[name].count(" Left out: ") == optional, name
+        assert DESCRIPTIONS[name].count(" Default: ") == optional, name
 
 
 def test_descriptions_name_only_keys_that_there_are():
@@ -123,7 +123,7 @@ def test_a_kind_is_told_apart_from_its_keys():
 
 def test_keys_before_all_sections_are_found():
     (rounds,) = find_part("rounds").keys
-    assert (rounds.key, rounds.kind, rounds.left_out) == ("rounds", "", "iterations is needed")
+    assert (rounds.key, rounds.kind, rounds.left_out) == ("rounds", "", "iterations / client.steps")
     assert find_part("rounds").section == ""
 
 
@@ -197,11 +197,11 @@ def test_defaults_that_are_found_later_are_what_is_said():
     mlp = [build(load_recipe("fedavg", ["model.name=mlp", *more])) for more in ([], [HIDDEN])]
     assert mlp[0].task.size == mlp[1].task.size
     assert left_out("clip.floor", "poly") == "a thousandth of value"
-    schedule = build(load_recipe("ldp-sgd")).plan.schedule
+    schedule = build(load_recipe("ldp-sgd")).plan.clip_schedule
     assert math.isclose(schedule.floor, schedule.value / 1000)
     quantile = build(load_recipe("central", ["clip.kind=quantile", "clip.value=1.0"])).plan
     assert left_out("clip.bit_noise", "quantile").startswith("a twentieth of the clients per round")
-    assert math.isclose(quantile.schedule.noise, quantile.expected / 20)
+    assert math.isclose(quantile.clip_schedule.noise, quantile.expected_cohort / 20)
 
 
 HIDDEN = f"model.hidden={left_out('model.hidden').partition(' for mlp')[0]}"

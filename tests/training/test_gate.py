@@ -104,7 +104,7 @@ def test_clients_on_all_their_records_where_there_is_no_test_split(clients):
 
 
 def test_public_records_have_no_price(clients):
-    with pytest.raises(BadInput, match="nothing to protect; leave it out"):
+    with pytest.raises(BadInput, match="nothing to protect; omit it"):
         owners_to_measure(clients)
 
 
@@ -290,7 +290,7 @@ def test_nothing_is_measured_in_the_clear_beside_a_price(held_out, monkeypatch):
     monkeypatch.setattr("fedveil.training.session.over_clients", forbidden)
     results = list(train(training))
     gate = training.gate
-    assert gate.first(training.start().params) == {}
+    assert gate.first_numbers(training.start().params) == {}
     said = gate.last([r.numbers() for r in results], results[-1].state.params)
     assert said["metrics"] == {n: results[-1].metrics[n] for n in ("accuracy", "loss")}
     assert said["measured_after"] == 2

@@ -122,7 +122,7 @@ class Canaries:
         if each < 1:
             raise BadInput(
                 f"canaries take the place of up to half of the clients, and {plan.population} are "
-                f"too few for one of {self.units}: leave them out"
+                f"too few for one of {self.units}: omit them"
             )
         of = -(-self.canaries // each)
         final: list[tuple[Scores, Mask]] = []
@@ -204,7 +204,7 @@ def noisy_sums(training: Training, kept: Ids) -> Iterator[tuple[Scores, float, t
         weight = cohort.weight
         state = training.end(round, state, cohort, ledger).state
         assert round.clip is not None, "canaries are for plans with a clip"
-        noisy = cohort.total.numpy() * plan.release.divisor(weight, plan.expected)
+        noisy = cohort.total.numpy() * plan.release.divisor(weight, plan.expected_cohort)
         yield noisy - rest, round.clip.value, state.params
 
 

@@ -89,7 +89,7 @@ class Each:
         `name` is the argument that messages name.
         """
         if not values:
-            raise BadInput(f"{name} is empty: give at least one number, or leave it out")
+            raise BadInput(f"{name} is empty: give at least one number, or omit it")
         for value in values:
             self.limits.check(name, value)
 
@@ -101,10 +101,14 @@ class Each:
 
 @dataclass(frozen=True)
 class Rule:
-    """A function `check(name, value)` that raises for wrong values, and its condition in words."""
+    """A function of name and value that raises for wrong values, and its condition in words."""
 
-    check: Callable[[str, Any], None]
+    refuse: Callable[[str, Any], None]
     text: str = ""
+
+    def check(self, name: str, value: object) -> None:
+        """Raise what the function raises for a wrong value. `name` is the argument."""
+        self.refuse(name, value)
 
 
 def shown(value: object) -> str:

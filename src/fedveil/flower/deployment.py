@@ -219,7 +219,7 @@ class Deployment:
         """Return whether every round takes its whole deadline."""
         return takes_whole_deadline(self.plan)
 
-    def write(self, folder: Path, operator_key: Path | None = None) -> str:
+    def write_folder(self, folder: Path, operator_key: Path | None = None) -> str:
         """Write all files into a folder that is new or empty.
 
         Returns the fingerprint of the key that signs the bundles. If a file cannot be written, none
@@ -444,14 +444,14 @@ def _declared_alone(section: DataSection) -> DataSection:
     if section.test not in (None, "none") and not _is_table(section.test):
         raise BadInput(
             f"data.test is {section.test!r}, and sites hold no rows back: name a public table for "
-            "the server (--test), or leave it out (--set data.test=none)"
+            "the server (--test), or omit it (--set data.test=none)"
         )
     for key, way in (
         ("statistics", "declare every column instead (data.columns)"),
         ("resample", "it is for simulations"),
     ):
         if getattr(section, key) is not None:
-            raise BadInput(f"data.{key} is {getattr(section, key)!r}: {way}; leave it out")
+            raise BadInput(f"data.{key} is {getattr(section, key)!r}: {way}; omit it")
     for name, column in (section.columns or {}).items():
         for key in ("words", "public", "also"):
             if isinstance(getattr(column, key), str):
@@ -460,7 +460,7 @@ def _declared_alone(section: DataSection) -> DataSection:
                     f"(data.columns.{name}.words)"
                 )
     alone = section.model_copy(update={"test": None})
-    schema = alone.declared(None, ["site"]).schema
+    schema = alone.declared_data(None, ["site"]).schema
     if schema is None:
         raise AssertionError("declared tables have a schema")
     features = [column.name for column in schema.feature_columns]
@@ -497,7 +497,7 @@ def public_data(
             raise BadInput(f"--test is {test} and data.test {section.test!r}: leave one out")
         chosen = test or section.test
         data = section.model_copy(update={"test": None})
-        public = data.declared(None if chosen is None else str(chosen), names)
+        public = data.declared_data(None if chosen is None else str(chosen), names)
         return recipe.model_copy(update={"data": data}), public
     if test is not None:
         raise BadInput(f"--test is {test} and is for tables: {section.name} has a test split")
@@ -539,7 +539,7 @@ def registered(
         for name, number in declared_units.items():
             raise BadInput(
                 f"--{what} is {name}={number}, and nothing in the recipe needs numbers of "
-                f"{what}: leave it out, so that the server does not know them"
+                f"{what}: omit it, so that the server does not know them"
             )
     nominal: int | None = getattr(recipe.client, "nominal", None)
     sites = []

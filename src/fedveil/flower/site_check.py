@@ -111,7 +111,7 @@ def _persons_texts(site: Site) -> list[str]:
     found, cap, column = site.found, site.records.cap, site.file.data.person
     if found.persons is None:
         return []
-    counts = found.person_index.counts
+    counts = found.person_index.record_counts
     most = int(counts.max())
     by = "as the saved data say" if column is None else f"by the column {column!r}"
     texts = [f"{len(counts):,} {by}, with up to {most:,} records each"]
@@ -159,7 +159,7 @@ def _outgoing_texts(site: Site) -> list[str]:
         what = f"in each turn a sum of {size:,} numbers over its records, with noise of its own"
     elif plan.release.adds_noise:
         what = f"in each turn a report of {size:,} numbers, randomised here before it leaves"
-    elif plan.steps is not None:
+    elif plan.noisy_steps is not None:
         what = f"in each turn an update of {size:,} numbers by DP-SGD, whose steps have their noise"
     else:
         what = f"in each turn an update of {size:,} numbers WITHOUT noise{within}"

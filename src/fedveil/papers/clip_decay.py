@@ -270,7 +270,7 @@ def schedules_page(experiment: Experiment, data: str, title: str) -> Page:
         sweeps[family] = sweep
         curves |= {n: curve_of(sweep.outcomes(c)) for c, n in enumerate(schedules)}
     page = Page(f"{title}: schedules of the clip under LDP-SGD")
-    page.settings.append(_settings(here, repetitions))
+    page.setting_names.append(_settings(here, repetitions))
     page.left_open += _left_open(here, rate, ends, sweeps["constant"])
     page.add_table(
         ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here"),
@@ -359,7 +359,7 @@ def _left_open(here: DecaySetting, rate: str, ends: str, constant: Sweep) -> lis
         constant: The sweep of constant clips, from which the noise is taken.
     """
     plan = constant.prepared[0].plan
-    multiplier = plan.release.settings(plan.schedule)["multiplier"]
+    multiplier = plan.release.settings(plan.clip_schedule)["multiplier"]
     return [
         ("data set and model", "as above; the paper's are not known to us"),
         (

@@ -382,7 +382,7 @@ def _begin(
     rate = RATES[losses.index(min(losses))]
     here, repeat = setting(experiment, everyone=everyone), experiment.repetitions(5, 20)
     page = Page(title)
-    page.settings.append(
+    page.setting_names.append(
         "Linear regression of the interest rate on 10 principal components, 11 parameters, squared "
         f"error. {here.label}. Laplace noise at the clients, every local gradient at most "
         f"{CLIP:g} long in L1, full batches, clients in turn over a random order. {repeat} "
@@ -399,7 +399,7 @@ def _begin(
 def _grid(page: Page, sweep: Sweep) -> EpsilonGrid:
     """Return the grid of a finished sweep of losses. The terms of its epsilons go to the page."""
     claim = claim_of(sweep)
-    page.settings.append(meaning(claim))
+    page.setting_names.append(meaning(claim))
     unit = "test loss: squared error\n(percentage points squared)"
     subject = "linear regression of the interest rate (Lending Club)."
     return EpsilonGrid(

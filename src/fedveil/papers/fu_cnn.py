@@ -202,7 +202,7 @@ def _run_grid(
     constant, constants_tried = noise_constant(experiment, rate)
     here, repeat = setting(experiment), experiment.repetitions(1, 1)
     page = Page(title)
-    page.settings.append(
+    page.setting_names.append(
         "FEMNIST by writer, 62 classes, Fu's CNN of 214,590 parameters, cross-entropy. "
         f"{here.label}. Gaussian noise at the clients by the paper's formula, every local gradient "
         f"at most {CLIP:g} long in L1, as in the paper, full batches, clients in turn. The "
@@ -222,7 +222,7 @@ def _run_grid(
     grid = [Axis("budget.epsilon", tuple(map(here.epsilon, EPSILONS))), *axes]
     sweep = experiment.sweep(name, "dp-fedavg-gaussian", settings, grid, repeat, curves=curves)
     paper = replace(claim_of(sweep), delta=DELTA)
-    page.settings.append(meaning(paper))
+    page.setting_names.append(meaning(paper))
     level = f"the paper's epsilon, whose noise this is, {paper.terms}"
     unit, subject = (
         "test accuracy (share of records)",

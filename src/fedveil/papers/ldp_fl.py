@@ -236,7 +236,7 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[Study]]:
     """Return (a page with the settings of all items, the studies of the scale)."""
     cases, repeat = studies(experiment), experiment.repetitions(*_REPEAT)
     page = Page(title)
-    page.settings += [
+    page.setting_names += [
         "Two-valued reports of every weight through an ideal shuffler, delta 1e-5 where a client's "
         f"reports are composed. Test accuracy in percent; {repeat} repetitions, mean +- half of "
         "the 95 % interval.",

@@ -220,7 +220,7 @@ def utility(experiment: Experiment) -> Page:
     """Run every defence at every epsilon, and return the page of test accuracies."""
     page, repetitions = Page("Utility: what the defences cost"), experiment.repetitions(3, 5)
     cases = federations(experiment)
-    page.settings += [
+    page.setting_names += [
         "The defences of the paper and an epsilon grid of our own: no defence, a bound on the norm "
         f"of updates, weak DP (the same bound and noise of {WEAK:g} times it, too little for a "
         "claim), DP-SGD inside every client (local) and noise at a trusted server (central). "
@@ -294,7 +294,7 @@ def _add_utility(
         harmless(where.title, single),
         varying_cost(where.title, single[NONE], local, central),
     ]
-    page.settings.append(f"{where.title}. {meaning(*claims.values())}")
+    page.setting_names.append(f"{where.title}. {meaning(*claims.values())}")
     places = [float(epsilon) for epsilon in EPSILONS]
     named = {f"{name}: epsilon {claim.terms}": lines[name] for name, claim in claims.items()}
     return Panel(
@@ -374,7 +374,7 @@ def privacy(experiment: Experiment) -> Page:
     page, repetitions = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
     cases = attacked_federations(experiment)
     audit = audit_settings(experiment, cases[0])
-    page.settings += [
+    page.setting_names += [
         f"The numbers of the paper are {UNPUBLISHED}; all of these are ours. Accuracy on the test "
         f"split, {repetitions} repetitions, mean +- half of the 95 % interval. Membership: the "
         f"best of LiRA and RMIA against final models, {audit.references} reference models, each "
@@ -389,7 +389,7 @@ def privacy(experiment: Experiment) -> Page:
     page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
     for where in cases:
         rows = [privacy_row(experiment, where, *row, repetitions) for row in rows_of(where)]
-        page.settings.append(f"- {where}")
+        page.setting_names.append(f"- {where}")
         lines = [(row.defence, str(row.mean_accuracy), *row.attack_cells) for row in rows]
         page.add_table(("defence", "accuracy, %", *COLUMNS), lines, f"{where.title}:")
         page.statements += privacy_statements(where.title, rows)

@@ -99,7 +99,7 @@ class Arena:
     Attributes:
         name: The name of the item, without "backdoor-".
         title: The title of the page.
-        federation: Data, model and training.
+        paper_federation: Data, model and training.
         backdoor_text: The backdoor in words.
         attack_keys: The backdoor as overrides of the recipe.
         attacker: How the attacker trains.
@@ -108,7 +108,7 @@ class Arena:
 
     name: str
     title: str
-    federation: PaperFederation
+    paper_federation: PaperFederation
     backdoor_text: str
     attack_keys: tuple[str, ...]
     attacker: Attacker = Attacker()
@@ -174,7 +174,7 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     arena, repetitions = arena_of(experiment), experiment.repetitions(3, 5)
     page, results = Page(arena.title), _run_defences(experiment, arena, repetitions)
     claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
-    page.settings += [*settings_text(arena, repetitions), meaning(*claims)]
+    page.setting_names += [*settings_text(arena, repetitions), meaning(*claims)]
     rows = []
     for name, result in results.items():
         for prepared, rates in zip(result.sweep.prepared, result.cell_rates, strict=True):
@@ -208,7 +208,7 @@ def settings_text(arena: Arena, repetitions: int) -> list[str]:
         + ". The tasks digits and femnist have all rows."
     )
     return [
-        f"**Federation.** {arena.federation}.",
+        f"**Federation.** {arena.paper_federation}.",
         f"**Backdoor.** {arena.backdoor_text}.",
         f"**Attacker.** One, in every round beside the clients that are drawn. {arena.attacker}. "
         "In the rows of LDP-SGD, DP-FedAvg and LDP-FL, where each report is protected by itself, "
@@ -281,7 +281,7 @@ def findings(
             + ".",
         ),
         PaperStatement(
-            "Noise that clients add does not hold those who leave it out: under LDP-SGD, attackers "
+            "Noise that clients add does not hold those who omit it: under LDP-SGD, attackers "
             "that skip it do better than those that comply.",
             gradients["skip"].value > gradients["comply"].value + LESS,
             f"Rule: by more than {LESS:g} points. Here {gradients['skip']} % against "
@@ -301,7 +301,7 @@ def defences(arena: Arena) -> list[Defence]:
 
 def legend(arena: Arena) -> list[str]:
     """Return an explanation of each kind of row, in Markdown, without list marks."""
-    where = arena.federation
+    where = arena.paper_federation
     return [
         f"*{NOBODY}*: the same training without an attacker, so what the model does by itself.",
         f"*{UNDEFENDED}*: the server takes the mean of the updates.",
@@ -329,7 +329,7 @@ def legend(arena: Arena) -> list[str]:
 
 def _plain(arena: Arena) -> list[Defence]:
     """Return the defences without a claim. The first of them has no attacker."""
-    where = arena.federation
+    where = arena.paper_federation
     training = (*where.shared, *where.plain, *where.fixed)
     plain = (*training, *arena.attack_keys, *arena.attacker.recipe_overrides(), _UNIFORM)
     bounded = (*plain, f"clip.value={where.bound}")
@@ -348,7 +348,7 @@ def _private(arena: Arena) -> list[Defence]:
 
     In the first DP-SGD row the attacker complies with the noise, in the second it skips it.
     """
-    where, delta = arena.federation, f"budget.delta={DELTA}"
+    where, delta = arena.paper_federation, f"budget.delta={DELTA}"
     own = (*arena.attack_keys, *arena.attacker.recipe_overrides())
     complying = (
         *arena.attack_keys,
@@ -367,7 +367,7 @@ def _private(arena: Arena) -> list[Defence]:
 
 def _at_clients(arena: Arena) -> list[Defence]:
     """Return the defences in which clients noise their reports, against `ATTACKERS` attackers."""
-    where = arena.federation
+    where = arena.paper_federation
     few = (*arena.attack_keys, f"attack.attackers={ATTACKERS}")
     delta, epsilon = f"budget.delta={DELTA}", f"budget.epsilon={LOCAL_EPSILON}"
     local = ("client.kind=gradient", *where.gradients, f"attack.boost={BOOST}")
@@ -402,7 +402,7 @@ def _run_defences(
 
     `repetitions` is the number of trainings of each cell. Finished sweeps are not run again.
     """
-    every, results = f"evaluate.every={-(-arena.federation.rounds // _POINTS)}", {}
+    every, results = f"evaluate.every={-(-arena.paper_federation.rounds // _POINTS)}", {}
     for row in defences(arena):
         axes = [Axis("budget.epsilon", EPSILONS)] if row.private else []
         words = "-".join(re.findall(r"[a-z0-9]+", row.name.lower()))

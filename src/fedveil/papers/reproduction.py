@@ -82,7 +82,7 @@ class Page:
 
     Attributes:
         title: The heading.
-        settings: What was done, in paragraphs.
+        setting_names: What was done, in paragraphs.
         left_open: Pairs (setting that the paper does not give, our choice).
         tables: Published and measured numbers.
         statements: Statements of the paper, and whether they are confirmed.
@@ -91,7 +91,7 @@ class Page:
     """
 
     title: str
-    settings: list[str] = field(default_factory=list)
+    setting_names: list[str] = field(default_factory=list)
     left_open: list[tuple[str, str]] = field(default_factory=list)
     tables: list[TextTable] = field(default_factory=list)
     statements: list[PaperStatement] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Page:
 
     def markdown(self) -> str:
         """Return the page as Markdown that links its figures by file name. No figure is written."""
-        parts = [f"## {self.title}", *self.settings]
+        parts = [f"## {self.title}", *self.setting_names]
         if self.left_open:
             chosen = [f"- {setting}: {choice}" for setting, choice in self.left_open]
             parts.append("Left open by the paper, chosen here:\n\n" + "\n".join(chosen))

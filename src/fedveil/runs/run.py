@@ -411,7 +411,7 @@ class Run:
         if not history or history[0]["round"] > 0:
             promise = plan.promise
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
-            history.insert(0, {"round": 0, **spent, **gate.first(first.params)})
+            history.insert(0, {"round": 0, **spent, **gate.first_numbers(first.params)})
         if ledger.shared is not None:
             warning = room_warning(ledger, plan.permitted, ledger_path(self.folder))
             self.first_remarks += [] if warning is None else [warning]

@@ -71,7 +71,7 @@ def check_agreement(
     within = [line for line in plan.lines if line.unit in (Unit.RECORD, Unit.PERSON)]
     if (within or weights is Weights.EXAMPLES) and 0 in data.elsewhere:
         unknown = data.client_name(data.elsewhere.index(0))
-        of_people = plan.steps is not None and plan.steps.unit is Unit.PERSON
+        of_people = plan.noisy_steps is not None and plan.noisy_steps.unit is Unit.PERSON
         raise BadInput(
             f"how many {'people' if of_people else 'records'} client {unknown!r} has is not known "
             "here, and the claim or server.weights needs it: say it in public, or use weights "
@@ -90,8 +90,8 @@ def check_agreement(
     if weights is Weights.EXAMPLES and reason:
         raise BadInput(f"server.weights is 'examples' {reason}: use 'uniform'")
     _check_work(plan, work)
-    if plan.secure and plan.steps is not None:
-        _check_secure_steps(plan.steps, data)
+    if plan.secure and plan.noisy_steps is not None:
+        _check_secure_steps(plan.noisy_steps, data)
     for name, part in (("work", work), ("server", server)):
         rates = getattr(part, "schedule", None)
         if isinstance(rates, RateSchedule) and rates.rounds != plan.rounds:
@@ -107,7 +107,7 @@ def _check_left_out(plan: PrivacyPlan, data: FederatedData) -> None:
     Which of its records stay follows from their number: one record more or less, or a person who
     is left out, would change which records of others are trained on.
     """
-    steps = plan.steps
+    steps = plan.noisy_steps
     if steps is None or data.most_records is None:
         return
     if steps.nominal is not None or steps.cap is not None:
@@ -129,7 +129,7 @@ def check_cap(plan: PrivacyPlan, data: FederatedData) -> None:
     | a line about persons, and steps without a cap | BadInput |
     | a plan about records | fine, whosever they are |
     """
-    cap = None if plan.steps is None else plan.steps.cap
+    cap = None if plan.noisy_steps is None else plan.noisy_steps.cap
     if cap is None:
         if any(line.unit is Unit.PERSON for line in plan.lines):
             raise BadInput("the plan claims to protect persons and its steps have no cap for them")
@@ -172,8 +172,8 @@ def check_aggregate(
         )
     if weights is Weights.EXAMPLES:
         raise BadInput(f"server.weights is 'examples' and {name} counts all alike: use 'uniform'")
-    aggregate.check(plan.expected)
-    most = plan.expected + _SPREAD * math.sqrt(plan.expected)
+    aggregate.check(plan.expected_cohort)
+    most = plan.expected_cohort + _SPREAD * math.sqrt(plan.expected_cohort)
     needed = math.ceil(min(most, plan.population)) * task.size * 4 / 2**20
     if needed > memory:
         raise BadInput(
@@ -187,7 +187,7 @@ def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
 
     DP-SGD and sites protect inside the work, which must be the plan's own and take its steps.
     """
-    steps, schedule = plan.steps, plan.schedule
+    steps, schedule = plan.noisy_steps, plan.clip_schedule
     right = SiteSum if plan.release.requires.sends_sum else ClientDpSgd
     fits = not isinstance(work, ClientDpSgd | SiteSum) if steps is None else type(work) is right
     if not fits:
@@ -196,7 +196,11 @@ def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
             "(SiteSum) and noise.where 'site'"
         )
     if isinstance(work, ClientDpSgd | SiteSum) and work.noisy != steps:
-        made = "SiteSum(plan.steps)" if right is SiteSum else "ClientDpSgd(plan.steps, lr=...)"
+        made = (
+            "SiteSum(plan.noisy_steps)"
+            if right is SiteSum
+            else "ClientDpSgd(plan.noisy_steps, lr=...)"
+        )
         raise BadInput(
             f"the plan accounts for {steps} and the work takes {work.noisy}: make the work as "
             f"{made}"

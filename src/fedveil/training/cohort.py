@@ -169,8 +169,8 @@ class CohortData:
         index, last = self.data.person_index, self.people[:, None] - 1
         own = np.minimum(people.index.numpy(), last)  # padding is a client's own
         who = index.first[self.owners][:, None] + own
-        places, real = index.places(who, cap)
-        if bool((index.counts[who] > cap).any()):
+        places, real = index.positions(who, cap)
+        if bool((index.record_counts[who] > cap).any()):
             raise AssertionError(f"a person has more than {cap} records: {cap} of them count")
         places -= self.data.offsets[self.owners][:, None, None]
         mask = people.mask[..., None] * torch.from_numpy(real.astype(np.float32))

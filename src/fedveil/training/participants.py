@@ -33,13 +33,13 @@ class Group:
 
     Attributes:
         ids: The clients.
-        honest: Whether they report as the round asks.
+        is_honest: Whether they report as the round asks.
         other_records: For each client, the index in `Participants.records` of the client on whose
             records it trains, -1 for its own. None if all train on their own.
     """
 
     ids: Ids
-    honest: bool = True
+    is_honest: bool = True
     other_records: Ids | None = None
 
 
@@ -126,7 +126,7 @@ def checked_cohort(
     if participants is None or ids is drawn:
         return drawn
     uninvited = np.setdiff1d(ids, drawn)
-    honest = any(g.honest and len(g.ids) for g in participants.groups(round, uninvited))
+    honest = any(g.is_honest and len(g.ids) for g in participants.groups(round, uninvited))
     if not np.isin(drawn, ids).all() or honest:
         raise BadInput(
             f"{type(participants).__name__} leaves clients out of round {round}, or brings in "

@@ -168,9 +168,9 @@ def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tens
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
     if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:
-        if plan.steps is None:
+        if plan.noisy_steps is None:
             raise AssertionError("reports on a grid have noise of their own")
-        channel.hand_on_(cohort.total, reports, plan.steps.multiplier, round)
+        channel.hand_on_(cohort.total, reports, plan.noisy_steps.multiplier, round)
     plan.release.noise_(cohort.total, round)
     return cohort.total
 
@@ -198,20 +198,22 @@ def end(
     total = noised_sum(plan, round, cohort)
     # divide
     if aggregate is None or not cohort.weight:
-        mean = total.div_(release.divisor(cohort.weight, plan.expected))
+        mean = total.div_(release.divisor(cohort.weight, plan.expected_cohort))
     else:
         mean = aggregate.combine(cohort.updates)
     # step, and adapt the clip
     after = replace(state, round=round.number)
     if cohort.enough and cohort.weight >= release.channel.minimum:
         after = server.step(state, mean)
-        adaptive_state = plan.next_state(round, cohort.statistic, after.params)
+        adaptive_state = plan.next_state(round, cohort.statistic_values, after.params)
         after = replace(after, adaptive_state=adaptive_state)
     noise = release.noise_length(round, len(mean))
     known = cohort.clipping_known or not release.adds_noise
-    share_known = cohort.clipping_known and plan.steps is None
+    share_known = cohort.clipping_known and plan.noisy_steps is None
     most = int(ledger.turns(round.number).max()) if release.local else None
-    clip = None if round.clip is None or plan.steps else round.clip.gradient or round.clip.value
+    clip = (
+        None if round.clip is None or plan.noisy_steps else round.clip.gradient or round.clip.value
+    )
     return RoundResult(
         round=round.number,
         state=after,

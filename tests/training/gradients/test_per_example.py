@@ -119,7 +119,7 @@ def test_the_layout_is_one_that_the_module_takes(case):
     data = FederatedData(x, y, np.array([0, RECORDS]), x[:1], y[:1], classes)
     cohort = CohortData(data, np.arange(1))
     walk = looped.trajectory(case.flat, cohort, spanned=False)
-    found = walk.mean(None, Batch(None, torch.ones(1, RECORDS)))[0]
+    found = walk.mean_update(None, Batch(None, torch.ones(1, RECORDS)))[0]
     assert relative(found, sum(case.gradient(k) for k in range(RECORDS)) / RECORDS) < 1e-5
 
 

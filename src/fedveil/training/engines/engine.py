@@ -112,7 +112,7 @@ def why_one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: s
         return "the model lets the records of a batch see each other, padding included"
     if type(work) not in BUILTIN_WORK:
         return f"the work {type(work).__name__} may let clients see each other"
-    if plan.secure and plan.steps is not None:
+    if plan.secure and plan.noisy_steps is not None:
         return "noise.source is 'secure' and what lies side by side are a client's records"
     own = {type(value).__name__ for value in vars(work).values() if not _is_builtin(value)}
     if plan.secure and own:
@@ -132,7 +132,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _KEPT, _LARGE = 1 << 28, 1 << 25
 
 LARGE_MODEL = 1 << 24
-"""Parameters from which on memory counts for more than time."""
+"""The number of parameters above which memory matters more than time."""
 
 
 def keep_memory(size: int) -> None:

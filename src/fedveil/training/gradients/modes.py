@@ -132,7 +132,7 @@ class Looped:
         images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.named_layers.values())
         self.piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
 
-    def clipped(self, group: int) -> ClippedExamples:
+    def clip_examples(self, group: int) -> ClippedExamples:
         """What clips the gradients of records, or of units of `group` records."""
         if group == 1:
             return self.examples
@@ -160,7 +160,7 @@ class LoopedTrajectory(LocalTrajectory):
         self._looped, self._examples, self._piece = looped, looped.examples, looped.piece
         self._here = torch.empty_like(start)
 
-    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def mean_update(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, P]. Zero for an idle client.
 
         Autograd writes each client's gradient straight into its row.
@@ -194,7 +194,7 @@ class LoopedTrajectory(LocalTrajectory):
             x, y, *more = given
             if len(y):
                 flat = self._parameters(moved, k)
-                self._looped.clipped(batch.group).add_clipped_(row, flat, x, y, clip, *more)
+                self._looped.clip_examples(batch.group).add_clipped_(row, flat, x, y, clip, *more)
         return out
 
     def clipped_sum_on_grid(
@@ -213,7 +213,7 @@ class LoopedTrajectory(LocalTrajectory):
         x, y, *more = given
         x = mapped(partial(_empty_unused, used=used), x)
         y = _empty_unused(y, used)
-        flat, examples = self._parameters(moved, 0), self._looped.clipped(slots.group)
+        flat, examples = self._parameters(moved, 0), self._looped.clip_examples(slots.group)
         return examples.sum_on_grid(flat, x, y, used, clip, grid, *more)
 
     def _units(self, batch: Batch, k: int) -> tuple[torch.Tensor, list[Any]]:
