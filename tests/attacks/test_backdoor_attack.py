@@ -100,6 +100,7 @@ def test_without_attackers_the_backdoor_is_only_measured(data):
     assert watched.metrics["accuracy"] == pytest.approx(honest.metrics["accuracy"], abs=0.05)
 
 
+@pytest.mark.slow
 def test_model_replacement_replaces_the_model(data):
     """n attackers' reports over n: boost = n / server rate, and everybody else stands still."""
     rate = 0.5

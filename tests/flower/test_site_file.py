@@ -35,8 +35,8 @@ from tests.flower.sites import (
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"nmae": "x"}, "nmae is no key: .*name"),
-        ({"policy": {"epsilom": 3.0}}, "policy.epsilom is no key: .*policy.epsilon"),
+        ({"nmae": "x"}, "unknown key nmae: .*name"),
+        ({"policy": {"epsilom": 3.0}}, "unknown key policy.epsilom: .*policy.epsilon"),
         ({"policy": {"epsilon": 3.0}}, "policy.epsilon"),
         ({"policy": {"epsilon": {"client": -1.0}}}, "policy.epsilon.client is -1.0"),
         ({"policy": {"epsilon": {"weight": 1.0}}}, "weight"),

@@ -147,7 +147,7 @@ def superlink(folder, monkeypatch, days=365, host="127.0.0.1", status=200):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     server.handle_error = lambda *_: None
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=[0.01])
     thread.start()
     try:
         yield f"127.0.0.1:{server.server_port}", folder / "ca.crt"

@@ -181,6 +181,7 @@ def centrally(made):
     return fv.Training(made, records(False), plan, fv.work.OneGradient(), workers=1)
 
 
+@pytest.mark.slow
 def test_constants_of_a_graph_are_part_of_a_seed():
     def seed(constant):
         training = centrally(task(lambda: Changed(Shifted([constant]))))

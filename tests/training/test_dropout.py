@@ -84,6 +84,7 @@ def training(**options):
     return fv.Training(task(), records(), plan, work, **options)
 
 
+@pytest.mark.slow
 def test_workers_chunks_and_modes_change_rounding_only():
     first, *others = (
         list(fv.train(training(**options)))[-1].state.params

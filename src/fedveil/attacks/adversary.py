@@ -449,8 +449,8 @@ class BackdoorAttack(Adversary):
         """
         if self.noise is AttackerNoise.HIDE and not plan.release.additive:
             raise BadInput(
-                "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: leave it "
-                "out, or use noise.where = 'client'"
+                "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: "
+                "omit it, or use noise.where = 'client'"
             )
         if (
             self.noise is AttackerNoise.SKIP

@@ -355,8 +355,8 @@ def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]
 def _step_sensitivity(training: Training, generator: np.random.Generator) -> float:
     """Return the most that an extreme record moves the sum of a DP-SGD step, in units of the clip.
 
-    Where people are clipped it is a person with as many extreme records as count. Four random
-    clients are tried, with three records each.
+    If persons are clipped, a person with as many extreme records as the cap allows is added
+    instead. Four random clients are tried, each with random records of three magnitudes.
     """
     engine, data = serial_engine(replace(training, workers=1)), training.data
     mixes = engine.job.mixes

@@ -46,7 +46,7 @@ from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.build import unit_counts
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections.client_section import client_cap
-from fedveil.training.agreement import check_cap
+from fedveil.training.agreement import check_units
 from fedveil.training.cohort import CohortData
 from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import Mode, gradients_of
@@ -87,7 +87,7 @@ class Site:
         sizes, here = file.sizes or [self.units] * file.clients, Path(file.recipe).parent
         self.training = site_training(recipe, self.records, sizes, here, allow_code=file.allow_code)
         self.plan = self.training.plan
-        check_cap(self.plan, self.records)
+        check_units(self.plan, self.records)
         _check_size(self.training, self.units)
         self.digest = plan_digest(recipe, file.clients)
         self.terms = terms_of(self.plan, file.number, self.policy.repeats)

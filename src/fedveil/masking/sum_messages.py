@@ -380,7 +380,7 @@ class Roster:
 
     @property
     def box_size(self) -> int:
-        """The length of a box: a share of the self mask and of each pair's, and the tag."""
+        """The length of a box in bytes: shares of the seeds of all masks, and the tag."""
         return SEED * len(self.adverts) + TAG
 
     @property

@@ -5,11 +5,13 @@ interruption, and returns a `Page` with the published numbers beside the measure
 """
 
 import importlib.metadata
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -35,6 +37,11 @@ TITLES = {
     "ldp-fl": "Sun et al. 2021: LDP-FL",
     "naseri": "Naseri et al. 2022: local and central DP",
 }
+
+
+def read_tables(name: str) -> dict[str, Any]:
+    """Return the content of NAME.toml beside this file: settings of a paper, texts of its pages."""
+    return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

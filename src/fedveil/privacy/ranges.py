@@ -79,8 +79,7 @@ class Ranges(ClipSchedule):
         GROWTH.check("growth", self.growth)
         if self.perturb is Perturb.UPDATE and self.centre != 0:
             raise BadArgument(
-                f"{{centre}} is {self.centre}: updates are centred on the model sent, so leave it "
-                "out",
+                f"{{centre}} is {self.centre}: updates are centred on the model sent, so omit it",
                 "centre",
             )
 

@@ -66,8 +66,7 @@ def check_agreement(
             f"the plan accounts for {plan.parameters:,} parameters and the model has "
             f"{task.size:,}: make the plan for this model"
         )
-    check_cap(plan, data)
-    _check_left_out(plan, data)
+    check_units(plan, data)
     within = [line for line in plan.lines if line.unit in (Unit.RECORD, Unit.PERSON)]
     if (within or weights is Weights.EXAMPLES) and 0 in data.elsewhere:
         unknown = data.client_name(data.elsewhere.index(0))
@@ -101,35 +100,22 @@ def check_agreement(
             )
 
 
-def _check_left_out(plan: PrivacyPlan, data: FederatedData) -> None:
-    """Refuse shortened clients where the number of a client's records is private.
+def check_units(plan: PrivacyPlan, data: FederatedData) -> None:
+    """Raise BadInput for data whose records, or whose persons, are not those of the plan's steps.
 
-    Which of its records stay follows from their number: one record more or less, or a person who
-    is left out, would change which records of others are trained on.
+    Clients may not be shortened where the number of their records is private. Which of them stay
+    follows from that number: one record more or less, or a person who is left out, would change
+    which records of others are trained on. Of records elsewhere nothing can be seen but the cap: a
+    site compares its own with the plan again.
     """
     steps = plan.noisy_steps
-    if steps is None or data.most_records is None:
-        return
-    if steps.nominal is not None or steps.cap is not None:
-        key = "client.nominal" if steps.nominal is not None else "client.cap"
+    cap, nominal = (None, None) if steps is None else (steps.cap, steps.nominal)
+    if data.most_records is not None and (nominal is not None or cap is not None):
+        key = "client.nominal" if nominal is not None else "client.cap"
         raise BadInput(
             f"most_records is {data.most_records} and the claim hides how many records somebody "
             f"has ({key}), from which follows which records stay: leave data.most_records out"
         )
-
-
-def check_cap(plan: PrivacyPlan, data: FederatedData) -> None:
-    """Raise BadInput for a plan about persons and data in which other records are theirs.
-
-    Of records elsewhere nothing can be seen. A site compares its own records with the plan again.
-
-    | given | refused |
-    |---|---|
-    | a plan about persons, data that are not capped, or at another number | BadInput |
-    | a line about persons, and steps without a cap | BadInput |
-    | a plan about records | fine, whosever they are |
-    """
-    cap = None if plan.noisy_steps is None else plan.noisy_steps.cap
     if cap is None:
         if any(line.unit is Unit.PERSON for line in plan.lines):
             raise BadInput("the plan claims to protect persons and its steps have no cap for them")

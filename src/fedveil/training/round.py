@@ -6,16 +6,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from fedveil.base.errors import BudgetExhausted
+from fedveil.base.errors import BadInput, BudgetExhausted
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
 from fedveil.training.aggregates import Aggregate
-from fedveil.training.participants import Participants, checked_cohort
+from fedveil.training.participants import Participants
 from fedveil.training.reports import CohortSum
 from fedveil.training.server import ServerOptimizer, ServerState
 
@@ -157,6 +158,36 @@ def begin(
     except BudgetExhausted:
         return None
     return Round(number, ids, state.params, clip, state.adaptive_state, streams, attempt)
+
+
+def checked_cohort(
+    participants: Participants | None, round: int, drawn: Ids, population: int
+) -> Ids:
+    """The cohort of a round, ascending: the clients `drawn`, and uninvited dishonest ones.
+
+    `population` is the number of clients. `participants` None means that all clients are honest.
+    Raises BadInput for ids that are not in ascending order, repeated or out of range, and for a
+    cohort that would break the guarantee.
+
+    Guarantee: all clients that were drawn are in it, and all others are dishonest. So an honest
+    client takes part exactly when the sampler says so, which is what it is charged for.
+    """
+    ids = drawn if participants is None else participants.cohort(round, drawn)
+    if len(ids) and (ids[0] < 0 or ids[-1] >= population or not (ids[1:] > ids[:-1]).all()):
+        raise BadInput(
+            f"the sampler drew a cohort that is not {len(ids)} different clients of {population} "
+            "in ascending order: nothing was released; draw each client once"
+        )
+    if participants is None or ids is drawn:
+        return drawn
+    uninvited = np.setdiff1d(ids, drawn)
+    honest = any(g.is_honest and len(g.ids) for g in participants.groups(round, uninvited))
+    if not np.isin(drawn, ids).all() or honest:
+        raise BadInput(
+            f"{type(participants).__name__} leaves clients out of round {round}, or brings in "
+            "honest ones that were not drawn: others would not be sampled as they are charged for"
+        )
+    return ids
 
 
 def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tensor:

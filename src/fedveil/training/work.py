@@ -356,7 +356,7 @@ class SiteSum:
             )
 
     def records_per_round(self, records: int) -> int:
-        """How many records a site with `records` of them uses in a round, on average."""
+        """The mean number of records that a site uses in a round, rounded up, at least 1."""
         return max(1, math.ceil(self.noisy.rate * records))
 
     def records_per_step(self, records: int) -> int:

@@ -317,7 +317,7 @@ BAD = {
     "clip.norm=l1": "set clip.norm = 'l2'",
     "budget.as_published=true": "budget.as_published",
     "shuffle.minimum=3": "shuffle",
-    "noise.multiplier=1.0": "noise.multiplier is no key of kind 'priv-unit'",
+    "noise.multiplier=1.0": "unknown key noise.multiplier of kind 'priv-unit'",
     "server.weights=examples": "which the weights would tell",
     "budget.epsilon=inf": "give noise.epsilon or budget.epsilon",
 }

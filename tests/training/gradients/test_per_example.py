@@ -60,6 +60,7 @@ def test_one_piece_or_several_is_the_same(case, norm, monkeypatch):
     assert relative(case.sum(clip), whole) < 1e-6
 
 
+@pytest.mark.slow
 def test_more_records_than_one_piece():
     case = make(in_place, (6,), records=600)
     assert case.clips._piece < len(case.x)

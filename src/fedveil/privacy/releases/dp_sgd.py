@@ -135,13 +135,12 @@ def dp_sgd(
 
     Guarantee: docs/proofs/local.md, docs/proofs/persons.md. Each participation is `steps`
     Poisson-sampled Gaussians on the client's own records; one account per client over all its
-    participations. It protects records, or persons with a cap, and not clients: a client of k
-    records has k of them.
+    participations. It protects single records, or persons with a cap, and not whole clients.
 
     Args:
         sampler: Who takes part in a round.
         population: The number of clients.
-        clip: The largest L2 norm of an example's gradient.
+        clip: The L2 norm to which the gradient of each unit is clipped.
         rate: The probability with which a unit joins a local step.
         steps: The number of local steps in a round.
         nominal: The number of units that every client counts as. None: its own, which is public.
