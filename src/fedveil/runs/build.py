@@ -14,11 +14,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.modules import Model, module_digest, own_task, set_metrics
 from fedveil.runs.recipe import Recipe
-<<<<<<< HEAD
 from fedveil.runs.sections.client_section import DpSgdSection, client_cap, samples_people
-=======
-from fedveil.runs.sections.client_section import DpSgdSection
->>>>>>> main
 from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
 from fedveil.runs.sections.section import in_keys
 from fedveil.training.engines.engine import EngineMaker
@@ -102,12 +98,7 @@ def build(
     server = recipe.server.build(rounds)
     on_step("reading data")
     data = recipe.load_data(data_root) if data is None else data
-<<<<<<< HEAD
     cap = client_cap(recipe.client)
-=======
-    cap: int | None = getattr(recipe.client, "cap", None)
-    of_persons = getattr(recipe.client, "unit", None) == "person"
->>>>>>> main
     if cap is not None:
         data = data.capped(cap)
     on_step("building the model")

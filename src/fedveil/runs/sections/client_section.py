@@ -288,7 +288,6 @@ class DpSgdSection(Section):
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
 
 
-<<<<<<< HEAD
 def client_cap(client: ClientSection) -> int | None:
     """Return the most records of a person that count, None if claims are not about persons."""
     cap: int | None = getattr(client, "cap", None)
@@ -300,8 +299,6 @@ def samples_people(client: ClientSection) -> bool:
     return getattr(client, "unit", None) == "person" and client_cap(client) is not None
 
 
-=======
->>>>>>> main
 def _build_adam(section: SgdSection | DpSgdSection) -> "Adam | None":
     """Build the clients' Adam. None if the optimizer is "sgd".
 
