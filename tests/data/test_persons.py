@@ -94,8 +94,10 @@ def test_persons_follow_their_records_wherever_they_go():
     assert len(fewer.persons) == 4
     away = data.at_sites(["a", "b"], [4, 3])
     assert away.persons is None
-    with pytest.raises(BadInput, match="known at the sites alone"):
-        away.capped(2)
+    capped = away.capped(2)
+    assert (capped.cap, capped.persons, capped.people.tolist()) == (2, None, [4, 3])
+    assert not any("not per person" in text for text in capped.assumptions)
+    assert capped.fingerprint != away.fingerprint
     with pytest.raises(BadInput, match="have no persons"):
         _ = made(None).people
 

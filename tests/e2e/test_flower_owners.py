@@ -1,7 +1,8 @@
 """Three owners with tables of their own, over a real SuperLink, by the commands alone.
 
-Nobody divided the tables: ages and targets are missing, and one site lacks a category. The model is
-a module of the recipe's author. One site and the server's program are killed on the way.
+Nobody divided the tables: people have several rows, ages and targets are missing, and one site
+lacks a category. The model is a module of the recipe's author, and the claim is per person, with
+secure noise. One site and the server's program are killed on the way.
 """
 
 import json
@@ -17,7 +18,7 @@ from fedveil.flower.local_federation import LocalFederation, Process, free_ports
 from fedveil.privacy.ledger.file import read_charges
 from tests.e2e.federations import PATIENCE, QUICK, processes_of, wait_for
 from tests.e2e.test_docs import FENCE, commands
-from tests.flower.wards import NAMES, SIZES, rows, write_files
+from tests.flower.wards import NAMES, PEOPLE, PER_PERSON, rows, write_files
 
 pytest.importorskip("flwr")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -51,7 +52,7 @@ def deploy(folder, address):
         told = fedveil(folder, "site", "init", name, "--records", f"{name}.csv")
         assert "SHA256:" in told
     keys = [part for name in NAMES for part in ("--key", f"{name}={name}/node.pub")]
-    sizes = [part for name, n in SIZES.items() for part in ("--records", f"{name}={n}")]
+    sizes = [part for name, n in PEOPLE.items() for part in ("--people", f"{name}={n}")]
     command = ("deploy", "wards.toml", "fed", "--sites", ",".join(NAMES), *keys)
     told = fedveil(
         folder,
@@ -65,7 +66,7 @@ def deploy(folder, address):
 
 @pytest.fixture
 def running(tmp_path):
-    write_files(tmp_path)
+    write_files(tmp_path, PER_PERSON)
     port, *own = free_ports(5)
     address = f"127.0.0.1:{port}"
     operator = deploy(tmp_path, address)
@@ -75,7 +76,8 @@ def running(tmp_path):
         assert "not accepted: nothing was written" in refused
         accepting = ("--accept", "--allow-code", "--operator", operator, "--repeats", "1")
         told = fedveil(tmp_path, "site", "join", bundle, "--owner", name, *accepting)
-        assert "epsilon.record = " in told
+        assert "epsilon.person = " in told
+        assert f"{PEOPLE[name]} by the column 'patient', with up to 2 records each" in told
         script = tmp_path / name / "federations" / "wards" / "supernode.sh"
         lines = script.read_text().splitlines()
         text = [f"port={own[number]}" if x.startswith("port=") else x for x in lines]
@@ -112,13 +114,13 @@ def test_from_three_tables_to_predictions(running, tmp_path):
     result = running.read_result()
     assert (result["rounds"], result["stopped"]) == (3, "rounds")
     claim = result["claims"][0]
-    assert [claim[k] for k in ("unit", "trust", "noise")] == ["record", "site", "secure"]
+    assert [claim[k] for k in ("unit", "trust", "noise")] == ["person", "site", "secure"]
     for name in NAMES:
         turns = read_charges(tmp_path / name / "ledger" / "ledger.db")
         least = 2 if name == "south" else 3  # it was away in round 2, charged or not
         assert least <= len({charge.round for charge in turns}) <= 4
     new = tmp_path / "new.csv"
-    new.write_text(rows(4, 99))
+    new.write_text("".join(f"{line.rpartition(',')[0]}\n" for line in rows(4, 99).splitlines()))
     place = tmp_path / "north" / "federations" / "wards"  # which has net.py
     told = fedveil(place, "predict", running.server / "run", new, "--allow-code")
     assert len([x for x in told.splitlines() if x.startswith(("yes,", "no,"))]) == 4
@@ -132,7 +134,7 @@ def test_from_three_tables_to_predictions(running, tmp_path):
 
 
 def test_a_site_whose_records_do_not_fit_says_so_and_does_not_start(tmp_path):
-    write_files(tmp_path)
+    write_files(tmp_path, PER_PERSON)
     deploy(tmp_path, "127.0.0.1:9092")
     fedveil(
         tmp_path,
@@ -164,6 +166,7 @@ def test_the_tutorial_s_commands(tmp_path):
         elif kind in ("console", "sh"):
             script += commands(block)
     (port,) = free_ports(1)
+    assert [line for line in script if line.startswith("kill -9")]  # it fails if nobody is there
     (written,) = [k for k, line in enumerate(script) if line.startswith("fedveil deploy")]
     script[written] += f" --address 127.0.0.1:{port}"  # tests run side by side
     process = Process.launch(
@@ -181,4 +184,5 @@ def test_the_tutorial_s_commands(tmp_path):
     assert "All 3 planned rounds are done" in process.output
     assert "prediction,p(no),p(yes)" in process.output
     result = json.loads((tmp_path / "fed/server/run/result.json").read_text())
-    assert result["claims"][0]["unit"] == "record"
+    claim = result["claims"][0]
+    assert [claim[k] for k in ("unit", "trust", "noise")] == ["person", "site", "secure"]

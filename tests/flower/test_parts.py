@@ -1,6 +1,9 @@
 """The parts for apps of plain Flower: a strategy around the app's own, and a mod."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +191,64 @@ def test_a_reply_counts_once_and_only_if_it_was_asked_for(tmp_path):
     strategy = PrivateStrategy(FedAvg(), at_server(), tmp_path / "ledger.db")
     result = strategy.start(Nodes(sends(0.0), n12=twice), START, num_rounds=1)
     assert flatten(result.arrays)[0].item() == pytest.approx(0.25, abs=1e-2)
+
+
+STRATEGIES = {
+    "FedAvg": FedAvg,
+    "FedAdam": lambda: FedAdam(eta=0.1, eta_l=0.1, beta_1=0.9, beta_2=0.99, tau=1e-3),
+}
+
+
+class Numbered(Nodes):
+    """Nodes with a new number for each message, as SuperLink gives them."""
+
+    sent = 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = []
+        for message in messages:
+            self.sent += 1
+            message.metadata.__dict__["_message_id"] = f"m{self.sent}"
+            found = self.apps.get(f"n{message.metadata.dst_node_id}", self.app)(message)
+            replies += found if isinstance(found, list) else [found]
+        return replies
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("how", ["never", "late"])
+def test_a_late_reply_counts_as_none_in_any_round(tmp_path, name, how):
+    """Node 12 says nothing, or says in round 2 what it was asked in round 1."""
+    held = []
+
+    def slow(message):
+        held.append(sends(1.0)(message))
+        return held[:-1] if how == "late" else []
+
+    run = {}
+    for told, app in (("slow", slow), ("zero", sends(0.0))):
+        strategy = PrivateStrategy(STRATEGIES[name](), at_server(), tmp_path / f"{told}.db", seed=5)
+        result = strategy.start(Numbered(sends(1.0), n12=app), START, num_rounds=3)
+        run[told] = flatten(result.arrays)
+        assert strategy.ledger.charged() == 3
+    assert torch.equal(run["slow"], run["zero"])
+    assert len(held) == 3
+    if name == "FedAvg":
+        assert run["slow"][0].item() == pytest.approx(3 * 0.75, abs=1e-2)
+
+
+def test_epsilon_is_that_of_fedveil_account(tmp_path):
+    rounds, rate, noise = 5, 0.5, 1.3
+    given = ("--noise", noise, "--rate", rate, "--rounds", rounds, "--delta", 1e-5, "--json")
+    command = [sys.executable, "-m", "fedveil", "account", *map(str, given)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    (pld,) = [c for c in json.loads(told.stdout)["claims"] if c["accountant"] == "pld"]
+    for name, make in STRATEGIES.items():
+        plan = at_server(noise, fv.samplers.Poisson(rate), rounds=rounds)
+        strategy = PrivateStrategy(make(), plan, tmp_path / f"{name}.db")
+        strategy.start(Nodes(sends(1.0)), START, num_rounds=rounds)
+        claim = strategy.claim
+        assert claim.epsilon == pytest.approx(pld["epsilon"], rel=1e-9)
+        assert (claim.delta, str(claim.neighbours)) == (pld["delta"], pld["neighbours"])
 
 
 def test_every_round_is_charged_before_anybody_is_asked(tmp_path):

@@ -9,14 +9,17 @@ from fedveil.flower.deployment import (
     Address,
     Deployment,
     load_for_sites,
+    needs_sizes,
     public_data,
     registered,
 )
 from fedveil.flower.joining import joining
 from fedveil.flower.owner import Owner
+from fedveil.runs.sections.client_section import samples_people
 
 NAMES = ("north", "south", "east")
 SIZES = {"north": 90, "south": 70, "east": 60}
+PEOPLE = {name: size // 2 for name, size in SIZES.items()}
 WARDS = ("icu", "er", "out")
 HEADER = "patient,age,dose,ward,remark,well"
 
@@ -62,6 +65,9 @@ delta = 1e-4
 lr = 2.0
 """
 
+PER_RECORD = 'unit = "record"'
+PER_PERSON = 'unit = "person"\ncap = 2'
+
 NET = """
 from torch import nn
 
@@ -84,9 +90,9 @@ def rows(count: int, seed: int, wards: tuple[str, ...] = WARDS, *, whole: bool =
     return "\n".join(lines) + "\n"
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder: Path, unit: str = PER_RECORD) -> None:
     """Recipe, module, the owners' tables and a public one. South has no ward called "out"."""
-    (folder / "wards.toml").write_text(RECIPE)
+    (folder / "wards.toml").write_text(RECIPE.replace(PER_RECORD, unit))
     (folder / "net.py").write_text(NET)
     for number, name in enumerate(NAMES):
         wards = WARDS[:2] if name == "south" else WARDS
@@ -103,8 +109,10 @@ def deployed(folder: Path, *settings: str, test: bool = True, **options: object)
     """The deployment of the recipe for the owners in `folder`. Nothing is written."""
     recipe = load_for_sites(str(folder / "wards.toml"), settings, len(NAMES))
     keys = [(folder / name / "node.pub").read_text().strip() for name in NAMES]
-    needed = recipe.noise.where == "site"
-    sites = registered(recipe, NAMES, keys, SIZES if needed else {})
+    needed = needs_sizes(recipe) and getattr(recipe.client, "nominal", None) is None
+    sizes = SIZES if needed else {}
+    numbers = [{}, sizes] if samples_people(recipe.client) else [sizes, {}]
+    sites = registered(recipe, NAMES, keys, *numbers)
     chosen = str(folder / "public.csv") if test else None
     recipe, data = public_data(recipe, chosen, NAMES, None)
     return Deployment(recipe, sites, data, Address(), allow_code=True, **options)  # type: ignore[arg-type]

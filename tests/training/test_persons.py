@@ -546,15 +546,24 @@ def test_a_delta_that_allows_publishing_somebody_is_refused(people):
         Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
 
 
-def test_records_at_sites_cannot_be_claimed_per_person(people):
+def test_people_at_sites_are_claimed_by_declared_numbers_and_the_same_cap(people):
     task, data = people()
     plan = dp_plan(unit=PERSON, cap=3)
     away = data.at_sites([str(k) for k in range(5)], [3] * 5)
     assert (away.persons, away.cap) == (None, None)
-    with pytest.raises(BadInput, match="known at the sites alone"):
-        Training(
-            task, away, plan, ClientDpSgd(plan.noisy_steps, lr=0.1), make_engine=lambda job: None
+
+    def training(data):
+        return Training(
+            task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1), make_engine=lambda job: None
         )
+
+    for wrong in (away, away.capped(2)):
+        with pytest.raises(BadInput, match="at most 3 records of a person"):
+            training(wrong)
+    unknown = data.at_sites([str(k) for k in range(5)], [3, 3, 0, 3, 3])
+    with pytest.raises(BadInput, match="how many people client '2' has"):
+        training(unknown.capped(3))
+    assert training(away.capped(3)).data.people.tolist() == [3] * 5
 
 
 def test_clients_with_more_people_than_slots_are_refused(people):

@@ -44,6 +44,10 @@ def deploy(
         list[str] | None,
         Option(metavar="NAME=N", help="Records of a site, where the recipe needs them."),
     ] = None,
+    people: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=N", help="People of a site, where the recipe samples people."),
+    ] = None,
     test: Annotated[
         str | None, Option(metavar="FILE", help="A public table that the server tests on.")
     ] = None,
@@ -77,7 +81,8 @@ def deploy(
             raise BadInput("--demo runs sites on this machine, and sites run on Linux only")
     options.check_path("DIR", folder)
     trial = divide or demo is not None
-    given = {"--key": key, "--records": records, "--test": test, "--operator-key": operator_key}
+    given = {"--key": key, "--test": test, "--operator-key": operator_key}
+    given |= {"--records": records, "--people": people}
     for option, value in given.items():
         if trial and value is not None:
             raise BadInput(f"{option} is for owners elsewhere: leave out --demo and --divide")
@@ -111,9 +116,12 @@ def deploy(
         else:
             flower.check_free(folder)
             flower.check_names(names)
-            numbers = _numbers(_pairs("--records", records))
+            numbers = [
+                _numbers(option, _pairs(option, texts))
+                for option, texts in (("--records", records), ("--people", people))
+            ]
             keys = _public_keys(names, _pairs("--key", key))
-            registered = flower.registered(chosen, names, keys, numbers)
+            registered = flower.registered(chosen, names, keys, *numbers)
             chosen, public = flower.public_data(chosen, test, names, data)
             deployment = flower.Deployment(chosen, registered, public, **parts)
             signer = deployment.write_folder(folder, operator_key)
@@ -148,11 +156,11 @@ def _pairs(option: str, texts: list[str] | None) -> dict[str, str]:
     return pairs
 
 
-def _numbers(pairs: dict[str, str]) -> dict[str, int]:
-    """Return the numbers of --records. Raises BadInput for texts that are no number from 1."""
+def _numbers(option: str, pairs: dict[str, str]) -> dict[str, int]:
+    """Return the numbers of an option. Raises BadInput for texts that are no number from 1."""
     for name, text in pairs.items():
         if not text.isdecimal() or not int(text):
-            raise BadInput(f"--records {name}={text}: a whole number from 1 is needed")
+            raise BadInput(f"{option} {name}={text}: a whole number from 1 is needed")
     return {name: int(text) for name, text in pairs.items()}
 
 

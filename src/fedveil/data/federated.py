@@ -77,7 +77,7 @@ class FederatedData:
         remarks: Further assumptions of claims about the records.
         schema: How the rows of a table became records.
         elsewhere: Records per client as far as that is public, 0 where it is not, if they are at
-            their sites.
+            their sites. People where these are sampled (`client.unit`).
         known_as: Distinguishes records at sites from those of other trainings.
         persons: The person of each record, as a number from 0 within its client, None if nobody
             knows. Somebody with records at two clients is two persons.
@@ -126,7 +126,7 @@ class FederatedData:
     def __post_init__(self) -> None:
         """Raise BadInput for arrays that do not belong together."""
         user_arrays.check_structure(self)
-        if self.persons is not None or self.cap is not None:
+        if not self.elsewhere and (self.persons is not None or self.cap is not None):
             check_persons(self.persons, self.offsets, self.cap)
         if self.most_records is not None:
             COUNT.check("most_records", self.most_records)
@@ -462,26 +462,18 @@ this claim
         | edge | behaviour |
         |---|---|
         | nobody knows whose records are whose | BadInput |
+        | records at sites | none is here to leave out: each site does it with its own |
         | everybody has `cap` records or fewer | all records |
         | `cap` below 1 | BadInput |
         """
-        if self.elsewhere:
-            raise BadInput(
-                f"at most {cap} records of a person count (client.cap), and which records are "
-                "whose is known at the sites alone: claims are per record there"
-            )
-        if self.persons is None:
+        if self.persons is None and not self.elsewhere:
             raise BadInput(
                 f"at most {cap} records of a person count (client.cap), and nobody says which "
                 "records are whose: name the column (data.person), or give from_clients persons"
             )
         COUNT.check("cap", cap)
         if cap not in self._by_cap:
-            mask = self.person_index.counted_records(cap)
-            whose = np.repeat(np.arange(self.clients), self.sizes)
-            data = self.of_records(
-                np.flatnonzero(mask), np.bincount(whose[mask], minlength=self.clients)
-            )
+            data = self if self.elsewhere else self._of_counted_records(cap)
             owners = self.owners_of_test
             if self.test_persons is not None:
                 known = (self.test_persons >= 0) & (owners != PUBLIC)
@@ -493,6 +485,13 @@ this claim
             more: dict[str, Any] = {"test_owners": owners, "remarks": remarks, "cap": cap}
             self._by_cap[cap] = replace(data, **more)
         return self._by_cap[cap]
+
+    def _of_counted_records(self, cap: int) -> "FederatedData":
+        """The same clients with at most `cap` records of each person, by the public rule."""
+        mask = self.person_index.counted_records(cap)
+        whose = np.repeat(np.arange(self.clients), self.sizes)
+        sizes = np.bincount(whose[mask], minlength=self.clients)
+        return self.of_records(np.flatnonzero(mask), sizes)
 
     def at_sites(
         self, names: Sequence[str], records: Sequence[int] = (), known_as: str = ""
@@ -551,8 +550,12 @@ this claim
 
     @property
     def people(self) -> Ids:
-        """The number of persons of each client. Raises BadInput if nobody knows."""
-        return self.person_index.people
+        """The number of persons of each client. Raises BadInput if nobody knows.
+
+        For clients at sites the public number, of people where these are sampled. Where records
+        are, it is that of records, and there are no more people.
+        """
+        return self.sizes if self.elsewhere else self.person_index.people
 
     @cached_property
     def _by_cap(self) -> "dict[int, FederatedData]":
@@ -733,7 +736,8 @@ this claim
                 for _, piece in user_arrays.pieces(array):
                     digest.update(np.ascontiguousarray(piece).tobytes())
         if self.cap is not None:
-            persons = np.ascontiguousarray(self.persons, dtype="<i8").tobytes()
+            here = np.zeros(0) if self.persons is None else self.persons
+            persons = np.ascontiguousarray(here, dtype="<i8").tobytes()
             digest.update(f"|persons {self.cap} ".encode() + persons)
         return digest.hexdigest()
 

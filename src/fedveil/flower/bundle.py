@@ -47,7 +47,8 @@ class Manifest(Section):
         key: The fingerprint of the site's public key, as the operator registers it.
         number: The site's number, from 0.
         sites: The names of all sites, in the order of numbers.
-        sizes: The declared number of records of each site, where the plan needs them.
+        sizes: The declared number of records of each site, or of people where these are sampled,
+            where the plan needs them.
         parameters: The number of the model's parameters.
         address: HOST:PORT of SuperLink.
         port: The port of the site's own programs, on its machine.

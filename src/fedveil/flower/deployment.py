@@ -50,6 +50,7 @@ from fedveil.mixing.protocol import COLLECTOR
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.runs.recipe import Overrides, Recipe, load_recipe, to_toml
+from fedveil.runs.sections.client_section import client_cap, samples_people
 from fedveil.runs.sections.data_section import DataSection
 from fedveil.training.session import Training
 
@@ -120,7 +121,8 @@ class Deployment:
     | bad or equal site names, two sites with one key, a key that Flower does not take | BadInput |
     | data of another number of clients | BadInput |
     | an attack, checkpoints that skip rounds, noise in shares without [sum] | BadInput |
-    | a claim or weights that need numbers of records, and none declared | BadInput |
+    | a claim or weights that need numbers of records or people, and none declared | BadInput |
+    | a claim about persons, and tables without `data.person` | BadInput |
     | numbers of records that nothing needs | BadInput: the server need not know them |
     | code in the recipe, without `allow_code` | BadInput |
     | anything that server or sites would refuse later | BadInput |
@@ -163,6 +165,12 @@ class Deployment:
                 "[shuffle] and --mixer HOST:PORT go together: use both, or leave [shuffle] out "
                 "(--set shuffle=none)"
             )
+        cap, unnamed = client_cap(recipe.client), recipe.data.person is None
+        if cap is not None and recipe.data.name == TABLE and unnamed:
+            raise BadInput(
+                f"client.cap is {cap} and data.person is left out: name the column with the person "
+                "of a row, which every site's table has"
+            )
         self._check_model_files()
         plan = self.training.plan
         self.federation.check_plan(plan)
@@ -179,7 +187,7 @@ class Deployment:
 
     @property
     def plan_sizes(self) -> list[int]:
-        """Return the public number of records of each site, 0 where the plan needs none."""
+        """Return the public number of units of each site, 0 where the plan needs none."""
         return [site.records for site in self.sites]
 
     @property
@@ -513,30 +521,44 @@ def needs_sizes(recipe: Recipe) -> bool:
 
 
 def registered(
-    recipe: Recipe, names: Sequence[str], keys: Sequence[str], records: dict[str, int]
+    recipe: Recipe,
+    names: Sequence[str],
+    keys: Sequence[str],
+    records: dict[str, int],
+    people: dict[str, int] | None = None,
 ) -> tuple[RegisteredSite, ...]:
-    """Return the sites with their keys, and with numbers of records where the recipe needs them.
+    """Return the sites with their keys, and with numbers of units where the recipe needs them.
 
-    A number is what the owner declares (`records`, by name), or else client.nominal. Raises
-    BadInput where one is missing, or none is needed.
+    A number is what the owner declares, by name, or else client.nominal. It is of `people` where
+    these are sampled, and otherwise of `records`. Raises BadInput where one is missing, is of the
+    other, or none is needed.
     """
-    for name in records:
-        if name not in names:
-            raise BadInput(f"--records names {name!r}, which is no site: use {', '.join(names)}")
-    if not needs_sizes(recipe):
-        for name, number in records.items():
+    units = {"records": records, "people": people or {}}
+    what = "people" if samples_people(recipe.client) else "records"
+    declared_units = units.pop(what)
+    for other, numbers in units.items():
+        for name, number in numbers.items():
             raise BadInput(
-                f"--records is {name}={number}, and nothing in the recipe needs numbers of "
-                "records: omit it, so that the server does not know them"
+                f"--{other} is {name}={number}, and a round draws {what}: declare how many of "
+                f"these the site has (--{what} {name}=N)"
+            )
+    for name in declared_units:
+        if name not in names:
+            raise BadInput(f"--{what} names {name!r}, which is no site: use {', '.join(names)}")
+    if not needs_sizes(recipe):
+        for name, number in declared_units.items():
+            raise BadInput(
+                f"--{what} is {name}={number}, and nothing in the recipe needs numbers of "
+                f"{what}: omit it, so that the server does not know them"
             )
     nominal: int | None = getattr(recipe.client, "nominal", None)
     sites = []
     for name, key in zip(names, keys, strict=True):
-        declared: int | None = records.get(name, nominal)
+        declared: int | None = declared_units.get(name, nominal)
         if declared is None and needs_sizes(recipe):
             raise BadInput(
-                f"how many records {name!r} has is not known, and the recipe needs it: let its "
-                f"owner declare a public number (--records {name}=N)"
+                f"how many {what} {name!r} has is not known, and the recipe needs it: let its "
+                f"owner declare a public number (--{what} {name}=N)"
                 + (", or use client.nominal" if recipe.client.kind == "dp-sgd" else "")
             )
         sites.append(RegisteredSite(name=name, key=key, records=declared or 0))
@@ -544,10 +566,14 @@ def registered(
 
 
 def client_share(data: FederatedData, client: int) -> FederatedData:
-    """Return `data` with the records of client number `client` only, and no test split."""
+    """Return `data` with the records of client number `client` only, and no test split.
+
+    Whose the records are is kept.
+    """
     rows = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     offsets = data.offsets[client : client + 2] - data.offsets[client]
-    alone = data.with_clients(taken(data.x, rows), data.y[rows], offsets)
+    persons = None if data.persons is None else data.persons[rows]
+    alone = data.with_clients(taken(data.x, rows), data.y[rows], offsets, persons)
     test_x, test_y = taken(data.test_x, slice(0)), data.test_y[:0]
     return replace(alone, test_x=test_x, test_y=test_y, test_owners=None)
 

@@ -126,6 +126,7 @@ class PrivateStrategy(Strategy):
     | more of them | BadInput: the plan is for another number |
     | a node that goes away | stays a client: divisor, noise and charge do not change |
     | a reply that is an error, of another model, not finite, twice, or not asked for | zero |
+    | a reply to another round, which came late | zero |
     | metrics in replies, evaluation at clients | not looked at, not asked for: they are releases |
     | a strategy that samples by itself | BadInput: use fraction_train = 1.0 |
     | the budget is used up | nobody is asked any more, and the model stays |
@@ -154,7 +155,7 @@ class PrivateStrategy(Strategy):
         )
         self._streams = Streams(secrets.randbits(128) if seed is None else seed, plan.secure)
         self._nodes: list[int] = []
-        self._asked: dict[int, int] = {}
+        self._asked: dict[int, tuple[int, Message]] = {}
         self._start: ArrayRecord = ArrayRecord()
         self._round: Round | None = None
         self._state = ServerState(0, torch.zeros(0), {}, torch.zeros(0))
@@ -201,8 +202,9 @@ class PrivateStrategy(Strategy):
         if self._round is None:
             LOG.warning("%s", self.ledger.refusal)
             return []
-        self._asked = {self._nodes[client]: int(client) for client in self._round.ids}
-        return [offered[node] for node in self._asked if node in offered]
+        drawn = {self._nodes[client]: int(client) for client in self._round.ids}
+        self._asked = {n: (k, offered[n]) for n, k in drawn.items() if n in offered}
+        return [message for _, message in self._asked.values()]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -283,13 +285,14 @@ class PrivateStrategy(Strategy):
     def _updates(self, replies: Iterable[Message]) -> dict[int, torch.Tensor]:
         """Return the update in the first reply of each client that was asked, by client number.
 
-        Replies with an error, and those of nodes that were not asked, are left out. One without
-        exactly one model has an empty update.
+        Replies with an error, of nodes that were not asked, and to messages of other rounds are
+        left out. One without exactly one model has an empty update.
         """
         rows: dict[int, torch.Tensor] = {}
         for reply in replies:
-            client = self._asked.get(reply.metadata.src_node_id)
-            if client is None or client in rows or reply.has_error():
+            client, asked = self._asked.get(reply.metadata.src_node_id, (-1, reply))
+            answers = reply.metadata.reply_to_message_id == asked.metadata.message_id
+            if client < 0 or client in rows or not answers or reply.has_error():
                 continue
             records = list(reply.content.array_records.values())
             one = len(records) == 1

@@ -191,7 +191,8 @@ class RegisteredSite(Section):
     Attributes:
         name: The name of the site.
         key: The site's public key, or the fingerprint of the key.
-        records: The number of records, 0 where the server need not know it.
+        records: The number of records, or of people where these are sampled. 0 where the server
+            need not know it.
     """
 
     name: str
@@ -401,8 +402,9 @@ class SiteFile(Section):
     """This site's place in the federation's list, from 0. Needed where clients have budgets of
     their own (budget.epsilons), and beside sizes."""
     sizes: list[int] | None = setting(Each(COUNT), None)
-    """How many records each site has by public declaration, in the order of numbers. Default: as
-    many as this site has, for plans that need no such numbers."""
+    """How many records each site has by public declaration, or people where these are sampled, in
+    the order of numbers. Default: as many as this site has, for plans that need no such numbers.
+    """
     ledger: str = "ledger"
     """The folder with the ledger of this owner's people, whatever federations they take part in;
     made when it is missing."""

@@ -27,6 +27,7 @@ from fedveil.flower.site import Site
 from fedveil.flower.site_check import report_lines, site_report
 from fedveil.flower.site_ledger import today
 from fedveil.runs.recipe import load_recipe, to_toml
+from fedveil.runs.sections.client_section import samples_people
 from fedveil.runs.sections.data_section import DataSection
 
 DIVISION = (
@@ -90,7 +91,8 @@ class Joining:
             lines.append(f"key       {fingerprint(key)} of {name}: {_COMPARED.format('its owner')}")
         if manifest.sizes is not None:
             declared = manifest.sizes[manifest.number]
-            lines.append(f"declared  {declared:,} records of this site, which is public")
+            several = "people" if samples_people(self.own_site.recipe.client) else "records"
+            lines.append(f"declared  {declared:,} {several} of this site, which is public")
         if self.own_site.recipe.model.path is not None:
             lines.append(
                 f"code      {self.own_site.recipe.model.path} of the bundle runs at this site"

@@ -25,7 +25,9 @@ from fedveil.flower.deployment import (
 )
 from fedveil.flower.joining import joining
 from fedveil.flower.owner import Owner
+from fedveil.runs.build import unit_counts
 from fedveil.runs.recipe import Recipe
+from fedveil.runs.sections.client_section import client_cap, samples_people
 
 
 def write_trial(
@@ -60,8 +62,13 @@ def write_trial(
             client_share(data, number).save(share)
             owners.append(Owner.make(making / "owners" / name, name, [str(share)]))
         keys = [owner.public_key.read_text(encoding="utf-8").strip() for owner in owners]
-        sizes = dict(zip(names, data.sizes.tolist(), strict=True)) if needs_sizes(recipe) else {}
-        sites = registered(recipe, names, keys, sizes)
+        cap, sizes = client_cap(recipe.client), dict[str, int]()
+        if needs_sizes(recipe):
+            counted = data if cap is None else data.capped(cap)
+            sizes = dict(zip(names, unit_counts(recipe, counted), strict=True))
+        of_people = samples_people(recipe.client)
+        numbers = ({}, sizes) if of_people else (sizes, {})
+        sites = registered(recipe, names, keys, *numbers)
         deployment = Deployment(recipe, sites, data.at_sites(names), **options)
         deployment.write_into(making)
         if folder.exists():

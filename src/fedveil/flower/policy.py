@@ -198,7 +198,9 @@ class Policy(Section):
     | a recipe that claims nothing | refused unless `unprotected` |
     | noise from a seed, wherever it is added | refused unless `seeded` |
     | `noise` is given and the noise has no multiplier | refused unless `report_epsilon` is |
-    | a run that costs the site and protects clients | counts for a record as well |
+    | a run that costs the site and protects clients | counts for a person and a record as well |
+    | a run that protects persons | counts for a record as well |
+    | a run that protects records | counts for records alone, whoever has several of them |
     | a run with several claims | they are added up, as those of different runs are |
     | the clock goes back | more runs count, never fewer |
     """

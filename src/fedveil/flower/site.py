@@ -52,12 +52,16 @@ from fedveil.flower.site_sums import SiteSums
 from fedveil.flower.sum_terms import sum_ask_forms
 from fedveil.masking.sum_messages import MessageRefused
 from fedveil.mixing.protocol import Refused, round_number
+from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Round
 from fedveil.privacy.releases.two_point import Shuffler
+from fedveil.runs.build import unit_counts
 from fedveil.runs.recipe import Recipe, load_recipe
+from fedveil.runs.sections.client_section import client_cap
+from fedveil.training.agreement import check_units
 from fedveil.training.cohort import CohortData
 from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import Mode, gradients_of
@@ -76,17 +80,30 @@ class Site:
     Guarantee: docs/proofs/site.md. Whatever a server sends, in whatever order and how often, what
     this site lets out in a run is at most what its own copy of the recipe claims for its own turns,
     each charged durably before the work began, and within the owner's policy.
+
+    | edge | behaviour |
+    |---|---|
+    | the recipe protects persons | at most `client.cap` records of a person are ever used |
+    | it does, and nobody says whose the site's records are | BadInput |
+
+    Attributes:
+        found: The site's records as they were loaded.
+        records: Those that count: all, or at most `client.cap` of a person.
+        units: How many units may join a round: people, or records that count.
     """
 
     def __init__(self, file: SiteFile, recipe: Recipe, records: FederatedData) -> None:
-        self.file, self.recipe, self.records = file, recipe, records
+        self.file, self.recipe, self.found = file, recipe, records
+        cap = client_cap(recipe.client)
+        self.records = records if cap is None else records.capped(cap)
         self.name = file.name
         self.policy = read_policy(Path(file.policy))
-        sizes = file.sizes or [records.records] * file.clients
-        here = Path(file.recipe).parent
-        self.training = site_training(recipe, records, sizes, here, allow_code=file.allow_code)
+        self.units = sum(unit_counts(recipe, self.records))
+        sizes, here = file.sizes or [self.units] * file.clients, Path(file.recipe).parent
+        self.training = site_training(recipe, self.records, sizes, here, allow_code=file.allow_code)
         self.plan = self.training.plan
-        _check_size(self.training, records)
+        check_units(self.plan, self.records)
+        _check_size(self.training, self.units)
         self.digest = plan_digest(recipe, file.clients)
         self.terms = terms_of(self.plan, file.number, self.policy.repeats)
         self.ledger = SiteLedger.from_site_file(file)
@@ -372,8 +389,8 @@ def _load_records(file: SiteFile, recipe: Recipe) -> FederatedData:
     return data
 
 
-def _check_size(training: Training, records: FederatedData) -> None:
-    """Raise BadInput if the site has more records than the plan can add up with secure noise.
+def _check_size(training: Training, units: int) -> None:
+    """Raise BadInput if the site has more units than the plan can add up with secure noise.
 
     With a nominal number (DP-SGD) these are that many, and where sites send sums, as many as all
     sites declare together.
@@ -384,10 +401,11 @@ def _check_size(training: Training, records: FederatedData) -> None:
     most, what = plan.noisy_steps.nominal, "client.nominal"
     if plan.release.requires.sends_sum:
         most, what = training.data.records, "the declared number of all sites"
-    if most is not None and records.records > most:
+    if most is not None and units > most:
+        several = "people" if plan.noisy_steps.unit is Unit.PERSON else "records"
         raise BadInput(
-            f"there are {records.records} records and {what} is {most}: secure noise is prepared "
-            "for no more; declare more"
+            f"there are {units} {several} and {what} is {most}: secure noise is prepared for no "
+            "more; declare more"
         )
 
 
@@ -402,7 +420,7 @@ def site_training(
     Args:
         recipe: The owner's copy of the recipe.
         data: Records of the form that all sites have. Only the form is used.
-        sizes: The public number of records of each site.
+        sizes: The public number of records of each site, or of people where these are sampled.
         folder: Where files that the recipe names are looked for.
         allow_code: Whether the code that the recipe names may be run.
     """

@@ -38,11 +38,12 @@ _TRUSTED = {
 def site_report(site: Site) -> dict[str, Any]:
     """Return what `fedveil site check --json` prints: cost, trust, policy and verdict.
 
-    Keys: "site", "recipe", "digest", "clients", "records", "turns", "noise", "cost" (claims),
-    "alone" (claims), "takes_part", "protects", "trust", "leaves", "assumptions", "policy" and
-    "objections". All but the numbers and claims are texts or lists of texts. "alone" is what the
-    run may cost against a server with all other sites, where a secure sum makes "cost" smaller.
-    "takes_part" is True if there are no "objections" at the moment.
+    Keys: "site", "recipe", "digest", "clients", "records", "people", "turns", "noise", "cost"
+    (claims), "alone" (claims), "persons", "takes_part", "protects", "trust", "leaves",
+    "assumptions", "policy" and "objections". All but the numbers and claims are texts or lists of
+    texts. "people" is None where nobody says whose the records are, and "records" counts all of
+    them. "alone" is what the run may cost against a server with all other sites, where a secure sum
+    makes "cost" smaller. "takes_part" is True if there are no "objections" at the moment.
     """
     terms = site.terms
     spent = list(site.ledger.run_costs().values())
@@ -55,11 +56,13 @@ def site_report(site: Site) -> dict[str, Any]:
         "recipe": site.recipe.name,
         "digest": site.digest,
         "clients": site.file.clients,
-        "records": site.records.records,
+        "records": site.found.records,
+        "people": None if site.found.persons is None else int(site.found.people[0]),
         "turns": _turns_text(site),
         "noise": _noise_text(site),
         "cost": [claim.to_dict() for claim in terms.costs],
         "alone": [claim.to_dict() for claim in terms.alone],
+        "persons": _persons_texts(site),
         "takes_part": not objections,
         "protects": [f"{_unit_text(x.unit)}, {_NEIGHBOURS[x.relation]}" for x in lines]
         or ["nobody"],
@@ -78,6 +81,7 @@ def report_lines(site: Site, report: dict[str, Any]) -> list[str]:
     verdict = report["objections"] or ["the site takes part when it is asked"]
     parts: dict[str, list[str]] = {
         "site": [f"{report['site']}, {size}"],
+        "people": report["persons"],
         "recipe": [f"{report['recipe']}, digest {report['digest']}"],
         "turns": [report["turns"]],
         "cost": [
@@ -106,6 +110,28 @@ def report_lines(site: Site, report: dict[str, Any]) -> list[str]:
 def _unit_text(unit: Unit) -> str:
     """Return in words who a claim about `unit` protects at a site."""
     return _WHOLE.get(unit, f"each single {unit} of this site")
+
+
+def _persons_texts(site: Site) -> list[str]:
+    """Return in words whose the site's records are, and how many of a person's count.
+
+    Where the recipe protects records, also what it costs the person with the most of them.
+    """
+    found, cap, column = site.found, site.records.cap, site.file.data.person
+    if found.persons is None:
+        return []
+    counts = found.person_index.record_counts
+    most = int(counts.max())
+    by = "as the saved data say" if column is None else f"by the column {column!r}"
+    texts = [f"{len(counts):,} {by}, with up to {most:,} records each"]
+    if cap is not None:
+        left = found.records - site.records.records
+        texts.append(f"at most {cap:,} records of a person count; {left:,} records never do")
+        return texts
+    for claim in site.terms.costs:
+        if claim.unit is Unit.RECORD and most > 1:
+            texts.append(f"the recipe protects records: {claim.for_units(most).short}")
+    return texts
 
 
 def _turns_text(site: Site) -> str:

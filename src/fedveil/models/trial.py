@@ -162,7 +162,6 @@ def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:
         answer = run_in_fork(lambda: (mixes_records(task, x, y), *task.look(x, y)))
         task.tried[kind], task.drops, task.one_by_one = answer
         return task.tried[kind]
-    away = torch.randn(task.size, generator=torch.Generator().manual_seed(0))
     rows = torch.arange(_RECORDS) % len(y)
     x, y = taken(x, rows), y[rows]
     real = [values for values in values_of(x) if values.is_floating_point()]
@@ -177,7 +176,11 @@ def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:
     mixes = False
     generators = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
-        for flat in (task.parameters.clone(), task.parameters + _AWAY * away):
+        flat = task.parameters.clone()
+        for place in (0.0, _AWAY):
+            if place:  # in place, since a model may be large
+                flat = torch.randn(task.size, generator=torch.Generator().manual_seed(0))
+                flat.mul_(place).add_(task.parameters)
             for records in variants:
                 for labels in targets:
                     mixes |= _mixes_at(task, flat, records, labels)
@@ -297,19 +300,37 @@ def _mixes_at(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> b
     that `mixes_records` refuses.
     """
     first, second = ((taken(x, slice(k, k + 1)), y[k : k + 1]) for k in range(2))
-    before = task.snapshot()
+    before, norms, finite = task.snapshot(), list[float](), True
+    same, beside, exact = list[float](), list[float](), True
+
+    def gradient(
+        x: Features, y: torch.Tensor, record: int, keys: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """One record's gradient [P], whose norm counts."""
+        nonlocal finite
+        found = _gradient(task, flat, x, y, record, keys)
+        finite &= bool(torch.isfinite(found).all())
+        norms.append(float(found.norm()))
+        return found
+
     try:
         task.look(x, y)
-        alone = [_gradient(task, flat, *record, 0) for record in (first, second)]
+        alone = [gradient(*record, 0) for record in (first, second)]
         _check_pass(task, flat, x, y)
-        again = _gradient(task, flat, *first, 0)
-        beside = [_gradient(task, flat, x, y, k) for k in range(2)]
-        others = []
+        same.append(_distance(gradient(*first, 0), alone[0]))
         for k in range(2):
+            every = gradient(x, y, k)
             rows = torch.full((len(y),), k)  # as many records, each of which is record k
-            others.append(_gradient(task, flat, taken(x, rows), y[rows], k))
-        after = _gradient(task, flat, *first, 0)
-        keyed = _keyed_gradients(task, flat, x, y) if task.drops else [alone[0]]
+            # the same sums, so the same bits
+            exact &= torch.equal(every, gradient(taken(x, rows), y[rows], k))
+            beside.append(_distance(every, alone[k]))
+        same.append(_distance(gradient(*first, 0), alone[0]))
+        if task.drops:
+            del alone
+            keys = torch.arange(len(y))
+            keyed = gradient(*first, 0, keys[:1])
+            same.append(_distance(gradient(*first, 0, keys[:1]), keyed))
+            same.append(_distance(gradient(x, y, 0, keys), keyed))
     except (AttributeError, RuntimeError, ValueError, IndexError, TypeError) as e:
         if isinstance(e, BadInput):
             raise
@@ -325,21 +346,16 @@ def _mixes_at(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> b
             "records leave there would reach others outside the clip; compute it in every "
             "pass, or omit it"
         )
-    every = (*alone, again, *beside, *others, after, *keyed)
-    finite = [g for g in every if bool(torch.isfinite(g).all())]
-    if len(finite) < len(every):
+    if not finite:
         return False  # nothing can be told from a gradient that overflows: it counts as zero
-    room = _AGREEMENT * max(float(g.norm()) for g in finite)
-    same = [(alone[0], again), (alone[0], after), *((keyed[0], other) for other in keyed)]
-    if not all(float((a - b).norm()) <= room for a, b in same):
+    room = _AGREEMENT * max(norms)
+    if not all(distance <= room for distance in same):
         raise BadInput(
             f"the model {type(task.module).__name__} gives one record two gradients: it draws "
             "random numbers, or remembers other records, which would reach others outside the "
             "clip; make its outputs a function of parameters and record alone"
         )
-    pairs = zip(alone, beside, strict=True)
-    mixes = not all(float((a - b).norm()) <= room for a, b in pairs)
-    mixes |= not all(map(torch.equal, beside, others))  # the same sums, so the same bits
+    mixes = not exact or not all(distance <= room for distance in beside)
     if mixes and task.drops:
         raise BadInput(
             f"the model {type(task.module).__name__} has dropout, whose masks belong to single "
@@ -348,16 +364,9 @@ def _mixes_at(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> b
     return mixes
 
 
-def _keyed_gradients(
-    task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor
-) -> list[torch.Tensor]:
-    """Three gradients [P] of the first record with its dropout key.
-
-    The record is alone, alone again, and beside the other records.
-    """
-    keys, first = torch.arange(len(y)), (taken(x, slice(1)), y[:1])
-    alone = [_gradient(task, flat, *first, 0, keys[:1]) for _ in range(2)]
-    return [*alone, _gradient(task, flat, x, y, 0, keys)]
+def _distance(gradient: torch.Tensor, other: torch.Tensor) -> float:
+    """The length of the difference of two vectors. The first is overwritten with it."""
+    return float(gradient.sub_(other).norm())
 
 
 def _gradient(
@@ -389,7 +398,9 @@ def _gradient(
                 f"{name!r} of the model is written to in its forward pass, as by max_norm: what "
                 "records leave there is outside clip and noise; omit it"
             )
-    return task.flattened(dict(zip(leaves, found, strict=True)))
+    names = list(leaves)
+    del leaves, leaf, loss  # a model may be large
+    return task.flattened(dict(zip(names, found, strict=True)))
 
 
 class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]

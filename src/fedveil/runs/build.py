@@ -14,7 +14,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.modules import Model, module_digest, own_task, set_metrics
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.sections.client_section import DpSgdSection
+from fedveil.runs.sections.client_section import DpSgdSection, client_cap, samples_people
 from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
 from fedveil.runs.sections.section import in_keys
 from fedveil.training.engines.engine import EngineMaker
@@ -98,8 +98,7 @@ def build(
     server = recipe.server.build(rounds)
     on_step("reading data")
     data = recipe.load_data(data_root) if data is None else data
-    cap: int | None = getattr(recipe.client, "cap", None)
-    of_persons = getattr(recipe.client, "unit", None) == "person"
+    cap = client_cap(recipe.client)
     if cap is not None:
         data = data.capped(cap)
     on_step("building the model")
@@ -123,7 +122,7 @@ def build(
     if plan is None:
         priced = evaluate.epsilon is not None
         metrics = evaluate.build_price(recipe, sampler, data, task) if priced else None
-        units = int(data.people.sum()) if of_persons and cap is not None else data.records
+        units = sum(unit_counts(recipe, data))
         inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics, rounds, units)
         with in_keys(recipe=recipe, **RECIPE_KEYS):
             plan = _build_plan(recipe, inputs)
@@ -153,6 +152,15 @@ def build(
             clients_every=(evaluate.clients_every or rounds) if evaluate.clients else None,
             make_engine=make_engine,
         )
+
+
+def unit_counts(recipe: Recipe, data: FederatedData) -> list[int]:
+    """Return how many units of its own each client draws from: people, or records.
+
+    `data` are capped where the recipe has a cap.
+    """
+    counts = data.people if samples_people(recipe.client) else data.sizes
+    return [int(count) for count in counts]
 
 
 def resolve_recipe(recipe: Recipe, training: Training) -> Recipe:

@@ -66,18 +66,17 @@ def check_agreement(
             f"the plan accounts for {plan.parameters:,} parameters and the model has "
             f"{task.size:,}: make the plan for this model"
         )
-    _check_units(plan, data)
-    by_records = weights is Weights.EXAMPLES or any(line.unit is Unit.RECORD for line in plan.lines)
-    if by_records and 0 in data.elsewhere:
+    check_units(plan, data)
+    within = [line for line in plan.lines if line.unit in (Unit.RECORD, Unit.PERSON)]
+    if (within or weights is Weights.EXAMPLES) and 0 in data.elsewhere:
         unknown = data.client_name(data.elsewhere.index(0))
+        of_people = plan.noisy_steps is not None and plan.noisy_steps.unit is Unit.PERSON
         raise BadInput(
-            f"how many records client {unknown!r} has is not known here, and the claim or "
-            "server.weights needs it: say it in public, or use weights 'uniform' and no claim "
-            "about records"
+            f"how many {'people' if of_people else 'records'} client {unknown!r} has is not known "
+            "here, and the claim or server.weights needs it: say it in public, or use weights "
+            "'uniform' and no claim about records or people"
         )
-    for line in plan.lines:
-        if line.unit not in (Unit.RECORD, Unit.PERSON):
-            continue
+    for line in within:
         units, name = data.records, "records"
         if line.unit is Unit.PERSON:
             units, name = int(data.people.sum()), "people"
@@ -101,12 +100,13 @@ def check_agreement(
             )
 
 
-def _check_units(plan: PrivacyPlan, data: FederatedData) -> None:
+def check_units(plan: PrivacyPlan, data: FederatedData) -> None:
     """Raise BadInput for data whose records, or whose persons, are not those of the plan's steps.
 
     Clients may not be shortened where the number of their records is private. Which of them stay
     follows from that number: one record more or less, or a person who is left out, would change
-    which records of others are trained on.
+    which records of others are trained on. Of records elsewhere nothing can be seen but the cap: a
+    site compares its own with the plan again.
     """
     steps = plan.noisy_steps
     cap, nominal = (None, None) if steps is None else (steps.cap, steps.nominal)
@@ -120,11 +120,6 @@ def _check_units(plan: PrivacyPlan, data: FederatedData) -> None:
         if any(line.unit is Unit.PERSON for line in plan.lines):
             raise BadInput("the plan claims to protect persons and its steps have no cap for them")
         return
-    if data.elsewhere:
-        raise BadInput(
-            f"the claim is about persons with at most {cap} records (client.cap), and which "
-            "records are whose is known at the sites alone: claim it per record there"
-        )
     if data.cap != cap:
         have = "nobody's" if data.persons is None else "any number of records of a person"
         if data.cap is not None:

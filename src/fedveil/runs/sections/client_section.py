@@ -288,6 +288,17 @@ class DpSgdSection(Section):
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
 
 
+def client_cap(client: ClientSection) -> int | None:
+    """Return the most records of a person that count, None if claims are not about persons."""
+    cap: int | None = getattr(client, "cap", None)
+    return cap
+
+
+def samples_people(client: ClientSection) -> bool:
+    """Return whether people join by themselves, in place of records."""
+    return getattr(client, "unit", None) == "person" and client_cap(client) is not None
+
+
 def _build_adam(section: SgdSection | DpSgdSection) -> "Adam | None":
     """Build the clients' Adam. None if the optimizer is "sgd".
 
