@@ -40,7 +40,7 @@ from fedveil.training.gradients.trajectories import Keys, clip_or_zero_, example
 _PIECE = 256
 _IMAGES = 64
 _MATERIALISED = 1 << 26
-_SLOT_NUMBERS = 1 << 25
+_FEWEST, _SLOT_NUMBERS = 8, 1 << 25
 _AGREEMENT, _ROUGHLY = 1e-3, 0.05
 
 
@@ -201,10 +201,10 @@ class ClippedExamples:
     def _sizes(self) -> tuple[int, ...]:
         """The numbers of slots of a piece, falling: in all of them a record has the same row.
 
-        The largest power of two that is public, and its parts down to an eighth, if no bit of a row
-        depends on its slot, on other slots or on which of these sizes it is. Sizes in which rows
-        differ from those in the largest are left out. (1,) if rows depend on slots: there are no
-        others in a piece of one.
+        Powers of two down to eight, from public numbers, where no bit of a row depends on its slot,
+        on other slots or on which of these sizes it is. Sizes in which rows differ from those in
+        the largest are left out. (1,) if rows depend on slots in all of them: there are no others
+        in a piece of one.
         """
         layers = self._task.named_layers.values()
         images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in layers)
@@ -226,7 +226,8 @@ class ClippedExamples:
             return torch.cat([_as_bits(part).view(len(part), -1) for part in every], dim=1)
 
         sizes, rows = list[int](), None
-        for size in sorted({largest, largest // 2, largest // 4, largest // 8} - {0, 1})[::-1]:
+        powers = (largest >> k for k in range(largest.bit_length()))
+        for size in (n for n in powers if n > 1 and n >= min(_FEWEST, largest)):
             first: list[Any] = [
                 mapped(partial(_in_slots, first=0, count=size, size=size), part)
                 for part in contents
