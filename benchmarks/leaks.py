@@ -2,7 +2,7 @@
 
     python benchmarks/leaks.py inversion mnist-cnn      # or mnist-mlp, digits
     python benchmarks/leaks.py methods                  # DLG, iDLG and cosine, one record and more
-    python benchmarks/leaks.py properties digits planted               # and recipes, left out: all
+    python benchmarks/leaks.py properties digits planted               # and recipes, default: all
     python benchmarks/leaks.py properties femnist thickness            # or slant
     python benchmarks/leaks.py properties femnist slant passively fedsgd    # no active attack
     python benchmarks/leaks.py properties loans purpose=credit_card    # or addr_state=CA

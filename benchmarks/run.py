@@ -209,7 +209,7 @@ def opacus(item: str, rounds: int) -> list[tuple[Call, Timing]]:
         try:
             found.append((call, timing(*call)))
         except Failed as error:
-            print(f"    left out: {error}", flush=True)
+            print(f"    default: {error}", flush=True)
     if not found:
         raise Failed(f"Opacus runs ({item}) in none of its configurations")
     return found

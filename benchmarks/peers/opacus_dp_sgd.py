@@ -8,7 +8,7 @@ only the weights go back to the round's model.
 Modes: `hooks` (Opacus's default), `functorch`, `ew` (torch's expanded weights) and `ghost` (fast
 gradient clipping: two backward passes, and the linear layer's per-example gradients are never
 made). Attention and LSTM are replaced by Opacus's own, as its validator does, except where
-functorch takes any module. Left out: `ghost_fsdp` and `ghost_tp`, which need torch.distributed,
+functorch takes any module. Default: `ghost_fsdp` and `ghost_tp`, which need torch.distributed,
 and `no_op`, which leaves the gradients to the caller.
 
 `--channels-last` speeds up torch's CPU convolutions. With hooks and ghost, Opacus 1.6 then unfolds

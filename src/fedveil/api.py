@@ -37,7 +37,7 @@ def run(
     `recipe` is a shipped one by name, a file by path, or a dict; `set` overrides its keys. `model`
     is an `nn.Module` (labels are learnt by cross-entropy, numbers by squared error) or a `Task`
     with a loss and metrics of its own; a copy is trained, and the caller's keeps its weights. Left
-    out, model and data are the recipe's. `out` is a new directory (left out: one under `runs`).
+    out, model and data are the recipe's. `out` is a new directory (default: one under `runs`).
     `ledger` is a file in which runs on the same data share a budget, `ledger_epsilon` that budget
     when it is new. `allow_code` says that the code which the recipe names (`model.path`) may be
     run. `log` names experiment trackers ("tensorboard", "mlflow", "wandb"), which get what

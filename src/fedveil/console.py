@@ -451,7 +451,7 @@ def print_recipe(console: Console, recipe: ExplainedRecipe) -> None:
 def print_part(console: Console, part: Part) -> None:
     """Print a section of a recipe: each key's type, range, default, meaning, and recipes."""
     section = f"[{part.section}] {part.meaning}" if part.section else part.meaning
-    console.print(f"{section}{f' Left out: {part.left_out}.' if part.left_out else ''}")
+    console.print(f"{section}{f' Default: {part.left_out}.' if part.left_out else ''}")
     for kind, keys in part.kinds.items():
         named, others = split_kind(keys)
         console.print()
@@ -462,7 +462,7 @@ def print_part(console: Console, part: Part) -> None:
             console.print(f"{named.meaning}{recipes}")
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for key in others:
-            left_out = f"left out: {key.left_out}" if key.left_out else "needed"
+            left_out = f"default: {key.left_out}" if key.left_out else "needed"
             recipes = recipes_text(key.recipes)
             lines = [
                 "; ".join(filter(None, (key.type, key.allowed, left_out))),

@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_left_out_unless_it_was_asked_for(cli, tmp_path):
     )
     code, out, err = cli(folder, *FEW)
     assert code == 0, err
-    assert "left out: inversion: inversion is of images" in out
+    assert "default: inversion: inversion is of images" in out
     code, _, err = cli(folder, "--attacks", "inversion", *FEW)
     assert code == 2
     assert "inversion is of images" in err

@@ -1,6 +1,8 @@
 """Enemies of a claim who bring the data: test rows that are the clients' own, under other names."""
 
 import csv
+import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -172,3 +174,116 @@ def test_joining_does_not_wash_data_that_secure_noise_refuses():
             secure(data)
         with pytest.raises(BadInput, match=r"noise\.source is .secure."):
             secure(data.concatenated())
+
+
+def few_columns(seed, count=90):
+    """A table with owners and persons in which many rows are equal, and many are not."""
+    random = np.random.default_rng(seed)
+    return [
+        (f"c{random.integers(14)}", f"p{random.integers(40)}",
+         round(float(random.choice([random.integers(4), random.uniform(0, 9)])), 3),
+         ("no", "yes")[int(random.integers(2))])
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+NAMES = ("site", "patient", "dose", "ill")
+
+
+def where(records, **options):
+    """How often each row is at which client, or on the test side (None). None if refused."""
+    columns = {"dose": {"low": 0, "high": 10}, "ill": {"values": ["no", "yes"]}}
+    options = {"target": "ill", "features": ["dose"], "columns": columns, **options}
+    most = options.pop("most", None)
+    table = dict(zip(NAMES, map(list, zip(*records, strict=True)), strict=True))
+    try:
+        data = fv.FederatedData.from_table(table, **options)
+    except BadInput as e:
+        if re.search(r"get no row|no name falls|would be held out|leaves no client", str(e)):
+            return None
+        raise
+    data = data if most is None else data.shortened(most)
+    owner = np.repeat([data.client_name(k) for k in range(data.clients)], data.sizes)
+    named = [
+        (str(who), x.tobytes(), int(y)) for who, x, y in zip(owner, data.x, data.y, strict=True)
+    ]
+    tested = [(None, x.tobytes(), int(y)) for x, y in zip(data.test_x, data.test_y, strict=True)]
+    return Counter([*named, *tested])
+
+
+WAYS = {
+    "a share": {"test": 0.2, "clients": 1},
+    "a share, dealt": {"test": 0.3, "clients": 4},
+    "dealt": {"clients": 5},
+    "dealt, with persons": {"clients": 4, "person": "patient"},
+    "dealt by mixes": {"clients": 3, "partition": "dirichlet", "alpha": 2.0},
+    "dealt by mixes, a share": {"clients": 3, "partition": "dirichlet", "alpha": 2.0, "test": 0.2},
+    "a share of clients' rows": {"client": "site", "test": 0.2},
+    "a share of people": {"test": 0.3, "clients": 3, "person": "patient"},
+    "a share of clients' people": {"client": "site", "test": 0.3, "person": "patient"},
+    "by client": {"client": "site", "test": "by-client"},
+    "grouped": {"client": "site", "partition": "grouped", "clients": 3},
+    "two groups": {"client": "site", "partition": "grouped", "clients": 2, "test": "by-client"},
+    "all natural": {"client": "site"},
+}
+LAST_ROWS = [WAYS["a share of clients' rows"]]
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_one_record_more_or_less_moves_no_other(way):
+    """One record leaves one place, and all others stay, whatever the table and the record."""
+    compared = 0
+    for seed in range(6):
+        records = few_columns(seed)
+        whole = where(records, **way)
+        for gone in range(0, len(records), 9):
+            rest = where([*records[:gone], *records[gone + 1 :]], **way)
+            if whole is None or rest is None:
+                continue
+            compared += 1
+            lost, found = whole - rest, rest - whole
+            assert not found
+            if lost.total() > 1:  # somebody's last row to train on, who then is no client
+                assert way in LAST_ROWS
+                (client,) = {who for who, _, _ in lost} - {None}
+                assert not any(who == client for who, _, _ in rest)
+            assert lost.total() >= 1
+    assert compared > 30
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *({"client": "site", "test": "by-client"}, {"client": "site", "test": 0.2}),
+        *({"client": "site"}, {"client": "site", "most": 3}, {"test": 0.3, "clients": 2}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("unit", ["site", "patient"])
+def test_one_owner_more_or_less_moves_nobody_else(way, unit):
+    """A client or a person leaves with all records, and all records of others stay."""
+    if unit == "patient" and "most" in way:
+        pytest.skip("a person's records are not shortened: such plans are refused")
+    compared = 0
+    for seed in range(6):
+        records = few_columns(seed)
+        more = {"person": "patient"} if unit == "patient" else {}
+        place = NAMES.index(unit)
+        whole = where(records, **way, **more)
+        for gone in sorted({row[place] for row in records})[::4]:
+            rest = where([row for row in records if row[place] != gone], **way, **more)
+            if whole is None or rest is None:
+                continue
+            compared += 1
+            assert not rest - whole
+            assert (whole - rest).total() <= sum(row[place] == gone for row in records)
+    assert compared > 10
+
+
+def test_a_share_of_a_number_of_owners_moves_one_at_most():
+    """With `clients`, whoever joins takes the place of one other at most."""
+    records, way = few_columns(1), {"client": "site", "clients": 5}
+    whole = {who for who, _, _ in where(records, **way)}
+    for gone in sorted({row[0] for row in records}):
+        rest = {who for who, _, _ in where([r for r in records if r[0] != gone], **way)}
+        assert len(rest - whole) == len(whole - rest) == (gone in whole)

@@ -131,7 +131,13 @@ BAD = {
     "one client": (
         text([["s0", *row[1:]] for row in rows()]),
         {},
-        "t.csv: column 'site' names one client, 's0', and some are held out for testing: name "
+        "no name falls into the share of 0.2 that is held out for testing: use another test split "
+        "(data.test), or none",
+    ),
+    "one client, who is held out": (
+        text([["s7", *row[1:]] for row in rows()]),
+        {},
+        "t.csv: column 'site' names one client, 's7', and some are held out for testing: name "
         "another column, or give test a share",
     ),
     "no features listed": (
@@ -148,7 +154,7 @@ BAD = {
     "a constant category": (
         with_column("unit", lambda k: "mg"),
         {},
-        "t.csv: column 'unit' is 'mg' in all test records: declare columns.unit.values, or leave",
+        "t.csv: column 'unit' is 'mg' in all test records: declare columns.unit.values, or omit",
     ),
     "a missing target": (
         text(rows(well_2="")),
@@ -172,15 +178,15 @@ BAD = {
         "declare all labels in columns.well.values",
     ),
     "too many categories": (
-        with_column("word", lambda k: f"w{k}"),
+        text([["s0", *row[1:], f"w{k}"] for k, row in enumerate(rows())], [*HEADER, "word"]),
         {"test": 0.9},
-        "t.csv: column 'word' has 30 different texts in 30 test records: leave it out of features, "
+        "t.csv: column 'word' has 33 different texts in 33 test records: leave it out of features, "
         "or declare columns.word.values",
     ),
     "many whole numbers to predict": (
         with_column("dose", lambda k: str(k)),
         {"target": "dose", "test": 0.7},
-        "t.csv: target 'dose' has 30 different whole numbers in test records: declare labels "
+        "t.csv: target 'dose' has 22 different whole numbers in test records: declare labels "
         "(columns.dose.values), or a number (columns.dose.low and high)",
     ),
     "whole numbers that are written as real ones": (
@@ -211,7 +217,7 @@ BAD = {
     "a column declared that is no feature": (
         text(rows()),
         {"features": ["city"], **columns(age={"low": 0, "high": 100})},
-        "columns.age is declared and 'age' is neither a feature nor the target: leave it out",
+        "columns.age is declared and 'age' is neither a feature nor the target: omit it",
     ),
     "the target as a feature": (
         text(rows()),
@@ -223,11 +229,15 @@ BAD = {
         {"features": ["age", "site"]},
         "feature 'site' is the client column: leave it out of features",
     ),
-    "a client with too few records": (
-        text(rows()[3:]),
-        {"test": 0.25},
-        "client 's0' has one record, too few to hold a share of them out: leave such clients out "
-        "(min_records = 2), or hold out whole clients (test = 'by-client')",
+    "a share without a row": (
+        text(rows()),
+        {"test": 1e-6},
+        "test is 1e-06 and no row of t.csv would be held out: raise it, or omit it",
+    ),
+    "a share of all rows": (
+        text(rows()),
+        {"test": 1 - 1e-6},
+        "test is 0.999999 and every row of t.csv would be held out: lower it, or omit it",
     ),
     "no client with enough records": (
         text(rows()),
@@ -274,7 +284,7 @@ BAD = {
     "clients held out of none": (
         text(rows()),
         {"client": None, "features": ["age"], "clients": 5, "test": "by-client"},
-        "test is 'by-client' and client is left out: name the column, or a share",
+        "test is 'by-client' and client is missing: name the column, or a share",
     ),
     "no clients at all": (
         text(rows()),
@@ -293,7 +303,7 @@ BAD = {
             "statistics": "held-out",
             **columns(age={"low": 0, "high": 100}, well={"values": ["no", "yes"]}),
         },
-        "statistics is 'held-out' and every column is declared: leave it out",
+        "statistics is 'held-out' and every column is declared: omit it",
     ),
     "one label": (
         text(rows()),
@@ -409,7 +419,7 @@ ARGUMENTS = {
     "client and target": ({"client": "well"}, "column 'well' is client and target: name two"),
     "a natural partition of nobody": (
         {"client": None, "partition": "natural"},
-        "partition is 'natural' and client is left out: name the column",
+        "partition is 'natural' and client is missing: name the column",
     ),
 }
 

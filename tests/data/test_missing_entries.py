@@ -6,7 +6,7 @@ import pytest
 import fedveil as fv
 from fedveil.base.errors import BadInput
 
-REMARK = "rows without a target are left out: which rows have one is taken as public"
+REMARK = "rows without a target are dropped: which rows have one is taken as public"
 COLUMNS = {
     "age": {"low": 0, "high": 100},
     "dose": {"mean": 5, "std": 2},

@@ -5,7 +5,7 @@ import pytest
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
-from fedveil.data.own_table import TableOptions, split_table
+from fedveil.data.own_table import TableOptions, _words_of, split_table
 from fedveil.data.tables import read_table
 
 PEOPLE = 80
@@ -80,6 +80,21 @@ def test_who_is_held_out_follows_from_names_alone(options):
     assert set(split(turned, **options).test_rows["patient"]) == tested
 
 
+@pytest.mark.parametrize("column", ["patient", "site"])
+def test_equal_rows_of_two_owners_do_not_count_each_other(column):
+    rows = {"patient": ["p", "p"], "site": ["s", "s"], "visit": [1, 1], "well": [0, 0]}
+    rows[column] = ["a", "b"]
+    client = "site" if column == "site" else None
+    options = TableOptions("well", client, ["visit"], person="patient")
+    both, alone = (
+        _words_of(read_table(each), options)
+        for each in (rows, {name: entries[1:] for name, entries in rows.items()})
+    )
+    assert both[1:].tolist() == alone.tolist()
+    named = dict(rows, unused=[3, 4])
+    assert _words_of(read_table(named), options).tolist() == both.tolist()
+
+
 def test_no_seed_moves_anybody():
     options = {"target": "well", "person": "patient", "test": 0.3, "clients": 4}
     columns = {"site": {"values": [f"s{k}" for k in range(12)]}, "visit": {"low": 0, "high": 4}}
@@ -141,5 +156,6 @@ def test_people_who_are_all_on_one_side_are_refused():
     rows["patient"] = ["p"] * 12
     with pytest.raises(BadInput, match="everyone in 'patient' would be held out"):
         split(rows, test=0.3)
+    rows["site"] = ["s7", "b"] * 6  # s7 is held out by its name
     with pytest.raises(BadInput, match="everyone in 'patient' has rows of a held-out client"):
         split(rows, client="site", test="by-client")

@@ -85,8 +85,9 @@ def test_persons_are_saved_and_loaded(tmp_path):
 
 def test_persons_follow_their_records_wherever_they_go():
     data = made([["e", "b", "e", "a"], ["b", "b", "a"]])
-    joined = data.concatenated(made(None), data)
-    assert joined.people.tolist() == [3, 2, 4, 3, 3, 2]
+    joined = data.concatenated(data)
+    assert joined.people.tolist() == [3, 2, 3, 2]
+    assert data.concatenated(made(None), data).persons is None
     assert data.with_clients(X[:3], data.y[:3], np.array([0, 1, 3])).people.tolist() == [1, 2]
     fewer = shorten_clients(data, 2, seed=1)
     assert fewer.sizes.tolist() == [2, 2]
@@ -97,6 +98,24 @@ def test_persons_follow_their_records_wherever_they_go():
         away.capped(2)
     with pytest.raises(BadInput, match="have no persons"):
         _ = made(None).people
+
+
+def test_joining_makes_up_no_persons_for_claims_about_persons():
+    data = made([["e", "b", "e", "a"], ["b", "b", "a"]])
+    assert data.capped(2).concatenated(data.capped(2)).capped(1).people.tolist() == [3, 2, 3, 2]
+    few = made([["a", "b", "c", "d"], ["a", "b", "c"]])
+    assert data.capped(2).concatenated(few).cap == 2  # nobody has more
+    for first, others in (
+        (data.capped(2), [made(None)]),
+        (data.capped(2), [data.capped(2), made(None)]),
+        (data, [data.capped(2)]),
+        (made(None), [data.capped(2)]),
+        (data.capped(1), [data.capped(2)]),
+    ):
+        with pytest.raises(BadInput, match="cap all of them alike, or none"):
+            first.concatenated(*others)
+    with pytest.raises(BadInput, match="a person has 2 records and cap is 1"):
+        data.capped(1).concatenated(data)
 
 
 def test_a_cap_may_fall_and_the_claim_s_remark_goes():

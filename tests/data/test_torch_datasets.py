@@ -57,7 +57,7 @@ def test_numbers_to_predict_and_what_is_said():
         ({}, Squares(1), "no clients"),
         ([5], Squares(1), "client '0' has 5: a data set with a length is needed"),
         (["abc"], Squares(1), "client '0' has 'abc': a data set"),
-        ({"ada": Squares(0)}, Squares(1), "client 'ada' has no records: leave it out"),
+        ({"ada": Squares(0)}, Squares(1), "client 'ada' has no records: omit it"),
         ([[(1.0, 0), 3]], Squares(1), r"record 1 of client '0' is 3: use \(x, y\)"),
         (
             [[([1.0], 0), ([1.0, 2.0], 0)]],

@@ -171,11 +171,11 @@ def test_explain_tells_sections_then_keys_then_one_key(cli):
         assert any(line.split()[:1] == [word] for line in told.out.splitlines()), word
     clip = " ".join(cli("explain", "clip").out.split())
     for words in (
-        "[clip] How long a client's update may be",
-        "Left out: nothing is clipped.",
+        "[clip] The limit on the length of a client's update",
+        "Default: nothing is clipped.",
         "clip.kind = 'fixed'",
         "clip.kind = 'median'",
-        "clip.floor number; a number from 1e-12 to the first clip; left out: a thousandth of value",
+        "clip.floor number; a number from 1e-12 to the first clip; default: a thousandth of value",
     ):
         assert words in clip
     one = " ".join(cli("explain", "clip.power").out.split())

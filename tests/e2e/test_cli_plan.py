@@ -78,7 +78,7 @@ def test_simulating_for_machines_against_another_recipe(cli):
     assert recipe["name"] == first["recipe"]
     assert (recipe["client"]["steps"], recipe["rounds"]) == (first["steps"], first["rounds"])
     assert first["loss"] < report["options"][-1]["loss"]
-    assert report["notes"][0].startswith("fedavg was left out: it claims nothing")
+    assert report["notes"][0].startswith("fedavg was default: it claims nothing")
 
 
 def test_the_theory_on_data_it_is_about(cli):

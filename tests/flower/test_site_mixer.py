@@ -208,7 +208,7 @@ def test_a_server_needs_a_mixer_for_a_shuffled_recipe_and_for_no_other(
     federation = trio(TWO_POINT)
     with pytest.raises(BadInput, match="so that trust is local"):
         federation.server("one", {**federation.recipe, "shuffle": {"minimum": 3}})
-    with pytest.raises(BadInput, match="leave it out"):
+    with pytest.raises(BadInput, match="omit it"):
         federation.server("two", mixer=MixerSection(**section(1)))
 
 

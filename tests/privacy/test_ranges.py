@@ -119,5 +119,5 @@ def test_number_that_is_no_range_is_refused(key, value):
 
 
 def test_centre_of_updates_is_the_model_sent():
-    with pytest.raises(BadInput, match="leave it out"):
+    with pytest.raises(BadInput, match="omit it"):
         ranges(centre=0.1, perturb=Perturb.UPDATE)

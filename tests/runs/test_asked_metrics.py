@@ -113,7 +113,7 @@ def test_across_clients_is_told_at_the_end_and_compared(ended, capsys):
 def test_secure_noise_refuses_to_look_at_clients_and_leaves_nothing(start, tmp_path):
     settings = ("noise.source=secure", "evaluate.clients=true")
     for more in ((), ("evaluate.diagnostics=true",)):
-        with pytest.raises(BadInput, match="in the clear: leave it out"):
+        with pytest.raises(BadInput, match="in the clear: omit it"):
             start("central", *settings, *more)
     assert not list(tmp_path.iterdir())
 

@@ -159,7 +159,7 @@ def test_statistics_are_said_in_every_claim(table, how):
         (["data.path=t.csv"], "data.target is missing: name the column"),
         (["data.name=table", "data.clients=none"], "data.path is missing: name a .csv"),
         ([*BASE, "data.grades=true"], "data.grades has no effect on a table"),
-        (["data.client=site"], "data.client has no effect on 'digits': leave it out"),
+        (["data.client=site"], "data.client has no effect on 'digits': omit it"),
         (["data.columns.age.low=3"], "data.columns has no effect on 'digits'"),
         (["data.test=0.2"], "test is 0.2: use one of by-client, records"),
         (["data.statistics=clients"], "'clients' and nothing of digits was fitted"),

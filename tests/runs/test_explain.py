@@ -49,7 +49,7 @@ def test_what_holds_without_a_key_is_said_where_its_default_does_not():
     for name in FIELDS:
         field = FIELDS[name]
         optional = not field.is_required() and isinstance(field.default, Section | None)
-        assert DESCRIPTIONS[name].count(" Left out: ") == optional, name
+        assert DESCRIPTIONS[name].count(" Default: ") == optional, name
 
 
 def test_descriptions_name_only_keys_that_there_are():
@@ -123,7 +123,7 @@ def test_a_kind_is_told_apart_from_its_keys():
 
 def test_keys_before_all_sections_are_found():
     (rounds,) = find_part("rounds").keys
-    assert (rounds.key, rounds.kind, rounds.left_out) == ("rounds", "", "iterations is needed")
+    assert (rounds.key, rounds.kind, rounds.left_out) == ("rounds", "", "iterations / client.steps")
     assert find_part("rounds").section == ""
 
 

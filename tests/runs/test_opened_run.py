@@ -122,7 +122,7 @@ def test_predictions_keep_an_id(run, cli, tmp_path):
         assert message in err
     np.save(tmp_path / "new.npy", np.zeros((2, 2)))
     err = cli("predict", run.folder, tmp_path / "new.npy", "--id", "id")[2]
-    assert "new.npy is no table: leave it out" in err
+    assert "new.npy is no table: omit it" in err
 
 
 def test_evaluating_a_table_and_the_test_split(run, cli, tmp_path):

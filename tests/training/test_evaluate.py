@@ -106,7 +106,7 @@ def test_metrics_of_labels_are_refused_for_numbers(make_data, name):
 
 
 def test_metrics_that_tell_nothing_are_refused_beforehand(data, make_data):
-    with pytest.raises(BadInput, match="'top-3' is 1 for every model of 3 labels: leave it out"):
+    with pytest.raises(BadInput, match="'top-3' is 1 for every model of 3 labels: omit it"):
         trained(data, ["top-3"])
     one = replace(data, test_y=np.zeros_like(data.test_y))
     with pytest.raises(BadInput, match="'auroc' needs two labels, and the test split has one"):

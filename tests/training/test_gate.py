@@ -104,7 +104,7 @@ def test_clients_on_all_their_records_where_there_is_no_test_split(clients):
 
 
 def test_public_records_have_no_price(clients):
-    with pytest.raises(BadInput, match="nothing to protect; leave it out"):
+    with pytest.raises(BadInput, match="nothing to protect; omit it"):
         owners_to_measure(clients)
 
 

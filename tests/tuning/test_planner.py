@@ -146,12 +146,12 @@ def test_recipes_of_the_same_promise_are_compared_and_others_named(tmp_path):
     assert tomllib.loads(report.recipe_toml)["name"] == "dp-fedavg-gaussian"
     central, fedavg, ldp_sgd, ldp_fl, _ = report.warnings
     assert central == (
-        f"{path} was left out: it protects each client (zero-out neighbours) under central trust, "
+        f"{path} was default: it protects each client (zero-out neighbours) under central trust, "
         "the first each client (replace neighbours) under local trust"
     )
-    assert fedavg.startswith("fedavg was left out: it claims nothing")
-    assert ldp_sgd.startswith("ldp-sgd was left out: client.kind 'gradient' takes one step")
-    assert ldp_fl.startswith("ldp-fl was left out: ")
+    assert fedavg.startswith("fedavg was default: it claims nothing")
+    assert ldp_sgd.startswith("ldp-sgd was default: client.kind 'gradient' takes one step")
+    assert ldp_fl.startswith("ldp-fl was default: ")
     assert {recipe.budget.epsilon for recipe, _ in made.asked if recipe.budget} == {20.0}
 
 

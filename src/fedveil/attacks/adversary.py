@@ -454,7 +454,7 @@ class BackdoorAttack(Adversary):
             )
         if self.noise is AttackerNoise.SKIP and not plan.release.adds_noise and plan.steps is None:
             raise BadInput(
-                "attack.noise is 'skip' and clients add no noise: leave it out (noise that the "
+                "attack.noise is 'skip' and clients add no noise: omit it (noise that the "
                 "server adds holds for attackers too)"
             )
         if self.project and plan.steps is not None:

@@ -15,6 +15,7 @@ from fedveil.base.errors import BadInput
 from fedveil.base.inputs import PADDING as NO_LABEL
 from fedveil.base.inputs import single
 from fedveil.data.federated import FederatedData
+from fedveil.data.persons import alone
 from fedveil.data.user_arrays import Array
 from fedveil.data.vocabulary import PADDING, UNKNOWN, Text, tokens
 
@@ -75,10 +76,12 @@ def poison_records(
         chosen = np.resize(rng.permutation(len(taught_x)), count)
         xs.append(np.concatenate([x[:honest], taught_x[chosen].astype(x.dtype, copy=False)]))
         ys.append(np.concatenate([y[:honest], taught_y[chosen].astype(y.dtype, copy=False)]))
+    offsets = np.cumsum([0, *map(len, xs)], dtype=np.int64)
     return FederatedData(
         x=np.concatenate(xs),
         y=np.concatenate(ys),
-        offsets=np.cumsum([0, *map(len, xs)], dtype=np.int64),
+        offsets=offsets,
+        persons=None if data.persons is None else alone(offsets),
         test_x=data.test_x,
         test_y=data.test_y,
         classes=data.classes,

@@ -122,7 +122,7 @@ class Canaries:
         if each < 1:
             raise BadInput(
                 f"canaries take the place of up to half of the clients, and {plan.population} are "
-                f"too few for one of {self.units}: leave them out"
+                f"too few for one of {self.units}: omit them"
             )
         of = -(-self.canaries // each)
         final: list[tuple[Scores, Mask]] = []

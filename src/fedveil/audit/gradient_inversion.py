@@ -73,7 +73,7 @@ class SimulatedClient:
             )
         if isinstance(self.work, ClientSgd | ClientDpSgd) and self.work.adam is not None:
             raise BadInput(
-                "inversion differentiates through local steps, and Adam's are not: leave it out"
+                "inversion differentiates through local steps, and Adam's are not: omit it"
             )
 
     def update(self, x: Tensor, labels: Tensor) -> Tensor:

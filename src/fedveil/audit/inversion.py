@@ -232,7 +232,7 @@ def check_images(data: FederatedData) -> None:
         wrong = "images with one label each, and these have other targets"
     else:
         return
-    raise BadInput(f"inversion is of {wrong}: leave it out")
+    raise BadInput(f"inversion is of {wrong}: omit it")
 
 
 def pixels_of(data: FederatedData) -> gi.Pixels:

@@ -89,7 +89,7 @@ class Each:
         `name` is the argument that messages name.
         """
         if not values:
-            raise BadInput(f"{name} is empty: give at least one number, or leave it out")
+            raise BadInput(f"{name} is empty: give at least one number, or omit it")
         for value in values:
             self.limits.check(name, value)
 

@@ -109,7 +109,7 @@ def check_data(data: Path | None, names: Iterable[str]) -> None:
     if all(name in EMBEDDED for name in names):
         raise BadInput(
             f"--data {data} has no effect on {', '.join(names)}, which no data folder holds: "
-            "leave it out, or name a data set that is in it (--set data.name=mnist)"
+            "omit it, or name a data set that is in it (--set data.name=mnist)"
         )
 
 

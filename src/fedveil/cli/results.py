@@ -254,7 +254,7 @@ def audit(
         print_leaks(console, title, audited.leaks)
         print_rows(console, f"{title}: in one row", [audited.summary_row])
         for reason in audited.left_out:
-            console.print(f"left out: {reason}", highlight=False)
+            console.print(f"default: {reason}", highlight=False)
     print_terms(console, [finding.claim.short for finding in findings])
     return 1 if violated else 0
 

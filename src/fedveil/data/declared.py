@@ -51,7 +51,7 @@ def declared_data(
     """
     if options.test is not None:
         raise BadInput(
-            f"test is {shown(options.test)}, and sites measure nothing: leave it out, and give "
+            f"test is {shown(options.test)}, and sites measure nothing: omit it, and give "
             "the server a public table"
         )
     schema = declared_schema(options)
@@ -94,7 +94,7 @@ def declared_schema(options: TableOptions) -> TableSchema:
     if missing:
         raise BadInput(
             f"nothing is declared of {quoted_names(missing)}, and sites have no rows in common to "
-            "fit it on: declare low and high, or values (data.columns), or leave it out "
+            "fit it on: declare low and high, or values (data.columns), or omit it "
             "(data.features)"
         )
     schema, _ = fit_schema(features, target, source, "rows")

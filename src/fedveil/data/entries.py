@@ -70,6 +70,39 @@ def as_texts(column: Array) -> list[str | None]:
     return [_text(entry) for entry in column.tolist()]
 
 
+def forms(column: Array) -> list[tuple[object, object]]:
+    """Each entry in two forms: exactly as it is, and as it is however it was written.
+
+    Entries whose exact forms are equal are the same entry. The second form of 0.5 is that of
+    "0.50", that of a date is its day, and that of an array its numbers.
+    """
+    entries = list(column) if column.ndim > 1 else column.tolist()
+    if column.ndim == 1 and column.dtype.kind in "iuf":
+        return [
+            (None, None) if math.isnan(entry) else (entry, repr(float(entry) + 0.0))
+            for entry in entries
+        ]
+    return [_forms(entry) for entry in entries]
+
+
+def _forms(entry: Any) -> tuple[object, object]:
+    """One entry in the forms of `forms`."""
+    if isinstance(entry, list | tuple | np.ndarray):
+        array = np.asarray(entry)
+        if array.dtype.kind not in "biuf":
+            return repr(entry), repr(entry)
+        exact = array.shape, array.dtype.str, array.tobytes()
+        return exact, (array.shape, array.astype(np.float64).tobytes())
+    text = _text(entry)
+    word = "" if text is None else text.lower()
+    if text is None or word in (*_MISSING, "nat"):
+        return text, None
+    try:
+        return text, repr(float(text) + 0.0)
+    except ValueError:
+        return text, word if word in _BITS else day_of(text) or text
+
+
 def are_bits(column: Array) -> bool:
     """Whether all entries are true or false, as such or as these words."""
     if column.dtype.kind != "O":

@@ -172,7 +172,8 @@ class FederatedData:
         `mean` and `std`, or `values`; `fill` and `other`. What is not declared is fitted, and
         `statistics` says on what: "held-out" (default) on the test split, "clients" on clients'
         records, "public" on these as well, declared public. `test` is "by-client", which holds
-        out a fifth of the clients, a share of the rows, or a table of test rows. By default there
+        out about a fifth of the clients by name, a share of the rows, each chosen by what it is, or
+        a table of test rows. By default there
         is no test split, and every row is a client's. `person` names the column with the person of
         a row, who has rows on one side of the split alone, and whom claims may be about. With
         `missing` "fill", a missing feature becomes zeros and a row without a target is left out.
@@ -363,8 +364,9 @@ this claim
 
         Clients lose their names. The test split is that of the first. The assumptions of one hold
         for all, and what the others fitted on their test records counts as fitted on clients':
-        these may be anybody's here. Raises BadInput for records at sites, and for different
-        schemas.
+        these may be anybody's here. Raises BadInput for records at sites, for different schemas,
+        and for capped data beside others whose persons nobody knows: nobody makes up persons for
+        claims about persons.
         """
         parts = [self, *others]
         if any(part.elsewhere for part in parts):
@@ -381,10 +383,14 @@ this claim
             return np.concatenate(arrays, dtype=arrays[0].dtype, casting="unsafe")
 
         sizes = np.concatenate([part.sizes for part in parts])
-        persons = None
-        if self.persons is not None:
-            each = [alone(p.offsets) if p.persons is None else p.persons for p in parts]
-            persons = np.concatenate(each)
+        known = [part.persons for part in parts if part.persons is not None]
+        caps = {part.cap for part in parts if part.persons is not None} - {None}
+        if caps and (len(known) < len(parts) or caps != {self.cap}):
+            raise BadInput(
+                "data of which a number of records per person counts (capped) cannot be joined "
+                "with others: cap all of them alike, or none"
+            )
+        persons = np.concatenate(known) if len(known) == len(parts) else None
         return replace(
             self,
             x=join_inputs([part.x for part in parts], in_first_type),
@@ -419,7 +425,8 @@ this claim
     def shortened(self, most: int, seed: int = 0) -> "FederatedData":
         """The same clients, each with at most `most` of its records (`data.most_records`).
 
-        The others are left out by a public rule, which looks at one client at a time. With secure
+        The others are left out by a public rule, which looks at one client at a time
+        (`shorten_clients`). With secure
         noise, clients can then be computed side by side: the shape of a block is public.
         """
         from fedveil.data.partition import shorten_clients

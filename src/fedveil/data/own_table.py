@@ -14,11 +14,12 @@ import numpy as np
 
 from fedveil.base.checks import COUNT, shown
 from fedveil.base.errors import BadInput
+from fedveil.base.identity import Words
 from fedveil.data.columns import Column, declaration_key
 from fedveil.data.entries import Bits, are_arrays, as_numbers, as_texts
 from fedveil.data.partition import OWNED, Records, few_records_assumption
 from fedveil.data.persons import NOT_PER_PERSON
-from fedveil.data.provenance import choose_held_out, holdout, share_of_each
+from fedveil.data.provenance import choose_held_out, places, row_words
 from fedveil.data.schema import (
     TableSchema,
     fit_feature,
@@ -129,7 +130,7 @@ def table_partition(client: str | None, kind: str | None, clients: int | None) -
             )
         return kind or "natural"
     if kind in OWNED:
-        raise BadInput(f"partition is {kind!r} and client is left out: name the column")
+        raise BadInput(f"partition is {kind!r} and client is missing: name the column")
     if clients is None:
         raise BadInput(
             "no clients: name the column that says whose a row is (client), or give a number of "
@@ -205,6 +206,7 @@ def _table_records(table: object, options: TableOptions) -> Records:
         owner_names=split.owner_names,
         test_owners=split.test_owners,
         row_numbers=split.train_rows.numbers_in(split.train_rows),
+        row_words=split.row_words,
         test_row_numbers=split.test_row_numbers,
         fitted="" if of_others else fitted,
         fitted_on_test=fitted if of_others else "",
@@ -238,7 +240,12 @@ def remarks_about(options: TableOptions, schema: TableSchema) -> list[str]:
     if options.min_records is not None:
         remarks.append(few_records_assumption(options.min_records))
     if options.fills_missing:
-        remarks.append("rows without a target are left out: which rows have one is taken as public")
+        remarks.append("rows without a target are dropped: which rows have one is taken as public")
+    if options.person is None and options.client_column and isinstance(options.kind_of_test, float):
+        remarks.append(
+            "clients whose rows would all be held out are left out: which clients these are is "
+            "taken as public"
+        )
     if options.person is not None and isinstance(options.kind_of_test, str | float):
         remarks.append(
             f"people ({options.person!r}) with test records are not trained on: which clients keep "
@@ -260,7 +267,7 @@ def _check_statistics(options: TableOptions, fitted: str) -> None:
     """Raise BadInput if `statistics` is given and nothing was fitted."""
     if options.statistics is not None and not fitted:
         raise BadInput(
-            f"statistics is {options.statistics!r} and every column is declared: leave it out"
+            f"statistics is {options.statistics!r} and every column is declared: omit it"
         )
 
 
@@ -396,7 +403,7 @@ def columns_as_declared(source: Table, options: TableOptions) -> tuple[list[Colu
         if name not in names and name != target_name:
             raise BadInput(
                 f"{declaration_key(name)} is declared and {name!r} is neither a feature nor the "
-                "target: leave it out"
+                "target: omit it"
             )
     features = [Column.declared(name, columns.get(name, {})) for name in names]
     if options.fills_missing:
@@ -408,7 +415,7 @@ def columns_as_declared(source: Table, options: TableOptions) -> tuple[list[Colu
 class TableSplit:
     """Training and test rows, and the owners of both as places in `owner_names`, if known.
 
-    Owners are None if they are not known.
+    Owners are None if they are not known. Training rows have words by which they are dealt then.
     """
 
     train_rows: Table
@@ -416,6 +423,7 @@ class TableSplit:
     record_owners: Rows | None = None
     test_owners: Rows | None = None
     owner_names: Array | None = None
+    row_words: Words | None = None
 
     @property
     def test_row_numbers(self) -> Rows:
@@ -440,13 +448,14 @@ class TableSplit:
                 f"{self.train_rows.name}: column {target.name!r} is empty in all rows to train on: "
                 "name another target"
             )
-        owners, test_owners = self.record_owners, self.test_owners
+        owners, test_owners, words = self.record_owners, self.test_owners, self.row_words
         return replace(
             self,
             train_rows=self.train_rows.take(np.flatnonzero(train)),
             test_rows=self.test_rows.take(np.flatnonzero(test)),
             record_owners=None if owners is None else owners[train],
             test_owners=None if test_owners is None else test_owners[test],
+            row_words=None if words is None else words[train],
         )
 
 
@@ -471,26 +480,56 @@ def rows_with_target(rows: Table, target: Column) -> Bits:
 def split_table(source: Table, options: TableOptions) -> TableSplit:
     """The rows of a table, divided between training and test.
 
-    `options.test` is "by-client", a share, or a table of test rows; None, no row is tested on. What
-    is held out follows from names and numbers of rows. Clients with fewer than `min_records` rows
-    are left out. With `person`, nobody has rows on both sides, unless `test` is a table.
+    `options.test` is "by-client", a share, or a table of test rows; None, no row is tested on.
+    Clients with fewer than `min_records` rows are left out, which claims say. With `person`, nobody
+    has rows on both sides, unless `test` is a table.
+
+    Guarantee: whether a row is held out follows from its client's or person's name ("by-client",
+    and a share of people), or from its own entries (a share of rows): see `provenance`. One row
+    more or less moves no other row. "by-client" with persons is the exception: a row of a
+    held-out client, who is not protected, takes that person's rows out of training.
+
+    | edge | behaviour |
+    |---|---|
+    | nothing is held out, or everything | BadInput |
+    | a share would hold out all rows of a client | the client is left out; claims say so |
     """
     kind, client = options.kind_of_test, options.client_column
     if isinstance(kind, Table) and options.by_file and FILE_COLUMN not in kind.columns:
         kind = kind.with_file_names()
     if client is not None:
         return _split_clients(source, client, kind, options)
-    if isinstance(kind, Table):
-        return TableSplit(source, kind)
     if isinstance(kind, str):
-        raise BadInput(f"test is {kind!r} and client is left out: name the column, or a share")
-    if kind is None:
-        return TableSplit(source, source.take(np.arange(0)))
-    if options.person is not None:
+        raise BadInput(f"test is {kind!r} and client is missing: name the column, or a share")
+    words = _words_of(source, options)
+    if isinstance(kind, Table):
+        return TableSplit(source, kind, row_words=words)
+    tested = np.zeros(len(source), dtype=bool)
+    if kind is not None and options.person is not None:
         tested = _held_out_people(source, options.person, kind)
-        return TableSplit(source.take(np.flatnonzero(~tested)), source.take(np.flatnonzero(tested)))
-    train, held_out = holdout(len(source), kind)
-    return TableSplit(source.take(train), source.take(held_out))
+    elif kind is not None:
+        tested = _held_out_rows(source, words, kind)
+    rows, train = np.flatnonzero(tested), np.flatnonzero(~tested)
+    return TableSplit(source.take(train), source.take(rows), row_words=words[train])
+
+
+def _words_of(source: Table, options: TableOptions) -> Words:
+    """A word for each row, by its client, person, target and features alone."""
+    features = source.columns if options.features is None else options.features
+    named = {options.target, options.client_column, options.person, *features} - {None}
+    return row_words([source[name] for name in sorted(map(str, named))])
+
+
+def _held_out_rows(source: Table, words: Words, share: float) -> Bits:
+    """Which rows are held out: about this share, each by its own word."""
+    held_out: Bits = places(words, "test") < share
+    if held_out.all() or not held_out.any():
+        which, how = ("every", "lower") if held_out.all() else ("no", "raise")
+        raise BadInput(
+            f"test is {share:g} and {which} row of {source.name} would be held out: {how} it, or "
+            "omit it"
+        )
+    return held_out
 
 
 def _held_out_people(source: Table, person: str, share: float) -> Bits:
@@ -532,7 +571,7 @@ def _split_clients(
 ) -> TableSplit:
     """The split of a table with a client column.
 
-    Whole clients, a share of each client's rows, or another table are the test rows. A person with
+    Whole clients, a share of the clients' rows, or another table are the test rows. A person with
     rows of held-out clients is not trained on, and of a share the people are chosen, not the rows.
     """
     entries, least, person = _entries_of(source, client), options.min_records, options.person
@@ -568,11 +607,14 @@ def _split_clients(
         return TableSplit(source.take(train), kind, owners[train], test_owners, names)
     test = np.flatnonzero(np.isin(owners, held_out))
     if isinstance(kind, float):
+        rows = source.take(train)
         if person is None:
-            test = train[share_of_each(owners[train], names, kind)]
+            test = train[_held_out_rows(rows, _words_of(rows, options), kind)]
         else:
-            test = train[_held_out_people(source.take(train), person, kind)]
+            test = train[_held_out_people(rows, person, kind)]
         train = np.setdiff1d(train, test)
+        if person is None:
+            test = test[np.isin(owners[test], owners[train])]
     elif person is not None:
         people = np.array(_entries_of(source, person))
         train = train[~np.isin(people[train], people[test])]

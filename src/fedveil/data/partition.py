@@ -9,10 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.errors import BadInput
+from fedveil.base.identity import Words
 from fedveil.base.inputs import Inputs, join_inputs, taken, values_of
 from fedveil.data.federated import FederatedData
 from fedveil.data.persons import numbered
-from fedveil.data.provenance import PUBLIC, choose_held_out, held_out_number, holdout
+from fedveil.data.provenance import (
+    PUBLIC,
+    choose_held_out,
+    held_out_number,
+    holdout,
+    places,
+)
 from fedveil.data.schema import TableSchema
 from fedveil.data.user_arrays import Array, Rows, records_text
 
@@ -48,6 +55,8 @@ class Records:
         record_persons: The person of each training record, as a number. None if nobody knows.
         test_persons: The number of each test record's person if that person has no training
             records, otherwise -1. None if nobody knows.
+        row_words: A word for each training record, by which it is dealt to a client (`places`).
+            None for published records, which are dealt by their number.
         test_row_numbers: That of each test record in the same table, -1 if it is not from there.
         public_test: Whether the source has published the test split.
         fitted: Names what was fitted on clients' records in the clear, "" if nothing was.
@@ -66,6 +75,7 @@ class Records:
     owner_names: Array | None = None
     test_owners: Rows | None = None
     row_numbers: Rows | None = None
+    row_words: Words | None = None
     test_row_numbers: Rows | None = None
     public_test: bool = False
     fitted: str = ""
@@ -118,6 +128,11 @@ def partition(
     - "dirichlet": equal parts, each client's label mix drawn from Dirichlet(alpha, ..., alpha).
       Smaller alpha, fewer labels per client. A label that has run out is replaced by the others
       in the client's own proportions, so the clients served last fit their mix least well.
+
+    So it is with published records: a benchmark's records are dealt before there are neighbours,
+    and a claim is about the clients that were dealt. The rows of a user's table, which have
+    `row_words`, are dealt one by one (`_by_row`), and "shards" is refused.
+
     - "natural": one client per owner; `clients` keeps that many owners, chosen at random.
     - "grouped": owners merged into `clients` groups, each of which is a client. An owner's group
       follows from its name and the seed alone, so that nobody moves anybody else.
@@ -126,9 +141,9 @@ def partition(
     name: all their records are the test split, and nobody else's. With "records" it is the source's
     own, in which clients may have records. The result has the owner of each (`test_owners`).
 
-    Equal parts differ by at most one record. The result depends on the arguments alone. Raises
-    BadInput for an option without effect on the kind, and for more clients than the records or
-    owners allow.
+    Equal parts of published records differ by at most one. The result depends on the arguments
+    alone. Raises BadInput for an option without effect on the kind, and for more clients than the
+    records or owners allow.
     """
     if kind not in KINDS:
         raise BadInput(f"partition {kind!r} is unknown: use one of {', '.join(KINDS)}")
@@ -140,7 +155,7 @@ def partition(
         (f"test {test!r}", test is not None, OWNED),
     ):
         if given and kind not in kinds:
-            raise BadInput(f"{option} has no effect on partition {kind!r}: leave it out")
+            raise BadInput(f"{option} has no effect on partition {kind!r}: omit it")
     random = _generator(seed)
     if kind in OWNED:
         return _by_owner(records, kind, clients, seed, random, hold_out=test != "records")
@@ -150,6 +165,8 @@ def partition(
             f"{records.name} has targets of shape {records.y.shape[1:]}, which partition {kind!r} "
             "cannot sort by: use iid"
         )
+    if records.row_words is not None:
+        return _by_row(records, kind, len(sizes), seed, alpha)
     match kind:
         case "iid":
             order = random.permutation(len(records.y))
@@ -157,21 +174,15 @@ def partition(
             order, sizes = _shards(records, len(sizes), shards_per_client, random)
         case _:
             order = _dirichlet(records, sizes, alpha, random)
-    if records.record_owners is not None:
-        remark = "records of one owner are dealt to several clients"
-        remark = f"{remark}: a claim per client is not about an owner"
-        records = replace(records, remarks=(*records.remarks, remark))
-    if records.record_persons is not None:
-        remark = "records of one person are dealt to several clients, and count as several persons"
-        records = replace(records, remarks=(*records.remarks, remark))
-    return _federate(records, order, sizes)
+    return _federate(_with_dealt_remarks(records), order, sizes)
 
 
 def resample(records: Records, count: int, seed: int) -> Records:
     """The records with `count` training records, drawn with replacement.
 
     The test records stay as they are. The same record may then be several clients' own: a claim
-    about a client is about one of them. Raises BadInput below 1, and for more than 1 GiB of
+    about a client is about one of them, and claims about records are refused. What is drawn is
+    dealt by its number. Raises BadInput below 1, and for more than 1 GiB of
     records.
     """
     if count < 1:
@@ -183,21 +194,27 @@ def resample(records: Records, count: int, seed: int) -> Records:
     names = ("y", "record_owners", "row_numbers", "record_persons")
     arrays = {name: getattr(records, name) for name in names}
     drawn = {name: array[rows] for name, array in arrays.items() if array is not None}
-    return replace(records, x=taken(records.x, rows), **drawn)
+    return replace(records, x=taken(records.x, rows), row_words=None, **drawn)
 
 
 def shorten_clients(data: FederatedData, most: int, seed: int) -> FederatedData:
     """The same clients, each with at most `most` of its records, chosen at random.
 
-    Records keep their order. Which of a client's records stay depends on the seed, the client's
-    number and how many it has, and not on other clients. `most` is public from then on
-    (`FederatedData.most_records`). Raises BadInput if `most` is below 1.
+    Records keep their order. `most` is public from then on (`FederatedData.most_records`). Raises
+    BadInput if `most` is below 1.
+
+    Guarantee: which of a client's records stay depends on the seed, the client's name (its number
+    if it has none) and how many it has, and on no other client. So it suits claims about clients,
+    and claims about records whose number is public. Where that number is private, one record more
+    changes which others of its client stay: such plans refuse the data
+    (`training.agreement.check_agreement`).
     """
     if most < 1:
         raise BadInput(f"most_records is {most}: at least one record is needed")
+    own = range(data.clients) if data.names is None else [_word(seed, str(n)) for n in data.names]
     chosen = [
-        first + np.sort(_generator(seed, _SHORTENING, client).permutation(size)[:most])
-        for client, (first, size) in enumerate(zip(data.offsets, data.sizes, strict=False))
+        first + np.sort(_generator(seed, _SHORTENING, number).permutation(size)[:most])
+        for number, first, size in zip(own, data.offsets, data.sizes, strict=False)
     ]
     short = data.of_records(np.concatenate(chosen), np.array([len(rows) for rows in chosen]))
     return replace(short, most_records=most)
@@ -222,6 +239,63 @@ def _equal_sizes(records: int, clients: int | None) -> Rows:
     sizes = np.full(clients, records // clients, dtype=np.intp)
     sizes[: records % clients] += 1
     return sizes
+
+
+def _by_row(
+    records: Records, kind: str, clients: int, seed: int, alpha: float | None
+) -> FederatedData:
+    """The data with the rows of a user's table dealt to `clients`, each by itself.
+
+    The arguments are those of `partition`.
+
+    Guarantee: a row's client follows from the seed, `clients`, and the row's own word and label.
+    Adding or removing one row moves no other. How many rows a client gets is random, therefore.
+
+    | edge | behaviour |
+    |---|---|
+    | "shards" | BadInput: which shard a row is in follows from how many rows there are |
+    | as many clients as rows | each row is a client: with one row less, the same is refused |
+    | a client gets no row | BadInput |
+    """
+    if kind == "shards":
+        raise BadInput(
+            f"{records.name}: partition 'shards' goes by how many rows there are, so that one row "
+            "more would move others: use iid, or dirichlet"
+        )
+    assert records.row_words is not None
+    spots = places(records.row_words, f"{kind} {seed}")
+    if kind == "dirichlet":
+        mixes = _label_mixes(records, clients, alpha, _generator(seed))
+        ends = np.cumsum(mixes / mixes.sum(axis=0), axis=0)
+        chosen = np.zeros(len(spots), dtype=np.intp)
+        for label in range(records.classes):
+            rows = records.y == label
+            chosen[rows] = np.searchsorted(ends[:, label], spots[rows], side="right")
+    else:
+        chosen = (spots * clients).astype(np.intp)
+        if clients == len(spots):
+            chosen = np.arange(clients)
+    chosen = np.minimum(chosen, clients - 1)
+    sizes = np.bincount(chosen, minlength=clients)
+    if not sizes.all():
+        raise BadInput(
+            f"clients is {clients} and {(sizes == 0).sum()} of them get no row of {records.name}, "
+            "whose rows are dealt one by one: use fewer clients"
+        )
+    return _federate(_with_dealt_remarks(records), np.argsort(chosen, kind="stable"), sizes)
+
+
+def _with_dealt_remarks(records: Records) -> Records:
+    """The records with the remarks of claims about records that are dealt, whoever owns them."""
+    remarks = list(records.remarks)
+    if records.record_owners is not None:
+        remark = "records of one owner are dealt to several clients"
+        remarks.append(f"{remark}: a claim per client is not about an owner")
+    if records.record_persons is not None:
+        remarks.append(
+            "records of one person are dealt to several clients, and count as several persons"
+        )
+    return replace(records, remarks=tuple(remarks))
 
 
 def _shards(
@@ -256,13 +330,7 @@ def _dirichlet(
 
     `sizes` are the records of each client. Raises BadInput without labels or a positive alpha.
     """
-    if not records.classes:
-        raise BadInput(
-            f"{records.name} has no labels, so no dirichlet partition: use shards, which sorts by "
-            "the number to be predicted"
-        )
-    if alpha is None or not (alpha > 0 and math.isfinite(alpha)):
-        raise BadInput(f"alpha is {alpha}: a dirichlet partition needs a number above 0")
+    alpha = _checked_alpha(records, alpha)
     shuffled = random.permutation(len(records.y))
     by_label = shuffled[np.argsort(records.y[shuffled], kind="stable")]
     left = np.bincount(records.y, minlength=records.classes)
@@ -276,6 +344,33 @@ def _dirichlet(
         start += taken
         left -= taken
     return np.concatenate(order)
+
+
+def _label_mixes(
+    records: Records, clients: int, alpha: float | None, random: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Each client's label mix, drawn from Dirichlet(alpha, ..., alpha), [clients, labels].
+
+    A label that is in nobody's mix is in everybody's. Raises BadInput without labels or a positive
+    alpha.
+    """
+    alpha = _checked_alpha(records, alpha)
+    mixes: npt.NDArray[np.float64] = random.dirichlet(np.full(records.classes, alpha), clients)
+    mixes[:, mixes.sum(axis=0) == 0] = 1.0
+    return mixes
+
+
+def _checked_alpha(records: Records, alpha: float | None) -> float:
+    """The parameter of a dirichlet partition. Raises BadInput without labels or a positive one."""
+    if not records.classes:
+        other = "shards, which sorts by the number to be predicted"
+        raise BadInput(
+            f"{records.name} has no labels, so no dirichlet partition: use "
+            f"{other if records.row_words is None else 'iid'}"
+        )
+    if alpha is None or not (alpha > 0 and math.isfinite(alpha)):
+        raise BadInput(f"alpha is {alpha}: a dirichlet partition needs a number above 0")
+    return alpha
 
 
 def _take(size: int, mix: npt.NDArray[np.float64], left: Rows, random: np.random.Generator) -> Rows:
@@ -333,15 +428,18 @@ def _by_owner(
                     f"{clients} clients: {records.name} has {len(present)} owners{others}, use 1 "
                     "to that many"
                 )
-            present = np.sort(random.permutation(present)[:clients])
+            if records.row_numbers is None:
+                present = np.sort(random.permutation(present)[:clients])
+            else:  # a user's: one owner more takes the place of one at most
+                ranked = sorted(present, key=lambda owner: _word(seed, str(names[owner])))
+                present = np.sort(ranked[:clients])
         client_of[present] = np.arange(len(present))
         client_names, remarks = names[present], records.remarks
     else:
         if clients is None or clients < 1:
             raise BadInput(f"clients is {clients}: a grouped partition needs a number of groups")
         for owner in present.tolist():
-            digest = hashlib.sha256(f"{seed} {names[owner]}".encode()).digest()
-            client_of[owner] = int.from_bytes(digest[:8], "big") % clients
+            client_of[owner] = _word(seed, str(names[owner])) % clients
         used = len(np.unique(client_of[present]))
         if used < clients:
             raise BadInput(
@@ -361,6 +459,11 @@ def _by_owner(
     sizes = np.bincount(clients_of_rows[order])
     data = _federate(replace(records, remarks=remarks), order, sizes, client_names, client_of)
     return _with_held_out_test(data, records, owners, held_out) if hold_out else data
+
+
+def _word(seed: int, name: str) -> int:
+    """A number that follows from a seed and an owner's name."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big")
 
 
 def _with_held_out_test(

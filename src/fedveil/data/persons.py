@@ -181,7 +181,7 @@ def check_persons(persons: object, offsets: Ids, cap: int | None) -> None:
             f"persons is {shown(persons)}: a whole number for each of {records} records is needed"
         )
     if not records:
-        raise BadInput("persons is given and there are no records: leave it out")
+        raise BadInput("persons is given and there are no records: omit it")
     if persons.min() < 0 or persons.max() >= records:
         raise BadInput("persons must be numbered from 0 within each client: use from_clients")
     counts = PersonIndex.of(persons, offsets).counts

@@ -6,10 +6,14 @@ where rows come from, and no caller's word is taken: rows of a file are known by
 of arrays by their address in memory. Copies have neither, so contents are compared as well: test
 records that equal clients' records more often than these equal each other are refused.
 
-Who is held out follows from counts and names, never from a seed.
+Which owners and rows are held out or dealt somewhere is one rule (`choose_held_out`, `row_words`,
+docs/proofs/choices.md): it follows from the owner's name or the row's own entries, and a public
+seed, never from which others there are. So neighbours by addition or removal of one record or owner
+differ in that one alone. Held out is never decided by a seed.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +22,9 @@ from scipy.special import bdtrc
 
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
-from fedveil.base.identity import words_at
+from fedveil.base.identity import Words, words_at
 from fedveil.base.inputs import Inputs, arrays_by_name, count
+from fedveil.data.entries import forms
 from fedveil.data.user_arrays import Array, Rows, pieces
 
 Owners = npt.NDArray[np.int64]
@@ -31,7 +36,6 @@ FALSE_ALARM = 1e-6
 """How often test records that coincide with clients' by chance alone are refused, at most."""
 
 HELD_OUT = 5  # one owner in so many
-SHARE = 0.2
 
 _AT_ONCE = 1 << 20  # numbers that are hashed together
 _KEY = np.array([0x9E6C63D0676A9A99], dtype=np.uint64)
@@ -175,58 +179,73 @@ def _too_many(equal: npt.NDArray[np.bool_], shared: npt.NDArray[np.bool_]) -> bo
     return count > 0 and bool(bdtrc(count - 1, len(equal), chance) < FALSE_ALARM)
 
 
-def holdout(records: int, share: float = SHARE) -> tuple[Rows, Rows]:
-    """(training rows, test rows) of `records` records: a fixed random split, the same always.
+def holdout(records: int) -> tuple[Rows, Rows]:
+    """(training rows, test rows) of `records` records: a fixed fifth for testing, the same always.
 
-    `share` is that of the test rows, of which there is at least one. Raises BadInput below two
-    records.
+    It is for published data sets alone, whose records and number are public: a fixed split of a
+    benchmark's records comes before there are neighbours. Raises BadInput below two records.
     """
     if records < 2:
         raise BadInput(f"{records} records cannot be split: training and test need one each")
     seed = np.random.SeedSequence((0, _STREAM))
     rows = np.random.Generator(np.random.Philox(seed)).permutation(records)
-    cut = min(records - 1, max(1, int(records * (1 - share) + _ROUNDING)))
+    cut = max(1, int(records * (1 - 1 / HELD_OUT) + _ROUNDING))
     return rows[:cut], rows[cut:]
 
 
 def choose_held_out(owners: Rows, names: npt.NDArray[np.str_], share: float = 1 / HELD_OUT) -> Rows:
-    """The owners among `owners` who are held out: about this share, at least one.
+    """The owners among `owners` who are held out: about this share.
 
-    `names[k]` is owner k's name. It follows from an owner's name alone, whatever the seed and
-    whoever else is there: whoever is held out of one run is held out of all, and a test split is
-    never another run's clients. If no name falls into the fifth, the nearest one is held out.
+    `names[k]` is owner k's name.
+
+    Guarantee: whether an owner is held out follows from the owner's name alone, whatever the seed
+    and whoever else is there. Whoever is held out of one run is held out of all, so that a test
+    split is never another run's clients. Raises BadInput if nobody is held out, which owners who
+    train have no part in.
     """
-    places = {}
-    for owner in owners.tolist():
-        digest = hashlib.sha256(str(names[owner]).encode()).digest()
-        places[owner] = int.from_bytes(digest[:6], "big") / 2**48  # in [0, 1)
-    chosen = [owner for owner, place in places.items() if place < share]
-    return np.array(chosen or [min(places, key=places.__getitem__)], dtype=np.intp)
+    chosen = [owner for owner in owners.tolist() if _place_of(str(names[owner])) < share]
+    if not chosen:
+        raise BadInput(
+            f"no name falls into the share of {share:.3g} that is held out for testing: use "
+            "another test split (data.test), or none"
+        )
+    return np.array(chosen, dtype=np.intp)
 
 
-def share_of_each(owners: Rows, names: npt.NDArray[np.str_], share: float) -> Rows:
-    """Test rows, ascending: the same share of every owner's records, at least one and never all.
+def _place_of(name: str) -> float:
+    """The place of a name in [0, 1), by its digest."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48
 
-    Which of them follows from the owner's name and number of records, so that nobody's records
-    decide which of somebody else's are trained on. Raises BadInput for an owner with one record.
+
+def row_words(columns: Sequence[Array]) -> Words:
+    """A word for each row, which says where the row belongs: `places` makes a place of it.
+
+    Guarantee: adding or removing one row changes the word of no other row, up to the order of equal
+    rows. The word is a digest of the row's own entries and of how many equal rows come before it,
+    so that rows that occur many times have many places.
+
+    | edge | behaviour |
+    |---|---|
+    | equal rows | words 0, 1, ... of this row: one row less is the last word less |
+    | entries that are written differently, such as 0.5 and 0.50 | rows that differ, of one word |
 
     Args:
-        owners: The owner of each row.
-        names: `names[k]` is owner k's name.
-        share: The share of test rows, between 0 and 1.
+        columns: The columns whose entries make the record, its owner and its person.
     """
-    everyone, first = np.unique(np.sort(owners), return_index=True)
-    of_each = np.split(np.argsort(owners, kind="stable"), first[1:])
-    chosen = []
-    for owner, rows in zip(everyone.tolist(), of_each, strict=True):
-        name = str(names[owner])
-        if len(rows) < 2:
-            raise BadInput(
-                f"client {name!r} has one record, too few to hold a share of them out: leave such "
-                "clients out (min_records = 2), or hold out whole clients (test = 'by-client')"
-            )
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _STREAM))))
-        count = min(len(rows) - 1, max(1, round(len(rows) * share)))
-        chosen.append(random.permutation(rows)[:count])
-    return np.sort(np.concatenate(chosen))
+    words, before = [], Counter[tuple[object, ...]]()
+    for row in zip(*map(forms, columns), strict=True):
+        exact = tuple(form for form, _ in row)
+        text = repr((before[exact], *(form for _, form in row)))
+        words.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
+        before[exact] += 1
+    return np.array(words, dtype=np.uint64)
+
+
+def places(words: Words, purpose: str) -> npt.NDArray[np.float64]:
+    """Places in [0, 1) that follow from the words of rows and a purpose, a text with a public seed.
+
+    The places of one row for two purposes are as good as independent.
+    """
+    key = np.frombuffer(hashlib.sha256(purpose.encode()).digest()[:8], dtype=np.uint64)
+    mixed = words_at(words_at(words, np.array([0])) ^ key, np.array([0]))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53

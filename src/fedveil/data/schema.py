@@ -259,7 +259,7 @@ def fit_feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
         return _fit_text(column, rows)
     if column.classes:
         key = f"{declaration_key(column.name)}.classes"
-        raise BadInput(f"{key} is for the target: declare values, or leave it out")
+        raise BadInput(f"{key} is for the target: declare values, or omit it")
     if are_arrays(entries):
         return _fit_array(column, rows), ""
     if _is_declared(column):
@@ -381,5 +381,5 @@ def _one_value(column: Column, rows: Table, whose: str, value: str) -> BadInput:
     """
     return BadInput(
         f"{rows.name}: column {column.name!r} is {value} in all {whose}: declare "
-        f"{declaration_key(column.name)}.values, or leave it out"
+        f"{declaration_key(column.name)}.values, or omit it"
     )

@@ -465,7 +465,7 @@ def arrays_of(dataset: Any, whose: str) -> tuple[Inputs[Array], Array]:
         raise BadInput(f"{whose} has {shown(dataset)}: a data set with a length is needed")
     pairs = [dataset[number] for number in range(len(dataset))]
     if not pairs:
-        raise BadInput(f"{whose} has no records: leave it out")
+        raise BadInput(f"{whose} has no records: omit it")
     for number, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadInput(f"record {number} of {whose} is {shown(pair)}: use (x, y)")

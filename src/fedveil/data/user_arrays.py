@@ -266,7 +266,7 @@ def _check_clients(data: "FederatedData") -> None:
     if not elsewhere and len(empty):
         raise BadInput(
             f"client {data.client_name(int(empty[0]))!r} has no records: "
-            "leave it out or use fewer clients"
+            "omit it or use fewer clients"
         )
     if elsewhere and (len(elsewhere) != clients or len(data.y)):
         raise BadInput(

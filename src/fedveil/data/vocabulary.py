@@ -269,7 +269,7 @@ class Text:
         if counting and sources and sources != ["public"]:
             key = next(iter(counting))
             raise BadInput(
-                f"{where}.{key} has no effect where {where}.{sources[0]} is given: leave it out"
+                f"{where}.{key} has no effect where {where}.{sources[0]} is given: omit it"
             )
         if "also" in counting:
             counting["also"] = Vocabulary.given(counting["also"], f"{where}.also").words

@@ -436,14 +436,14 @@ def _declared_alone(section: DataSection) -> DataSection:
     if section.test not in (None, "none") and not _is_table(section.test):
         raise BadInput(
             f"data.test is {section.test!r}, and sites hold no rows back: name a public table for "
-            "the server (--test), or leave it out (--set data.test=none)"
+            "the server (--test), or omit it (--set data.test=none)"
         )
     for key, way in (
         ("statistics", "declare every column instead (data.columns)"),
         ("resample", "it is for simulations"),
     ):
         if getattr(section, key) is not None:
-            raise BadInput(f"data.{key} is {getattr(section, key)!r}: {way}; leave it out")
+            raise BadInput(f"data.{key} is {getattr(section, key)!r}: {way}; omit it")
     for name, column in (section.columns or {}).items():
         for key in ("words", "public", "also"):
             if isinstance(getattr(column, key), str):
@@ -517,7 +517,7 @@ def registered(
         for name, number in records.items():
             raise BadInput(
                 f"--records is {name}={number}, and nothing in the recipe needs numbers of "
-                "records: leave it out, so that the server does not know them"
+                "records: omit it, so that the server does not know them"
             )
     nominal: int | None = getattr(recipe.client, "nominal", None)
     sites = []

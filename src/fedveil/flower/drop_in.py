@@ -437,7 +437,7 @@ def _checked_policy(keys: Mapping[str, Any], plan: PrivacyPlan, terms: Terms) ->
     policy.check_values("policy")  # a limit that is no number would limit nothing
     for key in ("recipes", "steps", "repeats"):
         if key in policy.model_fields_set:
-            raise BadInput(f"policy.{key} is for sites that have a recipe: leave it out")
+            raise BadInput(f"policy.{key} is for sites that have a recipe: omit it")
     for objection in policy.objections_to_plan(plan, terms):
         raise BadInput(f"policy and plan contradict each other: {objection}")
     return policy

@@ -76,7 +76,7 @@ class MixerSection(Section):
     port: int = setting(number(lambda v: 1 <= v <= 2**16 - 1, "1 to 65535 is needed", whole=True))
     """Its port."""
     ca: str | None = None
-    """File with the certificate of the authority that signed the mixer's. Left out: those that this
+    """File with the certificate of the authority that signed the mixer's. Default: those that this
     machine trusts."""
     certificate: str | None = None
     """The certificate by which the mixer knows this site or the server. Default: none, which a
@@ -223,7 +223,7 @@ class Federation(Section):
                 "[shuffle] out, so that trust is local"
             )
         if self.mixer is not None and not plan.release.channel.minimum:
-            raise BadInput("federation: [mixer] is for recipes with [shuffle]: leave it out")
+            raise BadInput("federation: [mixer] is for recipes with [shuffle]: omit it")
         if not plan.secret_cohort and plan.expected < self.minimum:
             raise BadInput(
                 f"federation: minimum is {self.minimum} and a round asks {plan.expected:g} "
@@ -298,7 +298,7 @@ def read_federation(path: Path) -> Federation:
 def check_recipe(recipe: Recipe) -> None:
     """Raise BadInput for what no federation runs: attacks, skipped checkpoints, noise in shares."""
     if recipe.attack is not None:
-        raise BadInput("[attack] is for simulations: leave it out (--set attack=none)")
+        raise BadInput("[attack] is for simulations: omit it (--set attack=none)")
     if recipe.sum is not None or getattr(recipe.noise, "share", None) == PART:
         what = "noise.share is 'part'" if recipe.sum is None else "sum.kind is 'secure'"
         raise BadInput(
@@ -308,7 +308,7 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.engine.checkpoint != 1:
         raise BadInput(
             f"engine.checkpoint is {recipe.engine.checkpoint}: over a federation every round that "
-            "is lost is charged again, so a checkpoint is written after each; leave it out"
+            "is lost is charged again, so a checkpoint is written after each; omit it"
         )
 
 
@@ -360,14 +360,14 @@ class SiteFile(Section):
     """This site's place in the federation's list, from 0. Needed where clients have budgets of
     their own (budget.epsilons), and beside sizes."""
     sizes: list[int] | None = setting(Each(COUNT), None)
-    """How many records each site has by public declaration, in the order of numbers. Left out: as
+    """How many records each site has by public declaration, in the order of numbers. Default: as
     many as this site has, for plans that need no such numbers."""
     ledger: str = "ledger"
     """The folder with the ledger of this owner's people, whatever federations they take part in;
     made when it is missing."""
     witness: str | None = None
     """A file outside that folder which remembers the ledger's end, so that a ledger that was lost
-    or put back is noticed. Left out: NAME.head.json beside site.toml."""
+    or put back is noticed. Default: NAME.head.json beside site.toml."""
     policy: str = "policy.toml"
     """The owner's policy for all federations: a file. An empty one refuses everything."""
     allow_code: bool = False
@@ -375,7 +375,7 @@ class SiteFile(Section):
     data: DataSection
     """The site's own records: the keys of a recipe's [data]."""
     mixer: MixerSection | None = None
-    """The mixer, for a recipe with [shuffle], and for no other. Left out: reports go to the
+    """The mixer, for a recipe with [shuffle], and for no other. Default: reports go to the
     server."""
 
 
@@ -430,7 +430,7 @@ def read_site_file(path: Path) -> SiteFile:
     if test is not None and test != "none" and not _names_rows(path.resolve().parent, test):
         raise BadInput(
             f"{path}: data.test is {shown(test)}, which would hold rows back, and a site measures "
-            "nothing: leave it out, so that every row is used"
+            "nothing: omit it, so that every row is used"
         )
     folder, mixer = path.resolve().parent, site.mixer
     ledger = folder / site.ledger

@@ -83,7 +83,7 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
     """
     if any(line.as_published and not line.reading for line in plan.lines):
         raise BadInput(
-            "budget.as_published guarantees nothing, and a site takes no part in that: leave it out"
+            "budget.as_published guarantees nothing, and a site takes no part in that: omit it"
         )
     if any(line.trust is Trust.CURATOR for line in plan.lines):
         raise BadInput(
@@ -169,13 +169,13 @@ class EpsilonSection(Section):
     """`epsilon` of a policy: what all runs of a period may cost together, by what they protect."""
 
     client: float | None = setting(BUDGET, None)
-    """The most that all runs may cost the whole site. Left out: no run is taken that protects
+    """The most that all runs may cost the whole site. Default: no run is taken that protects
     clients."""
     person: float | None = setting(BUDGET, None)
-    """The most that all runs may cost one person. Left out: no run is taken that protects
+    """The most that all runs may cost one person. Default: no run is taken that protects
     people."""
     record: float | None = setting(BUDGET, None)
-    """The most that all runs may cost one record. Left out: no run is taken that protects
+    """The most that all runs may cost one record. Default: no run is taken that protects
     records."""
 
 
@@ -203,21 +203,21 @@ class Policy(Section):
     """The most that the deltas of all runs may add up to."""
     days: int | None = setting(_DAYS, None)
     """The period that epsilon and delta are for: runs that were last charged longer ago do not
-    count. Left out: all runs count for ever."""
+    count. Default: all runs count for ever."""
     trust: list[Literal["local", "shuffled", "central"]] = ["local"]
     """Whom the owner is ready to trust: 'local' nobody else; 'shuffled' a mixer; 'central' the
     server, which then sees updates without noise."""
     recipes: list[str] | None = None
-    """Which recipes may be taken part in, by name or by digest (fedveil site check tells it). Left
-    out: whichever `recipe` is."""
+    """Which recipes may be taken part in, by name or by digest (fedveil site check tells it).
+    Default: whichever `recipe` is."""
     noise: float | None = setting(MULTIPLIER, None)
-    """The least noise multiplier; Gaussian and Laplace noise have one. Left out: epsilon alone
+    """The least noise multiplier; Gaussian and Laplace noise have one. Default: epsilon alone
     decides."""
     report_epsilon: float | None = setting(REPORT_EPSILON, None)
     """The largest epsilon of one report, for noise without a multiplier (two-point, priv-unit).
-    Left out: no such noise where `noise` is given; else epsilon alone decides."""
+    Default: no such noise where `noise` is given; else epsilon alone decides."""
     steps: int | None = setting(STEPS, None)
-    """The most local steps in one round. Left out: as many as the recipe has."""
+    """The most local steps in one round. Default: no limit."""
     seeded: bool = False
     """Whether noise may come from a seeded stream. Where this site adds it, the seed is then the
     operating system's and never leaves; where the server does, it knows the seed."""

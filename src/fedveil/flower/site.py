@@ -285,7 +285,7 @@ def _checked_mixer(file: SiteFile, plan: PrivacyPlan) -> MixerSection | None:
             "out of the recipe, so that trust is local"
         )
     if file.mixer is not None and not plan.release.channel.minimum:
-        raise BadInput("[mixer] is for recipes with [shuffle]: leave it out")
+        raise BadInput("[mixer] is for recipes with [shuffle]: omit it")
     return file.mixer
 
 

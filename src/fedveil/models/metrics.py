@@ -213,7 +213,7 @@ def default_loss(
         if not target.classes or target.several or len(class_weights) != target.classes:
             raise BadArgument(
                 f"{{class_weights}} has {len(class_weights)} numbers and the data have {target}: "
-                "give one number for each label, or leave it out",
+                "give one number for each label, or omit it",
                 "class_weights",
             )
         return WeightedCrossEntropy(tuple(class_weights)), {"accuracy": correct}

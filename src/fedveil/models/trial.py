@@ -323,7 +323,7 @@ def _mixes_at(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> b
         raise BadInput(
             f"{name!r} of the model changes when records pass through it: what one client's "
             "records leave there would reach others outside the clip; compute it in every "
-            "pass, or leave it out"
+            "pass, or omit it"
         )
     every = (*alone, again, *beside, *others, after, *keyed)
     finite = [g for g in every if bool(torch.isfinite(g).all())]
@@ -387,7 +387,7 @@ def _gradient(
         if leaf._version != before[name] or not torch.equal(leaf.detach(), given[name]):
             raise BadInput(
                 f"{name!r} of the model is written to in its forward pass, as by max_norm: what "
-                "records leave there is outside clip and noise; leave it out"
+                "records leave there is outside clip and noise; omit it"
             )
     return task.flattened(dict(zip(leaves, found, strict=True)))
 

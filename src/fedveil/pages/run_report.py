@@ -85,13 +85,13 @@ _DIAGNOSTICS = (
         "clipped",
         "Share of updates that were clipped",
         "share of the cohort, 0 to 1",
-        "Near 1 throughout, the clip norm is small; near 0 it is larger than it need be.",
+        "A share near 1 throughout: the clip norm may be too small. Near 0: it may be too large.",
     ),
     (
         "snr",
         "Signal to noise of the sum of updates",
         "length of signal / length of noise",
-        "Below 1 the noise of a round is longer than what is learnt in it.",
+        "Below 1, the noise of a round is larger than its signal.",
     ),
 )
 """Column of metrics.jsonl, title, axis and note of the charts on clip and noise."""

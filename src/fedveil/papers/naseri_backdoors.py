@@ -281,7 +281,7 @@ def findings(
             + ".",
         ),
         PaperStatement(
-            "Noise that clients add does not hold those who leave it out: under LDP-SGD, attackers "
+            "Noise that clients add does not hold those who omit it: under LDP-SGD, attackers "
             "that skip it do better than those that comply.",
             gradients["skip"].value > gradients["comply"].value + LESS,
             f"Rule: by more than {LESS:g} points. Here {gradients['skip']} % against "

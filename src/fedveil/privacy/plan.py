@@ -132,7 +132,7 @@ class PrivacyPlan:
         if not self.release.local and getattr(self.sampler, "max_participations", None) is not None:
             raise BadArgument(
                 "{max_participations} is for local DP, where turns are counted; a capped cohort is "
-                "not uniformly random, so nothing amplifies it: leave it out",
+                "not uniformly random, so nothing amplifies it: omit it",
                 "max_participations",
             )
         for line in self.lines:
@@ -234,7 +234,7 @@ class PrivacyPlan:
         """
         if not self.private:
             raise BadArgument(
-                "{metrics} is given and nothing is claimed of the training: leave it out, or add "
+                "{metrics} is given and nothing is claimed of the training: omit it, or add "
                 "noise that is claimed",
                 "metrics",
             )

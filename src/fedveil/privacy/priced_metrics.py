@@ -316,7 +316,7 @@ def priced_metrics(
             "each is needed"
         )
     if math.isinf(budget.epsilon):
-        raise BadArgument("{epsilon} is inf: leave it out, or give a finite one", "epsilon")
+        raise BadArgument("{epsilon} is inf: omit it, or give a finite one", "epsilon")
     multiplier = least_noise(Gaussian, len(rounds), budget, relation)
     line = BudgetLine(
         event=Gaussian(multiplier),

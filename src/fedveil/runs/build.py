@@ -187,7 +187,7 @@ def _build_plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
         raise BadInput(
             "evaluate.epsilon would measure the clients themselves, and whoever measures sees "
             "records that this recipe keeps from everybody but their client: hold owners out "
-            "(data.test = 'by-client'), or leave it out"
+            "(data.test = 'by-client'), or omit it"
         )
     plan = noise.build(replace(inputs, metrics=beside))
     if metrics is not None:
@@ -214,7 +214,7 @@ def _check_sections(recipe: Recipe) -> None:
     if recipe.data.resample is not None and of_records:
         raise BadInput(
             f"data.resample is {recipe.data.resample} and the claim is about one record, of which "
-            "a client may then have several copies: leave it out"
+            "a client may then have several copies: omit it"
         )
     noise, clip, budget = recipe.noise, recipe.clip, recipe.budget
     secure = noise.source == "secure"
@@ -242,7 +242,7 @@ def _check_sections(recipe: Recipe) -> None:
     if secure and recipe.engine.checkpoint != 1:
         raise BadInput(
             f"engine.checkpoint is {recipe.engine.checkpoint}: with secure noise every round that "
-            "is lost is charged again, so a checkpoint is written after each; leave it out"
+            "is lost is charged again, so a checkpoint is written after each; omit it"
         )
     if (noise.kind == "two-point") != (clip is not None and clip.kind == "range"):
         raise BadInput("clip.kind 'range' and noise.kind 'two-point' go together")
@@ -256,7 +256,7 @@ def _check_sections(recipe: Recipe) -> None:
     if recipe.sum is not None:
         if noise.where != "site":
             raise BadInput(
-                "[sum] is for noise.where = 'site', as in the recipe 'sites': leave it out "
+                "[sum] is for noise.where = 'site', as in the recipe 'sites': omit it "
                 "(--set sum=none)"
             )
         if getattr(noise, "share", None) == "whole":
@@ -272,7 +272,7 @@ def _check_sections(recipe: Recipe) -> None:
     if recipe.shuffle is not None and noise.kind != "two-point":
         raise BadInput("[shuffle] is for noise.kind = 'two-point'")
     if getattr(noise, "c2", None) is not None and not (budget is not None and budget.as_published):
-        raise BadInput("noise.c2 is for budget.as_published = true: leave it out")
+        raise BadInput("noise.c2 is for budget.as_published = true: omit it")
     if budget is not None and budget.epsilons is not None:
         if not math.isinf(budget.epsilon):
             raise BadInput("budget.epsilon and budget.epsilons contradict each other: give one")

@@ -225,7 +225,7 @@ def _meaning(field: FieldInfo) -> tuple[str, str]:
     "" if it is required.
     """
     description = " ".join((field.description or "").split())
-    meaning, _, left_out = description.partition(" Left out: ")
+    meaning, _, left_out = description.partition(" Default: ")
     if not left_out and not field.is_required():
         left_out = recipe_value(field.default)
     return meaning, left_out.removesuffix(".")

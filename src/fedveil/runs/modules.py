@@ -40,7 +40,7 @@ def own_task(model: Model, target: Target, class_weights: Sequence[float] | None
     """
     if class_weights is not None and isinstance(model, Task):
         raise BadInput(
-            "model.class_weights is given and the Task has a loss of its own: leave it out, or "
+            "model.class_weights is given and the Task has a loss of its own: omit it, or "
             "give the module alone"
         )
     if not isinstance(model, nn.Module | Task):
@@ -209,7 +209,7 @@ def read_weights_(module: nn.Module, path: str, new: Sequence[str]) -> None:
         if name not in places:
             raise BadInput(
                 f"model.weights: {path} has {name!r}, which the model does not have: give the "
-                "weights of this model, or list it in model.new to leave it out"
+                "weights of this model, or list it in model.new to omit it"
             )
         if value.shape != places[name].shape:
             raise BadInput(

@@ -408,7 +408,7 @@ def predictions_csv(run: OpenedRun, source: Path, id_column: str | None = None) 
     features = run.stored.schema.feature_columns
     ids: dict[str, list[str]] = {}
     if id_column is not None and source.suffix.lower() not in SUFFIXES:
-        raise BadInput(f"--id is {id_column!r} and {source} is no table: leave it out")
+        raise BadInput(f"--id is {id_column!r} and {source} is no table: omit it")
     if source.suffix.lower() in SUFFIXES:
         _check_takes_tables(run, source)
         table = read_table(source)

@@ -47,47 +47,44 @@ class Recipe(Section):
     """A run, as its author wrote it."""
 
     name: str
-    """What the run is called; its run directory begins with it."""
+    """The name of the run. The name of its run directory begins with it."""
     seed: int = setting(SEED, 1)
-    """Decides what is drawn: first model, partition, cohorts, batches and noise; with secure noise,
-    only the first two."""
+    """The seed of the first model, the partition, cohorts, batches and noise. With secure noise, of
+    the first two only."""
     rounds: int = setting(ROUNDS, None)  # load_recipe fills it in
-    """Rounds that are trained, if the budget allows. Left out: iterations is needed."""
+    """Rounds to train, if the budget allows. Default: iterations / client.steps."""
     iterations: int | None = setting(whole(1, "at least one is needed"), None)
-    """Local steps over all rounds, in place of rounds: rounds x client.steps. Left out: rounds is
-    needed."""
+    """Local steps over all rounds, in place of rounds. Default: rounds x client.steps."""
     data: DataSection
-    """Which records, and how they are divided among clients."""
+    """The records, and how they are divided among clients."""
     model: ModelSection
-    """Which model is trained."""
+    """The model to train."""
     sample: SampleSection
-    """Which clients take part in a round."""
+    """The clients that take part in a round."""
     client: ClientSection
-    """What a client computes in a round."""
+    """The work of a client in a round."""
     clip: ClipSection | None = None
-    """How long a client's update may be; noise needs it. Left out: nothing is clipped."""
+    """The limit on the length of a client's update. Noise needs it. Default: nothing is clipped."""
     noise: NoiseSection = NoNoiseSection(kind="none")
-    """What hides a client's update, and who adds it. Left out: nothing does, and nothing is
-    claimed."""
+    """The noise that hides a client's update, and who adds it. Default: no noise, and no claim."""
     budget: BudgetSection | None = None
-    """What the run may spend; noise that is claimed needs it. Left out: only where nothing is
-    claimed."""
+    """The most that the run may spend. Required where noise is claimed. Default: no budget."""
     shuffle: ShuffleSection | None = None
-    """An ideal shuffler between clients and server, for noise.kind 'two-point'. Left out: the
+    """An ideal shuffler between clients and server, for noise.kind 'two-point'. Default: the
     server sees who sent what."""
     sum: SumSection | None = None
-    """A secure sum between sites and server, for noise.where 'site'. Left out: the server sees
+    """A secure sum between sites and server, for noise.where 'site'. Default: the server sees
     every site's sum, or, with noise.share 'part', one of all sites."""
     server: ServerSection = ServerSection()
-    """How the server steps. Left out: with every key left out."""
+    """The server's step. Default: every key at its default."""
     attack: AttackSection | None = None
-    """Clients that attack the training: a simulation, whose result stands beside the claim. Left
-    out: everybody is honest."""
+    """Clients that attack the training: a simulation, whose result stands beside the claim.
+    Default: everybody is honest."""
     evaluate: EvaluateSection = EvaluateSection()
-    """When the model is measured, and what is recorded. Left out: with every key left out."""
+    """When the model is measured, and what is recorded. Default: every key at its default."""
     engine: EngineSection = EngineSection()
-    """How a round is computed; nothing here changes a result beyond rounding. Left out: with every
-    key left out."""
+    """How a round is computed. Nothing here changes a result beyond rounding. Default: every key at
+    its default."""
 
     def load_data(self, root: Path | None = None) -> "FederatedData":
         """Load the records and divide them among clients, by `[data]` and the seed alone.

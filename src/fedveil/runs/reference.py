@@ -31,7 +31,7 @@ def page() -> str:
 def _part_lines(part: Part) -> list[str]:
     """Return the Markdown lines on a section: a heading, its meaning, and a table per kind."""
     heading = f"[{part.section}]" if part.section else "Before all sections"
-    left_out = f" Left out: {part.left_out}." if part.left_out else ""
+    left_out = f" Default: {part.left_out}." if part.left_out else ""
     lines = [f"## {heading}", "", f"{part.meaning}{left_out}", ""]
     for keys in part.kinds.values():
         named, others = split_kind(keys)

@@ -123,7 +123,7 @@ def check_measurable(task: Task, data: FederatedData) -> None:
     for name, metric in task.measures.items():
         reason = why_unmeasurable(metric, data.classes, data.test_y)
         if reason:
-            raise BadInput(f"metric {name!r} {reason}: leave it out")
+            raise BadInput(f"metric {name!r} {reason}: omit it")
     if any(isinstance(metric, Metric) for metric in task.measures.values()):
         check_kept(task, data)
 
@@ -149,7 +149,7 @@ def check_kept(task: Task, data: FederatedData) -> None:
             raise BadInput(
                 f"metric {name!r} would keep {whole / 2**30:.3g} GiB of the test split's "
                 f"{len(data.test_y):,} records, and may keep {MOST_KEPT / 2**30:.3g} GiB: hold "
-                "fewer back, or leave it out"
+                "fewer back, or omit it"
             )
 
 
@@ -273,14 +273,14 @@ def owners_to_measure(data: FederatedData) -> Owners:
     if len(owner) and (owner == PUBLIC).all():
         raise BadInput(
             "evaluate.epsilon is given and the test records are public: there is nothing to "
-            "protect; leave it out"
+            "protect; omit it"
         )
     held_out = data.held_out_owners > 0
     if data.elsewhere and not held_out:
         raise BadInput(
             "evaluate.epsilon would measure clients whose records are at their sites, which count "
             "what they release themselves: give the server test records of held-out owners, or "
-            "leave it out"
+            "omit it"
         )
     if len(owner):
         rows = np.flatnonzero(owner < PUBLIC if held_out else owner >= 0)
@@ -306,7 +306,7 @@ def priced_names(task: Task) -> tuple[str, ...]:
     if task.forks:
         raise BadInput(
             f"evaluate.epsilon is given and the model or its loss cannot be captured "
-            f"({task.forks}), so it might remember an owner's records: leave it out"
+            f"({task.forks}), so it might remember an owner's records: omit it"
         )
     for name, measure in task.measures.items():
         if not isinstance(measure, Metric) and not is_plain_function(measure):
@@ -317,7 +317,7 @@ def priced_names(task: Task) -> tuple[str, ...]:
         if isinstance(measure, Metric) or is_of_numbers(measure):
             raise BadInput(
                 f"evaluate.epsilon pays for means over records of numbers from 0 to 1, and metric "
-                f"{name!r} is none: leave it out (evaluate.metrics)"
+                f"{name!r} is none: omit it (evaluate.metrics)"
             )
     return (*task.measures, LOSS)
 

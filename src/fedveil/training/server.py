@@ -85,9 +85,7 @@ class RateSchedule:
                 "warmup",
             )
         if self.floor and self.shape is RateShape.CONSTANT:
-            raise BadArgument(
-                "{floor} has no effect on a constant learning rate: leave it out", "floor"
-            )
+            raise BadArgument("{floor} has no effect on a constant learning rate: omit it", "floor")
 
     def factor(self, round: int) -> float:
         """The factor of the learning rate in `round`, counted from 1.

@@ -164,7 +164,7 @@ class Training:
             if self.clients_every is not None:
                 raise BadInput(
                     "noise.source is 'secure' and evaluate.clients would measure the model on "
-                    "clients' own records in the clear: leave it out, or simulate ('seeded')"
+                    "clients' own records in the clear: omit it, or simulate ('seeded')"
                 )
         self.data.check()
         records = any(line.unit is Unit.RECORD for line in self.plan.lines)
@@ -193,9 +193,7 @@ class Training:
             ("this machine's engine trains", self.make_engine is None),
         ):
             if given:
-                raise BadInput(
-                    f"{what} on clients' records, which are at their sites: leave it out"
-                )
+                raise BadInput(f"{what} on clients' records, which are at their sites: omit it")
 
     def _check_measurements(self) -> None:
         """Raise BadInput for measurements in the clear that no claim names, or beside priced ones.

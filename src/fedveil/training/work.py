@@ -479,9 +479,7 @@ def _check_steps(work: ClientSgd | ClientDpSgd) -> None:
     if work.adam is not None and not isinstance(work.adam, Adam):
         raise BadInput(f"adam is {shown(work.adam)}: use Adam(beta1, beta2, floor), or None")
     if work.adam is not None and work.momentum:
-        raise BadArgument(
-            "{momentum} has no effect on adam, which has beta1: leave it out", "momentum"
-        )
+        raise BadArgument("{momentum} has no effect on adam, which has beta1: omit it", "momentum")
 
 
 class Directions:

@@ -266,7 +266,7 @@ def plan_by_training(
                 raise BadInput("it claims nothing, so that there is no budget to compare at")
             prepared += _comparable(laboratory, base, other, candidates(other, settings, space))
         except BadInput as e:
-            skipped.append(f"{other} was left out: {e}")
+            skipped.append(f"{other} was default: {e}")
     result = search(laboratory, prepared, repeat, on_trial)
     if not math.isfinite(result.winner.mean_loss.value):
         raise BadInput(

@@ -305,7 +305,7 @@ class Laboratory:
             if recipe.evaluate.epsilon is not None:
                 raise BadInput(
                     "evaluate.epsilon pays for the metrics of one run, and trials are compared by "
-                    "metrics in the clear: leave it out here"
+                    "metrics in the clear: omit it here"
                 )
             training = build(on_this_machine(recipe), data=self.federated_data(recipe))
             training.data.check_tested("comparing trials")

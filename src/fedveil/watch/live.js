@@ -36,7 +36,7 @@
     if (focus >= 0 && places(box)[focus]) places(box)[focus].focus({ preventScroll: true });
   }
 
-  source.onopen = function () { say("Live: what is here follows the runs."); };
+  source.onopen = function () { say("Live: this page follows the runs."); };
   source.onerror = function () { say("The server does not answer. What is here is the last that it said.", true); };
   source.addEventListener("ended", function () { source.close(); say("The server has ended. What is here is the last that it said.", true); });
   source.onmessage = function (e) {

@@ -84,7 +84,7 @@ def all_view(statuses: Sequence[RunStatus]) -> LiveView:
     cards = {f"r-{status.id}": card(status, full=False) for status in shown}
     rows = [row(status) for status in statuses if status not in shown]
     if rows:
-        others = table(rows, "What they came to", wide=True)
+        others = table(rows, "Results of finished runs", wide=True)
         cards["others"] = {"others-table": tag("div", tag("h2", "Other runs"), others)}
     if not statuses:
         cards["none"] = {"none-yet": tag("p", _NONE)}
@@ -271,7 +271,7 @@ def _budget_gauge(status: RunStatus) -> Markup:
         return tag("p", "Nothing is claimed, so nothing is spent.", class_="gauge sub")
     words = f"spent: {spent}"
     if status.claim is not None and spent.condition:
-        words += f". If it ends now, the claim that counts is {status.claim}"
+        words += f". If the run ends now, its claim is {status.claim}"
     if limit is None:
         return tag("p", f"{capitalize_first(words)}. No limit was set.", class_="gauge")
     left = spent.left_of(limit)
@@ -282,7 +282,7 @@ def _budget_gauge(status: RunStatus) -> Markup:
         spent.epsilon / limit,
         rendered(spent.epsilon),
         tag("span", f"spent of {left.partition(' of ')[2]}"),
-        tag("span", f"{words}; left: {spent.remainder(limit)}", class_="sub"),
+        tag("span", f"{spent.remainder(limit)} left. {capitalize_first(words)}.", class_="sub"),
     )
 
 
@@ -295,7 +295,7 @@ def _ending(status: RunStatus) -> Markup:
         how = tag("code", f"fedveil run --resume {status.contents.folder}")
         return tag("p", _GONE, " ", how, class_="warn")
     if status.state is State.ENDED:
-        report = tag("a", "Its report", href=f"./report?id={status.id}")
+        report = tag("a", "Report", href=f"./report?id={status.id}")
         why = status.contents.result.get("why")
         return tag("p", report, f": {value_text(why)}" if why else ".")
     if status.stop_requested:

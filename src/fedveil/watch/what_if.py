@@ -230,7 +230,7 @@ _ABOUT = (
 _SOON = "A quick upper bound; the exact account follows."
 _SNR = (
     "Signal to noise is shown at its best: every update as long as the clip norm, all of them in "
-    "one direction. A run does worse; below 1 the noise of a round is longer than what is learnt."
+    "one direction. A real run has less. Below 1, the noise of a round is larger than its signal."
 )
 _SPLITS = (
     "The same expected client-rounds, over fewer or more rounds with the same noise multiplier. "

@@ -304,7 +304,7 @@ class PrivacyClaim:
         name whom it holds for, that it is as published, and its condition.
 
         Args:
-            epsilon: The text of the epsilon, with a space at its end, "" to leave it out.
+            epsilon: The text of the epsilon, with a space at its end, "" to omit it.
             full: Whether accountant and noise are in the brackets too.
             covers: What the claim covers instead of its own field. "updates" are not written out.
         """

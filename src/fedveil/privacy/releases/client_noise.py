@@ -489,9 +489,7 @@ def _check_norm(schedule: ClipSchedule, laplace: bool, published: Published | No
             "{flip} has no published account: leave out {published}", "flip", "published"
         )
     if laplace and published is not None and published.c2 is not None:
-        raise BadArgument(
-            "{c2} is for Fu's Gaussian formula: leave it out with Laplace noise", "c2"
-        )
+        raise BadArgument("{c2} is for Fu's Gaussian formula: omit it with Laplace noise", "c2")
     if per_gradient and not laplace and published and published.c2 is None:
         raise BadArgument(
             "{c2} is missing: Fu's Gaussian formula leaves it open; 1.0 is common", "c2"

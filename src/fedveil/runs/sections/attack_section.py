@@ -33,7 +33,7 @@ class _Attack(Section):
     """Share of an attacker's records that teach the backdoor while it attacks; 1: nothing else is
     learnt from."""
     boost: float | None = setting(POSITIVE, None)
-    """What an attacker multiplies its update by. Left out: clients per round / server.lr, which
+    """What an attacker multiplies its update by. Default: clients per round / server.lr, which
     replaces the model where nothing is clipped."""
     project: bool = False
     """Whether an attacker trains within clip / boost of the round's model, so that the clip cuts
@@ -45,16 +45,16 @@ class _Attack(Section):
     start: int = setting(COUNT, 1)
     """First round in which they attack."""
     end: int | None = setting(COUNT, None)
-    """Last one; the same as start is a single shot. Left out: no end."""
+    """Last one; the same as start is a single shot. Default: no end."""
     every: int = setting(COUNT, 1)
     """Rounds from one attack to the next."""
     present: bool = True
     """Whether attackers are in every cohort that they attack, beside the clients that were drawn;
     false: only when they are drawn themselves."""
     epochs: int | None = setting(STEPS, None)
-    """Passes of an attacker over its records in a round. Left out: as honest clients do."""
+    """Passes of an attacker over its records in a round. Default: as honest clients do."""
     lr: float | None = setting(POSITIVE, None)
-    """Learning rate of an attacker. Left out: that of honest clients."""
+    """Learning rate of an attacker. Default: that of honest clients."""
 
     def build(
         self, recipe: "Recipe", data: "FederatedData", plan: "PrivacyPlan"
@@ -67,7 +67,7 @@ class _Attack(Section):
 
         data.check_tested("[attack]")
         if self.project and plan.schedule is None:
-            raise BadInput("attack.project is true and updates are not clipped: leave it out")
+            raise BadInput("attack.project is true and updates are not clipped: omit it")
         if self.start > recipe.rounds:
             raise BadInput(
                 f"attack.start is {self.start} and there are {recipe.rounds} rounds: start sooner"
@@ -101,12 +101,10 @@ class _Attack(Section):
         if isinstance(client, DpSgdSection) and not skips:
             raise BadInput(
                 "attack.epochs and attack.lr are for attackers that train in their own way: with "
-                "dp-sgd, add attack.noise = 'skip', or leave them out"
+                "dp-sgd, add attack.noise = 'skip', or omit them"
             )
         if isinstance(client, GradientSection):
-            raise BadInput(
-                "attack.epochs and attack.lr have no effect on one gradient: leave them out"
-            )
+            raise BadInput("attack.epochs and attack.lr have no effect on one gradient: omit them")
         lr = self.lr if self.lr is not None else client.lr
         if lr is None:
             raise BadInput("attack.lr is missing: honest clients have no single learning rate")

@@ -31,36 +31,36 @@ _PROXIMAL = setting(
     checks.NOT_NEGATIVE,
     None,
     description="This times what the model has moved in the round is added to every local "
-    "gradient (FedProx). Left out: 0.0.",
+    "gradient (FedProx). Default: 0.0.",
 )
 _OPTIMIZER = setting(
     default=None,
     description="What a client makes of its gradients: plain steps or momentum with 'sgd', or "
-    "'adam', which starts afresh in every round. Left out: 'sgd'.",
+    "'adam', which starts afresh in every round. Default: 'sgd'.",
 )
 _BETA1 = setting(
     checks.FRACTION,
     None,
     description="Share of the first moment that a local step keeps. For optimizer 'adam'. "
-    "Left out: 0.9.",
+    "Default: 0.9.",
 )
 _BETA2 = setting(
     checks.FRACTION,
     None,
     description="Share of the second moment that a local step keeps. For optimizer 'adam'. "
-    "Left out: 0.999.",
+    "Default: 0.999.",
 )
 _FLOOR = setting(
     checks.POSITIVE,
     None,
-    description="Added to the root of the second moment. For optimizer 'adam'. Left out: 1e-8.",
+    description="Added to the root of the second moment. For optimizer 'adam'. Default: 1e-8.",
 )
 _UNIT = setting(
     default=None,
     description="What is sampled and clipped: each 'record', or each 'person', by the mean of the "
     "gradients of that person's records. 'person' needs cap and data that say whose records are "
     "whose (data.person), and its claim is per person. For kind 'dp-sgd' and noise.where 'site'. "
-    "Left out: 'record'.",
+    "Default: 'record'.",
 )
 _CAP = setting(
     checks.COUNT,
@@ -68,7 +68,7 @@ _CAP = setting(
     description="The most records of a person that count; a public rule leaves the others out. "
     "With it the claim is per person. Under unit 'record' a person's records are sampled and "
     "clipped one by one, and all of them are accounted together. For kind 'dp-sgd' and noise.where "
-    "'site', and data that say whose records are whose. Left out: every record counts, and the "
+    "'site', and data that say whose records are whose. Default: every record counts, and the "
     "claim is per record.",
 )
 
@@ -97,7 +97,7 @@ class FixedSection(Section):
     """Clients per round."""
     max_participations: int | None = setting(checks.COUNT, None)
     """How many rounds a client takes part in at most: afterwards it is not drawn. Only where
-    clients protect themselves (noise.where 'client' or 'training'). Left out: no limit."""
+    clients protect themselves (noise.where 'client' or 'training'). Default: no limit."""
 
     def build(self) -> "Sampler":
         """Build the sampler of cohorts of exactly `size` clients, with its limit per client."""
@@ -159,8 +159,7 @@ class GradientSection(Section):
             return SiteSum(steps)
         for key, value in self.present_values("unit", "cap").items():
             raise BadInput(
-                f"client.{key} is {value!r} and has no effect without noise.where = 'site': "
-                "leave it out"
+                f"client.{key} is {value!r} and has no effect without noise.where = 'site': omit it"
             )
         return OneGradient()
 
@@ -171,19 +170,21 @@ class SgdSection(Section):
     kind: Literal["sgd"]
     """Local SGD from the round's model (FedAvg; with proximal FedProx)."""
     epochs: int | None = setting(checks.STEPS, None)
-    """Passes over a client's records per round. Left out: steps is needed."""
+    """Passes over a client's records per round. Set exactly one of epochs and steps. Default:
+    none."""
     steps: int | None = setting(checks.STEPS, None)
-    """Local steps per round, whatever the number of records. Left out: epochs is needed."""
+    """Local steps per round, whatever the number of records. Set exactly one of epochs and steps.
+    Default: none."""
     batch: int = setting(checks.BATCH, 0)
     """Records per local step; 0: all records of the client."""
     lr: float | None = setting(checks.POSITIVE, None)
-    """Learning rate, the same in every local step of a round; see schedule. Left out: mu and gamma
+    """Learning rate, the same in every local step of a round; see schedule. Default: mu and gamma
     are needed."""
     mu: float | None = setting(checks.POSITIVE, None)
     """Makes the learning rate 2 / (mu (k + gamma)) in local step k, counted over all rounds. With
-    gamma and steps, without lr and schedule. Left out: lr decides."""
+    gamma and steps, without lr and schedule. Default: lr decides."""
     gamma: float | None = setting(checks.POSITIVE, None)
-    """Local steps by which the decaying learning rate is shifted; see mu. Left out: lr decides."""
+    """Local steps by which the decaying learning rate is shifted; see mu. Default: lr decides."""
     momentum: float = setting(checks.FRACTION, 0.0, description=_MOMENTUM)
     weight_decay: float = setting(checks.NOT_NEGATIVE, 0.0, description=_WEIGHT_DECAY)
     proximal: float | None = _PROXIMAL
@@ -244,15 +245,15 @@ class DpSgdSection(Section):
     """Learning rate of the local steps."""
     nominal: int | None = setting(checks.NOMINAL, None)
     """One number of records, or of people where these are sampled, for all clients, by which sums
-    are divided, so that the claim covers how many a client has. With server.weights 'uniform'. Left
-    out: each client's own number, which is then public."""
+    are divided, so that the claim covers how many a client has. With server.weights 'uniform'.
+    Default: each client's own number, which is then public."""
     unit: Literal["record", "person"] | None = _UNIT
     cap: int | None = _CAP
     momentum: float | None = setting(
-        checks.FRACTION, None, description=f"{_MOMENTUM} Left out: 0.0."
+        checks.FRACTION, None, description=f"{_MOMENTUM} Default: 0.0."
     )
     weight_decay: float | None = setting(
-        checks.NOT_NEGATIVE, None, description=f"{_WEIGHT_DECAY} Left out: 0.0."
+        checks.NOT_NEGATIVE, None, description=f"{_WEIGHT_DECAY} Default: 0.0."
     )
     proximal: float | None = _PROXIMAL
     optimizer: Literal["sgd", "adam"] | None = _OPTIMIZER
@@ -305,5 +306,5 @@ def _build_adam(section: SgdSection | DpSgdSection) -> "Adam | None":
         return Adam(**chosen)
     if chosen:
         key = next(iter(chosen))
-        raise BadInput(f"client.{key} has no effect on sgd: leave it out, or use adam")
+        raise BadInput(f"client.{key} has no effect on sgd: omit it, or use adam")
     return None

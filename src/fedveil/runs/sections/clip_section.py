@@ -63,7 +63,7 @@ class PolyClipSection(Section):
     power: float = setting(checks.NOT_NEGATIVE)
     """How fast the clip decays; 0: it does not."""
     floor: float | None = setting(checks.CLIP_FLOOR, None)
-    """The clip never falls below it. Left out: a thousandth of value."""
+    """The clip never falls below it. Default: a thousandth of value."""
     norm: Literal["l1", "l2"] = _NORM
     each: Literal["update", "gradient"] = _EACH
 
@@ -94,11 +94,11 @@ class QuantileClipSection(Section):
     """How fast the clip moves; see kind."""
     bit_noise: float | None = setting(checks.NOT_NEGATIVE, None)
     """Standard deviation of the Gaussian noise on the number of updates within the clip, in
-    clients; added by the server or, where clients add their own, a trusted curator. Left out: a
+    clients; added by the server or, where clients add their own, a trusted curator. Default: a
     twentieth of the clients per round, or none where bit_epsilon is given."""
     bit_epsilon: float | None = setting(checks.BIT_EPSILON, None)
     """Epsilon of the randomised response by which each client tells, in each of its turns, whether
-    its update was within the clip. Only where clients add the noise. Left out: bit_noise protects
+    its update was within the clip. Only where clients add the noise. Default: bit_noise protects
     it."""
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
@@ -159,7 +159,7 @@ class RangeClipSection(Section):
     centre: float = setting(checks.FINITE, 0.0)
     """Centre of the first ranges. For perturb 'weights'."""
     radius: float | None = setting(checks.RADIUS, None)
-    """Half the width of the first ranges. Left out: taken from the first model, for adaptive ranges
+    """Half the width of the first ranges. Default: taken from the first model, for adaptive ranges
     of weights only."""
     adaptive: bool = True
     """Whether ranges follow the spread of each layer in the models released; otherwise they

@@ -38,42 +38,42 @@ class ColumnSection(Section):
 
     low: float | str | None = None
     """With high, the range that is scaled to [-1, 1]; entries outside are set to its ends. Two
-    dates, such as 2020-01-31, for a column of dates. Left out: mean and std, or values, or what is
+    dates, such as 2020-01-31, for a column of dates. Default: mean and std, or values, or what is
     fitted."""
     high: float | str | None = None
-    """See low. Left out: see low."""
+    """See low. Default: see low."""
     mean: float | str | None = None
-    """With std, what is subtracted before division by std. Left out: see low."""
+    """With std, what is subtracted before division by std. Default: see low."""
     std: float | None = None
-    """See mean. Left out: see low."""
+    """See mean. Default: see low."""
     values: list[Value] | None = None
     """The categories, each of which becomes a number of its own that is 0 or 1; of the target, the
-    labels in order. Left out: see low."""
+    labels in order. Default: see low."""
     fill: Value | None = None
-    """What stands for a missing entry. Left out: see data.missing."""
+    """What stands for a missing entry. Default: see data.missing."""
     other: bool | None = None
-    """Whether a category that is not listed becomes zeros. Left out: it is refused."""
+    """Whether a category that is not listed becomes zeros. Default: it is refused."""
     length: int | None = setting(checks.TEXT_LENGTH, None)
     """The column holds texts, which are read word by word: how many words of each, shorter ones
-    filled up. As the target: the next word is predicted. Left out: it holds no texts, or
+    filled up. As the target: the next word is predicted. Default: it holds no texts, or
     categories."""
     words: list[str] | str | None = None
     """The words that are known, or a file with one in each line; any other word is unknown. For
-    texts. Left out: buckets, or public, or the words that are fitted."""
+    texts. Default: buckets, or public, or the words that are fitted."""
     buckets: int | None = setting(checks.VOCABULARY, None)
     """How many numbers words are hashed to: none is unknown, and some share a number. For texts.
-    Left out: see words."""
+    Default: see words."""
     public: str | None = None
     """A text file that is declared public, whose words are known; each line counts as a text. For
-    texts. Left out: see words."""
+    texts. Default: see words."""
     most_words: int | None = setting(checks.VOCABULARY, None)
     """How many words are known at most, those that the most texts have. For words that are fitted,
-    or public. Left out: 10000."""
+    or public. Default: 10000."""
     min_texts: int | None = setting(checks.COUNT, None)
-    """How many texts a word is in at least. For words that are fitted, or public. Left out: 2."""
+    """How many texts a word is in at least. For words that are fitted, or public. Default: 2."""
     also: list[str] | str | None = None
     """Words that are known besides, or a file with one in each line. For words that are fitted, or
-    public. Left out: none."""
+    public. Default: none."""
 
     @field_validator("low", "high", "mean", mode="before")
     @classmethod
@@ -106,73 +106,75 @@ class DataSection(Section):
     FEDVEIL_DATA. May be left out where path is a table."""
     path: str | list[str] | None = None
     """A .csv or .parquet file, a list of such files, or a folder of them, relative to the current
-    directory; for name 'saved', the folder that FederatedData.save wrote. Left out: only for other
-    data sets."""
+    directory; for name 'saved', the folder that FederatedData.save wrote. Required for
+    tables and saved data. Default: none."""
     client: str | None = None
-    """The column of a table with the client of a row. Left out: each of several files is a client,
+    """The column of a table with the client of a row. Default: each of several files is a client,
     and the rows of a single file are dealt to clients."""
     person: str | None = None
     """The column of a table with the person of a row, which is no feature. Nobody has rows on both
     sides of a test split that is 'by-client' or a share. Claims are per person if client.cap says
-    how many of a person's rows count. Left out: rows are divided whoever they are about."""
+    how many of a person's rows count. Default: rows are divided whoever they are about."""
     target: str | None = None
-    """The column of a table that is to be predicted. Left out: only for other data."""
+    """The column of a table to predict. Required for tables. Default: none."""
     features: list[str] | None = None
-    """The columns of a table that are predicted from. Left out: all others."""
+    """The columns of a table to predict from. Default: all others."""
     sites: int | str | None = None
     """The institutions: how many the records are divided among, or the column of a table that names
-    them. Takes the place of clients or client. Left out: see clients and client."""
+    them. Takes the place of clients or client. Default: see clients and client."""
     missing: Literal["refuse", "fill"] | None = None
     """What becomes of missing entries of a table without a fill of their own: 'fill' sets a number
     to the middle of its range or its mean and a category to zeros, and leaves out rows without a
-    target, which claims say. Left out: 'refuse', with row and column."""
+    target, which claims say. Default: 'refuse', with row and column."""
     clients: int | None = setting(checks.COUNT, None)
     """How many clients the training records are divided among; of natural clients, how many are
-    kept, chosen at random. Left out: all natural clients; every other partition needs it."""
+    kept, chosen at random. Default: all natural clients; every other partition needs it."""
     partition: Literal["iid", "shards", "dirichlet", "natural", "grouped"] | None = None
     """How records are divided: 'iid' at random, 'shards' sorted by target, 'dirichlet' by a label
     mix of each client's own, 'natural' one client per owner, 'grouped' owners merged at random into
-    clients, which claims say. Left out: 'grouped' for sentiment140 and reddit, 'natural' for a
+    clients, which claims say. Rows of a table are dealt one by one, and not by 'shards'. Default:
+    'grouped' for sentiment140 and reddit, 'natural' for a
     table with a client column, 'iid' otherwise."""
     alpha: float | None = setting(checks.POSITIVE, None)
     """Parameter of the Dirichlet distribution that label mixes are drawn from: the smaller, the
-    fewer labels a client has. For partition 'dirichlet'. Left out: only for other partitions."""
+    fewer labels a client has. Required for partition
+    'dirichlet'. Default: none."""
     shards_per_client: int | None = setting(checks.COUNT, None)
     """Shards that each client gets: one each goes in order of the target, several are dealt at
-    random. For partition 'shards'. Left out: 1."""
+    random. For partition 'shards'. Default: 1."""
     grades: bool | None = None
     """Whether the features have what the lender fixed together with the interest rate: grade,
-    sub-grade and installment. For lending-club. Left out: true."""
+    sub-grade and installment. For lending-club. Default: true."""
     digits: bool | None = None
-    """Whether only the digits are kept of all characters. For femnist. Left out: false."""
+    """Whether only the digits are kept of all characters. For femnist. Default: false."""
     min_records: int | None = setting(checks.COUNT, None)
     """Owners with fewer training records are left out: writers, authors, clients of a table. For
-    femnist, sentiment140, reddit and tables. Left out: 20 for femnist, 1 for the others."""
+    femnist, sentiment140, reddit and tables. Default: 20 for femnist, 1 for the others."""
     resample: int | None = setting(_RECORDS, None)
     """How many training records are drawn, with replacement, before they are divided. Claims say
-    so, and DP-SGD refuses it. Left out: every record is there once."""
+    so, and DP-SGD refuses it. Default: every record is there once."""
     most_records: int | None = setting(_RECORDS, None)
     """The most records that a client keeps, chosen at random, a public number. With it, clients are
-    computed side by side with secure noise too. Left out: all."""
+    computed side by side with secure noise too. Default: all."""
     test: float | str | None = None
     """What the model is measured on: 'by-client' holds a fifth of the natural clients out,
     unprotected; 'records' takes a data set's own split, in which clients have records; of a table,
-    also a share of its rows, or the path of a table of others' or public rows; 'none' is nothing.
-    Claims say whose they are. Left out: 'none' for a table, 'by-client' for other natural
-    clients."""
+    also a share of its rows, each chosen by what it is, or the path of a table of others' or public
+    rows; 'none' is nothing. Claims say whose they are. Default: 'none' for a table, 'by-client'
+    for other natural clients."""
     statistics: Literal["public", "held-out", "clients"] | None = None
     """What means, categories and words that nobody declared are fitted on: 'held-out' on the test
     split; 'clients' on clients' records in the clear, which claims say and secure noise refuses;
     'public' on the same, declaring them known from elsewhere. For tables, texts, lending-club,
-    diabetes and saved data that name them. Left out: 'clients' for lending-club and diabetes,
+    diabetes and saved data that name them. Default: 'clients' for lending-club and diabetes,
     'held-out' for the others."""
     seed: int | None = setting(checks.SEED, None)
     """Decides how records are drawn and divided. Seeded runs that share a ledger have it in common.
-    Left out: the recipe's seed."""
+    Default: the recipe's seed."""
     columns: dict[str, ColumnSection] | None = None
     """What is publicly known of a table's columns, by name: low and high, or mean and std, or
     values; fill; other; length of texts and their words. For tables, and for the column 'text' of
-    sentiment140 and reddit. Left out: everything is fitted, see statistics."""
+    sentiment140 and reddit. Default: everything is fitted, see statistics."""
 
     @model_validator(mode="before")
     @classmethod
@@ -388,11 +390,11 @@ class DataSection(Section):
         `what` names the data that it has no effect on.
         """
         for key in self.present_values(*keys):
-            raise BadInput(f"data.{key} has no effect on {what}: leave it out")
+            raise BadInput(f"data.{key} has no effect on {what}: omit it")
 
     def _nothing_fitted(self) -> BadInput:
         """Return, not raise, the error that `statistics` is set and nothing was fitted."""
         return BadInput(
             f"data.statistics is {self.statistics!r} and nothing of {self.name} was fitted on "
-            "clients' records: leave it out"
+            "clients' records: omit it"
         )

@@ -49,46 +49,47 @@ class ModelSection(Section):
     """A function that makes the model, an nn.Module, or a Task with a loss and metrics of its own,
     as 'net.py:make'; the file is relative to the current directory. Its code is run only with
     --allow-code (in Python, allow_code=True): a recipe could otherwise run anybody's. A run records
-    what it made, and is not resumed with another. Left out: only for other models."""
+    what it made, and is not resumed with another. Required for model
+    'code'. Default: none."""
     options: dict[str, Value | list[Value]] | None = None
     """Keyword arguments of the function in path. Parameters called shape and classes are filled in:
-    the shape of a record, and the number of labels (0 for numbers). Left out: none."""
+    the shape of a record, and the number of labels (0 for numbers). Default: none."""
     hidden: list[int] | None = setting(Each(whole(1, "the width of a layer starts at 1")), None)
-    """Widths of the hidden layers, in units. For mlp, lstm and lstm-lm. Left out: [200] for mlp,
+    """Widths of the hidden layers, in units. For mlp, lstm and lstm-lm. Default: [200] for mlp,
     [64] for the others."""
     embedding: int | None = setting(whole(1, most=10_000), None)
-    """How many numbers stand for a word. For models of texts. Left out: 32."""
+    """How many numbers stand for a word. For models of texts. Default: 32."""
     layers: int | None = setting(whole(1, most=100), None)
-    """How many layers of attention. For transformer and transformer-lm. Left out: 2."""
+    """How many layers of attention. For transformer and transformer-lm. Default: 2."""
     heads: int | None = setting(whole(1, most=100), None)
     """How many heads a layer of attention has; embedding is a multiple of it. For transformer and
-    transformer-lm. Left out: 4."""
+    transformer-lm. Default: 4."""
     words: int | None = setting(_VOCABULARY, None)
     """How many different numbers words have in records that are arrays; 0 is padding. For models of
-    texts. Left out: the data's vocabulary tells."""
+    texts. Default: the data's vocabulary tells."""
     weights: str | None = None
     """A .safetensors file with the model's first weights, relative to the current directory; names
-    and shapes must be the model's. Claims take them as public. Left out: they are drawn from the
+    and shapes must be the model's. Claims take them as public. Default: they are drawn from the
     seed."""
     new: list[str] | None = None
     """Patterns of names, such as 'head.*', that are not read from weights and keep what was drawn.
-    Left out: every weight is read."""
+    Default: every weight is read."""
     freeze: list[str] | None = None
     """Patterns of parameters' names, such as 'encoder.*', that do not learn. Claims take them as
-    public. Left out: every parameter learns, but for those that the code froze."""
+    public. Default: every parameter learns, but for those that the code froze."""
     class_weights: list[float] | None = setting(Each(CLASS_WEIGHT), None)
     """One number per label, in the order of labels, that multiplies the loss of its records before
     anything is clipped: larger for rare labels. Claims take them as public, so do not compute them
-    from clients' records. Left out: all records count alike."""
+    from clients' records. Default: all records count alike."""
     batch_norm: Literal["group"] | None = None
     """'group' puts a group norm in place of every batch norm, which no claim could cover, with the
-    same scale and shift. Left out: a model with batch norm is refused."""
+    same scale and shift. Default: a model with batch norm is refused."""
     sha256: dict[Literal["path", "weights"], str] | None = None
     """What fedveil deploy records of the files in path and weights: their SHA-256, so that server
-    and sites use the same. Not for authors. Left out: files are not compared."""
+    and sites use the same. Not for authors. Default: files are not compared."""
     digest: str | None = None
     """What a run records of a module that came from Python, from path or with weights, so that no
-    other continues it. Not for authors. Left out: the run fills it in."""
+    other continues it. Not for authors. Default: the run fills it in."""
 
     @property
     def needs_digest(self) -> bool:
@@ -106,7 +107,7 @@ class ModelSection(Section):
         if self.path is not None and self.name != CODE:
             raise BadInput(f"model.path is given beside model.name = {self.name!r}: leave one out")
         if self.options is not None and self.path is None:
-            raise BadInput("model.options is for the function in model.path: leave it out")
+            raise BadInput("model.options is for the function in model.path: omit it")
         for key in ("weights", "new", "freeze", "batch_norm"):
             if self.name == OWN and getattr(self, key) is not None:
                 raise BadInput(f"model.{key} has no effect on a module from Python: do it there")
@@ -116,7 +117,7 @@ class ModelSection(Section):
             if getattr(self, key) is None:
                 raise BadInput(f"model.sha256.{key} is about model.{key}: give both, or neither")
         if self.digest is not None and not self.needs_digest:
-            raise BadInput("model.digest is what a run records of an own module: leave it out")
+            raise BadInput("model.digest is what a run records of an own module: omit it")
 
     def check_allowed(self, allow_code: bool) -> None:
         """Raise BadInput if the recipe names code (model.path) and `allow_code` is False."""
@@ -162,7 +163,7 @@ class ModelSection(Section):
         self.check_allowed(allow_code)
         for key in self.present_values(*_SIZES):
             if self.name not in _SIZES[key]:
-                raise BadInput(f"model.{key} has no effect on {self.name!r}: leave it out")
+                raise BadInput(f"model.{key} has no effect on {self.name!r}: omit it")
         sha256 = dict[str, str]((self.sha256 or {}).items())
         loss: Task | None = None
         if self.path is None:

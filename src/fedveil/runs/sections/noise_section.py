@@ -109,18 +109,18 @@ class GaussianSection(Section):
     share: Literal["whole", "part"] | None = None
     """How much of the noise a site adds: the 'whole' that the claim needs, against a server that
     sees every site's sum, or a 'part', which adds up with the others' under a secure sum, as
-    [sum] has it; without [sum] all sites have to answer. For where 'site'. Left out: 'part' with
+    [sum] has it; without [sum] all sites have to answer. For where 'site'. Default: 'part' with
     [sum], otherwise 'whole'."""
     multiplier: float | None = setting(MULTIPLIER, None)
     """Standard deviation in sensitivities: the clip, or twice the clip where neighbours replace
-    each other. Left out: the least with which all rounds fit budget.epsilon."""
+    each other. Default: the least with which all rounds fit budget.epsilon."""
     source: Literal["seeded", "secure"] = _SOURCE
     claim: bool = True
     """Whether the noise is claimed. false is a defence without a claim, for where 'server' with a
     multiplier and without a budget."""
     c2: float | None = setting(POSITIVE, None)
     """The constant that Fu's published formula leaves open; 1.0 is common. For budget.as_published,
-    which needs it with clip.each 'gradient'. Left out: that formula is not used."""
+    which needs it with clip.each 'gradient'. Default: that formula is not used."""
 
     def build(self, inputs: PlanInputs) -> PrivacyPlan:
         """Build the plan of Gaussian noise at the server, at the clients, or in DP-SGD.
@@ -237,7 +237,7 @@ class LaplaceSection(Section):
     """Laplace noise that every client adds to its report, which is clipped in L1."""
     where: Literal["client"] = _AT_CLIENTS
     multiplier: float | None = setting(MULTIPLIER, None)
-    """Scale of the noise in sensitivities: twice the clip, as published the clip. Left out: the
+    """Scale of the noise in sensitivities: twice the clip, as published the clip. Default: the
     least with which all rounds fit budget.epsilon."""
     source: Literal["seeded", "secure"] = _SOURCE
     claim: ClassVar[bool] = True
@@ -288,7 +288,7 @@ class PrivUnitSection(Section):
     kind: Literal["priv-unit"]
     """Every client reports its clipped update as one private vector (PrivUnitG)."""
     epsilon: float | None = setting(REPORT_EPSILON, None)
-    """Epsilon of one report. Left out: the largest with which all turns of a client fit
+    """Epsilon of one report. Default: the largest with which all turns of a client fit
     budget.epsilon."""
     where: Literal["client"] = _AT_CLIENTS
     source: Literal["seeded", "secure"] = _SOURCE
@@ -309,9 +309,7 @@ class PrivUnitSection(Section):
             parameters=inputs.task.size,
             epsilon=self.epsilon,
             rounds=inputs.rounds,
-            budget=inputs.single_budget(
-                "have no meaning for noise.kind 'priv-unit': leave them out"
-            ),
+            budget=inputs.single_budget("have no meaning for noise.kind 'priv-unit': omit them"),
         )
 
 
@@ -329,7 +327,7 @@ class BudgetSection(Section):
     limit."""
     epsilons: list[float] | None = setting(Each(BUDGET), None)
     """Several epsilons, dealt to the clients in turn, in place of epsilon. For noise.where
-    'client'. Left out: epsilon is everyone's."""
+    'client'. Default: epsilon is everyone's."""
     delta: float = setting(DELTA)
     """Delta of every claim; below 1 / number of clients."""
     as_published: bool = False
@@ -358,10 +356,10 @@ class SumSection(Section):
     'site', with a part of the noise from each site."""
     threshold: int | None = setting(whole(1, "at least 1 site is needed"), None)
     """Sites of which a sum is handed on at least. Each adds noise for the least number of honest
-    ones among so many. Left out: the smallest that protects, which is more than half of the sites
+    ones among so many. Default: the smallest that protects, which is more than half of the sites
     if all are honest."""
     honest: int | None = setting(whole(1, "at least 1 site is needed"), None)
-    """How many sites the claim takes to be honest. Left out: all of them."""
+    """How many sites the claim takes to be honest. Default: all of them."""
     masks: bool = False
     """Whether the simulation goes through the protocol's messages, masks included, which changes no
     sum. For noise.source 'secure'."""

@@ -1,7 +1,7 @@
 """What all sections of a recipe share: keys, their ranges, and messages about unknown keys.
 
 A key is `key: type = setting(RANGE, default)`, with a docstring that says what it means and when it
-has an effect. Where the key may be left out and its default does not speak for itself, "Left out:
+has an effect. Where the key may be left out and its default does not speak for itself, "Default:
 ..." ends it. `fedveil explain` and docs/recipes.md are made of these.
 
 A section builds its own part of a training. What that takes is imported when it is built, so that
@@ -109,19 +109,19 @@ SCHEDULE = setting(
     default=None,
     description="How lr changes over the rounds: 'linear' and 'cosine' fall to lr_floor of it, "
     "in a line or along half a cosine; 'step' falls to a tenth after half of the rounds, to a "
-    "hundredth after three quarters. Left out: 'constant'.",
+    "hundredth after three quarters. Default: 'constant'.",
 )
 WARMUP_ROUNDS = setting(
     WARMUP,
     None,
     description="Rounds in which the learning rate first grows to lr, in equal steps; the "
-    "schedule is for the rounds after them. Left out: 0.",
+    "schedule is for the rounds after them. Default: 0.",
 )
 LR_FLOOR = setting(
     FRACTION,
     None,
     description="Share of lr that the schedule does not fall below. For schedule 'linear', "
-    "'cosine' and 'step'. Left out: 0.0.",
+    "'cosine' and 'step'. Default: 0.0.",
 )
 
 

@@ -33,17 +33,17 @@ class ServerSection(Section):
     """How the server steps along the mean update: 'sgd' is FedAvg, with momentum FedAvgM; 'adam',
     'yogi' and 'adagrad' are FedAdam, FedYogi and FedAdagrad."""
     lr: float | None = setting(checks.POSITIVE, None)
-    """Learning rate of the server. Left out: 1.0 for 'sgd', 0.01 for all others."""
+    """Learning rate of the server. Default: 1.0 for 'sgd', 0.01 for all others."""
     momentum: float = setting(checks.FRACTION, 0.0)
     """Momentum of the server's steps (FedAvgM). For optimizer 'sgd'."""
     beta1: float | None = setting(checks.FRACTION, None)
-    """Share of the first moment that a round keeps. For optimizer 'adam' and 'yogi'. Left out:
+    """Share of the first moment that a round keeps. For optimizer 'adam' and 'yogi'. Default:
     0.9."""
     beta2: float | None = setting(checks.FRACTION, None)
-    """Share of the second moment that a round keeps. For optimizer 'adam' and 'yogi'. Left out:
+    """Share of the second moment that a round keeps. For optimizer 'adam' and 'yogi'. Default:
     0.99."""
     floor: float | None = setting(checks.POSITIVE, None)
-    """Added to the root of the second moment. For optimizer 'adam', 'yogi' and 'adagrad'. Left out:
+    """Added to the root of the second moment. For optimizer 'adam', 'yogi' and 'adagrad'. Default:
     0.001."""
     schedule: RateKind | None = SCHEDULE
     warmup: int | None = WARMUP_ROUNDS
@@ -52,11 +52,11 @@ class ServerSection(Section):
     """What the server takes of a round's updates. All but 'mean' look at them one by one, as a
     defence against malicious clients; refused where noise is for the sum."""
     trim: float | None = setting(checks.TRIM, None)
-    """Share that is left out at either end of every coordinate. For aggregate 'trimmed-mean'. Left
-    out: 0.1."""
+    """Share that is left out at either end of every coordinate. For aggregate 'trimmed-mean'.
+    Default: 0.1."""
     malicious: int | None = setting(checks.ANY_COUNT, None)
     """How many malicious clients a round is expected to have. For aggregate 'krum' and
-    'multi-krum'. Left out: 1."""
+    'multi-krum'. Default: 1."""
     weights: Literal["uniform", "examples"] = "uniform"
     """How clients count in the mean: all alike, or by their numbers of records, of people where
     these are sampled. 'examples' is refused where the claim is about clients."""
@@ -80,7 +80,7 @@ class ServerSection(Section):
         if self.momentum:
             chosen["momentum"] = self.momentum
         for key in chosen.keys() - set(known.get(self.optimizer, moments)):
-            raise BadInput(f"server.{key} has no effect on {self.optimizer}: leave it out")
+            raise BadInput(f"server.{key} has no effect on {self.optimizer}: omit it")
         with in_keys("server"):
             return kinds[self.optimizer](
                 **chosen,
@@ -98,7 +98,7 @@ class ServerSection(Section):
         allowed = {"trim": ("trimmed-mean",), "malicious": ("krum", "multi-krum")}
         for key in self.present_values(*allowed):
             if self.aggregate not in allowed[key]:
-                raise BadInput(f"server.{key} has no effect on {self.aggregate}: leave it out")
+                raise BadInput(f"server.{key} has no effect on {self.aggregate}: omit it")
         expected = 1 if self.malicious is None else self.malicious
         match self.aggregate:
             case "mean":
@@ -120,34 +120,34 @@ class EvaluateSection(Section):
 
     every: int | None = setting(checks.COUNT, None)
     """Rounds from one measurement on the test split to the next; the last round is always measured.
-    Left out: 1; with epsilon, the last round and three on the way."""
+    Default: 1; with epsilon, the last round and three on the way."""
     epsilon: float | None = setting(checks.BUDGET, None)
     """What all measurements of the run may cost an owner of the records that they are made on:
     accuracy and other means over records, and the loss, get Gaussian noise, and a charge of their
     own. Measured are the held-out owners (data.test); without test records the clients themselves,
-    whose budget.epsilon then pays for updates and metrics together. Left out: test records are
+    whose budget.epsilon then pays for updates and metrics together. Default: test records are
     measured in the clear."""
     delta: float | None = setting(checks.DELTA, None)
-    """The delta of that epsilon. For epsilon. Left out: budget.delta."""
+    """The delta of that epsilon. For epsilon. Default: budget.delta."""
     loss_clip: float | None = setting(checks.LOSS_CLIP, None)
-    """What a record's loss counts as at most, chosen without looking at records. For epsilon. Left
-    out: twice the logarithm of the number of labels; needed for numbers."""
+    """What a record's loss counts as at most, chosen without looking at records. For epsilon.
+    Default: twice the logarithm of the number of labels; needed for numbers."""
     metrics: list[str] | None = setting(checks.Rule(checks.check_metrics), None)
     """Measured on the test split beside the loss, the first also drawn. Labels: 'accuracy', 'top-K'
     (such as 'top-5'), 'balanced-accuracy' and 'f1-macro' (means over labels), 'f1' and 'auroc' (of
     label 1 if there are two, else means over labels), 'perplexity' (per token). Numbers: 'mae',
-    'rmse', 'r2'. A Task's own come first. Left out: 'accuracy' for labels, only the loss for
+    'rmse', 'r2'. A Task's own come first. Default: 'accuracy' for labels, only the loss for
     numbers."""
     clients: bool | None = None
     """Whether the model is measured across clients at the end: loss, accuracy and other means over
     examples on each client's own records, and of these the mean over clients and that of the lowest
     and highest tenth. It comes from private data, is outside every claim, and is refused with
-    secure noise. Left out: false."""
+    secure noise. Default: false."""
     clients_every: int | None = setting(checks.COUNT, None)
-    """Rounds from one such measurement to the next. For clients true. Left out: only at the end."""
+    """Rounds from one such measurement to the next. For clients true. Default: only at the end."""
     diagnostics: bool | None = None
     """Whether shares clipped, signal/noise, cohort sizes and refused reports are shown and kept;
-    they come from private data and are outside every claim. Left out: true with seeded noise, false
+    they come from private data and are outside every claim. Default: true with seeded noise, false
     with secure noise."""
 
     def build_price(
@@ -164,7 +164,7 @@ class EvaluateSection(Section):
 
         if recipe.budget is None:
             raise BadInput(
-                "evaluate.epsilon is given and nothing is claimed of the training: leave it out, "
+                "evaluate.epsilon is given and nothing is claimed of the training: omit it, "
                 "or add noise that is claimed, and a [budget]"
             )
         names, owners = priced_names(task), owners_to_measure(data)
@@ -197,18 +197,18 @@ class EngineSection(Section):
 
     kind: Literal["processes", "ray"] | None = None
     """Where clients are computed: on processes of this machine, or on a Ray cluster (pip install
-    'fedveil[ray]'); it changes no result. Left out: 'processes'."""
+    'fedveil[ray]'); it changes no result. Default: 'processes'."""
     address: str | None = setting(checks.Rule(checks.check_address), None)
-    """The Ray cluster to join: 'auto', or the head's 'host:port'. For kind 'ray'. Left out: one of
+    """The Ray cluster to join: 'auto', or the head's 'host:port'. For kind 'ray'. Default: one of
     its own on this machine, which ends with the run."""
     mode: Literal["vectorised", "looped", "fastest"] | None = None
     """Whether the clients of a chunk are one computation or one after the other; it changes
     rounding only. 'fastest' measures both before the first round and records which it was: another
-    machine may choose the other. Left out: by a rule from model and records, the same everywhere;
+    machine may choose the other. Default: by a rule from model and records, the same everywhere;
     with secure noise 'looped' where the machine's kernels let clients see each other."""
     timings: dict[Literal["vectorised", "looped"], float] | None = None
     """What mode 'fastest' has measured, which a run records beside its choice, in seconds per
-    client and local step. Left out: in every recipe that somebody writes."""
+    client and local step. Default: in every recipe that somebody writes."""
     chunk: int = setting(checks.ANY_COUNT, 0)
     """Clients that are summed together; 0: as many as memory holds. It changes rounding only."""
     memory: int = setting(checks.COUNT, 512)
@@ -224,8 +224,8 @@ class EngineSection(Section):
         super().check_values(where)
         if self.address is not None and self.kind != "ray":
             raise BadInput(
-                f"engine.address is {self.address!r} and engine.kind is not 'ray': leave it out, "
+                f"engine.address is {self.address!r} and engine.kind is not 'ray': omit it, "
                 "or set that"
             )
         if self.timings is not None and self.mode in (None, "fastest"):
-            raise BadInput("engine.timings is what a run records beside engine.mode: leave it out")
+            raise BadInput("engine.timings is what a run records beside engine.mode: omit it")

@@ -132,7 +132,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _KEPT, _LARGE = 1 << 28, 1 << 25
 
 LARGE_MODEL = 1 << 24
-"""Parameters from which on memory counts for more than time."""
+"""The number of parameters above which memory matters more than time."""
 
 
 def keep_memory(size: int) -> None:

@@ -33,7 +33,7 @@ _TASKS = 8
 """Fewest tasks per worker and round that chunks are grouped into."""
 
 _LARGE = 1 << 20
-"""Bytes of a sum from which on many of them are added on the nodes."""
+"""The size of a sum in bytes above which nodes add up their sums before they send them."""
 
 
 def sum_chunks(
