@@ -152,7 +152,7 @@ def test_rows_that_depend_on_more_than_their_record_are_computed_one_by_one(
 
 def test_pieces_have_the_sizes_that_were_tried(make_family, monkeypatch):
     """They fill a piece, or leave less than a quarter of it empty."""
-    task, data = make_family("softmax", (300, 2, 3))
+    task, data = make_family("softmax", (310, 2, 3))
     examples = gradients_of(task, Mode.LOOPED, data).examples
     assert set(examples._sizes) <= {256, 128, 64, 32, 16, 8}
     examples.__dict__["_sizes"] = (256, 128, 64, 32)
@@ -163,9 +163,10 @@ def test_pieces_have_the_sizes_that_were_tried(make_family, monkeypatch):
         return whole(self, flat, x, y, *keys)
 
     monkeypatch.setattr(per_example.ClippedExamples, "_slot_gradients", counting)
-    x, y = torch.from_numpy(data.x[:300].copy()), torch.from_numpy(data.y[:300].copy())
+    x, y = torch.from_numpy(data.x[:310].copy()), torch.from_numpy(data.y[:310].copy())
     for count, expected in (
-        (300, [256, 64]),
+        (300, [256, 32, 32]),
+        (310, [256, 64]),
         (200, [256]),
         (190, [128, 64]),
         (20, [32]),
@@ -226,7 +227,8 @@ def test_words_that_occur_twice_count_once_with_their_sum():
     )
     about = trajectory.clipped_sum(None, slots_of(list(range(40)), [1] * 40), clip)[0].double()
     assert float((whole - about).norm()) <= 1e-4 * float(about.norm())
-    rows = [exact_sum(task, data, 0, [k], [1], grid, Clip(0.01)) for k in range(40)]
+    fine = grid_of(task, clip=Clip(0.01))
+    rows = [exact_sum(task, data, 0, [k], [1], fine, Clip(0.01)) for k in range(40)]
     assert all(0.0099 <= float(row.norm()) <= 0.01 for row in rows)
 
 
