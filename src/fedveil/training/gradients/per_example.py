@@ -160,12 +160,12 @@ class ClippedExamples:
         """Each slot's gradient at the parameters `flat` [P], by layer or parameter.
 
         From the layers' inputs and errors if the formulas hold, by the same operations whatever the
-        slots hold. Otherwise all parameters together, under an empty name.
+        slots hold. Otherwise all parameters together, under one name.
         """
         if self._by_layers:
             passed = self._pass(self._parameters(flat), x, y, *more)
             return self._layer_gradients(passed, written=True)
-        return {"": FullGradients(self._example_gradients(flat, x, y, *more), None)}
+        return {"all": FullGradients(self._example_gradients(flat, x, y, *more), None)}
 
     def _add_steps_(
         self,
@@ -194,7 +194,7 @@ class ClippedExamples:
         steps = Steps(torch.where(finite, scales, 0.0)[:count], clip.value / grid.spacing)
         places = self._task.named(total)
         for name, gradient in gradients.items():
-            own = self._own_places(name, places) if name else {"weight": total}
+            own = self._own_places(name, places) if self._by_layers else {"weight": total}
             gradient.add_steps_(own, steps)
 
     @cached_property
