@@ -279,8 +279,9 @@ _Tail = Callable[[Fraction, int], int]
 
 def normal_size(p: Floats) -> Floats:
     """The x with P(|Z| > x) = p, for a standard normal Z and each p, in floats."""
-    sizes = np.asarray(ndtri(p * 0.5))
-    return np.negative(sizes, out=sizes)
+    sizes: Floats = np.asarray(ndtri(p * 0.5))
+    np.negative(sizes, out=sizes)
+    return sizes
 
 
 def _laplace_size(p: Floats) -> Floats:
