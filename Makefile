@@ -21,8 +21,9 @@ PYTEST := TMPDIR=$(wildcard /dev/shm) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 demo: $(PROGRAM)
 	$(BIN)/fedveil run
 
+# At the end, the slowest tests, of which none should take long: see CONTRIBUTING.md.
 test: $(STAMP)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --durations=15 --durations-min=1.5
 
 test-all: $(STAMP)
 	$(PYTEST)

@@ -75,7 +75,7 @@ def plan_of(work: Work, rounds: int, *, secure: bool = False) -> tuple[PrivacyPl
             budget=budget,
             multiplier=1.0,
         )
-        return plan, fv.ClientDpSgd(plan.steps, work.lr)
+        return plan, fv.ClientDpSgd(plan.noisy_steps, work.lr)
     steps = fv.ClientSgd(fv.Batches(0, steps=work.steps), lr=work.lr)
     if work.model == "linear":
         plan = fv.client_noise(
@@ -184,7 +184,7 @@ def server_rounds(rounds: int) -> list[float]:
             weights = torch.ones(UPDATES, dtype=torch.float64)
             add_weighted_(total, rows.rows, weights)
         plan.release.noise_(total, round)
-        total /= plan.release.divisor(UPDATES, plan.expected)
+        total /= plan.release.divisor(UPDATES, plan.expected_cohort)
         seconds.append(time.perf_counter() - began)
     return seconds[1:]
 

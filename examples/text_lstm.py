@@ -36,6 +36,6 @@ plan = fv.dp_sgd(
     rounds=8,
     budget=fv.Budget(8, 1e-4),
 )
-work = fv.ClientDpSgd(plan.steps, lr=2.0)
+work = fv.ClientDpSgd(plan.noisy_steps, lr=2.0)
 for result in fv.train(fv.Training(task, data, plan, work)):
     print(result.round, f"{result.metrics['accuracy']:.3f}", result.claim.short)

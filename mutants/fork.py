@@ -26,6 +26,8 @@ from generate import Generated
 from planted import Mutant, Project
 
 LEAST_SECONDS = 60.0
+QUICK, SLOW = "not slow", "slow"
+"""Which tests run, as pytest's expressions of marks."""
 _DIE_WITH_PARENT = 1
 _LONGER, _UNKNOWN = 10, 3600.0
 
@@ -83,12 +85,16 @@ class Copy:
 
 @dataclass
 class Child:
-    """Tests on their way: `poll` tells what came of them."""
+    """Tests on their way: `poll` tells what came of them.
+
+    Once a test has failed, `marks` is SLOW if that was a slow one.
+    """
 
     pid: int
     report: Path
     limits: list[float]
     began: float = field(default_factory=time.monotonic)
+    marks: str = QUICK
     _stage: tuple[int, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +114,7 @@ class Child:
             last = json.loads(lines[-1]) if lines else {}
             if "broken" in last:
                 raise AssertionError(f"the harness failed in a child:\n{last['broken']}")
+            self.marks = str(last.get("marks", QUICK))
             return str(last.get("failed", "the process died"))
         stage = sum("stage" in json.loads(line) for line in lines if line.endswith("}"))
         if stage != self._stage[0]:
@@ -131,12 +138,21 @@ class Child:
 
 
 def start(
-    project: Project, copy: Copy, stages: Sequence[Sequence[Path]], times: dict[Path, float]
+    project: Project,
+    copy: Copy,
+    stages: Sequence[Sequence[Path]],
+    times: dict[Path, float],
+    *,
+    slow: bool,
 ) -> Child:
-    """Fork a child that runs the stages, one after the other, until a test fails."""
+    """Fork a child that runs the stages, one after the other, until a test fails.
+
+    With `slow`, the stages begin again with their slow tests if no quick one fails. These have the
+    time limits of their own.
+    """
     report = copy.folder / "report.jsonl"
     report.unlink(missing_ok=True)
-    limits = [_limit(stage, times) for stage in stages]
+    limits = [_limit(stage, times) for stage in stages] + slow * len(stages) * [_UNKNOWN]
     pid = os.fork()
     if pid:
         return Child(pid, report, limits)
@@ -144,7 +160,7 @@ def start(
         os.setsid()
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _run(project, copy, stages, report)
+        _run(project, copy, stages, slow, report)
     except BaseException:
         report.write_text(json.dumps({"broken": traceback.format_exc()}) + "\n")
     finally:
@@ -158,7 +174,14 @@ def _limit(tests: Sequence[Path], times: dict[Path, float]) -> float:
     return max(LEAST_SECONDS, _LONGER * sum(times[test] for test in tests))
 
 
-def _run(project: Project, copy: Copy, stages: Sequence[Sequence[Path]], report: Path) -> None:
+def _passes(stages: Sequence[Sequence[Path]], slow: bool) -> list[tuple[Sequence[Path], str]]:
+    """(test files, which of their tests) in order: the quick ones, with `slow` then the others."""
+    return [(stage, mark) for mark in (QUICK, SLOW)[: 1 + slow] for stage in stages]
+
+
+def _run(
+    project: Project, copy: Copy, stages: Sequence[Sequence[Path]], slow: bool, report: Path
+) -> None:
     """The life of a child."""
     log = os.open(copy.folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -170,23 +193,23 @@ def _run(project: Project, copy: Copy, stages: Sequence[Sequence[Path]], report:
     sys.dont_write_bytecode = True
     os.chdir(project.root)
     with report.open("a", buffering=1) as out:
-        for number, tests in enumerate(stages):
+        for number, (tests, chosen) in enumerate(_passes(stages, slow)):
             out.write(json.dumps({"stage": number}) + "\n")
-            failed = _failed(project, copy, tests)
+            failed = _failed(project, copy, tests, chosen)
             if failed:
-                out.write(json.dumps({"failed": failed}) + "\n")
+                out.write(json.dumps({"failed": failed, "marks": chosen}) + "\n")
                 return
         _check_origin(project, copy)
         out.write(json.dumps({"failed": ""}) + "\n")
 
 
-def _failed(project: Project, copy: Copy, tests: Sequence[Path]) -> str:
-    """The first test that fails, "" if none does."""
+def _failed(project: Project, copy: Copy, tests: Sequence[Path], chosen: str) -> str:
+    """The first test that fails, "" if none does. `chosen` is pytest's expression of marks."""
     watch = _Watch()
-    arguments = ["-x", "-q", "-p", "no:randomly", "-m", "not slow", "--tb=short"]
+    arguments = ["-x", "-q", "-p", "no:randomly", "-m", chosen, "--tb=short"]
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are there already
     arguments += [f"--rootdir={project.root}", f"--basetemp={copy.folder / 'tmp'}"]
-    if importlib.util.find_spec("pytest_timeout") is not None:
+    if chosen == QUICK and importlib.util.find_spec("pytest_timeout") is not None:
         arguments.append(f"--timeout={LEAST_SECONDS:.0f}")
     here = [str(copy.own(test)) for test in tests]
     code = pytest.main([*arguments, *here], plugins=[watch])

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fork import Child, Copy, start, warm
+from fork import SLOW, Child, Copy, start, warm
 from generate import Generated, generated, sample
 from planted import Mutant, Project, Stale, check, read
 from stages import stages_of
@@ -113,7 +113,8 @@ def _unchanged(
     times: dict[Path, float] = {}
     failing = []
     jobs = [_Job(None, [[file]]) for file in files]
-    for job, seconds, failed in _all(project, copies, jobs, {}):
+    for job, child, failed in _all(project, copies, jobs, {}):
+        seconds = child.seconds
         times[job.stages[0][0]] = seconds
         if failed:
             failing.append(job.stages[0][0])
@@ -129,11 +130,22 @@ def _tried(
     stages: dict[str, list[list[Path]]],
     times: dict[Path, float],
 ) -> Iterator[tuple[str, str]]:
-    """(id, the test that caught it or "") of each bug."""
+    """(id, the test that caught it or "") of each bug.
+
+    A slow test that fails without a bug as well has caught nothing.
+    """
     began = time.monotonic()
-    jobs = [_Job(m, _quick_first(stages[m.file], times)) for m in mutants]
-    for number, (job, seconds, failed) in enumerate(_all(project, copies, jobs, times), 1):
-        mutant = job.mutant
+    by_slow: dict[str, str] = {}
+    jobs = [
+        _Job(
+            m,
+            _quick_first(stages[m.file], times),
+            slow=isinstance(m, Mutant) and not m.equivalent,
+        )
+        for m in mutants
+    ]
+    for number, (job, child, failed) in enumerate(_all(project, copies, jobs, times), 1):
+        mutant, seconds = job.mutant, child.seconds
         if mutant is None:
             raise AssertionError("only bugs are tried")
         left = (time.monotonic() - began) / number * (len(mutants) - number)
@@ -143,7 +155,18 @@ def _tried(
             f"{told} ({seconds:.0f} s)",
             flush=True,
         )
-        yield mutant.id, failed
+        if child.marks == SLOW:
+            by_slow[mutant.id] = failed
+        else:
+            yield mutant.id, failed
+    whole = [_Job(None, [[Path(test)]], slow=True) for test in sorted(set(by_slow.values()))]
+    failing = {
+        str(job.stages[0][0]) for job, _, failed in _all(project, copies, whole, {}) if failed
+    }
+    for test in sorted(failing):
+        print(f"{test} fails without a bug")
+    for name, test in by_slow.items():
+        yield name, "" if test in failing else test
 
 
 def _quick_first(stages: list[list[Path]], times: dict[Path, float]) -> list[list[Path]]:
@@ -153,16 +176,20 @@ def _quick_first(stages: list[list[Path]], times: dict[Path, float]) -> list[lis
 
 @dataclass(frozen=True)
 class _Job:
-    """Tests to be run on the package with a bug in it, or without."""
+    """Tests to be run on the package with a bug in it, or without.
+
+    With `slow`, slow tests run after the quick ones.
+    """
 
     mutant: Bug | None
     stages: list[list[Path]]
+    slow: bool = False
 
 
 def _all(
     project: Project, copies: list[Copy], jobs: list[_Job], times: dict[Path, float]
-) -> Iterator[tuple[_Job, float, str]]:
-    """Run all jobs, one on each copy at a time: (job, seconds, the test that failed or "")."""
+) -> Iterator[tuple[_Job, Child, str]]:
+    """Run all jobs, one on each copy at a time: (job, its child, the test that failed or "")."""
     waiting, free = list(reversed(jobs)), list(copies)
     running: list[tuple[_Job, Child, Copy]] = []
     try:
@@ -170,7 +197,8 @@ def _all(
             while waiting and free:
                 job, copy = waiting.pop(), free.pop()
                 copy.plant(job.mutant)
-                running.append((job, start(project, copy, job.stages, times), copy))
+                child = start(project, copy, job.stages, times, slow=job.slow)
+                running.append((job, child, copy))
             time.sleep(_PAUSE)
             for entry in list(running):
                 job, child, copy = entry
@@ -178,7 +206,7 @@ def _all(
                 if failed is not None:
                     running.remove(entry)
                     free.append(copy)
-                    yield job, child.seconds, failed
+                    yield job, child, failed
     finally:
         for _, child, _ in running:
             child.kill()

@@ -148,6 +148,28 @@ def test_leaves_the_source_alone(fake):
     assert (fake / "src" / "fake" / "privacy" / "numbers.py").read_text() == SOURCE
 
 
+SLOW_TESTS = """import pytest
+from fake.privacy.numbers import unused
+
+@pytest.mark.slow
+def test_unused():
+    assert unused(3) == {expected}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("expected", "words"), [(3, "1 of 1 caught"), (4, "0 of 1 caught")])
+def test_slow_tests_are_tried_if_no_quick_one_notices(fake, expected, words):
+    """One that fails without a bug has caught nothing."""
+    (fake / "tests" / "privacy" / "test_numbers_slow.py").write_text(
+        TESTS + SLOW_TESTS.format(expected=expected)
+    )
+    done = run("--root", fake, "--jobs", 1, "--only", "nobody-looks")
+    assert words in done.stdout, done.stdout + done.stderr
+    assert done.returncode == (expected != 3)
+    assert ("test_unused fails without a bug" in done.stdout) == (expected != 3)
+
+
 @pytest.mark.slow
 def test_refuses_tests_that_fail_by_themselves(fake):
     (fake / "tests" / "privacy" / "test_numbers.py").write_text(TESTS.replace("== 4", "== 5"))

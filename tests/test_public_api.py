@@ -62,6 +62,7 @@ for module in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_modules_are_imported_from_the_top_in_any_order():
     subprocess.run([sys.executable, "-c", IMPORT_EACH_FIRST, *MODULES], check=True)
 

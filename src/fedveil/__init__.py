@@ -14,13 +14,13 @@ if TYPE_CHECKING:  # what is imported here delays the moment from which Ctrl-C i
 
 
 def __getattr__(name: str) -> "Any":
-    homes = _homes()
-    if name == "__all__":
-        return sorted(homes)
     if name == "__version__":
         from importlib.metadata import version
 
         return version("fedveil")
+    homes = _homes()
+    if name == "__all__":
+        return sorted(homes)
     if name not in homes:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
     from importlib import import_module

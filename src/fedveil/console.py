@@ -251,7 +251,10 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     words = " ".join(filter(None, (meaning.sentence, meaning.worth)))
     guarantee: list[RenderableType] = [Text(f"\n{'Guarantee: ' if claims else ''}{words}")]
     for heading, assumptions in _assumption_groups(claims):
-        guarantee += [Text(heading), _bullets(assumptions)]
+        bullets = Table.grid(padding=(0, 1))  # long lines are indented below their dash
+        for assumption in assumptions:
+            bullets.add_row("  -", Text(assumption))
+        guarantee += [Text(heading), bullets]
     stopped = ended_text(result["stopped"])
     console.print(
         Panel(
@@ -327,14 +330,6 @@ def _claim_rows(
         yield "budget left", f"{first.remainder(limit)} of {rendered(limit)}"
     else:
         yield "budget left", limited.left_of(budget["epsilon"])
-
-
-def _bullets(lines: Sequence[str]) -> Table:
-    """Return a list whose long lines are indented below their dash."""
-    table = Table.grid(padding=(0, 1))
-    for line in lines:
-        table.add_row("  -", Text(line))
-    return table
 
 
 def print_rows(

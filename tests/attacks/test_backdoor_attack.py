@@ -100,6 +100,7 @@ def test_without_attackers_the_backdoor_is_only_measured(data):
     assert watched.metrics["accuracy"] == pytest.approx(honest.metrics["accuracy"], abs=0.05)
 
 
+@pytest.mark.slow
 def test_model_replacement_replaces_the_model(data):
     """n attackers' reports over n: boost = n / server rate, and everybody else stands still."""
     rate = 0.5
@@ -309,7 +310,7 @@ def test_attackers_comply_with_dp_sgd_or_train_without_it(data, skips):
         budget=fv.Budget(float("inf"), 1e-4),
         multiplier=1.0,
     )
-    work = fv.ClientDpSgd(plan.steps, lr=0.5)
+    work = fv.ClientDpSgd(plan.noisy_steps, lr=0.5)
     adversary = attack(data, boost=6.0, work=WORK if skips else None)
     made = fv.Training(task(), data, plan, work, workers=1, participants=adversary)
     results = list(fv.train(made))

@@ -160,6 +160,7 @@ def test_a_run_that_claims_nothing_has_no_claim_to_violate(cli, baseline):
     assert "--attacks membership" in err
 
 
+@pytest.mark.slow
 def test_a_run_that_claims_nothing_is_attacked_and_left_as_it_was(cli, baseline, tmp_path):
     before = left(baseline)
     attack = (baseline, "--attacks", "randomiser,membership", *FEW)

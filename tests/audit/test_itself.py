@@ -47,7 +47,7 @@ def in_steps(multiplier=20.0, rounds=8):
         budget=fv.Budget(float("inf"), 1e-7),
         multiplier=multiplier,
     )
-    return training(plan, fv.ClientDpSgd(plan.steps, lr=0.1))
+    return training(plan, fv.ClientDpSgd(plan.noisy_steps, lr=0.1))
 
 
 def central(sampler, rounds=2, multiplier=1.0):
@@ -98,9 +98,11 @@ def test_one_run_stands_beside_the_claim_of_the_plan_that_was_audited():
     audited = _nominal_plan(made)
     line = strict_line(audited)
     assert finding.claim == line_claim(line, line.participations(made.plan.permitted))
-    assert audited.steps == replace(made.plan.steps, nominal=audited.steps.nominal)
+    assert audited.noisy_steps == replace(
+        made.plan.noisy_steps, nominal=audited.noisy_steps.nominal
+    )
     assert audited.rounds == made.plan.permitted
-    assert audited.schedule == made.plan.schedule
+    assert audited.clip_schedule == made.plan.clip_schedule
     assert audited.sampler == made.plan.sampler
 
 

@@ -109,6 +109,7 @@ def plain_rmia(chances, population, inside, target, references):
     return found
 
 
+@pytest.mark.slow
 def test_both_attacks_match_references_trained_and_scored_apart(shadow_models):
     """On embedded data: other trainings, other code, the same AUC to 0.02."""
     ours = curves_of(shadow_models.model_losses(ShadowRunner(1)), shadow_models.inside)

@@ -49,7 +49,7 @@ def training(unit=Unit.PERSON, multiplier=4.0, rounds=3, rate=0.5, data=None):
     )
     torch.manual_seed(0)
     task = fv.Task(torch.nn.Linear(data.x.shape[1], 2), fv.cross_entropy)
-    return Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.5), workers=1)
+    return Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.5), workers=1)
 
 
 @pytest.mark.parametrize("unit", [Unit.PERSON, Unit.RECORD])
@@ -86,7 +86,7 @@ def test_a_canary_is_inserted_with_as_many_records_as_count():
     both = _insert_canaries(data, canaries, np.array([1, 1]), np.array([True, True]))
     assert (both.people - data.people).tolist() == [0, 2, 0, 0, 0, 0]
     assert (both.sizes - data.sizes).tolist() == [0, 2 * CAP, 0, 0, 0, 0]
-    assert both.person_index.counts.max() == CAP
+    assert both.person_index.record_counts.max() == CAP
 
 
 def test_little_noise_is_found_by_canaries():

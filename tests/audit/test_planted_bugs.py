@@ -175,7 +175,7 @@ def records(module):
         fv.samplers.Everyone(), 8, 0.5, rate=0.5, steps=2, rounds=2, budget=fv.Budget(4, 1e-3)
     )
     torch.manual_seed(0)
-    work = fv.ClientDpSgd(plan.steps, lr=0.1)
+    work = fv.ClientDpSgd(plan.noisy_steps, lr=0.1)
     return fv.Training(
         fv.Task(module, fv.cross_entropy), data, plan, work, workers=1, mode=fv.engines.Mode.LOOPED
     )
@@ -262,7 +262,7 @@ def test_a_curator_left_out_of_the_line():
         rounds=1,
         budgets=(fv.Budget(1.0, 1e-5),),
     )
-    watched = replace(plan, schedule=fv.clips.Quantile(1.0, 0.5, noise=0.5))
+    watched = replace(plan, clip_schedule=fv.clips.Quantile(1.0, 0.5, noise=0.5))
     found = list(Randomiser(draws=400).findings(watched))
     assert [f.violated for f in found] == [False, True]
     assert found[1].what.endswith("what the clip watches")

@@ -122,6 +122,7 @@ def test_draws_that_are_counted_have_no_say_in_the_directions(monkeypatch):
     np.testing.assert_array_equal(seen[0], seen[1])
 
 
+@pytest.mark.slow
 def test_shuffled_reports_are_told_apart_as_well_as_one():
     """What n reports hide is found from how the coin of one must be: half of the claim and more."""
     ranges = Ranges(0.0, 0.5, (64,), adaptive=False, perturb=Perturb.UPDATE)

@@ -59,7 +59,7 @@ def test_hits_are_counted_where_no_more_than_the_rate_are_false_alarms():
     for rate, hits, alarms in ((0.001, 30, 1), (0.01, 50, 10), (0.0, 0, 0)):
         found = roc.hits(rate)
         interval = binomtest(hits, 200).proportion_ci(0.95, "exact")
-        assert (roc.others >= roc.threshold(rate)).sum() <= alarms
+        assert (roc.others >= roc.score_threshold(rate)).sum() <= alarms
         assert found.value == hits / 200
         assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
 

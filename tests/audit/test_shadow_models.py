@@ -56,7 +56,7 @@ def private(data, epsilon=None, rounds=4):
     )
     torch.manual_seed(0)
     task = Task(nn.Linear(data.x.shape[1], 3), cross_entropy)
-    work = ClientDpSgd(plan.steps, lr=1.0)
+    work = ClientDpSgd(plan.noisy_steps, lr=1.0)
     return Training(task, data, plan, work, mode=Mode.VECTORISED, workers=1)
 
 

@@ -25,6 +25,7 @@ def training(*settings):
     return build(load_recipe("central", [*BASE, *settings]))
 
 
+@pytest.mark.slow
 def test_eight_clients_of_one_person_are_found_above_eight_times_and_below_their_own_claim():
     """Gaussian noise, everybody in every round: 1 per client, 10.9 for eight of them."""
     audited = training("sample.kind=all", "budget.epsilon=1")
@@ -38,6 +39,7 @@ def test_eight_clients_of_one_person_are_found_above_eight_times_and_below_their
     assert found[1].lower > 8 * single.epsilon
 
 
+@pytest.mark.slow
 def test_sampled_clients_of_one_person_stay_below_their_claim():
     audited = training("sample.rate=0.5", "budget.epsilon=2")
     single = strict_line(audited.plan).claims(2)[0]

@@ -220,7 +220,7 @@ def counting(work, clients, rows):
 def test_a_bit_is_a_bit_whatever_a_work_says(data):
     plan = central(fv.clips.Quantile(1.0, 0.5, noise=20.0))
     found = training(data, plan=plan, work=OwnWork(0.1, counting))
-    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).statistic
+    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).statistic_values
     assert float(watched[0]) == -0.5 * CLIENTS
 
 

@@ -88,7 +88,7 @@ CHANGED = {
     "hidden numbers of records": lambda: line(steps(), relation=fv.claims.Relation.ADD_REMOVE),
     "one range for all weights": lambda: replace(points((1,)), parameters=None),
     "lines about more clients than there are": strongest_first,
-    "Laplace clipped in L2": lambda: replace(laplace(), schedule=fv.clips.Fixed(1.0)),
+    "Laplace clipped in L2": lambda: replace(laplace(), clip_schedule=fv.clips.Fixed(1.0)),
     "fewer releases": lambda: (
         (p := central()) and replace(p, lines=(replace(p.lines[0], every=10),))
     ),
@@ -97,7 +97,7 @@ CHANGED = {
         dealt(), [float(dealt().release.multipliers.min())] * (CLIENTS - 1)
     ),
     "a median at the server": lambda: replace(
-        central(), schedule=fv.clips.Median(1.0, -3, 3, 1, fv.Budget(1.0, 1e-4))
+        central(), clip_schedule=fv.clips.Median(1.0, -3, 3, 1, fv.Budget(1.0, 1e-4))
     ),
 }
 
@@ -136,7 +136,7 @@ class Trusting(fv.PrivacyPlan):
 
 def test_a_plan_of_one_s_own_is_refused(data):
     plan = central()
-    own = Trusting(plan.sampler, CLIENTS, plan.rounds, plan.schedule, lines=plan.lines)
+    own = Trusting(plan.sampler, CLIENTS, plan.rounds, plan.clip_schedule, lines=plan.lines)
     with pytest.raises(BadInput, match="a PrivacyPlan is needed"):
         training(data, plan=own)
 

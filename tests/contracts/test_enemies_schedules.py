@@ -57,7 +57,7 @@ class Wider(fv.clips.Quantile):
 
 def watched_by(data, schedule):
     found = training(data, plan=central(schedule))
-    return found.engine.run(found.round(1, np.arange(1), found.start())).statistic
+    return found.engine.run(found.round(1, np.arange(1), found.start())).statistic_values
 
 
 def test_what_a_schedule_watches_is_cut_to_what_is_accounted(data):
@@ -80,7 +80,7 @@ def test_a_schedule_that_watches_without_noise_is_refused(data):
     with pytest.raises(BadInput, match="takes a fixed, decaying or quantile"):
         central(Hushed(1.0, 0.5, noise=5.0))
     plan = replace(
-        central(fv.clips.Quantile(1.0, 0.5, noise=5.0)), schedule=Hushed(1.0, 0.5, noise=5.0)
+        central(fv.clips.Quantile(1.0, 0.5, noise=5.0)), clip_schedule=Hushed(1.0, 0.5, noise=5.0)
     )
     with pytest.raises(BadInput, match="the plan's line about"):
         training(data, plan=plan)
@@ -115,7 +115,7 @@ class Relative(fv.clips.Quantile):
 
 def test_what_is_watched_of_a_client_depends_on_that_client_alone(data):
     found = training(data, plan=central(Relative(1.0, 0.5, noise=5.0)))
-    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).statistic
+    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).statistic_values
     assert float(watched[0]) == pytest.approx(0.5 * CLIENTS)
 
 
@@ -141,7 +141,7 @@ def test_what_a_schedule_sees_is_not_the_server_s_noise(data):
     made = training(data, plan=central(Borrows(1.0)))
     total = made.engine.run(made.round(1, np.arange(CLIENTS), made.start())).total
     first = next(iter(fv.train(made)))
-    noise = (first.state.params - made.start().params).double() * made.plan.expected - total
+    noise = (first.state.params - made.start().params).double() * made.plan.expected_cohort - total
     like = torch.corrcoef(torch.stack([noise, Borrows.told[-1]]))[0, 1]
     assert abs(float(like)) < 0.95
     assert Borrows(1.0).statistic.purpose != "noise"
@@ -179,7 +179,7 @@ def shifted(monkeypatch):
     """A plan whose schedule has changed its mind since."""
     plan = central(Shifting(1.0, 0.5, noise=5.0))
     monkeypatch.setattr(Shifting, "later", [True])
-    assert plan.schedule.statistic.noise == 1e-9
+    assert plan.clip_schedule.statistic.noise == 1e-9
     return plan
 
 

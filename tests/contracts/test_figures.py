@@ -83,7 +83,7 @@ def prepared_once(prepare, made):
 def small_arena(experiment):
     arena = ARENAS["digits"](experiment)
     sizes = {"clients": 24, "cohort": 12, "rounds": 10, "steps": 2, "records": 20}
-    return replace(arena, federation=replace(arena.federation, **sizes))
+    return replace(arena, paper_federation=replace(arena.paper_federation, **sizes))
 
 
 def two_studies(experiment):

@@ -93,7 +93,7 @@ def moved_by_a_record(make):
         budget=FREE,
         multiplier=1e-9,
     )
-    made, work, totals = task(make), fv.ClientDpSgd(plan.steps, lr=lr), []
+    made, work, totals = task(make), fv.ClientDpSgd(plan.noisy_steps, lr=lr), []
     for given in (data(), one_record_less(data(), 0, RECORDS - 1)):
         training = fv.Training(made, given, plan, work, workers=1, mode=fv.engines.Mode.LOOPED)
         vars(training)["streams"] = Streams(7)

@@ -240,7 +240,7 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
         budget=FREE,
         multiplier=1e-9,
     )
-    work = fv.ClientDpSgd(plan.steps, lr=lr)
+    work = fv.ClientDpSgd(plan.noisy_steps, lr=lr)
     data = records(tokens)
     sums = []
     for given in (data, one_record_less(data, 3, 16)):
@@ -273,11 +273,11 @@ def with_secure_records(release, module):
         plan = fv.releases.sites(
             CLIENTS, 0.1, records=data.records, share="part", budget=budget, **more
         )
-        work = fv.work.SiteSum(plan.steps)
+        work = fv.work.SiteSum(plan.noisy_steps)
     else:
         sampler = fv.samplers.Everyone()
         plan = fv.dp_sgd(sampler, CLIENTS, 0.1, steps=1, nominal=20, budget=budget, **more)
-        work = fv.ClientDpSgd(plan.steps, lr=0.5)
+        work = fv.ClientDpSgd(plan.noisy_steps, lr=0.5)
     plan = with_secure_noise(plan, made.size, diagnostics=False)
     return fv.Training(made, data, plan, work, workers=1)
 

@@ -62,7 +62,7 @@ def moved_by(module, mode, unit):
     plan, sums = plan_of(unit), []
     for without in (False, True):
         data = people(tokens, without)
-        work = fv.ClientDpSgd(plan.steps, lr=0.5)
+        work = fv.ClientDpSgd(plan.noisy_steps, lr=0.5)
         training = fv.Training(shared_task(make), data, plan, work, mode=mode, workers=1)
         vars(training)["streams"] = Streams(7)
         asked = training.round(1, np.array([CLIENT]), training.start())
@@ -116,7 +116,7 @@ def test_a_person_moves_a_site_s_sum_by_one_clip(module):
             unit=Unit.PERSON,
             cap=CAP,
         )
-        work = fv.work.SiteSum(plan.steps)
+        work = fv.work.SiteSum(plan.noisy_steps)
         training = fv.Training(shared_task(make), data, plan, work, workers=1)
         vars(training)["streams"] = Streams(7)
         asked = training.round(1, np.array([CLIENT]), training.start())
@@ -136,7 +136,7 @@ def test_the_wildest_records_count_as_one_clip():
             shared_task(MODULES["mlp"][0]),
             replace(data, x=x),
             plan,
-            fv.ClientDpSgd(plan.steps, lr=1.0),
+            fv.ClientDpSgd(plan.noisy_steps, lr=1.0),
             workers=1,
         )
         less = replace(training, data=people(False, without=True))

@@ -49,22 +49,22 @@ def in_steps(**changes):
 )
 def test_dp_sgd_with_other_numbers_than_the_plan_s_is_refused(data, change):
     plan = in_steps()
-    work = fv.ClientDpSgd(replace(plan.steps, **change), lr=0.1)
+    work = fv.ClientDpSgd(replace(plan.noisy_steps, **change), lr=0.1)
     with pytest.raises(BadInput, match="the plan accounts for NoisySteps"):
         fv.Training(task(), data, plan, work)
 
 
 def test_dp_sgd_with_the_plan_s_own_numbers_is_accepted(data):
     plan = in_steps()
-    made = fv.Training(task(), data, plan, fv.ClientDpSgd(plan.steps, lr=0.1)).plan
-    assert made.steps == plan.steps
+    made = fv.Training(task(), data, plan, fv.ClientDpSgd(plan.noisy_steps, lr=0.1)).plan
+    assert made.noisy_steps == plan.noisy_steps
     assert [replace(line, assumptions=()) for line in made.lines] == [
         replace(line, assumptions=()) for line in plan.lines
     ]
 
 
 def test_dp_sgd_without_a_plan_s_numbers_cannot_be_made():
-    with pytest.raises(BadInput, match=r"ClientDpSgd\(plan.steps, lr="):
+    with pytest.raises(BadInput, match=r"ClientDpSgd\(plan.noisy_steps, lr="):
         fv.ClientDpSgd(0.9, 0.1)
 
 
@@ -78,7 +78,7 @@ class Lenient(fv.ClientDpSgd):
 def test_another_s_work_in_the_place_of_dp_sgd_is_refused(data):
     plan = in_steps()
     with pytest.raises(BadInput, match="go together"):
-        fv.Training(task(), data, plan, Lenient(plan.steps, lr=0.1))
+        fv.Training(task(), data, plan, Lenient(plan.noisy_steps, lr=0.1))
 
 
 def test_dp_sgd_under_another_plan_is_refused(data):
@@ -284,10 +284,10 @@ CHANGED = {
         lambda: centrally(),
         lambda p: replace(p, lines=line_of(p, share=Fraction(1, 9))),
     ),
-    "bits for free": (lambda: centrally(), lambda p: replace(p, schedule=QUANTILE)),
+    "bits for free": (lambda: centrally(), lambda p: replace(p, clip_schedule=QUANTILE)),
     "less noise on bits": (
         lambda: centrally(QUANTILE),
-        lambda p: replace(p, schedule=replace(QUANTILE, noise=2.5)),
+        lambda p: replace(p, clip_schedule=replace(QUANTILE, noise=2.5)),
     ),
     "less noise at clients": (
         lambda: locally(),
@@ -302,15 +302,17 @@ CHANGED = {
         lambda p: released(p, mechanism=GaussianMechanism(2.0)),
     ),
     "a lower cap": (lambda: locally(), lambda p: replace(p, lines=line_of(p, cap=1))),
-    "a curator left out": (lambda: locally(), lambda p: replace(p, schedule=QUANTILE)),
-    "flipped bits left out": (lambda: locally(), lambda p: replace(p, schedule=BITS)),
+    "a curator left out": (lambda: locally(), lambda p: replace(p, clip_schedule=QUANTILE)),
+    "flipped bits left out": (lambda: locally(), lambda p: replace(p, clip_schedule=BITS)),
     "a curator trusted and left out": (
         lambda: locally(),
-        lambda p: replace(p, schedule=QUANTILE, lines=line_of(p, trust=fv.claims.Trust.CURATOR)),
+        lambda p: replace(
+            p, clip_schedule=QUANTILE, lines=line_of(p, trust=fv.claims.Trust.CURATOR)
+        ),
     ),
     "a curator with less noise": (
         lambda: locally(QUANTILE),
-        lambda p: replace(p, schedule=replace(QUANTILE, noise=2.0)),
+        lambda p: replace(p, clip_schedule=replace(QUANTILE, noise=2.0)),
     ),
     "a curator who publishes more often": (
         lambda: locally(QUANTILE),
@@ -318,7 +320,7 @@ CHANGED = {
     ),
     "bits that are flipped less": (
         lambda: locally(BITS),
-        lambda p: replace(p, schedule=replace(BITS, flip=2.0)),
+        lambda p: replace(p, clip_schedule=replace(BITS, flip=2.0)),
     ),
     "steps that are not counted": (
         lambda: in_steps(steps=3),
@@ -326,11 +328,11 @@ CHANGED = {
     ),
     "a higher rate of records": (
         lambda: in_steps(),
-        lambda p: released(p, noisy=replace(p.steps, rate=0.9)),
+        lambda p: released(p, noisy=replace(p.noisy_steps, rate=0.9)),
     ),
     "noise of steps": (
         lambda: in_steps(),
-        lambda p: released(p, noisy=replace(p.steps, multiplier=0.1)),
+        lambda p: released(p, noisy=replace(p.noisy_steps, multiplier=0.1)),
     ),
     "larger epsilon per weight": (
         lambda: reported(),
@@ -349,8 +351,8 @@ def test_a_plan_that_was_changed_by_hand_is_refused(data, name):
     make, change = CHANGED[name]
     plan = change(make())
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
-    if plan.steps is not None:
-        work = fv.ClientDpSgd(plan.steps, lr=0.1)
+    if plan.noisy_steps is not None:
+        work = fv.ClientDpSgd(plan.noisy_steps, lr=0.1)
     with pytest.raises(BadInput, match="the plan's line about"):
         fv.Training(task(), data, plan, work)
 

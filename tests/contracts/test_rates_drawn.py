@@ -55,7 +55,7 @@ def test_a_record_joins_a_step_exactly_at_its_rate(monkeypatch, rate):
     x = np.arange(2 * len(y), dtype=np.float32).reshape(-1, 2)
     data = fv.FederatedData.from_clients([("one", x, y)], test=(x[:1] - 9, y[:1]), classes=2)
     cohort = CohortData(data, np.array([0]))
-    batch = poisson_batch(in_steps(rate).steps, cohort, 1, 0, Streams(1))
+    batch = poisson_batch(in_steps(rate).noisy_steps, cohort, 1, 0, Streams(1))
     joined = {int(i) for i, m in zip(batch.index[0], batch.mask[0], strict=True) if m}
     expected = {n for n, place in enumerate(np.repeat(places, 2).tolist()) if place < edge}
     assert joined == expected
@@ -64,7 +64,7 @@ def test_a_record_joins_a_step_exactly_at_its_rate(monkeypatch, rate):
 @pytest.mark.parametrize("rate", [0.5, 0.05, 1 / 3])
 def test_records_join_with_the_rate_that_is_accounted(rate):
     plan = in_steps(rate)
-    assert plan.steps.rate == rate
+    assert plan.noisy_steps.rate == rate
     assert plan.lines[0].event.rate == rate
     for other in (math.nextafter(rate, 0), rate / 1.03):
         cheaper = replace(plan.lines[0], event=replace(plan.lines[0].event, rate=other))

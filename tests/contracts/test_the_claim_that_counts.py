@@ -180,7 +180,7 @@ def test_the_live_page(folder, claims):
     assert str(COUNTS) in plain(str(row(status)["claim"]))
     shown = plain(" ".join(part.text for part in card(status, full=True).values()))
     assert f"Left: {budgeted(claims).left_of(LIMIT)}." in shown
-    assert f"spent: {budgeted(claims)}" in shown
+    assert f"Spent: {budgeted(claims)}" in shown
 
 
 def printed(show, *arguments):

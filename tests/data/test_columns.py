@@ -153,8 +153,8 @@ def test_entries_that_do_not_fit_are_refused(entries, said, message):
         ({"fill": math.nan}, "columns.c.fill is nan: a number or a text"),
         ({"fill": [1]}, r"columns.c.fill is \[1\]: a number or a text"),
         ({"other": 1}, "columns.c.other is 1: use true or false"),
-        ({"lowest": 1}, "columns.c.lowest is no key: use one of low, high, mean, std, values"),
-        ({"shape": (2,)}, "columns.c.shape is no key"),
+        ({"lowest": 1}, "unknown key columns.c.lowest: use one of low, high, mean, std, values"),
+        ({"shape": (2,)}, "unknown key columns.c.shape"),
         (5, "columns.c is 5: use low"),
     ],
 )

@@ -84,5 +84,5 @@ def test_a_recipe_declares_it_too():
     settings = {"data.name": "table", "data.target": "well", "model.name": "softmax"}
     columns = {f"data.columns.{c}.{k}": v for c, keys in COLUMNS.items() for k, v in keys.items()}
     section = load_recipe("central", {**settings, **columns}).data
-    schema = section.declared(None, ["a"]).schema
+    schema = section.declared_data(None, ["a"]).schema
     assert schema == declared_schema(options())

@@ -27,7 +27,7 @@ def test_persons_are_numbered_within_each_client():
         data = made(persons)
         assert data.persons.tolist() == [2, 1, 2, 0, 1, 1, 0]
         assert data.people.tolist() == [3, 2]
-        assert data.person_index.counts.tolist() == [1, 1, 2, 1, 2]
+        assert data.person_index.record_counts.tolist() == [1, 1, 2, 1, 2]
     assert made([[7, 5, 7, 7], [5, 5, 5]]).people.tolist() == [2, 1]
     assert made(None).persons is None
 

@@ -16,7 +16,7 @@ def split(rows, client, test, least, **options):
 
 
 def numbers(table):
-    return sorted(table.columns["a"].tolist())
+    return sorted(table.arrays["a"].tolist())
 
 
 @pytest.mark.parametrize("test", [None, "none"])
@@ -28,9 +28,9 @@ def test_left_out_no_row_is_tested_on(client, test):
 
 def test_by_client_or_a_share():
     by_client = split(ROWS, "site", "by-client", None)
-    tested = set(by_client.test_rows.columns["site"])
+    tested = set(by_client.test_rows.arrays["site"])
     assert 1 <= len(tested) < 10
-    assert tested.isdisjoint(by_client.train_rows.columns["site"])
+    assert tested.isdisjoint(by_client.train_rows.arrays["site"])
     assert numbers(by_client.train_rows) + numbers(by_client.test_rows) != [*range(100)]
     assert sorted(numbers(by_client.train_rows) + numbers(by_client.test_rows)) == [*range(100)]
     assert not by_client.of_clients
@@ -48,7 +48,7 @@ def test_owners_are_those_of_the_rows(test):
         (found.record_owners, found.train_rows),
         (found.test_owners, found.test_rows),
     ):
-        assert found.owner_names[owners].tolist() == part.columns["site"].tolist()
+        assert found.owner_names[owners].tolist() == part.arrays["site"].tolist()
     assert found.of_clients is (test == 0.2)
 
 
@@ -68,7 +68,7 @@ def test_a_test_table_is_clients_own_by_name(sites, shared):
     assert len(found.train_rows) == 100
     if sites:
         assert found.owner_names[found.test_owners].tolist() == sites
-    assert found.owner_names[found.record_owners].tolist() == ROWS.columns["site"].tolist()
+    assert found.owner_names[found.record_owners].tolist() == ROWS.arrays["site"].tolist()
 
 
 def test_a_test_table_of_rows_that_are_dealt_is_nobody_s():
@@ -93,18 +93,18 @@ def test_rows_of_the_same_source_are_traced_whatever_they_are_called(tmp_path, c
 def test_a_test_file_is_read(tmp_path):
     (tmp_path / "test.csv").write_text("site,a\nnew,1\n")
     found = split(ROWS, "site", str(tmp_path / "test.csv"), None)
-    assert found.test_rows.columns["a"].tolist() == ["1"]
+    assert found.test_rows.arrays["a"].tolist() == ["1"]
 
 
 @pytest.mark.parametrize("test", ["by-client", 0.5, {"a": [1], "site": ["new"]}])
 def test_clients_with_too_few_rows_are_left_out_of_both_parts(test):
     few = ROWS.take(np.flatnonzero(~np.isin(np.arange(100), [20, 40, 60, 80, 1])))
     found = split(few, "site", test, 4)
-    assert "s0" not in found.train_rows.columns["site"]
-    assert "s1" in [*found.train_rows.columns["site"], *found.test_rows.columns["site"]]
-    kept = set(found.train_rows.columns["site"])
+    assert "s0" not in found.train_rows.arrays["site"]
+    assert "s1" in [*found.train_rows.arrays["site"], *found.test_rows.arrays["site"]]
+    kept = set(found.train_rows.arrays["site"])
     if test == 0.5:
-        assert set(found.test_rows.columns["site"]) <= kept
+        assert set(found.test_rows.arrays["site"]) <= kept
 
 
 def test_numbers_are_names_too():

@@ -96,7 +96,7 @@ def test_a_csv_file_may_have_a_mark_blank_lines_quotes_and_spaces(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b'\xef\xbb\xbfa , b\r\n\r\n1,"x, ""y"""\r\n 2 , z\r\n')
     table = read_table(path)
-    assert {name: column.tolist() for name, column in table.columns.items()} == {
+    assert {name: column.tolist() for name, column in table.arrays.items()} == {
         "a": ["1", " 2 "],
         "b": ['x, "y"', " z"],
     }
@@ -105,7 +105,7 @@ def test_a_csv_file_may_have_a_mark_blank_lines_quotes_and_spaces(tmp_path):
 
 def test_rows_keep_their_numbers():
     table = read_table({"a": [10, 20, 30, 40]}).take(np.array([3, 1]))
-    assert table.columns["a"].tolist() == [40, 20]
+    assert table.arrays["a"].tolist() == [40, 20]
     assert str(table.entry_error("a", 0, "is odd")) == "the table: row 4 of column 'a' is odd"
 
 
@@ -115,7 +115,7 @@ def test_a_table_is_a_table_already():
 
 
 def test_column_names_become_texts():
-    assert list(read_table(pandas.DataFrame({0: [1.0], 1: [2.0]})).columns) == ["0", "1"]
+    assert list(read_table(pandas.DataFrame({0: [1.0], 1: [2.0]})).arrays) == ["0", "1"]
     twice = pandas.DataFrame([[1, 2]], columns=["a", "a"])
     with pytest.raises(ValueError, match="has 2 columns 'a': rename all but one"):
         read_table(twice)

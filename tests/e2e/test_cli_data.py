@@ -20,6 +20,7 @@ def folder(cli):
     return "data"
 
 
+@pytest.mark.slow
 def test_a_recipe_is_written_checked_and_run(cli, folder):
     told = cli("data", "check", folder, "--recipe", "dp-sgd", "--out", "mine.toml")
     assert (told.code, told.err) == (0, "")

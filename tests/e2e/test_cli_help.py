@@ -228,14 +228,14 @@ def test_explain_as_json(cli):
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("clpi", "error: clpi is no key: did you mean clip?"),
-        ("clip.valeu", "error: clip.valeu is no key: did you mean clip.value?"),
-        ("clpi.value", "error: clpi is no key: did you mean clip?"),
-        ("multiplier", "error: multiplier is no key: did you mean noise.multiplier?"),
-        ("seed.x", "error: seed.x is no key: seed has none"),
-        ("zzz", "error: zzz is no key: fedveil explain lists all sections"),
-        ("", "error: '' is no key: fedveil explain lists all sections"),
-        ("data.zzz.zzz", "error: data.zzz.zzz is no key: fedveil explain data lists its keys"),
+        ("clpi", "error: unknown key clpi: did you mean clip?"),
+        ("clip.valeu", "error: unknown key clip.valeu: did you mean clip.value?"),
+        ("clpi.value", "error: unknown key clpi: did you mean clip?"),
+        ("multiplier", "error: unknown key multiplier: did you mean noise.multiplier?"),
+        ("seed.x", "error: unknown key seed.x: seed has none"),
+        ("zzz", "error: unknown key zzz: fedveil explain lists all sections"),
+        ("", "error: unknown key '': fedveil explain lists all sections"),
+        ("data.zzz.zzz", "error: unknown key data.zzz.zzz: fedveil explain data lists its keys"),
     ],
 )
 def test_explain_names_what_is_nearest(cli, name, error):

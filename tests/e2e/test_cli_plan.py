@@ -65,6 +65,7 @@ def test_simulating_writes_a_recipe_that_runs(cli):
     assert run["claims"][0]["epsilon"] == pytest.approx(20)
 
 
+@pytest.mark.slow
 def test_simulating_for_machines_against_another_recipe(cli):
     arguments = ("--against", "dp-fedavg-gaussian", "--against", "fedavg", "--json", "--quiet")
     told = cli("plan", "dp-fedavg", *SET, *QUICK, *arguments, "--out", "new/plan.toml")

@@ -25,6 +25,7 @@ PAGES = sorted(
 )
 SLOW = {
     "how-to.md",
+    "tutorials/first-run.md",
     "tutorials/attack.md",
     "tutorials/deploy.md",
     "tutorials/local-privacy.md",

@@ -13,9 +13,9 @@ south,4,40,m,no
 SECTION = "it is a section; set its keys, such as"
 OWN = "run central --set data.path=t.csv --set data.client=hospital --set data.target=outcome"
 MISTAKES = {
-    "run --set epsilon=2": "epsilon is no key: did you mean",
-    "run --set clients=100": "clients is no key: did you mean data.clients",
-    "run --set privacy.epsilon=2": "privacy is no key: fedveil explain lists all sections",
+    "run --set epsilon=2": "unknown key epsilon: did you mean",
+    "run --set clients=100": "unknown key clients: did you mean data.clients",
+    "run --set privacy.epsilon=2": "unknown key privacy: fedveil explain lists all sections",
     "run --set budget.eps=2": "did you mean budget.epsilon or budget.epsilons?",
     "run --set budget.epsilon=two": "budget.epsilon is 'two': a number is needed",
     "run --set budget.epsilon=-1": "budget.epsilon is -1.0: a positive number is needed",
@@ -60,7 +60,7 @@ MISTAKES = {
     f"{OWN} --set data.missing=drop": "data.missing is 'drop': use 'refuse' or 'fill'",
     f"{OWN} --set data.features=age": "data.features is 'age': a list is needed, such as",
     f"{OWN} --set data.missing=fill": "declare it (columns), hold owners out (test = 'by-client')",
-    "explain epsilonn": "epsilonn is no key: did you mean",
+    "explain epsilonn": "unknown key epsilonn: did you mean",
     "account --rate 2 --rounds 9 --epsilon 1 --delta 1e-5": "--rate is 2.0: a probability",
     "recipe": "No such command 'recipe'. Did you mean 'recipes'? (see fedveil --help)",
     "report nowhere": "nowhere holds no run: name the directory of a run",

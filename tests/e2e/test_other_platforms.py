@@ -107,6 +107,7 @@ def test_a_sweep(fedveil, tmp_path):
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_what_needs_linux_is_refused_in_one_line(lacking, tmp_path):
     demo = lacking("-m", "fedveil", "deploy", "central", "federation", "--demo", "3")
     assert demo.returncode == 2
@@ -122,6 +123,7 @@ def test_what_needs_linux_is_refused_in_one_line(lacking, tmp_path):
     assert line.endswith("or use Linux on x86-64")
 
 
+@pytest.mark.slow
 def test_a_mixer_opens_its_rounds_once(lacking):
     program = """
 from fedveil.mixing.mixer import OpenedRounds

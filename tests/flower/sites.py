@@ -137,5 +137,5 @@ def charges(site: Site) -> int:
 
 
 def witness(site: Site) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(site.ledger.witness.read_text())
+    found: dict[str, Any] = json.loads(site.ledger.witness_path.read_text())
     return found

@@ -29,6 +29,7 @@ def flower(monkeypatch):
 
 
 @pytest.mark.usefixtures("flower")
+@pytest.mark.slow
 def test_a_heartbeat_leaves_the_common_generator_as_it_was():
     separate_flower_random()
     before = random.getstate()

@@ -339,7 +339,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
         recipe, some("a", "b"), recipe.load_data().at_sites(["a", "b"]), Address()
     )
     with pytest.raises(BadInput, match="not empty"):
-        deployment.write(tmp_path)
+        deployment.write_folder(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

@@ -67,6 +67,7 @@ def asked(command, *asks):
     return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_it_answers_with_the_app_that_is_installed():
     """What forks is `answer_message`: Flower's own program, told to load our app and no other."""
     command = fork_server.FORK_SERVER
@@ -92,6 +93,7 @@ def test_no_two_forks_draw_the_same():
         assert len({line[column] for line in lines}) == 4
 
 
+@pytest.mark.slow
 def test_a_fork_is_as_if_it_had_been_started():
     """It reads nothing of what others are asked, and has the signals of a program."""
     done = asked(server(SETTLED, ("torch",), begin=BEGIN), ["a"], ["b"])

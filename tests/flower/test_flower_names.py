@@ -89,6 +89,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_a_message_is_answered_through_every_name_of_the_guard(tmp_path):
     names = sorted(name for module, name in PLACES if module == RUNTIME)
     program = ANSWER.format(runtime=RUNTIME, names=names)

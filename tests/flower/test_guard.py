@@ -59,51 +59,65 @@ def test_a_flower_that_cannot_be_guarded_is_not_started(runtime, monkeypatch, na
 
 
 BROKEN = """
-import importlib, sys
+import importlib, json, os, sys
 from fedveil.flower.flwr_private import fork_server, guard, supernode
 for name in fork_server.IMPORTED:
     importlib.import_module(name)
 runtime = importlib.import_module({runtime!r})
-kept = {{name: getattr(runtime, name) for name in {names!r}}}
 true = guard.guard
 
 def broken():
+    kept = {{name: getattr(runtime, name) for name in names}}
     true()
     vars(runtime).update(kept)
 
 guard.guard = broken
-{start}
+for folder, names in {cases!r}.items():
+    if os.fork() == 0:
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            os.dup2(os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT), number)
+        os.environ["FLWR_HOME"] = folder
+        fork_server.serve_forks()
+        print("served")
+        sys.exit()
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    with open(os.path.join(folder, "code"), "w") as file:
+        file.write(str(code))
 """
 
 UNPACKED = ["install_from_fab"]
 LOADED = ["get_load_client_app_fn"]
+BREAKS = {
+    "none": ([], ""),
+    "unpacked": (UNPACKED, "has been unpacked: fedveil.canary"),
+    "loaded": (LOADED, "did not answer"),
+    "run": (UNPACKED + LOADED, "an app that was sent has been run"),
+}
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        ([], ""),
-        (UNPACKED, "has been unpacked: fedveil.canary"),
-        (LOADED, "did not answer"),
-        (UNPACKED + LOADED, "an app that was sent has been run"),
-    ],
-)
-def test_a_site_whose_guard_is_broken_refuses_to_start(names, words, tmp_path):
-    """Flower's own functions are put back, as a release does that no longer calls these names."""
-    start = "fork_server.serve_forks(); print('served')"
-    program = BROKEN.format(runtime=RUNTIME, names=names, start=start)
+@pytest.fixture(scope="module")
+def broken_sites(tmp_path_factory):
+    """A folder for each of `BREAKS`: what a site whose guard is broken so printed, and its code.
+
+    Flower's own functions are put back, as a release does that no longer calls these names. One
+    process imports Flower, and forks each site.
+    """
+    folders = {how: tmp_path_factory.mktemp(how) for how in BREAKS}
+    cases = {str(folders[how]): names for how, (names, _) in BREAKS.items()}
+    program = BROKEN.format(runtime=RUNTIME, cases=cases)
     environment = {key: value for key, value in os.environ.items() if key != "FEDVEIL_SITE"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input="",
-        env=environment | {"FLWR_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == ((1, "") if names else (0, "served\n"))
-    assert words in done.stderr
-    assert bool(names) == ("not guarded against code that a server sends" in done.stderr)
-    assert not list(tmp_path.glob("apps*"))
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    return folders
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_site_whose_guard_is_broken_refuses_to_start(broken_sites, how):
+    folder, (names, words) = broken_sites[how], BREAKS[how]
+    code, out, err = ((folder / name).read_text() for name in ("code", "stdout", "stderr"))
+    assert (code, out) == (("1", "") if names else ("0", "served\n"))
+    assert words in err
+    assert bool(names) == ("not guarded against code that a server sends" in err)
+    assert not list(folder.glob("apps*"))
 
 
 @pytest.mark.parametrize(

@@ -109,9 +109,9 @@ def test_memory_stays_small_whatever_length_is_sent(shape, chunk, count):
 )
 def test_a_vector_that_is_not_the_plan_s_is_not_decoded(dtype, shape, data):
     good = encoded(np.arange(4, dtype=np.float32))
-    assert FORM.decode("report", "float32", (4,), good).tolist() == [0, 1, 2, 3]
+    assert FORM.unpack("report", "float32", (4,), good).tolist() == [0, 1, 2, 3]
     with pytest.raises(BadInput, match="report"):
-        FORM.decode("report", dtype, shape, good if data is None else data)
+        FORM.unpack("report", dtype, shape, good if data is None else data)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_vector_that_is_not_the_plan_s_is_not_decoded(dtype, shape, data):
 )
 def test_what_is_encoded_is_what_is_stated_beside_it(array):
     with pytest.raises(BadInput, match="that are not the plan's 4 numbers"):
-        FORM.decode("report", "float32", (4,), encoded(array))
+        FORM.unpack("report", "float32", (4,), encoded(array))
 
 
 def test_an_encoding_that_names_more_numbers_than_it_has_is_not_allocated():
@@ -137,7 +137,7 @@ def test_an_encoding_that_names_more_numbers_than_it_has_is_not_allocated():
     data = huge + bytes(FORM.encoded_length - len(huge))
     tracemalloc.start()
     with pytest.raises(BadInput):
-        FORM.decode("report", "float32", (4,), data)
+        FORM.unpack("report", "float32", (4,), data)
     assert tracemalloc.get_traced_memory()[1] < 100_000
     tracemalloc.stop()
 

@@ -28,7 +28,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         chdir.chdir(place)
         write_files(place)
         owners(place)
-        deployed(place).write(place / "fed")
+        deployed(place).write_folder(place / "fed")
     return place
 
 
@@ -64,7 +64,7 @@ def test_an_owner_s_folder_is_private_and_refuses_everything(place: Path) -> Non
     assert stat.S_IMODE(owner.private_key.stat().st_mode) == 0o600
     assert owner.policy == Policy()
     assert owner.ledger.folder == owner.folder / "ledger"
-    assert not owner.ledger.witness.is_relative_to(owner.folder)
+    assert not owner.ledger.witness_path.is_relative_to(owner.folder)
     assert owner.fingerprint.startswith("SHA256:")
 
 
@@ -93,7 +93,7 @@ def test_nothing_is_written_unless_the_owner_accepts(place: Path) -> None:
     before = files(place / "north")
     owner, bundle = Owner.open(place / "north"), Bundle.read(bundle_of(place))
     with joining(owner, bundle, allow_code=True) as one:
-        text = "\n".join(one.lines())
+        text = "\n".join(one.status_lines())
     assert files(place / "north") == before
     assert not (place / "north" / "federations").exists()
     for words in (bundle.operator, "127.0.0.1:9092", "net.py:make", "90 records of this site"):
@@ -134,7 +134,7 @@ def test_code_runs_only_where_the_owner_allows_it(place: Path) -> None:
     marker = place / "ran"
     (place / "net.py").write_text(f"open({str(marker)!r}, 'w').close()\n{NET}")
     shutil.rmtree(place / "fed")
-    deployed(place).write(place / "fed")
+    deployed(place).write_folder(place / "fed")
     marker.unlink()  # the operator had allowed it
     owner, bundle = Owner.open(place / "north"), Bundle.read(bundle_of(place))
     refused = pytest.raises(BadInput, match=r"names code, net.py:make.*--allow-code")
@@ -177,7 +177,7 @@ def test_a_changed_manifest_is_noticed(place: Path, changes: dict[str, Any]) -> 
 def test_a_manifest_that_somebody_else_signed_has_another_fingerprint(place: Path) -> None:
     told = Bundle.read(bundle_of(place)).operator
     shutil.move(place / "fed", place / "theirs")
-    deployed(place).write(place / "fed")  # whoever has the recipe can make such a bundle
+    deployed(place).write_folder(place / "fed")  # whoever has the recipe can make such a bundle
     bundle, owner = Bundle.read(bundle_of(place)), Owner.open(place / "north")
     assert bundle.operator != told
     refused = pytest.raises(BadInput, match="is signed by")

@@ -35,8 +35,8 @@ from tests.flower.sites import (
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"nmae": "x"}, "nmae is no key: .*name"),
-        ({"policy": {"epsilom": 3.0}}, "policy.epsilom is no key: .*policy.epsilon"),
+        ({"nmae": "x"}, "unknown key nmae: .*name"),
+        ({"policy": {"epsilom": 3.0}}, "unknown key policy.epsilom: .*policy.epsilon"),
         ({"policy": {"epsilon": 3.0}}, "policy.epsilon"),
         ({"policy": {"epsilon": {"client": -1.0}}}, "policy.epsilon.client is -1.0"),
         ({"policy": {"epsilon": {"weight": 1.0}}}, "weight"),
@@ -218,7 +218,7 @@ def test_the_commands_of_an_owner(tmp_path: Path, monkeypatch: Any, capsys: Any)
     assert (code, "local trust" in text, "warning" in text) == (0, True, False)
     code, text = command(monkeypatch, capsys, "ledger", str(tmp_path / "ledger"), "--verify")
     assert (code, "1 entries" in text) == (0, True)
-    server.site.ledger.witness.unlink()
+    server.site.ledger.witness_path.unlink()
     code, text = command(monkeypatch, capsys, "site", "check", path)
     assert (code, "fedveil site accept" in text) == (2, True)
     code, text = command(monkeypatch, capsys, "site", "accept", path)

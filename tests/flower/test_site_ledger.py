@@ -70,7 +70,7 @@ def test_a_witness_that_is_gone_has_to_be_accepted(tmp_path: Path) -> None:
     server = Server(open_site(tmp_path))
     server.answer(1)
     assert witness(server.site)["length"] == 1
-    server.site.ledger.witness.unlink()
+    server.site.ledger.witness_path.unlink()
     unusable(server.answer(2))
     with pytest.raises(BadInput, match="fedveil site accept"):
         Site.open(tmp_path / "site.toml")

@@ -22,7 +22,7 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, 900_000, tzinfo=UTC)
 
 
 def log_of(site):
-    return [json.loads(line) for line in site.log.path.read_text().splitlines()]
+    return [json.loads(line) for line in site.log.file_path.read_text().splitlines()]
 
 
 def test_a_log_says_what_was_asked_and_what_it_cost(tmp_path, capsys):
@@ -50,7 +50,7 @@ def test_a_log_says_what_was_asked_and_what_it_cost(tmp_path, capsys):
     assert "spent" not in again
     for entry in entries:
         assert abs(datetime.now(UTC) - datetime.fromisoformat(entry["time"])) < timedelta(hours=1)
-    assert site.log.path.stat().st_mode & 0o777 == 0o600
+    assert site.log.file_path.stat().st_mode & 0o777 == 0o600
     shown = [text for text in capsys.readouterr().err.splitlines() if text.startswith("{")]
     assert [json.loads(text) for text in shown] == entries
 
@@ -71,7 +71,7 @@ def test_what_went_wrong_is_in_the_log_and_not_in_the_answer(tmp_path, monkeypat
 
 def test_a_log_that_cannot_be_written_keeps_nobody_from_answering(tmp_path):
     site = open_site(tmp_path)
-    site.log.path.mkdir(parents=True)
+    site.log.file_path.mkdir(parents=True)
     assert Server(site).answer().report.numel()
 
 
@@ -80,8 +80,8 @@ def test_a_long_log_is_begun_anew(tmp_path, monkeypatch):
     log = SiteLog(tmp_path / "log.jsonl")
     for number in range(5):
         log.write("answered", round=number)
-    assert log.path.stat().st_size < 250
-    assert log.path.with_suffix(".old").exists()
+    assert log.file_path.stat().st_size < 250
+    assert log.file_path.with_suffix(".old").exists()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def superlink(folder, monkeypatch, days=365, host="127.0.0.1", status=200):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     server.handle_error = lambda *_: None
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=[0.01])
     thread.start()
     try:
         yield f"127.0.0.1:{server.server_port}", folder / "ca.crt"

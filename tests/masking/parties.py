@@ -64,7 +64,7 @@ class Parties:
         if self.server.needs_agreement:
             for site in closings if agreeing is None else agreeing:
                 self.server.add_agreed(self.sites[site].answer(closings[site]))
-            certificate = self.server.certificate()
+            certificate = self.server.certify()
             for site in closings if revealing is None else revealing:
                 self.server.add_reveal(self.sites[site].reveal(certificate))
         else:
@@ -94,7 +94,7 @@ def copied_server(server):
         now = server._now
         other._now = replace(
             now,
-            total=now.total.copy(),
+            masked_sum=now.masked_sum.copy(),
             statements=dict(now.statements),
             boxes=dict(now.boxes),
             agreed=dict(now.agreed),

@@ -221,12 +221,12 @@ def test_a_server_cannot_ask_one_site_for_both_secrets():
     others = parties.server.close()
     with pytest.raises(MessageRefused, match="has answered otherwise"):
         honest.answer(others[0])
-    assert honest._now.members == [0, 1, 2, 3]
+    assert honest._now.counted_sites == [0, 1, 2, 3]
     agreed = [parties.sites[site].answer(others[site]) for site in (1, 2)]
     for message in agreed:
         parties.server.add_agreed(message)
     with pytest.raises(MessageRefused, match="2 of 4 sites agreed"):
-        parties.server.certificate()
+        parties.server.certify()
 
 
 def begin_with(parties, adverts, site=0):
@@ -271,7 +271,7 @@ def test_a_server_cannot_ask_for_the_same_round_twice():
     site = parties.sites[0]
     site.begin(roster)
     site.mask(parties.vectors()[0])
-    fewer = Roster.of(
+    fewer = Roster.assemble(
         parties.terms,
         Place(1),
         {number: Advert.read(parties.sites[number].advert, parties.terms) for number in (0, 1)},
@@ -285,7 +285,7 @@ def test_two_rosters_of_a_round_do_not_mix():
     """A site that masked for one does not answer about statements of the other."""
     parties = Parties(4, 3)
     rosters = [
-        Roster.of(
+        Roster.assemble(
             parties.terms,
             Place(1),
             {number: Advert.read(parties.sites[number].advert, parties.terms) for number in who},
@@ -419,7 +419,7 @@ def test_after_a_dropout_no_transcript_of_another_round_opens():
         if len(sent) < 4:
             for answer in answers.values():
                 world.server.add_agreed(answer)
-            certificate = world.server.certificate()
+            certificate = world.server.certify()
             reveals = {site: world.sites[site].reveal(certificate) for site in sent}
         if round != 2:
             continue
@@ -455,7 +455,7 @@ def test_no_message_has_a_key_from_which_other_rounds_follow():
             if parties.server.needs_agreement:
                 parties.server.add_agreed(sent[-1])
         if parties.server.needs_agreement:
-            certificate = parties.server.certificate()
+            certificate = parties.server.certify()
             sent += [parties.sites[site].reveal(certificate) for site in closings]
     everything = b"".join(sent)
     for site in parties.sites:
@@ -496,7 +496,7 @@ def test_a_vector_that_comes_after_the_closing_is_refused_and_changes_nothing():
         parties.server.add_masked(late)
     for site in messages:
         parties.server.add_agreed(parties.sites[site].answer(closings[site]))
-    certificate = parties.server.certificate()
+    certificate = parties.server.certify()
     with pytest.raises(MessageRefused):
         parties.sites[2].reveal(certificate)
     for site in messages:

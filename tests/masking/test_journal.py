@@ -15,21 +15,21 @@ SECRETS = {0: SELF, 1: SELF, 2: PAIRS}
 
 def test_an_attempt_is_begun_once_and_in_order(tmp_path):
     journal = Journal(tmp_path / "journal.db")
-    journal.begin(RUN, Place(3, 1))
+    journal.record_begin(RUN, Place(3, 1))
     for place in (Place(3, 1), Place(3, 0), Place(2, 9)):
         for again in (journal, Journal(tmp_path / "journal.db")):
             with pytest.raises(MessageRefused, match="is not after it"):
-                again.begin(RUN, place)
-    journal.begin(RUN, Place(3, 2))
-    journal.begin(RUN, Place(4))
-    journal.begin(bytes([1] * 32), Place(1))
+                again.record_begin(RUN, place)
+    journal.record_begin(RUN, Place(3, 2))
+    journal.record_begin(RUN, Place(4))
+    journal.record_begin(bytes([1] * 32), Place(1))
 
 
 def test_an_answer_binds_also_after_a_restart(tmp_path):
     path = tmp_path / "journal.db"
-    Journal(path).answer(RUN, Place(1), SECRETS, VECTORS)
+    Journal(path).record_answer(RUN, Place(1), SECRETS, VECTORS)
     for again in (Journal(path), Journal(path)):
-        again.answer(RUN, Place(1), SECRETS, VECTORS)
+        again.record_answer(RUN, Place(1), SECRETS, VECTORS)
         for secrets in (
             {**SECRETS, 2: SELF},
             {**SECRETS, 0: PAIRS},
@@ -37,16 +37,16 @@ def test_an_answer_binds_also_after_a_restart(tmp_path):
             {**SECRETS, 3: SELF},
         ):
             with pytest.raises(MessageRefused, match="has answered otherwise"):
-                again.answer(RUN, Place(1), secrets, VECTORS)
+                again.record_answer(RUN, Place(1), secrets, VECTORS)
         with pytest.raises(MessageRefused, match="has answered otherwise"):
-            again.answer(RUN, Place(1), SECRETS, b"other vectors")
-    again.answer(RUN, Place(1, 1), {**SECRETS, 2: SELF}, VECTORS)
-    again.answer(bytes([1] * 32), Place(1), {**SECRETS, 2: SELF}, VECTORS)
+            again.record_answer(RUN, Place(1), SECRETS, b"other vectors")
+    again.record_answer(RUN, Place(1, 1), {**SECRETS, 2: SELF}, VECTORS)
+    again.record_answer(bytes([1] * 32), Place(1), {**SECRETS, 2: SELF}, VECTORS)
 
 
 def test_no_site_can_be_entered_twice(tmp_path):
     path = tmp_path / "journal.db"
-    Journal(path).answer(RUN, Place(1), SECRETS, VECTORS)
+    Journal(path).record_answer(RUN, Place(1), SECRETS, VECTORS)
     with sqlite3.connect(path) as db, pytest.raises(sqlite3.IntegrityError):
         db.execute("INSERT INTO answered VALUES (?, 1, 0, 2, 'self', ?)", (RUN, VECTORS))
 
@@ -57,7 +57,7 @@ def test_commits_wait_for_the_disk(tmp_path):
     assert journal._db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
-@pytest.mark.parametrize("step", ["begin", "answer"])
+@pytest.mark.parametrize("step", ["record_begin", "record_answer"])
 def test_what_cannot_be_written_is_not_done(step, monkeypatch):
     parties = Parties(3, 2)
     messages = parties.masked(parties.vectors())
@@ -70,10 +70,10 @@ def test_what_cannot_be_written_is_not_done(step, monkeypatch):
         raise BadInput("the disk is full")
 
     monkeypatch.setattr(site._journal, step, broken)
-    if step == "answer":
+    if step == "record_answer":
         with pytest.raises(BadInput, match="disk is full"):
             site.answer(closings[0])
-        assert site._now.members == []
+        assert site._now.counted_sites == []
     else:
         with pytest.raises(BadInput, match="disk is full"):
             site.begin(parties.server.open(Place(2)))
@@ -116,7 +116,7 @@ def test_the_same_question_gets_the_same_answer():
     assert agreed[0] == agreed[1]
     for number in (0, 1):
         parties.server.add_agreed(parties.sites[number].answer(closings[number]))
-    certificate = parties.server.certificate()
+    certificate = parties.server.certify()
     assert site.reveal(certificate) == site.reveal(certificate)
 
 

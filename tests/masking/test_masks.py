@@ -173,7 +173,7 @@ def test_seeds_of_rounds_attempts_rosters_pairs_and_purposes_all_differ():
     fewer = {site: adverts[site] for site in range(3)}
     for place in (Place(1), Place(1, 1), Place(2), Place(256)):
         for who in (adverts, fewer):
-            roster = Roster.of(parties.terms, place, who)
+            roster = Roster.assemble(parties.terms, place, who)
             for label in (b"mask", b"box"):
                 for pair in ((0, 1), (1, 0), (0, 2)):
                     seeds.add(round_seed(secret, roster, label, *pair))

@@ -37,7 +37,7 @@ class Recorded:
             self.taken(closings[number], "answer", site, number)
             agreed.append(site.answer(closings[number]))
         self.taken_by_server(agreed, "add_agreed")
-        certificate, reveals = server.certificate(), []
+        certificate, reveals = server.certify(), []
         for number, site in enumerate(present):
             self.taken(certificate, "reveal", site, number)
             reveals.append(site.reveal(certificate))
@@ -150,7 +150,7 @@ def test_steps_out_of_order_are_refused():
         lambda: site.reveal(b""),
         lambda: server.add_masked(b""),
         server.close,
-        server.certificate,
+        server.certify,
         lambda: server.add_agreed(b""),
         lambda: server.sum(1),
     ):
@@ -201,7 +201,7 @@ def test_replayed_messages_are_refused():
                 tried += 1
         for site in messages:
             parties.server.add_agreed(parties.sites[site].answer(closings[site]))
-        certificate = parties.server.certificate()
+        certificate = parties.server.certify()
         for site in messages:
             for message, method in old:
                 if method == "reveal":
@@ -277,7 +277,7 @@ def test_terms_that_differ_in_anything_have_another_digest():
         for words in (7, 8)
         if honest < len(order)
     ]
-    assert len({each.digest for each in terms}) == len(terms) > 15
+    assert len({each.hash for each in terms}) == len(terms) > 15
 
 
 REFUSED_TERMS = {

@@ -191,6 +191,7 @@ def test_a_record_has_its_own_masks_in_every_form(name):
         ),
     ],
 )
+@pytest.mark.slow
 def test_attention_written_out_is_torch_s_but_for_the_masks(causal, masked):
     q, k, v = torch.randn(3, 2, 4, 5, 6).unbind(0)
     mask = None

@@ -98,7 +98,7 @@ def test_gradients_are_those_of_the_head_on_fixed_features(mode):
         cohort = CohortData(records, np.arange(3))
         walk = gradients.trajectory(task.parameters, cohort, spanned=False)
         whole = FullBatch(records.sizes, 4)
-        found.append((walk.mean(None, whole), walk.clipped_sum(None, whole, Clip(0.3))))
+        found.append((walk.mean_update(None, whole), walk.clipped_sum(None, whole, Clip(0.3))))
     for a, b in zip(*found, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
@@ -133,6 +133,7 @@ def test_another_base_draws_other_noise():
     assert not np.array_equal(keys[0], keys[2])
 
 
+@pytest.mark.slow
 def test_modes_agree_with_a_constant_buffer():
     data = federation()
     ends = []
@@ -151,6 +152,7 @@ def test_a_constant_that_changes_is_refused_by_name(kind, name):
         mixes_records(fv.Task(kind(), fv.cross_entropy).by_own_code(), x, y)
 
 
+@pytest.mark.slow
 def test_a_frozen_weight_may_be_of_any_type():
     class Scaled(nn.Module):
         def __init__(self):

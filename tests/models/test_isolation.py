@@ -181,6 +181,7 @@ def centrally(made):
     return fv.Training(made, records(False), plan, fv.work.OneGradient(), workers=1)
 
 
+@pytest.mark.slow
 def test_constants_of_a_graph_are_part_of_a_seed():
     def seed(constant):
         training = centrally(task(lambda: Changed(Shifted([constant]))))
@@ -271,7 +272,7 @@ def test_a_layer_whose_use_depends_on_weights_is_refused_under_dp_sgd_in_one_lin
         budget=fv.Budget(math.inf, 1e-3),
         multiplier=1.0,
     )
-    work = fv.ClientDpSgd(plan.steps, lr=0.1)
+    work = fv.ClientDpSgd(plan.noisy_steps, lr=0.1)
     with pytest.raises(BadInput, match="decides by the values of its inputs or weights"):
         fv.Training(task(Dependent), records(False), plan, work)
     made = centrally(task(Dependent))

@@ -17,6 +17,6 @@ def check_epsilons():
                 if "epsilon" in header and "delta" not in table.headers:
                     assert re.search(rf"epsilon\b.* {TERMS}", header), header
         if re.search(rf"epsilon (= |> |< )?\d(?!\S* {TERMS})", page.markdown()):
-            assert any(re.search(rf"[Ee]psilon.* {TERMS}", said) for said in page.settings)
+            assert any(re.search(rf"[Ee]psilon.* {TERMS}", said) for said in page.setting_names)
 
     return check

@@ -39,7 +39,7 @@ LONDON = (
 def small(experiment: Experiment) -> Arena:
     arena = ARENAS["digits"](experiment)
     sizes = {"clients": 24, "cohort": 12, "rounds": 3, "steps": 2, "records": 20}
-    return replace(arena, federation=replace(arena.federation, **sizes))
+    return replace(arena, paper_federation=replace(arena.paper_federation, **sizes))
 
 
 @pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])
@@ -71,7 +71,7 @@ def test_central_dp_draws_the_cohort_of_the_other_defences(tmp_path: Path) -> No
     arena = small(Experiment(tmp_path))
     (central,) = [row for row in defences(arena) if row.recipe == "central"]
     recipe = load_recipe("central", [*central.recipe_overrides, "budget.epsilon=1"])
-    where = arena.federation
+    where = arena.paper_federation
     assert recipe.sample.rate == where.cohort / where.clients  # type: ignore[union-attr]
     assert recipe.clip.value == where.bound  # type: ignore[union-attr]
 
@@ -145,7 +145,7 @@ def test_the_legend_explains_every_row(
         for words in row.name.removesuffix("y").replace(f", {ATTACKERS} attackers", "").split(": "):
             *_, word = words.removesuffix(", attacker").split(", ")
             assert f"*{word}" in told, row.name
-    assert f"longer than {arena.federation.bound:g} " in told
+    assert f"longer than {arena.paper_federation.bound:g} " in told
 
 
 def rates(main: float, backdoor: float) -> Rates:

@@ -31,7 +31,7 @@ def test_a_finding_says_whether_it_was_seen():
 def test_a_page_has_everything_in_order():
     page = Page(
         "Table I",
-        settings=["Some data."],
+        setting_names=["Some data."],
         left_open=[("learning rate", "0.1")],
         tables=[TextTable(("x",), (("1",),))],
         statements=[PaperStatement("A.", True, "B."), PaperStatement("C.", False, "D.")],

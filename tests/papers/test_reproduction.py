@@ -35,7 +35,7 @@ def tiny(experiment):
 
 def other(experiment):
     """A page without a sweep."""
-    return Page("Other", settings=[f"{experiment.choose(1, 2)}"])
+    return Page("Other", setting_names=[f"{experiment.choose(1, 2)}"])
 
 
 ITEMS = {"tiny": tiny, "other": other}

@@ -144,6 +144,7 @@ def test_norms_of_wide_and_narrow_rows_are_those_of_float64(norm, shape):
     assert torch.isfinite(row_norms(rows, norm)).tolist() == [False] + [True] * (len(rows) - 1)
 
 
+@pytest.mark.slow
 def test_wide_rows_are_bounded_like_narrow_ones():
     rows = torch.randn(3, 70_000, generator=torch.Generator().manual_seed(3))
     rows[1] *= 1e-6

@@ -33,14 +33,14 @@ def seen(norms, clip):
 def watch(schedule, lengths, round=1, ids=None):
     """What clients send for the schedule, as a plan has it."""
     ids = np.arange(len(lengths.norms)) if ids is None else ids
-    plan = PrivacyPlan(Everyone(), 100, 10**6, schedule=schedule)
+    plan = PrivacyPlan(Everyone(), 100, 10**6, clip_schedule=schedule)
     return plan.client_statistic(lengths, asked(plan, torch.zeros(1), ids, round=round))
 
 
 def move(schedule, moving, watched, expected, round=1, streams=None):
     """Where the clip goes from a sum that was watched, as a plan has it."""
     clients = int(expected)
-    plan = PrivacyPlan(FixedSize(clients), clients, 10**6, schedule=schedule)
+    plan = PrivacyPlan(FixedSize(clients), clients, 10**6, clip_schedule=schedule)
     before, model = torch.tensor([moving], dtype=torch.float64), torch.zeros(1)
     return float(next_state(plan, before, watched, model, model, round, streams)[0])
 

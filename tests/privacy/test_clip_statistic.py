@@ -122,7 +122,7 @@ def lengths():
 
 def test_sums_of_odd_numbers_are_exact_under_secure_noise():
     """Noise on sums that were rounded is refused, so that rows must have been cut to its grid."""
-    plan = PrivacyPlan(Everyone(), 8, 4, schedule=Odd())
+    plan = PrivacyPlan(Everyone(), 8, 4, clip_schedule=Odd())
     secure = Streams(1, secure=True)
     rows = plan.client_statistic(
         lengths(), asked(plan, torch.zeros(1), np.arange(8), streams=secure)
@@ -136,7 +136,7 @@ def test_sums_of_odd_numbers_are_exact_under_secure_noise():
 
 
 def test_nothing_is_watched_and_nothing_moves_in_other_rounds():
-    plan, model = PrivacyPlan(Everyone(), 8, 4, schedule=Odd()), torch.zeros(1)
+    plan, model = PrivacyPlan(Everyone(), 8, 4, clip_schedule=Odd()), torch.zeros(1)
     rows = plan.client_statistic(lengths(), asked(plan, model, np.arange(8), round=2))
     assert not rows.any()
     full, before = torch.full((3,), 9.0, dtype=torch.float64), plan.first_state(model)

@@ -181,7 +181,7 @@ def test_a_cohort_is_secret_where_the_claim_is_amplified_by_it(sampler, secret):
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_only_clients_that_protect_themselves_are_counted(name):
-    plan = PrivacyPlan(Everyone(), 10, 1, schedule=Fixed(1.0), release=RELEASES[name])
+    plan = PrivacyPlan(Everyone(), 10, 1, clip_schedule=Fixed(1.0), release=RELEASES[name])
     assert plan.counted_clients == (0 if name == "central" else 10)
     assert PrivacyPlan(Everyone(), 10, 1).counted_clients == 0
 
@@ -194,7 +194,7 @@ def test_noise_without_a_bound_is_refused(name):
 
 def test_what_is_no_release_is_refused():
     with pytest.raises(BadInput, match="a Release is needed"):
-        PrivacyPlan(Everyone(), 10, 1, schedule=Fixed(1.0), release=GaussianMechanism(1.0))
+        PrivacyPlan(Everyone(), 10, 1, clip_schedule=Fixed(1.0), release=GaussianMechanism(1.0))
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_a_round_that_is_charged_again_draws_other_noise():
 def test_two_point_reports_are_clamped_to_the_ranges_of_their_plan():
     """Reports lie outside the release's ranges, and the adaptive state is the schedule's."""
     plan = two_point_plan()
-    other = replace(plan.schedule, radius=2 * plan.schedule.radius)
+    other = replace(plan.clip_schedule, radius=2 * plan.clip_schedule.radius)
     for schedule in (None, Fixed(1.0), other):
         with pytest.raises(BadInput, match="their clip schedule is these ranges"):
-            replace(plan, schedule=schedule)
+            replace(plan, clip_schedule=schedule)

@@ -39,6 +39,7 @@ def ended(start):
     return executed
 
 
+@pytest.mark.slow
 def test_they_are_told_everywhere(ended, capsys, cli):
     run, result = ended(ASKED)
     lines = lines_of(run.folder)
@@ -67,6 +68,7 @@ def test_left_out_it_is_the_accuracy_and_training_is_the_same(ended):
     assert list(alone["metrics"]) == ["loss"]
 
 
+@pytest.mark.slow
 def test_a_resume_tells_the_same_numbers(start):
     whole, cut = start("central", ASKED, *ACROSS), start("central", ASKED, *ACROSS, out="cut")
     expected = whole.execute()

@@ -118,9 +118,9 @@ def test_steps_of_dp_sgd_are_those_that_were_asked_for():
     few = (*SMALL, "sample.size=5", "client.lr=0.5")
     more = ("client.momentum=0.25", "client.weight_decay=0.5", "client.proximal=0.125")
     training = built("dp-sgd", *few, *more)
-    assert training.work == ClientDpSgd(training.plan.steps, 0.5, 0.25, 0.5, 0.125)
+    assert training.work == ClientDpSgd(training.plan.noisy_steps, 0.5, 0.25, 0.5, 0.125)
     training = built("dp-sgd", *few, "client.optimizer=adam", "client.beta2=0.75")
-    assert training.work == ClientDpSgd(training.plan.steps, 0.5, adam=Adam(beta2=0.75))
+    assert training.work == ClientDpSgd(training.plan.noisy_steps, 0.5, adam=Adam(beta2=0.75))
 
 
 SCHEDULES = {

@@ -105,6 +105,7 @@ def test_code_is_run_only_where_it_is_allowed(tmp_path):
     assert (tmp_path / "trace").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_the_same_code_and_not_with_other(tmp_path):
     def stop(line):
         if line["round"] == 1:
@@ -177,6 +178,7 @@ def test_keys_that_do_not_go_with_code_are_refused(key):
         fv.run("central", set={"model.options.width": 3}, out="no", quiet=True)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_called_like_a_package_is_known_by_its_code(tmp_path):
     (tmp_path / "torch.py").write_text(NET)
     first = run("torch.py:make", out="a").recipe.model.digest

@@ -197,11 +197,11 @@ def test_defaults_that_are_found_later_are_what_is_said():
     mlp = [build(load_recipe("fedavg", ["model.name=mlp", *more])) for more in ([], [HIDDEN])]
     assert mlp[0].task.size == mlp[1].task.size
     assert left_out("clip.floor", "poly") == "a thousandth of value"
-    schedule = build(load_recipe("ldp-sgd")).plan.schedule
+    schedule = build(load_recipe("ldp-sgd")).plan.clip_schedule
     assert math.isclose(schedule.floor, schedule.value / 1000)
     quantile = build(load_recipe("central", ["clip.kind=quantile", "clip.value=1.0"])).plan
     assert left_out("clip.bit_noise", "quantile").startswith("a twentieth of the clients per round")
-    assert math.isclose(quantile.schedule.noise, quantile.expected / 20)
+    assert math.isclose(quantile.clip_schedule.noise, quantile.expected_cohort / 20)
 
 
 HIDDEN = f"model.hidden={left_out('model.hidden').partition(' for mlp')[0]}"

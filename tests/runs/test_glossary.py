@@ -125,9 +125,9 @@ def test_a_word_that_is_a_term_and_a_section_is_both():
     ("name", "error"),
     [
         ("zeroout", "'zeroout' is no term: did you mean zero-out?"),
-        ("clpi", "clpi is no key: did you mean clip?"),
-        ("zzz", "zzz is no key: fedveil explain lists all sections"),
-        ("", "'' is no key: fedveil explain lists all sections"),
+        ("clpi", "unknown key clpi: did you mean clip?"),
+        ("zzz", "unknown key zzz: fedveil explain lists all sections"),
+        ("", "unknown key '': fedveil explain lists all sections"),
     ],
 )
 def test_what_is_no_word_is_refused_with_the_nearest(name, error):

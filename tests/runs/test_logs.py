@@ -241,6 +241,7 @@ def test_mlflow_in_its_default_kind_of_store(folder, tmp_path, monkeypatch):
     assert mlflow_numbers(folder) == expected(folder)
 
 
+@pytest.mark.slow
 def test_texts_are_logged_once(folder):
     log(["tensorboard", "mlflow"], folder, LINES)
     texts = {"claim": CLAIM, "early": "True", "recipe": "central"}

@@ -11,6 +11,9 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Target
+from fedveil.runs.opened_run import StoredModel
+from fedveil.runs.sections.model_section import ModelSection
 
 FAST = {"rounds": 6, "sample.rate": 0.5, "noise.multiplier": 0.5, "engine.workers": 1}
 FREE = {"budget.epsilon": float("inf"), "budget.delta": 1e-4, "client.lr": 0.5}
@@ -158,3 +161,25 @@ def test_rows_that_do_not_fit_are_one_line(run, cli, tmp_path, name, content, wo
 def test_the_claim_travels_with_the_weights(run):
     assert [claim.to_dict() for claim in run.stored.claims] == run.result["claims"]
     assert run.stored.model.name == "softmax"
+
+
+def test_arrays_are_columns_as_they_are():
+    """The schema of records that were arrays follows from their shapes and types."""
+
+    def schema(shape, kind, target):
+        return StoredModel(
+            {}, ModelSection(name="softmax"), shape, kind, target, (), "", None
+        ).schema
+
+    one = schema((2, 3), "int64", Target(4))
+    assert one.to_dict() == {
+        "features": [{"name": "x", "shape": [2, 3], "whole": True}],
+        "target": {"name": "y", "whole": True, "classes": 4},
+    }
+    named = schema({"ids": (5,), "age": ()}, {"ids": "uint8", "age": "float32"}, Target(0))
+    assert [(c.name, c.shape, c.whole, c.mean) for c in named.feature_columns] == [
+        ("ids", (5,), True, None),
+        ("age", (), False, 0.0),
+    ]
+    assert named.by_name
+    assert (named.target_column.mean, named.target_column.std) == (0.0, 1.0)

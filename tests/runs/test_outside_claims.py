@@ -66,6 +66,7 @@ def test_one_income_moves_all_clients_and_the_sum_so_every_claim_says_it(tmp_pat
     assert all(FITTED in claim.assumptions for claim in claims)
 
 
+@pytest.mark.slow
 def test_fitted_on_the_test_split_one_income_moves_its_own_client(tmp_path):
     training, clients, distance = changed(tmp_path, "data.statistics=held-out", *GIVEN)
     assert clients == 1

@@ -127,7 +127,7 @@ def from_python(folder, **more):
 def test_the_same_from_python(recipe_of, folder, tmp_path):
     data = from_python(folder).capped(3)
     assert data.clients == 5
-    assert data.person_index.counts.max() == 3
+    assert data.person_index.record_counts.max() == 3
     recipe = recipe_of(document(folder, unit="person", cap=3))
     training = build(recipe)
     assert training.data.fingerprint == data.fingerprint
@@ -135,7 +135,7 @@ def test_the_same_from_python(recipe_of, folder, tmp_path):
     assert done.claims[0].unit is Unit.PERSON
     people = int(data.people.sum())
     assert training.plan.release.records == people
-    assert (training.plan.steps.unit, training.plan.steps.cap) == (Unit.PERSON, 3)
+    assert (training.plan.noisy_steps.unit, training.plan.noisy_steps.cap) == (Unit.PERSON, 3)
     assert training.plan.lines[0].trust is Trust.SITE
 
 

@@ -34,27 +34,27 @@ RULES = {
 
 @pytest.mark.parametrize("settings", RULES)
 def test_the_bound_is_the_one_that_was_asked_for(settings):
-    assert plan_of("central", *LOUD, *settings.split()).schedule == RULES[settings]
+    assert plan_of("central", *LOUD, *settings.split()).clip_schedule == RULES[settings]
 
 
 def test_bits_have_noise_in_proportion_to_a_cohort_unless_told_otherwise():
     adaptive = ("clip.kind=quantile", "clip.value=0.5", "noise.multiplier=0.5")
     turns = ("sample.kind=round-robin", "sample.size=10")
-    assert plan_of("central", *LOUD[1:], *adaptive, *turns).schedule.noise == 10 / 20
+    assert plan_of("central", *LOUD[1:], *adaptive, *turns).clip_schedule.noise == 10 / 20
 
 
 @pytest.mark.parametrize("kind", ["fixed", "poly"])
 def test_a_norm_arrives(kind):
     decay = ("clip.power=1.0",) if kind == "poly" else ()
     settings = (f"clip.kind={kind}", "clip.value=0.5", "clip.norm=l1", *decay)
-    assert plan_of("norm-bound", "sample.size=5", *settings).schedule.norm is Norm.L1
+    assert plan_of("norm-bound", "sample.size=5", *settings).clip_schedule.norm is Norm.L1
 
 
 def test_a_median_arrives():
     histogram = ("clip.kind=median", "clip.value=0.5", "clip.low=-9", "clip.high=3")
     more = ("clip.every=3", "clip.epsilon=9.0", "clip.delta=1e-4", "clip.monotone=true")
     settings = (*LOUD, "sample.size=5", "sample.max_participations=none", *histogram, *more)
-    schedule = plan_of("ldp-sgd", *settings, "clip.cap=2.0").schedule
+    schedule = plan_of("ldp-sgd", *settings, "clip.cap=2.0").clip_schedule
     assert (schedule.value, schedule.low, schedule.high, schedule.every) == (0.5, -9, 3, 3)
     assert (schedule.monotone, schedule.cap) == (True, 2.0)
     assert (schedule.budget.epsilon, schedule.budget.delta) == (9.0, 1e-4)
@@ -73,7 +73,7 @@ def test_a_bound_per_gradient_is_that_of_its_own_round():
     plan = plan_of("dp-fedavg-gaussian", *LOUD, "sample.size=5", *decay)
     for round in (1, 2, 5):
         rates = [2 / ((round - 1) * 3 + step + 4) for step in range(3)]
-        clip = plan.schedule.clip(2.0, round)
+        clip = plan.clip_schedule.clip(2.0, round)
         assert (clip.value, clip.gradient) == (pytest.approx(2.0 * sum(rates)), 2.0)
 
 

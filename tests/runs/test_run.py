@@ -103,6 +103,7 @@ def test_a_run_does_not_keep_the_models_of_its_rounds(start, monkeypatch):
     assert len(models) == 5
 
 
+@pytest.mark.slow
 def test_a_second_process_is_told_that_the_run_is_in_use(start):
     run = start("central")
 

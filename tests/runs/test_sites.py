@@ -43,9 +43,9 @@ def test_claims_name_the_record_and_whom_it_trusts(cli, tmp_path, share, trusts,
 def test_sites_are_the_clients_and_the_rate_is_that_of_their_records():
     training = build(load_recipe("sites", ["data.sites=5", *SHORT]))
     assert training.data.clients == training.plan.population == 5
-    assert training.plan.steps.rate == 0.5
+    assert training.plan.noisy_steps.rate == 0.5
     assert training.plan.release.records == training.data.records
-    assert training.work.noisy == training.plan.steps
+    assert training.work.noisy == training.plan.noisy_steps
     assert load_recipe("sites", ["data.sites=5"]).data.clients == 5
 
 

@@ -118,6 +118,7 @@ def test_what_counts_is_kept_under_every_rule(noise, rounds, delta, rate, remove
     assert worst(quoted, increment) <= (1 + EARLY) * delta * EXACT
 
 
+@pytest.mark.slow
 def test_the_numbers_in_the_proof_are_those_of_central():
     """Rounded up to two digits: three, ten and twenty of 40 rounds, and from when on the plan's."""
     quoted, naive = printed_by(planned(2.0643147, 40, 1e-5, 0.5))

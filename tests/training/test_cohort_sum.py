@@ -8,7 +8,7 @@ from fedveil.training.reports import CohortSum
 def filled(value, noisy):
     made = CohortSum.zero(3, 2, noisy=noisy)
     made.total += value
-    made.statistic += 10 * value
+    made.statistic_values += 10 * value
     if made.signal is not None:
         made.signal += 100 * value
     made.weight, made.clients, made.clipped_clients = value / 2, value, value + 1
@@ -22,7 +22,7 @@ def test_everything_adds_up(noisy):
     for value in (1, 2, 4):
         total.add_(filled(value, noisy))
     assert total.total.tolist() == [7.0] * 3
-    assert total.statistic.tolist() == [70.0] * 2
+    assert total.statistic_values.tolist() == [70.0] * 2
     assert (total.signal is None) != noisy
     assert not noisy or total.signal.tolist() == [700.0] * 3
     assert (total.weight, total.clients, total.clipped_clients) == (3.5, 7, 10)
@@ -33,7 +33,7 @@ def test_everything_adds_up(noisy):
 def test_parts_of_a_sum_do_not_overlap(noisy):
     made = CohortSum.zero(3, 2, noisy=noisy)
     made.total += 1
-    made.statistic += 2
+    made.statistic_values += 2
     if made.signal is not None:
         made.signal += 4
     assert made.numbers.tolist() == [1.0] * 3 + [4.0] * 3 * noisy + [2.0] * 2

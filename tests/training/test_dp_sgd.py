@@ -377,4 +377,4 @@ def test_delta_is_measured_against_the_number_of_records(task, data):
         multiplier=1.0,
     )
     with pytest.raises(BadInput, match="records"):
-        Training(task, data, plan, ClientDpSgd(plan.steps, 0.1))
+        Training(task, data, plan, ClientDpSgd(plan.noisy_steps, 0.1))

@@ -57,7 +57,7 @@ def test_gradients_are_those_of_plain_autograd_with_each_record_s_own_mask(mode,
     walk = gradients_of(made, mode, data).trajectory(made.parameters, cohort, spanned=False)
     for step in (0, 1):
         batch = plan.batch(step)
-        found = walk.clipped_sum(None, batch, clip) if private else walk.mean(None, batch)
+        found = walk.clipped_sum(None, batch, clip) if private else walk.mean_update(None, batch)
         for k, count in enumerate(SIZES):
             every = np.broadcast_to(np.arange(count), (1, count))
             keys = Draws(Streams(1), 7, ids[k : k + 1], step).record_keys(every)[0]
@@ -84,6 +84,7 @@ def training(**options):
     return fv.Training(task(), records(), plan, work, **options)
 
 
+@pytest.mark.slow
 def test_workers_chunks_and_modes_change_rounding_only():
     first, *others = (
         list(fv.train(training(**options)))[-1].state.params
@@ -130,7 +131,9 @@ def test_p_0_trains_as_no_dropout_does():
         walk = gradients_of(made, Mode.LOOPED, records())
         cohort = CohortData(records(), np.arange(3))
         batch = fv.Batches(0, steps=1).for_round(cohort.ids, cohort.sizes, 1, Streams(0)).batch(0)
-        ends.append(walk.trajectory(made.parameters, cohort, spanned=False).mean(None, batch))
+        ends.append(
+            walk.trajectory(made.parameters, cohort, spanned=False).mean_update(None, batch)
+        )
         assert not made.drops
     assert torch.equal(*ends)
 

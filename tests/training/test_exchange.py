@@ -277,7 +277,7 @@ def test_bits_say_who_was_within_the_bound(make_data, task):
     schedule = Quantile(float(norms.median()), 0.5, noise=1e-6)
     training = Training(task, data, noisy(data, schedule), OneGradient())
     done = training.engine.run(training.round(1, np.arange(40), training.start()))
-    assert float(done.statistic) == 20 - done.clipped_clients
+    assert float(done.statistic_values) == 20 - done.clipped_clients
     assert 10 < done.clipped_clients < 30
 
 

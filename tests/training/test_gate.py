@@ -290,7 +290,7 @@ def test_nothing_is_measured_in_the_clear_beside_a_price(held_out, monkeypatch):
     monkeypatch.setattr("fedveil.training.session.over_clients", forbidden)
     results = list(train(training))
     gate = training.gate
-    assert gate.first(training.start().params) == {}
+    assert gate.first_numbers(training.start().params) == {}
     said = gate.last([r.numbers() for r in results], results[-1].state.params)
     assert said["metrics"] == {n: results[-1].metrics[n] for n in ("accuracy", "loss")}
     assert said["measured_after"] == 2

@@ -80,8 +80,8 @@ def test_a_walk_from_several_starts_is_the_walks_from_each(kind):
         walk = gradients.trajectory(start, cohort, spanned=True)
         assert type(walk) is kind
         moved = walk.descend_(None, batch, 0.1)
-        rows = [walk.rows(moved.clone())]
-        rows.append(walk.rows(walk.descend_(moved, batch, 0.1)))
+        rows = [walk.update_rows(moved.clone())]
+        rows.append(walk.update_rows(walk.descend_(moved, batch, 0.1)))
         if not walk.spanned:
             rows.append(walk.clipped_sum(None, batch, clip))
             rows.append(walk.clipped_sum(moved, batch, clip))

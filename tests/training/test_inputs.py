@@ -101,6 +101,7 @@ def trained(task, data, work=SGD, **options):
     return learnt, metrics
 
 
+@pytest.mark.slow
 def test_both_modes_and_processes_learn_the_same(task, data):
     (looped, one), (vectorised, other) = (trained(task, data, mode=mode) for mode in Mode)
     assert not torch.equal(looped, task.parameters)
@@ -158,6 +159,7 @@ def test_modes_are_timed_and_the_test_split_is_measured(task, data):
     assert found == pytest.approx({n: float(v.mean()) for n, v in expected.items()}, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_predicts_from_named_inputs(data, tmp_path):
     torch.manual_seed(1)
     module = Attention()
@@ -208,6 +210,7 @@ def test_numbers_of_a_record_s_own_are_inputs(tmp_path):
     assert len(learnt.predict(data.test_x)["prediction"]) == 22
 
 
+@pytest.mark.slow
 def test_records_that_see_each_other_s_length_alone_are_found():
     """The test records differ in their words at once, and in their lengths only later."""
     data, task = lengths([3] * 20 + [4, 5]), fv.Task(Lengths(lambda n: n.amax()), fv.cross_entropy)

@@ -51,6 +51,7 @@ def test_every_client_counts_once_however_records_are_cut(make_data, sizes, batc
     assert not found  # what is no mean over examples is not there
 
 
+@pytest.mark.slow
 def test_thousands_of_clients_take_no_longer_than_their_records(make_data):
     """One pass over records: 20,000 clients of one record are not 20,000 passes."""
     many, few = make_data((1,) * 20_000), make_data((10_000,) * 2)

@@ -73,8 +73,8 @@ def test_a_cap_keeps_so_many_records_of_each_person_and_no_more(people):
     _, data = people(cap=None)
     for cap in (1, 2, 3, 4, 9):
         capped = data.capped(cap)
-        counts = capped.person_index.counts
-        assert counts.tolist() == np.minimum(data.person_index.counts, cap).tolist()
+        counts = capped.person_index.record_counts
+        assert counts.tolist() == np.minimum(data.person_index.record_counts, cap).tolist()
         assert capped.people.tolist() == data.people.tolist() == [4, 1, 2, 4, 1]
         assert capped.cap == cap
 
@@ -161,7 +161,7 @@ def test_with_secure_noise_everybody_has_as_many_places(people):
         cohort = CohortData(data, np.array([client]))
         clients = batch_of(1, task.parameters, cohort, CLIP, looped, SECURE)
         for step in range(20):
-            batch = noisy_batch(plan.steps, clients, step)
+            batch = noisy_batch(plan.noisy_steps, clients, step)
             assert batch.group == 5
             assert batch.mask.shape[1] % 5 == 0
             assert batch.mask.shape[1] <= 5 * int(data.people[client])
@@ -248,7 +248,7 @@ def test_people_with_one_record_are_records(people, mode):
     seen = []
     for unit in (PERSON, RECORD):
         plan = dp_plan(rate=1.0, multiplier=1e-9, unit=unit, cap=1)
-        training = Training(task, data, plan, ClientDpSgd(plan.steps, lr=1.0), mode=mode)
+        training = Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=1.0), mode=mode)
         vars(training)["streams"] = Streams(3)
         asked = training.round(1, np.arange(5), training.start())
         seen.append(training.engine.run(asked).total)
@@ -301,7 +301,7 @@ def test_slots_of_people_that_see_each_other_are_computed_one_by_one(people, mon
 
 def test_slots_are_tried_in_the_shape_in_which_they_are_used(people):
     task, data = people()
-    units = gradients_of(task, Mode.LOOPED, data).clipped(3)
+    units = gradients_of(task, Mode.LOOPED, data).clip_examples(3)
     assert units._sizes[0] == 64  # 64 x 3 records, at most 256
     (x, y, weights) = units._sample
     assert x.shape[:2] == y.shape[:2] == weights.shape[:2] == (2, 3)
@@ -313,7 +313,7 @@ def test_slots_are_tried_in_the_shape_in_which_they_are_used(people):
 def test_sites_train_per_person(people, unit, secure, share):
     task, data = people()
     plan = site_plan(data, task.size if secure else None, unit=unit, cap=3, share=share)
-    training = Training(task, data, plan, SiteSum(plan.steps))
+    training = Training(task, data, plan, SiteSum(plan.noisy_steps))
     *_, last = train(training)
     assert last.state.round == 2
     claim = training.plan.claims(2)[0]
@@ -334,7 +334,7 @@ def test_dp_sgd_with_secure_noise_trains_per_person(people, unit, nominal):
         task.size,
         diagnostics=False,
     )
-    training = Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.1))
+    training = Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
     *_, last = train(training)
     assert last.state.round == 2
     claim = training.plan.claims(2)[0]
@@ -347,8 +347,8 @@ def test_the_noise_is_one_clip_s_whatever_a_person_has(people):
     """Of a step without gradients, over many rounds: its deviation is the plan's."""
     task, data = people("linear")
     plan = dp_plan(unit=PERSON, cap=3, rate=1.0, steps=1, multiplier=2.0)
-    work, looped = ClientDpSgd(plan.steps, lr=1.0), gradients_of(task, Mode.LOOPED, data)
-    still = replace(plan.steps, multiplier=0.0)
+    work, looped = ClientDpSgd(plan.noisy_steps, lr=1.0), gradients_of(task, Mode.LOOPED, data)
+    still = replace(plan.noisy_steps, multiplier=0.0)
     quiet, noise = ClientDpSgd(still, lr=1.0), []
     for number in range(1, 400):
         cohort = CohortData(data, np.array([3]))
@@ -364,7 +364,9 @@ def test_the_noise_is_one_clip_s_whatever_a_person_has(people):
 def test_sums_are_divided_by_people_and_weighed_by_them(people):
     task, data = people()
     plan = dp_plan(unit=PERSON, cap=3, rate=1.0, steps=1, multiplier=1e-9)
-    training = Training(task, data, plan, ClientDpSgd(plan.steps, lr=1.0), weights=Weights.EXAMPLES)
+    training = Training(
+        task, data, plan, ClientDpSgd(plan.noisy_steps, lr=1.0), weights=Weights.EXAMPLES
+    )
     asked = training.round(1, np.arange(5), training.start())
     done = training.engine.run(asked)
     assert done.weight == 12  # people
@@ -422,10 +424,12 @@ def test_nothing_of_a_recipe_per_record_changes(people):
     assert data.fingerprint == bare.fingerprint
     plan = dp_plan()
     trainings = [
-        Training(task, each, plan, ClientDpSgd(plan.steps, lr=0.1)) for each in (data, bare)
+        Training(task, each, plan, ClientDpSgd(plan.noisy_steps, lr=0.1)) for each in (data, bare)
     ]
     assert trainings[0].digest == trainings[1].digest
-    assert identity(plan.steps) == "[steps='noisy',rate=0.5,count=2,multiplier=1.0,nominal=None]"
+    assert (
+        identity(plan.noisy_steps) == "[steps='noisy',rate=0.5,count=2,multiplier=1.0,nominal=None]"
+    )
     assert "unit" not in identity(site_plan(data).release)
 
 
@@ -455,7 +459,7 @@ def test_repetitions_train_on_one_object(people):
 def test_a_plan_about_persons_and_other_data_are_refused(people):
     task, data = people(cap=None)
     plan = dp_plan(unit=PERSON, cap=3)
-    work = ClientDpSgd(plan.steps, lr=0.1)
+    work = ClientDpSgd(plan.noisy_steps, lr=0.1)
     for wrong in (data, data.capped(4), data.capped(2), replace(data, persons=None)):
         with pytest.raises(BadInput, match=r"use data.capped\(3\)"):
             Training(task, wrong, plan, work)
@@ -468,12 +472,12 @@ def test_work_with_another_unit_or_cap_than_the_plan_s_is_refused(people):
     task, data = people()
     plan = dp_plan(unit=PERSON, cap=3)
     for changes in ({"unit": RECORD}, {"cap": 4}, {"unit": RECORD, "cap": None}):
-        work = ClientDpSgd(replace(plan.steps, **changes), lr=0.1)
+        work = ClientDpSgd(replace(plan.noisy_steps, **changes), lr=0.1)
         with pytest.raises(BadInput, match="the plan accounts for NoisySteps"):
             Training(task, data, plan, work)
     summed = site_plan(data, unit=PERSON, cap=3)
     with pytest.raises(BadInput, match="the plan accounts for NoisySteps"):
-        Training(task, data, summed, SiteSum(NoisySteps(0.5, 1, summed.steps.multiplier)))
+        Training(task, data, summed, SiteSum(NoisySteps(0.5, 1, summed.noisy_steps.multiplier)))
 
 
 def test_a_claim_about_persons_with_steps_about_records_is_refused(people):
@@ -483,7 +487,9 @@ def test_a_claim_about_persons_with_steps_about_records_is_refused(people):
         lines = tuple(replace(line, unit=PERSON) for line in plan.lines)
         wrong = replace(plan, lines=lines)
         work = (
-            SiteSum(plan.steps) if plan.release.requires.sends_sum else ClientDpSgd(plan.steps, 0.1)
+            SiteSum(plan.noisy_steps)
+            if plan.release.requires.sends_sum
+            else ClientDpSgd(plan.noisy_steps, 0.1)
         )
         with pytest.raises(BadInput, match="a record is protected, not a person"):
             Training(task, data, wrong, work)
@@ -533,7 +539,7 @@ def test_a_delta_that_allows_publishing_somebody_is_refused(people):
     task, data = people()
     plan = dp_plan(unit=PERSON, cap=3, budget=fv.Budget(math.inf, 0.1))
     with pytest.raises(BadInput, match="not below 1 / 12 people"):
-        Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.1))
+        Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
 
 
 def test_records_at_sites_cannot_be_claimed_per_person(people):
@@ -542,14 +548,16 @@ def test_records_at_sites_cannot_be_claimed_per_person(people):
     away = data.at_sites([str(k) for k in range(5)], [3] * 5)
     assert (away.persons, away.cap) == (None, None)
     with pytest.raises(BadInput, match="known at the sites alone"):
-        Training(task, away, plan, ClientDpSgd(plan.steps, lr=0.1), make_engine=lambda job: None)
+        Training(
+            task, away, plan, ClientDpSgd(plan.noisy_steps, lr=0.1), make_engine=lambda job: None
+        )
 
 
 def test_clients_with_more_people_than_words_are_counted_for_are_refused(people, monkeypatch):
     task, data = people()
     plan = dp_plan(unit=PERSON, cap=3, nominal=3, budget=planned_for(FREE))
     plan = with_secure_noise(plan, task.size, diagnostics=False)
-    Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.1))
+    Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
     monkeypatch.setattr("fedveil.training.agreement.MOST_RECORDS", 3)
     with pytest.raises(BadInput, match="has 4 people: with secure noise 3 at most"):
-        Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.1))
+        Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))

@@ -85,7 +85,9 @@ def spanned(make_data):
     def made(*lengths):
         moved = torch.ones(3, walk.width)
         moved *= (torch.tensor(lengths) / walk.norms(moved, Norm.L2).float())[:, None]
-        return DualUpdates(walk, moved, torch.zeros(3, dtype=torch.bool)), walk.rows(moved.clone())
+        return DualUpdates(walk, moved, torch.zeros(3, dtype=torch.bool)), walk.update_rows(
+            moved.clone()
+        )
 
     return made
 

@@ -308,7 +308,7 @@ def test_each_step_adds_noise_of_its_own_on_the_grid(make_family, monkeypatch):
     updates = {}
     for steps in (1, 2):
         plan = secure_plan(data, task.size, steps=steps, multiplier=3.0)
-        work = ClientDpSgd(plan.steps, lr=1.0)
+        work = ClientDpSgd(plan.noisy_steps, lr=1.0)
         rows = []
         for _ in range(60):
             rows.append(work.updates(one_client(task, data)).rows[0].double().numpy() * 0.5 * 6)
@@ -332,7 +332,7 @@ def test_released_sums_are_multiples_of_the_grid(make_family, monkeypatch):
         totals.append((mechanism.grid(scale, len(total)), total.clone()))
 
     monkeypatch.setattr(works, "add_to_sum_", spying)
-    ClientDpSgd(plan.steps, lr=1.0).updates(one_client(task, data))
+    ClientDpSgd(plan.noisy_steps, lr=1.0).updates(one_client(task, data))
     assert len(totals) == 2
     for grid, total in totals:
         assert grid.holds(total)
@@ -350,7 +350,7 @@ def test_rows_are_cut_to_the_grid_of_the_noise_and_of_no_coarser_one(make_family
         return whole(self, flat, x, y, clip, grid, *keys)
 
     monkeypatch.setattr(per_example.ClippedExamples, "sum_on_grid", spying)
-    ClientDpSgd(plan.steps, lr=1.0).updates(one_client(task, data))
+    ClientDpSgd(plan.noisy_steps, lr=1.0).updates(one_client(task, data))
     assert used == [(CLIP, grid_of(task, 3.0))] * 2
 
 
@@ -370,17 +370,17 @@ def test_clients_with_more_records_than_words_are_counted_for_are_refused(make_f
     """Nominal is no limit: a row depends on its record alone, however many there are."""
     task, data = make_family("softmax", (6, 2))
     plan = secure_plan(data, task.size, nominal=5)
-    Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.1))
+    Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
     assert MOST_RECORDS == 2**24
     monkeypatch.setattr("fedveil.training.agreement.MOST_RECORDS", 5)
     with pytest.raises(BadInput, match="has 6 records: with secure noise 5 at most"):
-        Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.1))
+        Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
 
 
 def test_secure_dp_sgd_trains(make_family):
     task, data = make_family("softmax", (60, 40, 50))
     plan = secure_plan(data, task.size, steps=5, multiplier=1.0)
-    training = Training(task, data, plan, ClientDpSgd(plan.steps, lr=0.5))
+    training = Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.5))
     rounds = list(train(training))
     assert [r.round for r in rounds] == [1, 2]
     assert rounds[-1].claim.noise == "secure"
@@ -393,7 +393,7 @@ def test_secure_dp_sgd_trains(make_family):
 def released_bits(task, data, clients, rounds=400):
     """The lowest digits of what a secure round of DP-SGD makes of the model, and of its sums."""
     plan = secure_plan(data, task.size, steps=1, rate=1.0, multiplier=3.0, nominal=8)
-    training = Training(task, data, plan, ClientDpSgd(plan.steps, lr=1.0))
+    training = Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=1.0))
     begun, models, sums = training.start(), [], []
     whole = works.add_to_sum_
 

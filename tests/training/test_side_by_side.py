@@ -297,9 +297,9 @@ def test_slots_are_independent_and_others_keep_their_bits(kind):
 
 def leak(monkeypatch, last_bits):
     """Let kernels show what other slots hold in the last bits of every gradient."""
-    whole = StackedTrajectory.mean
+    whole = StackedTrajectory.mean_update
     monkeypatch.setattr(
-        StackedTrajectory, "mean", lambda self, *given: last_bits(self, whole(self, *given))
+        StackedTrajectory, "mean_update", lambda self, *given: last_bits(self, whole(self, *given))
     )
 
 
@@ -449,7 +449,7 @@ def test_shortened_clients_are_refused_where_their_numbers_are_private(keys):
     data = data.capped(1) if "cap" in keys else data
     task = fv.Task(mlp(), fv.cross_entropy)
     with pytest.raises(fv.BadInput, match="most_records is 12 and the claim hides"):
-        fv.Training(task, data, plan, fv.ClientDpSgd(plan.steps, lr=0.1))
+        fv.Training(task, data, plan, fv.ClientDpSgd(plan.noisy_steps, lr=0.1))
 
 
 SIZES = federation().sizes.tolist()

@@ -49,7 +49,7 @@ def plan_of(data, *, share=PART, multiplier=1e-6, rate=0.5, secure=None, **more)
 
 
 def training_of(task, data, plan, **more):
-    return Training(task, data, plan, SiteSum(plan.steps), **more)
+    return Training(task, data, plan, SiteSum(plan.noisy_steps), **more)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -58,7 +58,7 @@ def test_a_round_is_a_step_along_the_sum_over_the_expected_records(make_family, 
     plan = plan_of(data)
     training = training_of(task, data, plan, mode=mode)
     start, cohort = training.start(), CohortData(data, np.arange(3))
-    batch = poisson_batch(plan.steps, cohort, 1, 0, training.streams)
+    batch = poisson_batch(plan.noisy_steps, cohort, 1, 0, training.streams)
     trajectory = gradients_of(task, mode, data).trajectory(start.params, cohort, spanned=False)
     total = trajectory.clipped_sum(None, batch, plan.clip(start.adaptive_state, 1)).sum(dim=0)
     (first, *_) = train(training)
@@ -73,7 +73,7 @@ def test_the_sum_of_all_sites_has_the_noise_that_is_accounted(
     """Without gradients, n sites' noise adds up to the multiplier of the line about the sum."""
     task, data = make_family("softmax", (6, 3, 9, 4))
     plan = plan_of(data, share=share, multiplier=2.0, secure=task.size if secure else None)
-    work, rows = SiteSum(plan.steps), []
+    work, rows = SiteSum(plan.noisy_steps), []
     looped = gradients_of(task, Mode.LOOPED, data)
     silence(monkeypatch)
     for repetition in range(60):
@@ -120,7 +120,7 @@ def test_secure_sums_stay_on_the_grid_up_to_the_server(make_family):
     plan = plan_of(data, multiplier=2.0, secure=task.size)
     from fedveil.privacy.noise.mechanisms import GaussianMechanism
 
-    own = plan.steps.multiplier
+    own = plan.noisy_steps.multiplier
     grid = GaussianMechanism(own).grid(own * 0.1, task.size)
     training = training_of(task, data, plan)
     state = training.start()
@@ -149,10 +149,10 @@ def test_the_work_and_the_plan_go_together(make_family):
     with pytest.raises(BadInput, match="make the work as SiteSum"):
         Training(task, data, plan, SiteSum(NoisySteps(0.5, 1, 7.0)))
     with pytest.raises(BadInput, match="go together"):
-        Training(task, data, plan, ClientDpSgd(plan.steps, lr=1.0))
+        Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=1.0))
     steps = dp_sgd(Everyone(), 3, 0.1, rate=0.5, steps=1, rounds=1, budget=FREE, multiplier=1.0)
     with pytest.raises(BadInput, match="go together"):
-        Training(task, data, steps, SiteSum(steps.steps))
+        Training(task, data, steps, SiteSum(steps.noisy_steps))
     with pytest.raises(BadInput, match="make it as SiteSum"):
         SiteSum(NoisySteps(0.5, 2, 1.0))
 

@@ -193,6 +193,7 @@ def over_the_batch(outputs, targets):
     return losses.sum(dim=1) / (targets != -100).sum().clamp_min(1)
 
 
+@pytest.mark.slow
 def test_a_loss_over_the_words_of_a_batch_is_never_vectorised():
     random = np.random.default_rng(0)
     x, y = next_words(random, 10)
@@ -208,6 +209,7 @@ def test_models_of_the_zoo_say_what_they_predict(kind, tmp_path):
         fv.run("fedavg", data=kind[1], out=tmp_path / "run", set={"model.name": "mlp"})
 
 
+@pytest.mark.slow
 def test_formulas_are_compared_on_labels_though_the_test_split_has_none():
     random = np.random.default_rng(0)
     x, y = next_words(random, 10)

@@ -52,6 +52,7 @@ def trained(data, module, **options):
     return training
 
 
+@pytest.mark.slow
 def test_both_modes_learn_the_same_from_words():
     data = texts()
     looped, vectorised = (
@@ -62,6 +63,7 @@ def test_both_modes_learn_the_same_from_words():
     torch.testing.assert_close(looped, vectorised, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_modes_are_timed_on_words_that_exist():
     task = fv.Task(Reader(), fv.cross_entropy)
     assert set(timings(task, texts(), SGD, 512)) == set(Mode)

@@ -145,7 +145,7 @@ def test_a_proximal_term_is_the_same_in_the_span_of_the_records(make_data, momen
         for way in (Vectorised, Ordinary)
     )
     assert isinstance(spanned, DualUpdates)
-    rows = spanned.trajectory.rows(spanned.moved)
+    rows = spanned.trajectory.update_rows(spanned.moved)
     assert_close(rows, written_out.rows)
     without = replace(work, proximal=0.0)
     other = without.updates(batch_of(ROUND, start, cohort, clip, Ordinary(task, data), STREAMS))
@@ -181,7 +181,7 @@ def test_modes_agree_on_gradients_with_idle_clients(family):
         vectorised, looped = (
             gradients_of(task, mode, data)
             .trajectory(task.parameters, cohort, spanned=False)
-            .mean(way, Batch(None, mask))
+            .mean_update(way, Batch(None, mask))
             for mode in Mode
         )
         assert_close(vectorised, looped)
@@ -235,14 +235,16 @@ def test_every_step_is_projected_around_the_rounds_model(task, data, kind):
     class Spying(Vectorised):
         def trajectory(self, start, cohort, *, spanned):
             walk = super().trajectory(start, cohort, spanned=spanned)
-            mean = walk.mean
+            mean = walk.mean_update
 
             def watched(moved, batch):
                 nowhere = torch.zeros(len(cohort), walk.width)
-                seen.append(walk.rows(nowhere if moved is None else moved).double().norm(dim=1))
+                seen.append(
+                    walk.update_rows(nowhere if moved is None else moved).double().norm(dim=1)
+                )
                 return mean(moved, batch)
 
-            walk.mean = watched
+            walk.mean_update = watched
             return walk
 
     cohort = CohortData(data, np.arange(data.clients))

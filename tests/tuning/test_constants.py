@@ -177,6 +177,7 @@ def test_softmax_regression_against_brute_force():
         assert getattr(found, name) == pytest.approx(value, rel=0.02), name
 
 
+@pytest.mark.slow
 def test_estimates_agree_with_what_is_exact():
     """The same least squares, once with a loss that is not recognised as such."""
     data = drawn((20, 30, 25, 40), 3, seed=8)

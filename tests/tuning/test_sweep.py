@@ -141,6 +141,7 @@ def in_step(tmp_path_factory):
     return sweep
 
 
+@pytest.mark.slow
 def test_two_workers_end_with_the_same_tables_also_in_step(in_step, tmp_path):
     run(tmp_path / "sweep", settings=TOGETHER, laboratory=Laboratory(workers=2))
     assert tables(tmp_path / "sweep") == tables(in_step.folder)

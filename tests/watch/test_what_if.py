@@ -145,6 +145,7 @@ def test_a_run_of_the_recipe_claims_what_the_page_said(tmp_path):
     assert training.plan.rounds == training.plan.permitted == 6
 
 
+@pytest.mark.slow
 def test_the_numbers_beside_the_claim_are_by_the_accountant_that_counts():
     settings = ask(epsilon=40)
     found = full_answer(settings)

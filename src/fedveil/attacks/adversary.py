@@ -149,7 +149,7 @@ class Adversary(Participants):
         others, bad = None, ids[malicious]
         if self.records is not None:
             others = self.other_records(round, bad)
-        yield Group(bad, honest=False, other_records=others)
+        yield Group(bad, is_honest=False, other_records=others)
 
     def report(self, work: ClientWork, plan: PrivacyPlan, clients: ClientBatch) -> ClientReports:
         """The reports of malicious clients, made by `send`."""
@@ -160,7 +160,7 @@ class Adversary(Participants):
 
         The keys are "honest" and "honest length", or "malicious" and "malicious length".
         """
-        who = "honest" if group.honest else "malicious"
+        who = "honest" if group.is_honest else "malicious"
         return {who: len(lengths), f"{who} length": float(lengths.sum())}
 
     def summary(self, notes: dict[str, float], clients: int) -> dict[str, float]:
@@ -396,7 +396,7 @@ class BackdoorAttack(Adversary):
         clip, within = context.clients.round.clip, None
         if self.project and clip is not None:
             within = Clip(clip.value / self.boost, clip.norm)
-        elif self.work is None and context.plan.steps is not None:
+        elif self.work is None and context.plan.noisy_steps is not None:
             within = clip  # of each example's gradient, without which there is no DP-SGD
         rows = context.train(self.work, within)
         rows = rows.nan_to_num(0.0, 0.0, 0.0).mul_(self.boost)
@@ -449,15 +449,19 @@ class BackdoorAttack(Adversary):
         """
         if self.noise is AttackerNoise.HIDE and not plan.release.additive:
             raise BadInput(
-                "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: leave it "
-                "out, or use noise.where = 'client'"
+                "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: "
+                "omit it, or use noise.where = 'client'"
             )
-        if self.noise is AttackerNoise.SKIP and not plan.release.adds_noise and plan.steps is None:
+        if (
+            self.noise is AttackerNoise.SKIP
+            and not plan.release.adds_noise
+            and plan.noisy_steps is None
+        ):
             raise BadInput(
                 "attack.noise is 'skip' and clients add no noise: omit it (noise that the "
                 "server adds holds for attackers too)"
             )
-        if self.project and plan.steps is not None:
+        if self.project and plan.noisy_steps is not None:
             raise BadInput("attack.project is for a clip on updates, which dp-sgd has not: drop it")
         if plan.secure:
             raise BadInput("attacks are simulations: use noise.source = 'seeded'")

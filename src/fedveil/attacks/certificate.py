@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
 
 BASE_RATE = 0.01
-"""The assumed rate of a backdoor without attackers, where it was not measured."""
+"""The share of records on which a backdoor is assumed to work without attackers, if that was not
+measured."""
 
 _USEFUL = 0.99
 _MOST = 1000

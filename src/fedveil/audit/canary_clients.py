@@ -204,7 +204,7 @@ def noisy_sums(training: Training, kept: Ids) -> Iterator[tuple[Scores, float, t
         weight = cohort.weight
         state = training.end(round, state, cohort, ledger).state
         assert round.clip is not None, "canaries are for plans with a clip"
-        noisy = cohort.total.numpy() * plan.release.divisor(weight, plan.expected)
+        noisy = cohort.total.numpy() * plan.release.divisor(weight, plan.expected_cohort)
         yield noisy - rest, round.clip.value, state.params
 
 

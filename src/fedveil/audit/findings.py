@@ -285,12 +285,12 @@ class Roc:
 
         It is the share of members that reach `threshold(rate)`.
         """
-        threshold = self.threshold(rate)
+        threshold = self.score_threshold(rate)
         found, of = int((self.member_scores >= threshold).sum()), len(self.member_scores)
         low, high = (float(end(found, of, _ALPHA / 2)) for end in (least, most))
         return Measure(tpr_at(rate), found / of, low, high)
 
-    def threshold(self, rate: float) -> float:
+    def score_threshold(self, rate: float) -> float:
         """Return the lowest threshold that at most a share `rate` of the others reaches."""
         allowed = int(np.floor(rate * len(self.others) * (1 + 1e-12)))
         highest = np.sort(self.others)[::-1]

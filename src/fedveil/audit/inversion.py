@@ -251,9 +251,9 @@ def simulated_client(training: Training, round: Round) -> gi.SimulatedClient:
     """
     plan, start = training.plan, round.start
     clamp = None
-    if isinstance(plan.schedule, Ranges):
-        centre, radius = plan.schedule.per_coordinate(round.adaptive_state)
-        weights = plan.schedule.perturb is Perturb.WEIGHTS
+    if isinstance(plan.clip_schedule, Ranges):
+        centre, radius = plan.clip_schedule.per_coordinate(round.adaptive_state)
+        weights = plan.clip_schedule.perturb is Perturb.WEIGHTS
         shift = start if weights else torch.zeros_like(start)
         clamp = centre - radius - shift, centre + radius - shift
     task, work, classes = training.task, training.work, training.data.classes

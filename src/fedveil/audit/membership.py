@@ -134,9 +134,10 @@ class ShadowModels:
         return np.stack(runner.arrays(self, ShadowModels.train_models, names, on_step, together))
 
     def train_models(self, numbers: Sequence[int]) -> list[Numbers]:
-        """Train the models `numbers` together, and return the losses [n] of each.
+        """Train the models with these numbers together, and return each model's losses [n].
 
-        Losses are in the order of `model_losses`. BadInput if the budget permits no round.
+        The losses are those of all clients' records, then of the test split, as in `model_losses`.
+        Raises BadInput if the budget permits no round.
         """
         trainings = [self.training_of(number) for number in numbers]
         last: dict[int, torch.Tensor] = {}

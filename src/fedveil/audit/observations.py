@@ -226,7 +226,7 @@ class Observer:
     def _gradients(self) -> Gradients:
         """Return the gradient computation for these clients, in the mode of the training."""
         training, engine = self.training, serial_engine(self.training)
-        private = training.plan.steps is not None
+        private = training.plan.noisy_steps is not None
         mixes = engine.job.mixes
         return gradients_of(training.task, engine.mode, self.data, mixes=mixes, private=private)
 
@@ -405,7 +405,7 @@ def _reports_along(
     sent = bench.send(round, rows, short=short)
     assert isinstance(sent.reports, Rows), "reports of clients that protect themselves are rows"
     clip = 1.0 if round.clip is None else round.clip.value
-    return (sent.reports.rows.double() @ along).numpy() / clip, sent.statistic.numpy()
+    return (sent.reports.rows.double() @ along).numpy() / clip, sent.statistic_values.numpy()
 
 
 def server_views(
@@ -466,7 +466,7 @@ def statistic_views(
         rows = (sign * length * along).float().expand(len(ids), -1)
         total = bench.cohort_sum(round, rows, short=sign > 0)
         seen[k] = float(noised_sum(plan, round, total) @ along) / round.clip.value
-        noisy = plan.noisy_statistic(total.statistic, round)
+        noisy = plan.noisy_statistic(total.statistic_values, round)
         assert noisy is not None, "every round of these has a statistic"
         published = noisy.numpy()
         told[k] = published[0] if len(published) == 1 else published[0] - published[-1]
@@ -488,9 +488,9 @@ def step_views(
     client without the record, [1, turns, draws], and zeros for the clip. With secure noise clients
     are computed one by one, as in a run. AssertionError without noisy steps.
     """
-    assert plan.steps is not None, "a plan without noisy steps"
+    assert plan.noisy_steps is not None, "a plan without noisy steps"
     along = worst_direction(None, FEW)
-    cap = plan.steps.cap
+    cap = plan.noisy_steps.cap
     each = cap or 1
     x = torch.stack([torch.zeros(FEW), along.float()]).repeat_interleave(each, dim=0).numpy()
     y = np.zeros(2 * each, dtype=np.float32)
@@ -500,7 +500,7 @@ def step_views(
     data = data if cap is None else data.capped(cap)
     task = Task(nn.Linear(FEW, 1, bias=False), squared_error)
     gradients = gradients_of(task, Mode.LOOPED if plan.secure else Mode.VECTORISED, data)
-    work, together = ClientDpSgd(plan.steps, lr=1.0), 1 if plan.secure else 2 * _DRAWS_AT_ONCE
+    work, together = ClientDpSgd(plan.noisy_steps, lr=1.0), 1 if plan.secure else 2 * _DRAWS_AT_ONCE
     state = plan.first_state(torch.zeros(FEW))
     for first in range(0, draws, _DRAWS_AT_ONCE):
         count = min(_DRAWS_AT_ONCE, draws - first)
@@ -519,8 +519,8 @@ def step_views(
                 if not isinstance(sent.reports, Rows):
                     raise AssertionError("DP-SGD sends rows")
                 rows.append(sent.reports.rows.double())
-            size = plan.steps.nominal or each // plan.steps.group
-            seen = -(torch.cat(rows) @ along).numpy() * plan.steps.rate * size
+            size = plan.noisy_steps.nominal or each // plan.noisy_steps.group
+            seen = -(torch.cat(rows) @ along).numpy() * plan.noisy_steps.rate * size
             mine.append(seen[::2] / clip.value)
             other.append(seen[1::2] / clip.value)
         yield np.array(mine), np.array([other]), np.zeros((turns, count))

@@ -105,14 +105,14 @@ class Randomiser:
         Many turns of DP-SGD get a tenth of the draws. With secure noise steps are drawn one by one,
         and get a hundredth, but at least 500 in all.
         """
-        draws = self.draws if turns <= _FEW_TURNS or plan.steps is None else self.draws // 10
-        if plan.secure and plan.steps is not None:
+        draws = self.draws if turns <= _FEW_TURNS or plan.noisy_steps is None else self.draws // 10
+        if plan.secure and plan.noisy_steps is not None:
             draws = min(draws, max(500, draws // 100))
 
         def scores(sign: float) -> Scores:
             """Return scores [ways, draws] of draws of the input with this sign."""
             streams = self._streams(plan, "client", turns, sign)
-            own = plan.steps is None
+            own = plan.noisy_steps is None
             views = observations.client_views if own else observations.step_views
             blocks = views(plan, streams, sign, turns, draws)
             return np.concatenate([_score_block(*block) for block in blocks], axis=1)

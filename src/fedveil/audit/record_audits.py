@@ -79,7 +79,7 @@ class OneRunAudit:
         """
         plan = training.plan
         line = strict_line(plan)
-        if line is None or plan.steps is None:
+        if line is None or plan.noisy_steps is None:
             return
         observations.check_unattacked(training, Attack.ONE_RUN)
         if isinstance(training.data.x, dict) or training.data.x.dtype.kind != "f":
@@ -89,7 +89,7 @@ class OneRunAudit:
         line = strict_line(_nominal_plan(training)) or line
         claim = line_claim(line, line.participations(plan.permitted))
         evidence = OneRun(self.canaries, count_right_guesses(scores, inside, SHARES), claim.delta)
-        units = "records" if plan.steps.cap is None else "people"
+        units = "records" if plan.noisy_steps.cap is None else "people"
         what = f"{self.canaries:,} {units} of all clients"
         yield Finding(Attack.ONE_RUN, what, claim, evidence)
 
@@ -100,7 +100,7 @@ class OneRunAudit:
         """
         generator = np.random.default_rng([self.seed, 0x0E])
         data, plan = training.data, _nominal_plan(training)
-        each = 1 if plan.steps is None else plan.steps.cap or 1
+        each = 1 if plan.noisy_steps is None else plan.noisy_steps.cap or 1
         canaries = _draw_canaries(data, self.canaries, each, generator)
         owners = np.arange(self.canaries) % data.clients
         inside = generator.random(self.canaries) < 0.5
@@ -113,16 +113,16 @@ class OneRunAudit:
             return reports
 
         work = training.work
-        if plan.steps is None:
+        if plan.noisy_steps is None:
             raise AssertionError("canary records are for DP-SGD and for sums of sites")
         if not isinstance(work, ClientDpSgd):  # a site's sum is one step, up to a public factor
-            work = ClientDpSgd(plan.steps, lr=1.0)
+            work = ClientDpSgd(plan.noisy_steps, lr=1.0)
         attacked = observations.rerun(
             training,
             int(generator.integers(2**31)),
             data=_insert_canaries(data, canaries, owners, inside),
             plan=plan,
-            work=replace(work, noisy=plan.steps),
+            work=replace(work, noisy=plan.noisy_steps),
             weights=Weights.UNIFORM,
             participants=ReportAttack(look),
         )
@@ -149,15 +149,15 @@ def _nominal_plan(training: Training) -> PrivacyPlan:
 
     AssertionError unless clients run DP-SGD or send noisy sums.
     """
-    plan, steps = training.plan, training.plan.steps
-    if steps is None or plan.schedule is None:
+    plan, steps = training.plan, training.plan.noisy_steps
+    if steps is None or plan.clip_schedule is None:
         raise AssertionError("a plan without noisy steps")
     data = training.data
     sizes = data.people if steps.unit is Unit.PERSON else data.sizes
     return dp_sgd(
         plan.sampler,
         plan.population,
-        plan.schedule.first_value(),
+        plan.clip_schedule.first_value(),
         rate=steps.rate,
         steps=steps.steps,
         nominal=steps.nominal or int(np.ceil(sizes.mean())),
@@ -334,29 +334,34 @@ def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]
     """
     plan, data = training.plan, training.data
     line = strict_line(plan)
-    if line is None or plan.steps is None or isinstance(data.x, dict) or data.x.dtype.kind != "f":
+    if (
+        line is None
+        or plan.noisy_steps is None
+        or isinstance(data.x, dict)
+        or data.x.dtype.kind != "f"
+    ):
         return
     reach = _step_sensitivity(training, np.random.default_rng([seed, 0x5E]))
     turns = line.participations(plan.permitted)
     claim = line_claim(line, turns)
     value = 0.0
     if reach > 1 + _ROUNDING:
-        event = plan.steps.event(plan.steps.multiplier / reach)
+        event = plan.noisy_steps.event(plan.noisy_steps.multiplier / reach)
         value = epsilon(event, line.per * turns, claim.delta, line.relation)
-    what = f"a {plan.steps.unit} moves a step by {reach:.4g} clips at most"
+    what = f"a {plan.noisy_steps.unit} moves a step by {reach:.4g} clips at most"
     yield Finding(Attack.SENSITIVITY, what, claim, ComputedBound(value, _CLIENTS * len(_WILD)))
 
 
 def _step_sensitivity(training: Training, generator: np.random.Generator) -> float:
     """Return the most that an extreme record moves the sum of a DP-SGD step, in units of the clip.
 
-    Where people are clipped it is a person with as many extreme records as count. Four random
-    clients are tried, with three records each.
+    If persons are clipped, a person with as many extreme records as the cap allows is added
+    instead. Four random clients are tried, each with random records of three magnitudes.
     """
     engine, data = serial_engine(replace(training, workers=1)), training.data
     mixes = engine.job.mixes
     gradients = gradients_of(training.task, engine.mode, data, mixes=mixes, private=True)
-    steps = training.plan.steps
+    steps = training.plan.noisy_steps
     assert steps is not None, "a plan without noisy steps"
     everybody = replace(steps, rate=1.0, steps=1, multiplier=0.0, nominal=1)
     work, x, most = ClientDpSgd(everybody, lr=1.0), np.asarray(data.x), 0.0
@@ -394,11 +399,11 @@ def _sum_on_grid(
     plan: PrivacyPlan, round: Round, cohort: CohortData, gradients: Gradients
 ) -> torch.Tensor:
     """Return the sum of a client's clipped gradients on the grid of secure noise, float64 [P]."""
-    assert plan.steps is not None, "a plan without noisy steps"
+    assert plan.noisy_steps is not None, "a plan without noisy steps"
     assert round.clip is not None, "DP-SGD has a clip"
     batch = FullBatch(cohort.sizes, cohort.longest)
-    mechanism = GaussianMechanism(plan.steps.multiplier)
-    grid = mechanism.grid(plan.steps.multiplier * round.clip.value, len(round.start))
+    mechanism = GaussianMechanism(plan.noisy_steps.multiplier)
+    grid = mechanism.grid(plan.noisy_steps.multiplier * round.clip.value, len(round.start))
     trajectory = gradients.trajectory(round.start, cohort, spanned=False)
     return trajectory.clipped_sum_on_grid(None, batch, round.clip, grid)
 

@@ -211,7 +211,7 @@ def by_client(training: Training, targets: TargetRecords, *, active: bool = Fals
     aims: dict[int, Rows] = {}
     if active:
         aims = targets.by_round([r for r in rounds if r < plan.permitted] or rounds)
-        boost = plan.expected / float(getattr(training.server, "lr", 1.0))
+        boost = plan.expected_cohort / float(getattr(training.server, "lr", 1.0))
         training = replace(training, participants=Ascending(task, targets.data, 0, aims, boost))
     history, back = RecordTraces(targets.data.records), RecordTraces(targets.data.records)
     every = np.arange(targets.data.records)

@@ -101,10 +101,14 @@ class Each:
 
 @dataclass(frozen=True)
 class Rule:
-    """A function `check(name, value)` that raises for wrong values, and its condition in words."""
+    """A function of name and value that raises for wrong values, and its condition in words."""
 
-    check: Callable[[str, Any], None]
+    refuse: Callable[[str, Any], None]
     text: str = ""
+
+    def check(self, name: str, value: object) -> None:
+        """Raise what the function raises for a wrong value. `name` is the argument."""
+        self.refuse(name, value)
 
 
 def shown(value: object) -> str:

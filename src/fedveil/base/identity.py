@@ -387,7 +387,9 @@ class _Writer:
         of class and attributes, and names of its parameters and children are left out. Raises
         AssertionError if it states no identity.
         """
-        of_every_layer = _attributes_of_every_layer()
+        from torch import nn
+
+        of_every_layer = vars(nn.Module())
         hook_tables = {
             key: table
             for key, table in vars(layer).items()
@@ -438,14 +440,6 @@ def _is_torchs(name: str, value: Any) -> bool:
     """Whether a value is an instance of that class of torch. Never, if torch is not loaded."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, attrgetter(name)(torch))
-
-
-@functools.cache
-def _attributes_of_every_layer() -> frozenset[str]:
-    """The attributes that torch gives every layer."""
-    from torch import nn
-
-    return frozenset(vars(nn.Module()))
 
 
 def _is_library(value: Any) -> bool:

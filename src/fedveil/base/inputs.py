@@ -19,6 +19,8 @@ B = TypeVar("B")
 Inputs: TypeAlias = dict[str, A] | A
 """One array or tensor, or several of the same length by name."""
 
+Kind = tuple[tuple[str, torch.Size, torch.dtype], ...]
+"""What inputs look like but for the number of records: (name, shape of a record, dtype) of each."""
 
 PADDING = -100
 """The label of a place that counts for nothing, such as one behind the end of a text."""
@@ -126,6 +128,17 @@ def join_inputs(parts: list[Inputs[A]], function: Callable[[list[A]], B]) -> Inp
 def shape_of(inputs: Inputs[Any]) -> Inputs[tuple[int, ...]]:
     """The shape of one record, without the first axis, or a dict of such shapes by input name."""
     return mapped(lambda values: tuple(values.shape[1:]), inputs)
+
+
+def kind_of(x: Inputs[torch.Tensor]) -> Kind:
+    """The kind of some inputs: (name, shape of one record, type) of each, sorted by name.
+
+    A single input is called "x", named ones "x.NAME".
+
+    >>> kind_of(torch.zeros(4, 2))
+    (('x', torch.Size([2]), torch.float32),)
+    """
+    return tuple((name, v.shape[1:], v.dtype) for name, v in sorted(arrays_by_name("x", x).items()))
 
 
 def tensor_of(returned: object) -> torch.Tensor:

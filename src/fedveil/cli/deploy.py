@@ -116,7 +116,7 @@ def deploy(
             registered = flower.registered(chosen, names, keys, numbers)
             chosen, public = flower.public_data(chosen, test, names, data)
             deployment = flower.Deployment(chosen, registered, public, **parts)
-            signer = deployment.write(folder, operator_key)
+            signer = deployment.write_folder(folder, operator_key)
     print(f"written: {folder}/README.md says how to start server and sites")
     if not trial:
         print(f"tell the owners by another way: the bundles are signed by {signer}")

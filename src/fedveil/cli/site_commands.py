@@ -69,7 +69,7 @@ def join(
         read = Bundle.read(bundle)
     choices = {"operator": operator, "allow_code": allow_code, "repeats": repeats}
     with joining(opened, read, folder, **choices) as joined:  # type: ignore[arg-type]
-        print("\n".join(joined.lines()))
+        print("\n".join(joined.status_lines()))
         if not accept and not (sys.stdin.isatty() and typer.confirm("Accept?")):
             print("not accepted: nothing was written (--accept accepts)")
             return 1

@@ -116,7 +116,7 @@ class Column:
             raise BadInput(f"{where} is {shown(options)}: use low, high, values, ...")
         for key in options:
             if key not in _DECLARED:
-                raise BadInput(f"{where}.{key} is no key: use one of {', '.join(_DECLARED)}")
+                raise BadInput(f"unknown key {where}.{key}: use one of {', '.join(_DECLARED)}")
         of_text = {key: options[key] for key in TEXT_KEYS if options.get(key) is not None}
         others = {key: value for key, value in options.items() if key not in TEXT_KEYS}
         values = others.get("values")

@@ -477,7 +477,7 @@ this claim
             )
         COUNT.check("cap", cap)
         if cap not in self._by_cap:
-            mask = self.person_index.counted(cap)
+            mask = self.person_index.counted_records(cap)
             whose = np.repeat(np.arange(self.clients), self.sizes)
             data = self.of_records(
                 np.flatnonzero(mask), np.bincount(whose[mask], minlength=self.clients)

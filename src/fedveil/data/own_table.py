@@ -222,7 +222,7 @@ def _persons(split: "TableSplit", person: str | None) -> tuple[Rows | None, Rows
     if person is None:
         return None, None
     people = np.array(_entries_of(split.train_rows, person))
-    if person not in split.test_rows.columns or not len(split.test_rows):
+    if person not in split.test_rows.arrays or not len(split.test_rows):
         return np.unique(people, return_inverse=True)[1], None
     tested = np.array(_entries_of(split.test_rows, person))
     _, numbers = np.unique(np.concatenate([people, tested]), return_inverse=True)
@@ -374,7 +374,7 @@ def columns_as_declared(source: Table, options: TableOptions) -> tuple[list[Colu
             raise BadInput(f"column {name!r} is {role} and {other}: name two columns")
         no_features[name] = f"the {role} column"
     target = Column.declared(target_name, columns.get(target_name, {}))
-    names = [name for name in source.columns if name not in no_features]
+    names = [name for name in source.arrays if name not in no_features]
     if target.text is not None:
         if options.features is not None:
             raise BadInput(
@@ -495,7 +495,7 @@ def split_table(source: Table, options: TableOptions) -> TableSplit:
     | a share would hold out all rows of a client | the client is left out; claims say so |
     """
     kind, client = options.kind_of_test, options.client_column
-    if isinstance(kind, Table) and options.by_file and FILE_COLUMN not in kind.columns:
+    if isinstance(kind, Table) and options.by_file and FILE_COLUMN not in kind.arrays:
         kind = kind.with_file_names()
     if client is not None:
         return _split_clients(source, client, kind, options)
@@ -515,7 +515,7 @@ def split_table(source: Table, options: TableOptions) -> TableSplit:
 
 def _words_of(source: Table, options: TableOptions) -> Words:
     """A word for each row, by its client, person, target and features alone."""
-    features = source.columns if options.features is None else options.features
+    features = source.arrays if options.features is None else options.features
     named = {options.target, options.client_column, options.person, *features} - {None}
     return row_words([source[name] for name in sorted(map(str, named))])
 
@@ -597,7 +597,7 @@ def _split_clients(
         )
     train = np.flatnonzero(np.isin(owners, clients))
     if isinstance(kind, Table):
-        if client not in kind.columns:
+        if client not in kind.arrays:
             return TableSplit(source.take(train), kind, owners[train], None, names)
         test_names = _entries_of(kind, client)
         new_names = sorted(set(test_names) - set(names.tolist()))

@@ -48,7 +48,7 @@ class PersonIndex:
         return cls(np.argsort(of_record, kind="stable"), begins, first)
 
     @property
-    def counts(self) -> Ids:
+    def record_counts(self) -> Ids:
         """How many records each person has, [people]."""
         return np.diff(self.begins)
 
@@ -60,26 +60,26 @@ class PersonIndex:
     def of_records(self, values: Array) -> Array:
         """Values of people [people, ...], for each of their records [records, ...]."""
         out = np.empty((len(self.order), *values.shape[1:]), dtype=values.dtype)
-        out[self.order] = np.repeat(values, self.counts, axis=0)
+        out[self.order] = np.repeat(values, self.record_counts, axis=0)
         return out
 
-    def places(self, people: Ids, width: int) -> tuple[Ids, npt.NDArray[np.bool_]]:
+    def positions(self, people: Ids, width: int) -> tuple[Ids, npt.NDArray[np.bool_]]:
         """(records of each of `people`, which of them are real), [*people.shape, width].
 
         A person with fewer than `width` records has the last one repeated, which is not real.
         """
-        counts = self.counts[people][..., None]
+        counts = self.record_counts[people][..., None]
         which = np.arange(width)
         places = self.begins[people][..., None] + np.minimum(which, counts - 1)
         return self.order[places].astype(np.int64), which < counts
 
-    def counted(self, cap: int) -> npt.NDArray[np.bool_]:
+    def counted_records(self, cap: int) -> npt.NDArray[np.bool_]:
         """Mask of the records that count, [records]: of each person at most `cap`.
 
         Guarantee: which records of a person count follows from their order and number, and from a
         public key. No other person's records decide it.
         """
-        counts = self.counts
+        counts = self.record_counts
         of_person = np.repeat(np.arange(len(counts)), counts)
         number = np.arange(len(of_person)) - self.begins[of_person]
         words = words_at(_RULE ^ counts[of_person].astype(np.uint64), number)
@@ -184,7 +184,7 @@ def check_persons(persons: object, offsets: Ids, cap: int | None) -> None:
         raise BadInput("persons is given and there are no records: omit it")
     if persons.min() < 0 or persons.max() >= records:
         raise BadInput("persons must be numbered from 0 within each client: use from_clients")
-    counts = PersonIndex.of(persons, offsets).counts
+    counts = PersonIndex.of(persons, offsets).record_counts
     if counts.min() == 0:
         raise BadInput("persons must be numbered without gaps in each client: use from_clients")
     if cap is not None and counts.max() > cap:

@@ -158,25 +158,20 @@ def check_copies(x: Inputs[Array], y: Array, test_x: Inputs[Array], test_y: Arra
     several = times > 1
     equal = np.isin(of_test, distinct)
     once = np.isin(np.unique(of_test), distinct)
-    if _too_many(equal, several[places]) and _too_many(once, several):
+    # the share of clients' records that occur more than once gives the chance of an equal record
+    pairs = ((equal, several[places]), (once, several))
+    chances = [min(1.0, 2 * (int(shared.sum()) + 1) / (len(shared) + 2)) for _, shared in pairs]
+    counts = [int(found.sum()) for found, _ in pairs]
+    if all(
+        count > 0 and bdtrc(count - 1, len(found), chance) < FALSE_ALARM
+        for (found, _), count, chance in zip(pairs, counts, chances, strict=True)
+    ):
         raise BadInput(
             f"{equal.sum():,} of {len(of_test):,} test records equal clients' records, far more "
             "than chance explains: they would be measured in the clear as nobody's; "
             "hold owners out (test = 'by-client'), name the test records' owners, or leave the "
             "test split out"
         )
-
-
-def _too_many(equal: npt.NDArray[np.bool_], shared: npt.NDArray[np.bool_]) -> bool:
-    """Whether more records equal clients' records than chance explains.
-
-    Args:
-        equal: Mask of test records that equal a client's.
-        shared: Mask of clients' records that occur more than once. Their share gives the chance.
-    """
-    chance = min(1.0, 2 * (int(shared.sum()) + 1) / (len(shared) + 2))
-    count = int(equal.sum())
-    return count > 0 and bool(bdtrc(count - 1, len(equal), chance) < FALSE_ALARM)
 
 
 def holdout(records: int) -> tuple[Rows, Rows]:

@@ -213,7 +213,7 @@ def check_table(
         raise BadInput("no table is given: name at least one file")
     given = tables[0] if len(tables) == 1 else list(tables)
     table, problems = _read_all(given)
-    by_file = is_several(given) and client is None and FILE_COLUMN not in table.columns
+    by_file = is_several(given) and client is None and FILE_COLUMN not in table.arrays
     table = table.with_file_names() if by_file else table
     chosen = {"target": target, "client": FILE_COLUMN if by_file else client, "person": person}
     for role, name in chosen.items():
@@ -222,7 +222,7 @@ def check_table(
                 table[name]
             except BadInput as e:
                 raise BadInput(f"{role}: {e}") from e
-    summaries = [_summary(name, column) for name, column in table.columns.items()]
+    summaries = [_summary(name, column) for name, column in table.arrays.items()]
     candidates = _choose(chosen, summaries, len(table))
     counts = {role: _counts(table[name]) for role, name in chosen.items() if name is not None}
     checked = TableCheck(

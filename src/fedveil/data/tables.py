@@ -55,14 +55,14 @@ class Table:
 
     Attributes:
         name: The table's name in messages.
-        columns: The columns by name.
+        arrays: The columns by name.
         row_numbers: The number of each row in its part, from 1 on.
         parts: The files or objects that the rows come from.
         part_places: The place in `parts` of each row.
     """
 
     name: str
-    columns: dict[str, Array]
+    arrays: dict[str, Array]
     row_numbers: Rows
     parts: tuple[TablePart, ...]
     part_places: Rows
@@ -73,21 +73,21 @@ class Table:
 
     def __getitem__(self, name: str) -> Array:
         """The column of this name. Raises BadInput if there is none."""
-        if name not in self.columns:
+        if name not in self.arrays:
             raise BadInput(
                 f"{self.name} has no column {shown(name)}: its columns are "
-                f"{quoted_names(list(self.columns))}"
+                f"{quoted_names(list(self.arrays))}"
             )
-        return self.columns[name]
+        return self.arrays[name]
 
     def take(self, rows: Rows) -> "Table":
         """A table of the rows with the indices `rows`, counted from 0.
 
         They keep their row numbers.
         """
-        columns = {name: column[rows] for name, column in self.columns.items()}
+        columns = {name: column[rows] for name, column in self.arrays.items()}
         numbers, places = self.row_numbers[rows], self.part_places[rows]
-        return replace(self, columns=columns, row_numbers=numbers, part_places=places)
+        return replace(self, arrays=columns, row_numbers=numbers, part_places=places)
 
     def numbers_in(self, other: "Table") -> Rows:
         """The place of each row in the parts of `other`, counted from 1 over all of them.
@@ -107,7 +107,7 @@ class Table:
 
         Raises BadInput if there is such a column, or if two files have one name.
         """
-        if FILE_COLUMN in self.columns:
+        if FILE_COLUMN in self.arrays:
             raise BadInput(
                 f"{self.name}: there is a column {FILE_COLUMN!r}, and without a client column each "
                 f"file is a client: name the column (client = {FILE_COLUMN!r}), or rename it"
@@ -120,7 +120,7 @@ class Table:
                 "rename all but one, or name the client column (client)"
             )
         named = _objects([stems[place] for place in self.part_places.tolist()])
-        return replace(self, columns={FILE_COLUMN: named, **self.columns})
+        return replace(self, arrays={FILE_COLUMN: named, **self.arrays})
 
     def entry_error(self, column: str, row: int, problem: str) -> BadInput:
         """The error about one entry. Rows are counted from 1 in each file, without a header."""
@@ -264,9 +264,9 @@ def read_files(source: object) -> tuple[list[Table], list[str]]:
 def _differing_columns(tables: Sequence[Table]) -> list[str]:
     """A line for each column that some tables have and some do not."""
     lines = []
-    for name in dict.fromkeys(name for table in tables for name in table.columns):
-        lacking = [table.name for table in tables if name not in table.columns]
-        having = [table.name for table in tables if name in table.columns]
+    for name in dict.fromkeys(name for table in tables for name in table.arrays):
+        lacking = [table.name for table in tables if name not in table.arrays]
+        having = [table.name for table in tables if name in table.arrays]
         if not lacking:
             continue
         if len(lacking) <= len(having):
@@ -281,8 +281,8 @@ def _differing_columns(tables: Sequence[Table]) -> list[str]:
 def join_tables(tables: Sequence[Table], name: str) -> Table:
     """One table of all rows of tables, with the columns that all of them have."""
     columns = {}
-    for key in tables[0].columns:
-        if not all(key in table.columns for table in tables):
+    for key in tables[0].arrays:
+        if not all(key in table.arrays for table in tables):
             continue
         pieces = [table[key] for table in tables]
         if all((p.dtype, p.shape[1:]) == (pieces[0].dtype, pieces[0].shape[1:]) for p in pieces):
@@ -530,7 +530,7 @@ def tables_of(
     wanted = None if features is None else [*features, *named]
     table = _split_table(train, wanted, "the training split")
     test_table = None if test is None else _split_table(test, wanted, "the test split")
-    labels = {key: _label_names(train, key) for key in table.columns if key != client}
+    labels = {key: _label_names(train, key) for key in table.arrays if key != client}
     return table, test_table, {key: {"values": value} for key, value in labels.items() if value}
 
 

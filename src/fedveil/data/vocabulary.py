@@ -308,7 +308,7 @@ class Text:
         return self.vocabulary
 
     def word_numbers(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
-        """The words of each text by number, [texts, length], filled up with 0."""
+        """The first `length` words of each text as numbers, [texts, length], padded with 0."""
         return self.known.encode(texts, self.length)
 
     def next_words(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:

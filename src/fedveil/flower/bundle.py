@@ -174,7 +174,10 @@ def _check_signature(folder: Path, operator: str, content: bytes) -> None:
 
 
 def _check_manifest(folder: Path, manifest: Manifest) -> None:
-    """Raise BadInput for names, numbers and sizes that do not belong together."""
+    """Raise BadInput for a manifest whose parts do not agree.
+
+    The site's name and number must be those of the list of sites, there must be one record count
+    per site, and file names must be present and allowed. Files are not opened."""
     for name in manifest.sites:
         check_site_name(name)
     right = 0 <= manifest.number < len(manifest.sites)

@@ -211,7 +211,7 @@ class Deployment:
         """Return whether every round takes its whole deadline."""
         return takes_whole_deadline(self.plan)
 
-    def write(self, folder: Path, operator_key: Path | None = None) -> str:
+    def write_folder(self, folder: Path, operator_key: Path | None = None) -> str:
         """Write all files into a folder that is new or empty.
 
         Returns the fingerprint of the key that signs the bundles. If a file cannot be written, none
@@ -452,7 +452,7 @@ def _declared_alone(section: DataSection) -> DataSection:
                     f"(data.columns.{name}.words)"
                 )
     alone = section.model_copy(update={"test": None})
-    schema = alone.declared(None, ["site"]).schema
+    schema = alone.declared_data(None, ["site"]).schema
     if schema is None:
         raise AssertionError("declared tables have a schema")
     features = [column.name for column in schema.feature_columns]
@@ -489,7 +489,7 @@ def public_data(
             raise BadInput(f"--test is {test} and data.test {section.test!r}: leave one out")
         chosen = test or section.test
         data = section.model_copy(update={"test": None})
-        public = data.declared(None if chosen is None else str(chosen), names)
+        public = data.declared_data(None if chosen is None else str(chosen), names)
         return recipe.model_copy(update={"data": data}), public
     if test is not None:
         raise BadInput(f"--test is {test} and is for tables: {section.name} has a test split")

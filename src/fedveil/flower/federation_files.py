@@ -224,9 +224,9 @@ class Federation(Section):
             )
         if self.mixer is not None and not plan.release.channel.minimum:
             raise BadInput("federation: [mixer] is for recipes with [shuffle]: omit it")
-        if not plan.secret_cohort and plan.expected < self.minimum:
+        if not plan.secret_cohort and plan.expected_cohort < self.minimum:
             raise BadInput(
-                f"federation: minimum is {self.minimum} and a round asks {plan.expected:g} "
+                f"federation: minimum is {self.minimum} and a round asks {plan.expected_cohort:g} "
                 "sites: lower it, or ask more"
             )
 

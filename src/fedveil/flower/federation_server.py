@@ -514,7 +514,9 @@ class Server:
         last = self.run.training.plan.permitted
 
         def next_round(line: dict[str, Any]) -> None:
-            """Pass a round's line on, and wait for sites if there is another round."""
+            """Call `on_round` with a round's metrics, and wait for sites if there is another round.
+
+            Raises TooFewSites if too few sites come online."""
             on_round(line)
             if line["round"] < last:
                 self._wait_for_sites()

@@ -92,7 +92,7 @@ def from_records(content: RecordDict, forms: Forms) -> SiteMessage:
             raise BadInput(
                 f"an array {shown(name)} that the message has not, or in another encoding"
             )
-        arrays[name] = forms[name].decode(name, array.dtype, tuple(array.shape), array.data)
+        arrays[name] = forms[name].unpack(name, array.dtype, tuple(array.shape), array.data)
     return from_parts(values, arrays)
 
 

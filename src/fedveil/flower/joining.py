@@ -45,23 +45,23 @@ class Joining:
     Attributes:
         owner: The owner.
         bundle: The operator's bundle.
-        site: The site as it would take part, in a folder that is not there yet.
+        own_site: The site as it would take part, in a folder that is not there yet.
         folder: The folder that `accept` makes.
         making: Where the files of that folder are until then.
     """
 
     owner: Owner
     bundle: Bundle
-    site: Site
+    own_site: Site
     folder: Path
     making: Path
 
     @property
     def policy(self) -> Policy:
         """Return the policy with which the site takes part: as it is if it allows that already."""
-        if not self._objections(self.site.policy):
-            return self.site.policy
-        return accepted(self.site.policy, self.site.terms, self.site.plan)
+        if not self._objections(self.own_site.policy):
+            return self.own_site.policy
+        return accepted(self.own_site.policy, self.own_site.terms, self.own_site.plan)
 
     @property
     def objections(self) -> list[Objection]:
@@ -74,7 +74,7 @@ class Joining:
         old, new = (_flat(policy) for policy in (self.owner.policy, self.policy))
         return [f"{key} = {new[key]} (now {old[key]})" for key in new if new[key] != old[key]]
 
-    def lines(self) -> list[str]:
+    def status_lines(self) -> list[str]:
         """Return for people what taking part means: the report of a site, and whom one trusts."""
         manifest = self.bundle.manifest
         names = ", ".join(manifest.sites)
@@ -87,9 +87,11 @@ class Joining:
         if manifest.sizes is not None:
             declared = manifest.sizes[manifest.number]
             lines.append(f"declared  {declared:,} records of this site, which is public")
-        if self.site.recipe.model.path is not None:
-            lines.append(f"code      {self.site.recipe.model.path} of the bundle runs at this site")
-        report = report_lines(self.site, site_report(self.site))
+        if self.own_site.recipe.model.path is not None:
+            lines.append(
+                f"code      {self.own_site.recipe.model.path} of the bundle runs at this site"
+            )
+        report = report_lines(self.own_site, site_report(self.own_site))
         changes = self.changes or ["stays as it is"]
         lines += report
         lines += [f"{'accepting' if k == 0 else '':<9} {text}" for k, text in enumerate(changes)]
@@ -109,7 +111,7 @@ class Joining:
 
     def _objections(self, policy: Policy) -> list[Objection]:
         """Return all objections of a policy, those to the cost included."""
-        site = self.site
+        site = self.own_site
         asked = site.objections_of(policy)
         beyond = policy.objection_to_cost(site.terms, [*site.ledger.run_costs().values()], today())
         return [*asked, *([] if beyond is None else [beyond])]
@@ -201,7 +203,7 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_c
         "number": manifest.number,
         "sizes": manifest.sizes,
         "ledger": os.path.relpath(owner.ledger.folder, folder),
-        "witness": os.path.relpath(owner.ledger.witness, folder),
+        "witness": os.path.relpath(owner.ledger.witness_path, folder),
         "policy": os.path.relpath(owner.policy_file, folder),
         "allow_code": recipe.model.path is not None or None,
         "data": data_keys(recipe.data, owner.file.records, folder),
@@ -220,7 +222,7 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_c
     (folder / "flower").mkdir()
     key = os.path.relpath(owner.private_key, folder)
     fill("supernode.sh", folder, port=manifest.port, address=manifest.address, key=key)
-    head = owner.ledger.witness.parent
+    head = owner.ledger.witness_path.parent
     common = Path(os.path.commonpath([place, owner.folder, head]))
     values = {
         "site": manifest.site,

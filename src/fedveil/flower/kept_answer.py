@@ -30,7 +30,7 @@ class KeptAnswer:
     | a crash while an answer is written | None, or the answer before |
     """
 
-    path: Path
+    file_path: Path
 
     def write(self, ask: RoundAsk, answer: Answer) -> None:
         """Remove the answer before and write the answer to `ask`, which is on disk on return.
@@ -40,17 +40,17 @@ class KeptAnswer:
         tensors = {"report": answer.report.contiguous(), "watched": answer.watched.contiguous()}
         content = save(tensors, {"ask": ask.digest, "site": answer.site})
         with suppress(FileNotFoundError):
-            self.path.unlink()
+            self.file_path.unlink()
         before = os.umask(0o077)
         try:
-            write_atomic(self.path, content)
+            write_atomic(self.file_path, content)
         finally:
             os.umask(before)
 
     def read(self, ask: RoundAsk, site: str) -> Answer | None:
         """Return the answer that was given to this very ask, None if there is none."""
         try:
-            with safe_open(self.path, framework="pt") as file:
+            with safe_open(self.file_path, framework="pt") as file:
                 about = file.metadata() or {}
                 if about.get("ask") != ask.digest or about.get("site") != site:
                     return None

@@ -157,7 +157,7 @@ class VectorForm:
         """Return the number of bytes of the vector as numpy writes it."""
         return len(self.header) + self.length * np.dtype(self.dtype).itemsize
 
-    def decode(self, name: str, dtype: object, shape: object, data: bytes) -> np.ndarray:
+    def unpack(self, name: str, dtype: object, shape: object, data: bytes) -> np.ndarray:
         """Return the vector that numpy has written as `data`, without a copy.
 
         Nothing is decoded or allocated for another vector than this one.

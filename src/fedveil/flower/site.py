@@ -177,7 +177,7 @@ class Site:
         Keys: "turns", "permitted", "spent" and "at_most". {} if that cannot be read.
         """
         try:
-            turns = self.ledger.turns(run)
+            turns = self.ledger.turn_count(run)
             lines = [line for line in self.terms.charged_lines if turns]
             return {
                 "turns": turns,
@@ -231,12 +231,12 @@ class Site:
             raise AssertionError("one client's report is a row")
         rows, channel = sent.reports.rows, self.plan.release.channel
         if self.mixer is None:
-            return rows[0], sent.statistic[0]
+            return rows[0], sent.statistic_values[0]
         if not isinstance(channel, Shuffler):
             raise AssertionError("a mixer is for shuffled reports")
         number = round_number(ask.round, ask.attempt, self.plan.rounds)
         self.mixer.send_report(number, channel.messages(rows, round)[0], channel.minimum)
-        return rows[0, :0], sent.statistic[0]
+        return rows[0, :0], sent.statistic_values[0]
 
     def _client_report(self, clients: ClientBatch) -> ClientReports:
         """Train, clip and randomise. If the work fails, the report is a randomised zero.
@@ -260,7 +260,7 @@ class Site:
             Mode.LOOPED,
             self.records,
             mixes=training.mixes,
-            private=training.plan.steps is not None,
+            private=training.plan.noisy_steps is not None,
         )
 
 
@@ -320,9 +320,9 @@ def _check_size(training: Training, records: FederatedData) -> None:
     sites declare together.
     """
     plan = training.plan
-    if not plan.secure or plan.steps is None:
+    if not plan.secure or plan.noisy_steps is None:
         return
-    most, what = plan.steps.nominal, "client.nominal"
+    most, what = plan.noisy_steps.nominal, "client.nominal"
     if plan.release.requires.sends_sum:
         most, what = training.data.records, "the declared number of all sites"
     if most is not None and records.records > most:

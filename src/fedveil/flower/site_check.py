@@ -133,7 +133,7 @@ def _outgoing_texts(site: Site) -> list[str]:
         what = f"in each turn a sum of {size:,} numbers over its records, with noise of its own"
     elif plan.release.adds_noise:
         what = f"in each turn a report of {size:,} numbers, randomised here before it leaves"
-    elif plan.steps is not None:
+    elif plan.noisy_steps is not None:
         what = f"in each turn an update of {size:,} numbers by DP-SGD, whose steps have their noise"
     else:
         what = f"in each turn an update of {size:,} numbers WITHOUT noise{within}"

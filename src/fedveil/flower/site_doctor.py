@@ -183,7 +183,7 @@ def site_status(path: Path, lines: int = 10) -> dict[str, Any]:
         }
         for run, cost in site.ledger.run_costs().items()
     ]
-    log = site.log.path
+    log = site.log.file_path
     texts = log.read_text().splitlines()[-lines:] if log.exists() else []
     return {
         "site": site.name,

@@ -64,7 +64,7 @@ class SiteLedger:
     """
 
     folder: Path
-    witness: Path
+    witness_path: Path
 
     @classmethod
     def from_site_file(cls, site_file: SiteFile) -> "SiteLedger":
@@ -145,7 +145,7 @@ class SiteLedger:
             for run, day in charge_days.items()
         }
 
-    def turns(self, run: str) -> int:
+    def turn_count(self, run: str) -> int:
         """Return how many turns a run was charged for. 0 without a ledger."""
         if not self.file.exists():
             return 0
@@ -186,20 +186,21 @@ class SiteLedger:
         if not self.file.exists():
             if witness is not None:
                 raise BadInput(
-                    f"{self.file} is missing and {self.witness} remembers it: what this site has "
-                    "spent is unknown; restore the ledger"
+                    f"{self.file} is missing and {self.witness_path} remembers it: what this site "
+                    "has spent is unknown; restore the ledger"
                 )
             return
         head = verify(self.file, *([] if witness is None else [witness[0]]))
         asks = len(self._asks())
         if witness is not None and asks < witness[1]:
             raise BadInput(
-                f"{self.folder / 'asks.db'} has {asks} asks and {self.witness} remembers "
+                f"{self.folder / 'asks.db'} has {asks} asks and {self.witness_path} remembers "
                 f"{witness[1]}: restore it; if it is lost, fedveil site accept takes what there is"
             )
         if witness is None and head.length:
             raise BadInput(
-                f"{self.witness} is missing and the ledger {self.file} is not empty: restore it; "
+                f"{self.witness_path} is missing and the ledger {self.file} is not empty: "
+                "restore it; "
                 "if the ledger is whole, fedveil site accept takes it as it is"
             )
 
@@ -247,7 +248,7 @@ class SiteLedger:
     def _write_witness(self, head: Head) -> None:
         """Write the ledger's head and the number of asks into the witness file, atomically."""
         witness = {**head.to_dict(), "asks": len(self._asks())}
-        write_atomic(self.witness, (json.dumps(witness, indent=2) + "\n").encode())
+        write_atomic(self.witness_path, (json.dumps(witness, indent=2) + "\n").encode())
 
     def _read_witness(self) -> tuple[Head, int] | None:
         """Return (the ledger's head, the number of asks) of the witness file, None without one.
@@ -255,12 +256,12 @@ class SiteLedger:
         Raises BadInput if the file cannot be read.
         """
         try:
-            if not self.witness.exists():
+            if not self.witness_path.exists():
                 return None
-            stored = json.loads(self.witness.read_text())
+            stored = json.loads(self.witness_path.read_text())
             return Head(str(stored["head"]), int(stored["length"])), int(stored["asks"])
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise BadInput(f"{self.witness} cannot be read: {e}") from e
+            raise BadInput(f"{self.witness_path} cannot be read: {e}") from e
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

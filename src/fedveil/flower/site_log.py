@@ -20,10 +20,10 @@ class SiteLog:
     keeps nobody from answering: what was charged is in the ledger.
 
     Attributes:
-        path: The file. When it is 10 MB long it is renamed, in place of the one before.
+        file_path: The file. When it is 10 MB long it is renamed, in place of the one before.
     """
 
-    path: Path
+    file_path: Path
 
     def write(self, event: str, **about: Any) -> None:
         """Write a line on an event. Never raises for a file that cannot be written."""
@@ -32,11 +32,11 @@ class SiteLog:
         try:
             sys.stderr.write(line)
             sys.stderr.flush()
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.path.exists() and self.path.stat().st_size > _LONGEST:
-                self.path.replace(self.path.with_suffix(".old"))
+            self.file_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.file_path.exists() and self.file_path.stat().st_size > _LONGEST:
+                self.file_path.replace(self.file_path.with_suffix(".old"))
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            descriptor = os.open(self.path, flags, 0o600)
+            descriptor = os.open(self.file_path, flags, 0o600)
             try:
                 os.write(descriptor, line.encode())
             finally:

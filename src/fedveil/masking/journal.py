@@ -22,16 +22,16 @@ _TABLES = (
 class Journal:
     """What a site of secure sums has done: at most one vector and one answer per attempt.
 
-    Guarantee: `begin` and `answer` return only when what they permit is on disk
+    Guarantee: `record_begin` and `record_answer` return only when what they permit is on disk
     (`synchronous = EXTRA`), and permit nothing that contradicts the file, whichever process wrote
     it. So a site masks once per attempt at a round, and reveals one of another site's two secrets
     at most, also after a crash.
 
     | edge | behaviour |
     |---|---|
-    | the attempt was begun, or a later one of this run was | `begin` raises MessageRefused |
+    | the attempt was begun, or a later one of this run was | `record_begin` raises MessageRefused |
     | the same answer again | permitted: the answer was perhaps lost |
-    | an answer about other vectors, or for the other secret | `answer` raises MessageRefused |
+    | an answer about other vectors, or the other secret | `record_answer` raises MessageRefused |
     | a file that is no journal, or cannot be written | BadInput |
 
     Args:
@@ -53,7 +53,7 @@ class Journal:
         """Close the file."""
         self._db.close()
 
-    def begin(self, run: bytes, place: Place) -> None:
+    def record_begin(self, run: bytes, place: Place) -> None:
         """Write down that this site takes part in an attempt, before it does."""
         with self._transaction():
             rows = self._db.execute(
@@ -69,7 +69,9 @@ class Journal:
                 "INSERT INTO masked VALUES (?, ?, ?)", (run, place.round, place.attempt)
             )
 
-    def answer(self, run: bytes, place: Place, secrets: dict[int, str], vectors: bytes) -> None:
+    def record_answer(
+        self, run: bytes, place: Place, secrets: dict[int, str], vectors: bytes
+    ) -> None:
         """Write down which secret of each site this site reveals, before it does.
 
         Args:

@@ -41,9 +41,9 @@ class _SiteRound:
         roster: The sites that were asked.
         seeds: The seeds of the pairwise masks, by the other site.
         own_seed: The seed of the self mask.
-        statement: This site's own statement, once it has masked.
+        own_statement: This site's own statement, once it has masked.
         own_shares: This site's shares of its own secrets: the self mask, then each pair's.
-        members: The sites whose vectors count, by their closing.
+        counted_sites: The sites whose vectors count, by their closing.
         vectors: The digest of their statements.
         shares: By dealer, this site's shares of the self mask's seed, then of each pair's.
     """
@@ -51,9 +51,9 @@ class _SiteRound:
     roster: Roster
     seeds: dict[int, bytes]
     own_seed: bytes = b""
-    statement: VectorStatement | None = None
+    own_statement: VectorStatement | None = None
     own_shares: list[bytes] = field(default_factory=list)
-    members: list[int] = field(default_factory=list)
+    counted_sites: list[int] = field(default_factory=list)
     vectors: bytes = b""
     shares: dict[int, list[bytes]] = field(default_factory=dict)
 
@@ -119,14 +119,14 @@ class MaskingSite:
             low, high = sorted((self._site, other))
             secret = self._run_secret(roster.adverts[other])
             seeds[other] = round_seed(secret, roster, b"mask", low, high)
-        self._journal.begin(self._terms.digest, roster.place)
+        self._journal.record_begin(self._terms.hash, roster.place)
         self._now = _SiteRound(roster, seeds)
         return roster.place
 
     def mask(self, vector: Steps) -> bytes:
         """The message with the masked vector, int64 [P], of the round that was begun."""
         now, terms, site = self._now, self._terms, self._site
-        if now is None or now.statement is not None:
+        if now is None or now.own_statement is not None:
             raise MessageRefused("there is no round whose vector this site has still to send")
         if vector.shape != (terms.words,) or vector.dtype != np.int64:
             raise ValueError(f"a vector {vector.dtype} {vector.shape}: int64 [{terms.words}]")
@@ -150,22 +150,22 @@ class MaskingSite:
             terms, now.roster, site, b"".join(boxes), content, self._signing
         )
         now.own_seed, now.own_shares = own_seed, by_holder[now.roster.holder(site) - 1]
-        now.statement = statement
+        now.own_statement = statement
         return statement.message + b"".join(boxes) + content
 
     def answer(self, closing: bytes) -> bytes:
         """The answer to a closing: a *reveal* if all sites' vectors count, otherwise *agreed*."""
         now, terms, site = self._masked(), self._terms, self._site
         parts = Parts(closing, Kind.CLOSING, terms)
-        parts.place(now.roster.place)
-        count = parts.count(terms.threshold, len(now.roster.adverts))
+        parts.take_place(now.roster.place)
+        count = parts.take_count(terms.threshold, len(now.roster.adverts))
         statements = [
             VectorStatement.read(parts.take(STATEMENT), terms, now.roster) for _ in range(count)
         ]
         members = [each.site for each in statements]
         if members != sorted(set(members)):
             raise MessageRefused("a closing has a site twice, or not in order")
-        if now.statement not in statements:
+        if now.own_statement not in statements:
             raise MessageRefused("a closing does not have this site's own vector")
         shares = {site: now.own_shares}
         for dealer in members:
@@ -174,11 +174,11 @@ class MaskingSite:
             key = self._box_key(now.roster, dealer, site)
             about = now.roster.adverts[dealer].message
             shares[dealer] = unseal(key, parts.take(now.roster.box_size), about)
-        parts.end()
+        parts.expect_end()
         vectors = set_digest(statements)
         secrets = {other: SELF if other in members else PAIRS for other in now.roster.adverts}
-        self._journal.answer(terms.digest, now.roster.place, secrets, vectors)
-        now.members, now.vectors, now.shares = members, vectors, shares
+        self._journal.record_answer(terms.hash, now.roster.place, secrets, vectors)
+        now.counted_sites, now.vectors, now.shares = members, vectors, shares
         if len(members) < len(now.roster.adverts):
             return self._signed(Kind.AGREED, now)
         return self._signed(Kind.REVEAL, now, self._opened(now, []))
@@ -186,34 +186,34 @@ class MaskingSite:
     def reveal(self, certificate: bytes) -> bytes:
         """The answer to a certificate: shares of what opens the sum, and its own seeds."""
         now, terms = self._masked(), self._terms
-        if not now.members:
+        if not now.counted_sites:
             raise MessageRefused("this site has agreed to no vectors")
         parts = Parts(certificate, Kind.CERTIFICATE, terms)
-        parts.place(now.roster.place)
+        parts.take_place(now.roster.place)
         agreed = set()
-        for _ in range(parts.count(terms.threshold, len(now.members))):
+        for _ in range(parts.take_count(terms.threshold, len(now.counted_sites))):
             message = parts.take(AGREED)
             who, _ = read_answer(message, Kind.AGREED, terms, now.roster, now.vectors)
             agreed.add(who)
-        parts.end()
-        if len(agreed & set(now.members)) < terms.threshold:
+        parts.expect_end()
+        if len(agreed & set(now.counted_sites)) < terms.threshold:
             raise MessageRefused(
                 f"{len(agreed)} sites agree to these vectors: {terms.threshold} are needed"
             )
-        missing = [other for other in now.roster.adverts if other not in now.members]
+        missing = [other for other in now.roster.adverts if other not in now.counted_sites]
         own = b"".join([now.own_seed, *(now.seeds[other] for other in missing)])
         return self._signed(Kind.REVEAL, now, self._opened(now, missing) + own)
 
     def _masked(self) -> _SiteRound:
         """The round, refused if there is none or its vector was not sent."""
-        if self._now is None or self._now.statement is None:
+        if self._now is None or self._now.own_statement is None:
             raise MessageRefused("this site has sent no vector")
         return self._now
 
     def _opened(self, now: _SiteRound, missing: list[int]) -> bytes:
         """The shares of the members' self masks, and of their pairs with whoever is missing."""
         opened = []
-        for dealer in now.members:
+        for dealer in now.counted_sites:
             pairs = now.roster.others(dealer)
             own, *rest = now.shares[dealer]
             opened += [own, *(rest[pairs.index(other)] for other in missing)]

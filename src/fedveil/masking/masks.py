@@ -78,7 +78,7 @@ def run_secret(
         agreed = exchange_key.exchange(X25519PublicKey.from_public_bytes(other.exchange_key))
     except ValueError:
         raise MessageRefused(f"the exchange key of site {other.site} is none") from None
-    derive = HKDF(hashes.SHA256(), SEED, salt=terms.digest, info=b"fedveil pair" + numbers + keys)
+    derive = HKDF(hashes.SHA256(), SEED, salt=terms.hash, info=b"fedveil pair" + numbers + keys)
     return derive.derive(agreed)
 
 
@@ -92,7 +92,7 @@ def round_seed(secret: bytes, roster: Roster, label: bytes, first: int, second: 
         first: The lower site of a mask, the sender of a box.
         second: The other site.
     """
-    info = b"fedveil " + label + roster.place.bytes + roster.digest
+    info = b"fedveil " + label + roster.place.bytes + roster.hash
     info += first.to_bytes(2, "big") + second.to_bytes(2, "big")
     return HKDFExpand(hashes.SHA256(), SEED, info).derive(secret)
 

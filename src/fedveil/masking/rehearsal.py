@@ -43,7 +43,7 @@ def rehearse(vectors: Sequence[Steps | None], threshold: int, honest: int, limit
     if server.needs_agreement:
         for answer in answers.values():
             server.add_agreed(answer)
-        certificate = server.certificate()
+        certificate = server.certify()
         answers = {site: sites[site].reveal(certificate) for site in closings}
     for answer in answers.values():
         server.add_reveal(answer)

@@ -113,7 +113,7 @@ class SumTerms:
         threshold: The least number of sites in a sum.
         honest: How many sites the claim takes to be honest.
         words: The number of 64-bit words of a vector.
-        digest: SHA-256 of all of these.
+        hash: SHA-256 of all of these.
 
     | edge | behaviour |
     |---|---|
@@ -126,7 +126,7 @@ class SumTerms:
     threshold: int
     honest: int
     words: int
-    digest: bytes = field(init=False, repr=False)
+    hash: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         sites = len(self.node_keys)
@@ -150,7 +150,7 @@ class SumTerms:
         hashed.update(_TERMS.pack(self.run, sites, self.threshold, self.honest, self.words))
         for key in self.node_keys:
             hashed.update(_SHORT.pack(len(key)) + key)
-        object.__setattr__(self, "digest", hashed.digest())
+        object.__setattr__(self, "hash", hashed.digest())
 
     @property
     def sites(self) -> int:
@@ -203,7 +203,7 @@ class Parts:
         self._whole, self._at = self._left, 0
         if self.take(len(MAGIC) + 1) != MAGIC + bytes([kind]):
             raise MessageRefused(f"a message is no {self._name}")
-        if self.take(DIGEST) != terms.digest:
+        if self.take(DIGEST) != terms.hash:
             raise MessageRefused(f"a {self._name} is of other terms: run, node keys or numbers")
 
     def take(self, size: int) -> bytes:
@@ -213,21 +213,21 @@ class Parts:
         self._at += size
         return bytes(self._left[self._at - size : self._at])
 
-    def site(self, terms: SumTerms) -> int:
+    def take_site(self, terms: SumTerms) -> int:
         """The next two bytes as the number of a site."""
         (site,) = _SITE.unpack(self.take(_SITE.size))
         if site >= terms.sites:
             raise MessageRefused(f"a {self._name} is of site {site} of {terms.sites}")
         return int(site)
 
-    def count(self, least: int, most: int) -> int:
+    def take_count(self, least: int, most: int) -> int:
         """The next two bytes as a number of parts from `least` to `most`."""
         (count,) = _SHORT.unpack(self.take(_SHORT.size))
         if not least <= count <= most:
             raise MessageRefused(f"a {self._name} has {count} parts, not {least} to {most}")
         return int(count)
 
-    def place(self, expected: Place | None = None) -> Place:
+    def take_place(self, expected: Place | None = None) -> Place:
         """The next twelve bytes as a round, which has to be `expected` unless that is None."""
         number, attempt = _PLACE.unpack(self.take(_PLACE.size))
         if number >= 1 << 63:
@@ -237,7 +237,7 @@ class Parts:
             raise MessageRefused(f"a {self._name} is of {place}, not of {expected}")
         return place
 
-    def read(self) -> bytes:
+    def taken(self) -> bytes:
         """All bytes that were taken so far."""
         return bytes(self._whole[: self._at])
 
@@ -249,14 +249,14 @@ class Parts:
         self._at += size
         return left
 
-    def end(self) -> None:
+    def expect_end(self) -> None:
         """Refuse a message that goes on."""
         self.rest(0)
 
 
 def start(kind: Kind, terms: SumTerms) -> bytes:
     """The beginning of every message of a kind."""
-    return MAGIC + bytes([kind]) + terms.digest
+    return MAGIC + bytes([kind]) + terms.hash
 
 
 def counted(parts: list[bytes]) -> bytes:
@@ -311,10 +311,10 @@ class Advert:
     def read(cls, message: bytes, terms: SumTerms) -> "Advert":
         """The advert in a message. Refused unless the node key of its site has signed it."""
         parts = Parts(message, Kind.ADVERT, terms)
-        site, exchange_key, signing_key = parts.site(terms), parts.take(KEY), parts.take(KEY)
-        body = parts.read()
-        signature = parts.take(parts.count(1, 200))
-        parts.end()
+        site, exchange_key, signing_key = parts.take_site(terms), parts.take(KEY), parts.take(KEY)
+        body = parts.taken()
+        signature = parts.take(parts.take_count(1, 200))
+        parts.expect_end()
         key = terms.node_key(site)
         verified(
             lambda: key.verify(signature, body, ec.ECDSA(hashes.SHA384())),
@@ -335,17 +335,17 @@ class Roster:
     Attributes:
         place: The round.
         adverts: The adverts by site.
-        digest: SHA-256 of the message.
+        hash: SHA-256 of the message.
         message: The roster as it was sent.
     """
 
     place: Place
     adverts: dict[int, Advert]
-    digest: bytes
+    hash: bytes
     message: bytes
 
     @classmethod
-    def of(cls, terms: SumTerms, place: Place, adverts: dict[int, Advert]) -> "Roster":
+    def assemble(cls, terms: SumTerms, place: Place, adverts: dict[int, Advert]) -> "Roster":
         """The roster of these sites."""
         ordered = dict(sorted(adverts.items()))
         parts = [with_length(advert.message) for advert in ordered.values()]
@@ -359,15 +359,15 @@ class Roster:
         `known` are adverts that were verified before, by message. New ones are added.
         """
         parts = Parts(message, Kind.ROSTER, terms)
-        place, adverts, last = parts.place(), dict[int, Advert](), -1
-        for _ in range(parts.count(terms.threshold, terms.sites)):
-            each = parts.take(parts.count(1, 1000))
+        place, adverts, last = parts.take_place(), dict[int, Advert](), -1
+        for _ in range(parts.take_count(terms.threshold, terms.sites)):
+            each = parts.take(parts.take_count(1, 1000))
             advert = known.get(each) or Advert.read(each, terms)
             known[each] = advert
             if advert.site <= last:
                 raise MessageRefused(f"a roster has site {advert.site} after site {last}")
             adverts[advert.site], last = advert, advert.site
-        parts.end()
+        parts.expect_end()
         return cls(place, adverts, sha256(message).digest(), message)
 
     def others(self, site: int) -> list[int]:
@@ -380,7 +380,7 @@ class Roster:
 
     @property
     def box_size(self) -> int:
-        """The length of a box: a share of the self mask and of each pair's, and the tag."""
+        """The length of a box in bytes: shares of the seeds of all masks, and the tag."""
         return SEED * len(self.adverts) + TAG
 
     @property
@@ -422,7 +422,7 @@ class VectorStatement:
         key: Ed25519PrivateKey,
     ) -> "VectorStatement":
         """The statement of a site about these boxes and this masked vector."""
-        digests = roster.digest, sha256(boxes).digest(), sha256(vector).digest()
+        digests = roster.hash, sha256(boxes).digest(), sha256(vector).digest()
         body = start(Kind.MASKED, terms) + roster.place.bytes + _SITE.pack(site)
         body += b"".join(digests)
         return cls(site, *digests, body + key.sign(body))
@@ -431,15 +431,15 @@ class VectorStatement:
     def read(cls, message: bytes, terms: SumTerms, roster: Roster) -> "VectorStatement":
         """The statement in the first bytes of a message. Refused unless it is of the roster."""
         parts = Parts(message[:STATEMENT], Kind.MASKED, terms)
-        parts.place(roster.place)
-        site = parts.site(terms)
+        parts.take_place(roster.place)
+        site = parts.take_site(terms)
         digests = parts.take(DIGEST), parts.take(DIGEST), parts.take(DIGEST)
-        body = parts.read()
+        body = parts.taken()
         signature = parts.take(SIGNATURE)
-        parts.end()
+        parts.expect_end()
         if site not in roster.adverts:
             raise MessageRefused(f"site {site} is not in the roster of {roster.place}")
-        if digests[0] != roster.digest:
+        if digests[0] != roster.hash:
             raise MessageRefused(f"site {site} masked for another roster of {roster.place}")
         roster.adverts[site].check(signature, body, "statement")
         return cls(site, *digests, bytes(message[:STATEMENT]))
@@ -463,12 +463,12 @@ def read_answer(
     Refused unless it is signed by a site of the roster, for its round and these statements.
     """
     parts = Parts(message, kind, terms)
-    parts.place(roster.place)
-    site, about = parts.site(terms), parts.take(DIGEST)
+    parts.take_place(roster.place)
+    site, about = parts.take_site(terms), parts.take(DIGEST)
     shares = parts.take(size)
-    body = parts.read()
+    body = parts.taken()
     signature = parts.take(SIGNATURE)
-    parts.end()
+    parts.expect_end()
     if site not in roster.adverts:
         raise MessageRefused(f"site {site} is not in the roster of {roster.place}")
     if about != digest:

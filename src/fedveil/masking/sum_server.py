@@ -30,7 +30,7 @@ class _SumRound:
 
     Attributes:
         roster: The sites that were asked.
-        total: The sum of the masked vectors so far.
+        masked_sum: The sum of the masked vectors so far.
         statements: The sites' statements.
         boxes: Their boxes, by sender and receiver.
         vectors: The digest of the statements that count, b"" as long as vectors may arrive.
@@ -39,7 +39,7 @@ class _SumRound:
     """
 
     roster: Roster
-    total: MaskWords
+    masked_sum: MaskWords
     statements: dict[int, VectorStatement] = field(default_factory=dict)
     boxes: dict[tuple[int, int], bytes] = field(default_factory=dict)
     vectors: bytes = b""
@@ -47,7 +47,7 @@ class _SumRound:
     revealed: dict[int, bytes] = field(default_factory=dict)
 
     @property
-    def missing(self) -> list[int]:
+    def absent(self) -> list[int]:
         """The sites that were asked and whose vectors do not count."""
         return [site for site in self.roster.adverts if site not in self.statements]
 
@@ -89,7 +89,7 @@ class SumServer:
         What was not summed before is dropped.
         """
         self._need(len(self._adverts), "have keys")
-        roster = Roster.of(self._terms, place, self._adverts)
+        roster = Roster.assemble(self._terms, place, self._adverts)
         self._now = _SumRound(roster, np.zeros(self._terms.words, dtype="<u8"))
         return roster.message
 
@@ -117,7 +117,7 @@ class SumServer:
             raise MessageRefused(f"the vector of site {site} is not that of its statement")
         for number, other in enumerate(now.roster.others(site)):
             now.boxes[site, other] = bytes(boxes[number * box_size : (number + 1) * box_size])
-        now.total += np.frombuffer(content, dtype="<u8")
+        now.masked_sum += np.frombuffer(content, dtype="<u8")
         now.statements[site] = statement
         return site
 
@@ -144,7 +144,7 @@ class SumServer:
         now.agreed[site] = message
         return site
 
-    def certificate(self) -> bytes:
+    def certify(self) -> bytes:
         """The message that enough sites agree, for every site whose vector counts."""
         now = self._closed()
         self._need(len(now.agreed), "agreed")
@@ -154,8 +154,8 @@ class SumServer:
     def add_reveal(self, message: bytes) -> int:
         """Keep a site's shares. Returns the site."""
         now = self._closed()
-        each = 1 + len(now.missing)  # seeds of a dealer. After a certificate its own follow
-        size = SEED * each * (len(now.statements) + bool(now.missing))
+        each = 1 + len(now.absent)  # seeds of a dealer. After a certificate its own follow
+        size = SEED * each * (len(now.statements) + bool(now.absent))
         site, shares = read_answer(message, Kind.REVEAL, self._terms, now.roster, now.vectors, size)
         self._check_first(now, site, now.revealed)
         now.revealed[site] = shares
@@ -164,10 +164,10 @@ class SumServer:
     @property
     def needs_agreement(self) -> bool:
         """Whether a site of the roster is missing, so that the others have to agree on that."""
-        return bool(self._closed().missing)
+        return bool(self._closed().absent)
 
     @property
-    def members(self) -> list[int]:
+    def counted_sites(self) -> list[int]:
         """The sites whose vectors count."""
         return list(self._closed().statements)
 
@@ -179,19 +179,19 @@ class SumServer:
         now, threshold = self._closed(), self._terms.threshold
         self._need(len(now.revealed), "revealed shares")
         used = sorted(now.revealed.items())[:threshold]
-        subjects, plus, minus = len(now.missing) + 1, list[bytes](), list[bytes]()
+        subjects, plus, minus = len(now.absent) + 1, list[bytes](), list[bytes]()
         for number, dealer in enumerate(now.statements):
-            for place, other in enumerate((dealer, *now.missing)):
+            for place, other in enumerate((dealer, *now.absent)):
                 at = SEED * (number * subjects + place)
-                if now.missing and dealer in now.revealed:
+                if now.absent and dealer in now.revealed:
                     own = now.revealed[dealer][-SEED * subjects :]
                     seed = own[SEED * place : SEED * (place + 1)]
                 else:
                     shares = {now.roster.holder(site): part[at : at + SEED] for site, part in used}
                     seed = open_shares(shares, threshold)
                 (plus if other < dealer else minus).append(seed)
-        add_masks_(now.total, plus, minus)
-        total = now.total.view("<i8")
+        add_masks_(now.masked_sum, plus, minus)
+        total = now.masked_sum.view("<i8")
         self._now = None
         if int(total.max()) > limit or int(total.min()) < -limit:
             raise MessageRefused(

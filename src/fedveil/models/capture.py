@@ -32,7 +32,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fedveil.base.errors import FedveilError, one_line
-from fedveil.base.inputs import Inputs, mapped, tensor_of, values_of
+from fedveil.base.inputs import Inputs, kind_of, mapped, tensor_of, values_of
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import (
     PURE,
@@ -42,7 +42,6 @@ from fedveil.models.graph import (
     Ref,
     function_of,
     hollow_copy,
-    kind_of,
     not_in_place,
     plain_tensor,
 )

@@ -62,10 +62,10 @@ class Dropout(TorchFunctionMode):
         `kind` is a key of `_KINDS`. `p` is the probability with which a number is dropped.
         """
         shape, fill = _KINDS[kind]
-        kept = self.mask(shape(x), p)
+        kept = self.draw_mask(shape(x), p)
         return x if kept is None else fill(x, kept, p)
 
-    def mask(self, shape: tuple[int, ...], p: float) -> torch.Tensor | None:
+    def draw_mask(self, shape: tuple[int, ...], p: float) -> torch.Tensor | None:
         """The mask of the numbers that stay, bool of this shape, None without a key.
 
         `p` is the probability with which a number is dropped, to within 2^-32. Each call has

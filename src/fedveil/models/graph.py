@@ -29,22 +29,8 @@ from torch import nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
-from fedveil.base.inputs import Inputs, arrays_by_name, taken, values_of
+from fedveil.base.inputs import Inputs, Kind, kind_of, taken, values_of
 from fedveil.models.memory import is_plain
-
-Kind = tuple[tuple[str, torch.Size, torch.dtype], ...]
-"""What inputs look like but for the number of records: (name, shape of a record, dtype) of each."""
-
-
-def kind_of(x: Inputs[torch.Tensor]) -> Kind:
-    """The kind of some inputs: (name, shape of one record, type) of each, sorted by name.
-
-    A single input is called "x", named ones "x.NAME".
-
-    >>> kind_of(torch.zeros(4, 2))
-    (('x', torch.Size([2]), torch.float32),)
-    """
-    return tuple((name, v.shape[1:], v.dtype) for name, v in sorted(arrays_by_name("x", x).items()))
 
 
 @dataclass(frozen=True)

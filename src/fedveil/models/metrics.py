@@ -350,9 +350,9 @@ class Auroc:
         return scores.to(torch.float32).numpy(), targets.numpy()
 
     def value(self, *statistics: Array) -> float:
-        """The area, or the mean of areas, by scikit-learn.
+        """The area under the curve of scores and labels, or the mean of areas, by scikit-learn.
 
-        NaN if undefined or if an output was NaN.
+        NaN if no label has both positive and negative records, or if a score is NaN.
         """
         from sklearn.metrics import roc_auc_score
 

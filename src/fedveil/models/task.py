@@ -14,11 +14,11 @@ from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import in_fork, run_in_fork, run_in_sealed_fork
 from fedveil.base.identity import Stated, named_values
-from fedveil.base.inputs import Inputs, mapped, taken, tensor_of
+from fedveil.base.inputs import Inputs, Kind, kind_of, mapped, taken, tensor_of
 from fedveil.base.platforms import can_fork
 from fedveil.models.capture import Uncapturable, capture_graph, prepare
 from fedveil.models.dropout import Dropout
-from fedveil.models.graph import Captured, Graph, Kind, hollow_copy, kind_of
+from fedveil.models.graph import Captured, Graph, hollow_copy
 from fedveil.models.lineage import earlier_training, trainings_of
 from fedveil.models.memory import Snapshot, is_plain, is_plain_function, snapshot
 from fedveil.models.metrics import (

@@ -32,10 +32,10 @@ from torch.utils._pytree import tree_map
 from fedveil.base.checks import OF_LABELS, OF_NUMBERS
 from fedveil.base.errors import BadInput
 from fedveil.base.forks import can_confine, run_in_fork, run_in_sealed_fork
-from fedveil.base.inputs import PADDING, mapped, shape_of, taken, values_of
+from fedveil.base.inputs import PADDING, Kind, kind_of, mapped, shape_of, taken, values_of
 from fedveil.base.platforms import can_fork
 from fedveil.models.capture import Uncapturable, capture_graph, prepare
-from fedveil.models.graph import Graph, Kind, kind_of
+from fedveil.models.graph import Graph
 from fedveil.models.memory import check_process, difference
 from fedveil.models.metrics import is_of_labels, is_of_numbers
 from fedveil.models.task import Features, Named, Task, first_line

@@ -101,7 +101,9 @@ def meaning_section(meaning: Meaning, outside: Sequence[str]) -> Markup:
 
 
 def readings_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
-    """Return the section with a table of all claims and their terms, None without claims."""
+    """Return the section with one row per claim: its trust, what it covers, and its standing.
+
+    None without claims."""
     if not claims:
         return None
     first = counting(claims)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement
+from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement, read_tables
 from fedveil.papers.sweep_results import claim_of
 from fedveil.tuning import figures
 from fedveil.tuning.figures import COLOURS, Panel, Series, Stroke
@@ -25,6 +25,8 @@ from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import TrialOutcome
 
 RATES = ("0.03", "0.1", "0.3", "1")
+TEXTS: dict[str, str] = read_tables("clip_decay")
+
 CLIPS = ("0.01", "0.05")
 POWERS = ("0.5", "1", "2")
 EPSILON, DELTA = 30.0, 1e-5
@@ -270,7 +272,7 @@ def schedules_page(experiment: Experiment, data: str, title: str) -> Page:
         sweeps[family] = sweep
         curves |= {n: curve_of(sweep.outcomes(c)) for c, n in enumerate(schedules)}
     page = Page(f"{title}: schedules of the clip under LDP-SGD")
-    page.settings.append(_settings(here, repetitions))
+    page.setting_names.append(_settings(here, repetitions))
     page.left_open += _left_open(here, rate, ends, sweeps["constant"])
     page.add_table(
         ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here"),
@@ -325,27 +327,23 @@ def _larger(curves: Curves) -> str:
     """Return a paragraph on what decay does to a clip of 0.25."""
     constant, decayed = "clip0.25", "poly(0.25)1"
     by = mean_of(list(100 * (curves[decayed].ends - curves[constant].ends)))
-    return (
-        "What is large depends on learning rate and length of the run, which are ours. From "
-        "0.25, five times the paper's larger clip, which was added after a simplified simulation "
-        f"on MNIST in which decay helped it, {decayed} ends at "
-        f"{mean_of(list(curves[decayed].ends))} and {constant} at "
-        f"{mean_of(list(curves[constant].ends))}: {by} percentage points between them, repetition "
-        "by repetition."
+    return TEXTS["larger"].format(
+        decayed=decayed,
+        decayed_end=mean_of(list(curves[decayed].ends)),
+        constant=constant,
+        constant_end=mean_of(list(curves[constant].ends)),
+        by=by,
     )
 
 
 def _settings(here: DecaySetting, repetitions: int) -> str:
     """Return a paragraph on federation, schedules and repetitions."""
-    return (
-        f"Softmax regression, {here.clients:,} clients, {here.cohort} per round drawn at random, "
-        f"{here.rounds:,} rounds. Each sends one full-batch gradient, clipped to C in L2, with "
-        "Gaussian noise of its own; the server takes the mean. Poly is C_0 (1 - (t - 1)/T)^power, "
-        "never below C_0 / 1000. A quantile is followed at rate 0.2 from 0.01, a curator adding "
-        f"noise of {here.cohort / 20:g} to the sum of bits. Adaptive is the median of a curator's "
-        "noisy histogram of norms, bins at 2^-10 ... 2^-3, in rounds 1, "
-        f"{here.refresh + 1:,}, {2 * here.refresh + 1:,} and so on. {repetitions} repetitions; "
-        "mean +- half of the 95 % interval."
+    return TEXTS["settings"].format(
+        here=here,
+        bit_noise=here.cohort / 20,
+        second=here.refresh + 1,
+        third=2 * here.refresh + 1,
+        repetitions=repetitions,
     )
 
 
@@ -359,7 +357,7 @@ def _left_open(here: DecaySetting, rate: str, ends: str, constant: Sweep) -> lis
         constant: The sweep of constant clips, from which the noise is taken.
     """
     plan = constant.prepared[0].plan
-    multiplier = plan.release.settings(plan.schedule)["multiplier"]
+    multiplier = plan.release.settings(plan.clip_schedule)["multiplier"]
     return [
         ("data set and model", "as above; the paper's are not known to us"),
         (
@@ -374,16 +372,14 @@ def _left_open(here: DecaySetting, rate: str, ends: str, constant: Sweep) -> lis
         ),
         (
             "epsilon",
-            f"{claim_of(constant).short} for all of a client's turns, after trials at 10 and 30 on "
-            "MNIST, so that training is possible and noise matters: sigma = "
-            f"{2 * multiplier:.4g} in the paper's notation, noise of sigma C per coordinate, which "
-            f"is {multiplier:.4g} times the sensitivity 2 C",
+            TEXTS["epsilon"].format(
+                short=claim_of(constant).short, sigma=2 * multiplier, multiplier=multiplier
+            ),
         ),
         ("number of rounds", f"{here.rounds:,}; the paper's run has several thousand"),
         (
             "bins of the histogram",
-            "eight, powers of two from about a tenth of 0.01 to ten times that; longer norms count "
-            "in the last one",
+            TEXTS["bins"],
         ),
         ("first histogram", "in round 1, so that C_0 of adaptive is in force in that round only"),
     ]
@@ -394,10 +390,7 @@ def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str,
 
     `title` is the data set, and `sweeps` are those of the families, whose claims are shown.
     """
-    said = (
-        f"Softmax regression, {here.clients:,} clients, {here.cohort} per round. Names have the "
-        "schedule, the bound C_0 that it starts from, and its power or quantile."
-    )
+    said = TEXTS["figure"].format(here=here)
     claims = [claim for sweep in sweeps.values() for claim in sweep.prepared[0].shown_claims]
     panels = []
     for metric, up in _UPS.items():
@@ -443,11 +436,6 @@ _LOOKS = {
 
 _NOTES = (
     "Levels are not comparable with the paper's, which are not known to us; orders and shapes are.",
-    "The guarantee of quantile and adaptive is mixed: the reports are private from the server, "
-    "bits and norms only behind a curator. The server sees both, and the epsilon is that of both "
-    "together, so that less of it is left for the updates. A fixed clip and a poly schedule watch "
-    "nobody and need no curator.",
-    "Where every gradient is longer than C, C only scales the report with its noise, so that a "
-    "schedule of the clip is one of the learning rate. That is not compared here: recipes have no "
-    "learning rate schedule of this form.",
+    TEXTS["mixed"],
+    TEXTS["longer"],
 )

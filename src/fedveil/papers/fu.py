@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedveil.pages.html import capitalize_first
-from fedveil.papers.reproduction import Experiment, Item, Page
+from fedveil.papers.reproduction import Experiment, Item, Page, read_tables
 from fedveil.papers.sweep_results import claim_of, learning_curve, meaning, strict_claim
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
@@ -21,6 +21,8 @@ from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.theory import LaplaceNoise, Sizes, best_steps, decayed_bound
 from fedveil.tuning.theory_plan import constants_of
 from fedveil.tuning.trials import Laboratory
+
+TEXTS: dict[str, str] = read_tables("fu")
 
 EPSILONS = ("1", "3", "5", "inf")
 RATES = ("0.01", "0.02", "0.03", "0.05", "0.07", "0.1")
@@ -45,11 +47,6 @@ RULES: dict[str, Callable[[int], float]] = {
 """Rules for E, the local steps per round, as functions of T, the local steps in all."""
 
 _MINIMISER = "minimiser of the bound"
-_LEVELS = (
-    "Levels are not comparable with the paper's: these are other loans (the label variance here is "
-    "18.9, and least squares with grades reaches 2.99), and the learning rate is ours. Orders and "
-    "shapes are."
-)
 
 
 @dataclass(frozen=True)
@@ -267,7 +264,7 @@ def table2(experiment: Experiment) -> Page:
         blown > 2,
         f"At T = 100 the loss is {blown:.3g} times that at T*.",
     )
-    grid.page.page_notes.append(_LEVELS)
+    grid.page.page_notes.append(TEXTS["levels"])
     return grid.page
 
 
@@ -291,7 +288,7 @@ def fig5(experiment: Experiment) -> Page:
     grid.page.add_table(headers, rows, "Table III, which the paper leaves empty:")
     grid.add_means("E", STEPS, lines, "Final loss:")
     grid.add_order("The best E is larger for smaller epsilon.", "E", stars, rising=False)
-    grid.page.page_notes.append(_LEVELS)
+    grid.page.page_notes.append(TEXTS["levels"])
     return grid.page
 
 
@@ -352,7 +349,7 @@ def fig7(experiment: Experiment) -> Page:
         "The minimiser of the bound with constants estimated from the data, E = "
         f"{rules[_MINIMISER][-1]}, gives {lines[_MINIMISER][-1]}.",
     )
-    page.page_notes += [why, _LEVELS]
+    page.page_notes += [why, TEXTS["levels"]]
     return page
 
 
@@ -382,12 +379,7 @@ def _begin(
     rate = RATES[losses.index(min(losses))]
     here, repeat = setting(experiment, everyone=everyone), experiment.repetitions(5, 20)
     page = Page(title)
-    page.settings.append(
-        "Linear regression of the interest rate on 10 principal components, 11 parameters, squared "
-        f"error. {here.label}. Laplace noise at the clients, every local gradient at most "
-        f"{CLIP:g} long in L1, full batches, clients in turn over a random order. {repeat} "
-        "repetitions; mean +- half of the 95 % interval."
-    )
+    page.setting_names.append(TEXTS["regression"].format(here=here, clip=CLIP, repeat=repeat))
     page.left_open += [
         ("learning rate", f"{rate}, the lowest loss after 100 noise-free iterations ({ends})"),
         ("initialisation", "zero"),
@@ -399,7 +391,7 @@ def _begin(
 def _grid(page: Page, sweep: Sweep) -> EpsilonGrid:
     """Return the grid of a finished sweep of losses. The terms of its epsilons go to the page."""
     claim = claim_of(sweep)
-    page.settings.append(meaning(claim))
+    page.setting_names.append(meaning(claim))
     unit = "test loss: squared error\n(percentage points squared)"
     subject = "linear regression of the interest rate (Lending Club)."
     return EpsilonGrid(
@@ -451,13 +443,7 @@ def _minimisers(
 
     found = [best_steps(bound, t) for t in times]
     steep, flat = constants.smoothness, constants.convexity
-    why = (
-        f"The bound's constants here are lambda = {steep:.3g} (the steepest client), mu = "
-        f"{flat:.3g} (the flattest), Gamma = {constants.heterogeneity:.3g} and G = "
-        f"{constants.gradient:.3g}. gamma = 8 lambda / mu = {constants.least_gamma:,.0f} is far "
-        "above T, and the drift 8 (E - 1)^2 G^2 outweighs the noise: the minimiser stays at E = "
-        f"{max(found)} or below. The theory does not cover this run: the rate is constant and not "
-        f"below 1 / (4 lambda) = {1 / (4 * steep):.2g}, and gradients longer than the clip are "
-        "shortened. Its order in E is wrong here; only training tells."
+    why = TEXTS["bound"].format(
+        steep=steep, flat=flat, constants=constants, most=max(found), rate=1 / (4 * steep)
     )
     return found, why

@@ -8,7 +8,7 @@ are then worth strictly is printed.
 import math
 from dataclasses import dataclass, replace
 
-from fedveil.papers.fu import EpsilonGrid, texts
+from fedveil.papers.fu import TEXTS, EpsilonGrid, texts
 from fedveil.papers.reproduction import Experiment, Item, Page
 from fedveil.papers.sweep_results import claim_of, meaning, strict_claim
 from fedveil.tuning.recipe_grid import IN_ALL, PER_ROUND, Axis
@@ -126,10 +126,7 @@ def fig2(experiment: Experiment) -> Page:
         for c, epsilon in enumerate(EPSILONS)
     ]
     grid.page.add_table((grid.level, "here, strictly", "T = 50", "T = 100", "T = 250"), rows)
-    grid.page.page_notes.append(
-        "The paper shows this as a figure without numbers; its text says T = 250, its caption T = "
-        "50, the number of rounds."
-    )
+    grid.page.page_notes.append(TEXTS["no_numbers"])
     return grid.page
 
 
@@ -151,10 +148,7 @@ def fig4(experiment: Experiment) -> Page:
         f"{', '.join(f'{g:+.3f}' for g in gains)} for epsilon {', '.join(EPSILONS[:-1])} "
         f"{grid.claim.terms}.",
     )
-    grid.page.page_notes.append(
-        "How soon it levels off depends on c_2: the more noise, the sooner; with much more, "
-        "accuracy falls with T."
-    )
+    grid.page.page_notes.append(TEXTS["levelling"])
     return grid.page
 
 
@@ -171,12 +165,7 @@ def table4(experiment: Experiment) -> Page:
     stars = grid.add_stars("E", tried, lines, TABLE_IV, ".4f", ("here, strictly", best_cells))
     grid.add_means("E", tried, lines, "Accuracy:")
     grid.add_order("The best E is larger for smaller epsilon.", "E", stars, rising=False)
-    grid.page.page_notes.append(
-        "For Gaussian noise (z = 1) fewer, longer rounds bring as much noise in all: an update may "
-        "be E times as long, a client sends T / E of them, and the sum of all noise stays. So "
-        "theory has no reason to prefer a large E at a small epsilon; constants decide, which the "
-        "paper does not give."
-    )
+    grid.page.page_notes.append(TEXTS["gaussian"])
     return grid.page
 
 
@@ -202,13 +191,7 @@ def _run_grid(
     constant, constants_tried = noise_constant(experiment, rate)
     here, repeat = setting(experiment), experiment.repetitions(1, 1)
     page = Page(title)
-    page.settings.append(
-        "FEMNIST by writer, 62 classes, Fu's CNN of 214,590 parameters, cross-entropy. "
-        f"{here.label}. Gaussian noise at the clients by the paper's formula, every local gradient "
-        f"at most {CLIP:g} long in L1, as in the paper, full batches, clients in turn. The "
-        "paper's 350 clients per round average more noise away, so epsilon is raised until a "
-        f"coordinate of the mean has the paper's noise. Repetitions: {repeat}."
-    )
+    page.setting_names.append(TEXTS["cnn"].format(here=here, clip=CLIP, repeat=repeat))
     page.left_open += [
         ("learning rate", f"{rate}, most accurate after 100 noise-free iterations ({rates_tried})"),
         (
@@ -222,7 +205,7 @@ def _run_grid(
     grid = [Axis("budget.epsilon", tuple(map(here.epsilon, EPSILONS))), *axes]
     sweep = experiment.sweep(name, "dp-fedavg-gaussian", settings, grid, repeat, curves=curves)
     paper = replace(claim_of(sweep), delta=DELTA)
-    page.settings.append(meaning(paper))
+    page.setting_names.append(meaning(paper))
     level = f"the paper's epsilon, whose noise this is, {paper.terms}"
     unit, subject = (
         "test accuracy (share of records)",

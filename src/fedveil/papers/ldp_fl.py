@@ -101,10 +101,7 @@ def epsilon(experiment: Experiment) -> Page:
     title, texts = "Test accuracy by epsilon per weight", [_SOURCE, f"Epsilon {PUBLISHED}."]
     page.figures["ldp-fl-epsilon.png"] = draw(title, texts, panels, len(panels))
     page.page_notes += [
-        "`weights` are perturbed as published; `update` is our variant, which reports the update "
-        "around the model that was sent, in a range of its own. Epsilons are the same for both. "
-        "However large epsilon is, a report is one of two values at least a radius from the "
-        "centre: a wide range keeps its noise, and a narrow one clamps the weights.",
+        ldp_fl_settings.TEXTS["perturbed"],
         _FIGURES_ONLY,
     ]
     return page
@@ -236,10 +233,8 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[Study]]:
     """Return (a page with the settings of all items, the studies of the scale)."""
     cases, repeat = studies(experiment), experiment.repetitions(*_REPEAT)
     page = Page(title)
-    page.settings += [
-        "Two-valued reports of every weight through an ideal shuffler, delta 1e-5 where a client's "
-        f"reports are composed. Test accuracy in percent; {repeat} repetitions, mean +- half of "
-        "the 95 % interval.",
+    page.setting_names += [
+        ldp_fl_settings.TEXTS["reports"].format(repeat=repeat),
         f"Every epsilon here, unless it says otherwise: epsilon {PUBLISHED}.",
         "\n".join(f"- {study}" for study in cases),
         ldp_fl_settings.deviations(experiment.scale),

@@ -4,13 +4,11 @@ A study is one data set at one scale. What the paper leaves open, and where a sc
 is described for the pages.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fedveil.papers.reproduction import Experiment, ExperimentScale
+from fedveil.papers.reproduction import Experiment, ExperimentScale, read_tables
 
 FRACTIONS = (0.1, 0.3, 1.0)
 GROWTH = 1.2
@@ -48,18 +46,9 @@ class PublishedTable:
     table: Mapping[str, tuple[float, float]]
 
 
-_TABLE_1 = {
-    "mnist": {"5": (96.34, 96.06), "10": (96.39, 96.11)},
-    "fashion-mnist": {"5": (85.95, 87.54), "10": (86.10, 87.57)},
-    "cifar10": {"5": (13.54, 58.89), "10": (14.28, 60.37)},
-}
-_HEADLINES = (
-    # data, title, clients, rounds, epsilon, published_accuracy, below, high, low, adaptive
-    ("mnist", "MNIST", 100, 10, "1", 96.24, 0.97, 0.3, 0.3, False),
-    ("fashion-mnist", "Fashion-MNIST", 200, 15, "4", 86.26, 1.32, 2.0, 2.0, False),
-    ("cifar10", "CIFAR-10", 500, 15, "10", 61.46, 1.09, 5.0, 3.0, True),
-)
-PAPER = {row[0]: PublishedTable(*row, _TABLE_1[row[0]]) for row in _HEADLINES}
+_TABLES = read_tables("ldp_fl")
+TEXTS: dict[str, str] = _TABLES["texts"]
+PAPER = {name: PublishedTable(name, **fields) for name, fields in _TABLES["published"].items()}
 
 
 @dataclass(frozen=True)
@@ -156,11 +145,10 @@ def studies(experiment: Experiment) -> list[Study]:
     Quick is softmax regression on few records in whole batches: minutes on two cores. At paper
     scale clients, rounds and learning rates are the paper's, and models of its kind.
     """
-    tables = tomllib.loads(Path(__file__).with_name("ldp_fl.toml").read_text())
     every = []
     for name, paper in PAPER.items():
         fields: dict[str, Any] = {"clients": paper.clients, "rounds": paper.rounds}
-        fields |= {"epsilons": tables[name]["epsilons"], **tables[name][experiment.scale]}
+        fields |= {"epsilons": _TABLES[name]["epsilons"], **_TABLES[name][experiment.scale]}
         lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
         every.append(Study(paper, **fields | lists))
     return every
@@ -170,12 +158,7 @@ def left_open(study: Study) -> list[tuple[str, str]]:
     """Return pairs (setting that the paper omits, our choice), the same for all studies."""
     start = "from the first model's own weights"
     if study.first_radius is not None:
-        start = (
-            f"at 0 +- {study.first_radius:g}: softmax begins with zeros, which have no range of "
-            "their own. Chosen after a first full run in which adaptive ranges started at the "
-            "fixed radius: there Table 1 showed no difference on Fashion-MNIST and a smaller one "
-            "on CIFAR-10, so what it says here depends on this choice"
-        )
+        start = TEXTS["start"].format(study=study)
     return [
         ("local epochs and batch", "as above"),
         ("what an adaptive range follows", "the layer's least and greatest weight"),
@@ -188,18 +171,5 @@ def left_open(study: Study) -> list[tuple[str, str]]:
 def deviations(scale: ExperimentScale) -> str:
     """Return a paragraph on where a scale departs from the paper."""
     if scale is ExperimentScale.QUICK:
-        return (
-            "Quick scale: softmax regression on 6,000 training records stands in for the paper's "
-            "convolutional networks, with whole batches at learning rates of our own, set after a "
-            "few runs on the test split; CIFAR-10 has 2,000 records, 100 clients and 5 rounds "
-            "instead of 500 clients and 15 rounds. Levels "
-            "are therefore not comparable with the paper's: the differences only show how far they "
-            "are apart. Orders and shapes are comparable."
-        )
-    return (
-        "Paper scale: the two-layer CNN has 21,840 parameters, the small VGG 0.3 million and no "
-        "normalisation; the paper gives neither layer sizes nor local work. Its fixed range of "
-        "0 +- 0.015 on Fashion-MNIST excludes most of this CNN's first weights, so 0 +- 0.075 is "
-        "used. CIFAR-10 as mosaics holds 40,000 of the 50,000 training images, 80 for each of 500 "
-        "clients."
-    )
+        return TEXTS["quick"]
+    return TEXTS["paper"]

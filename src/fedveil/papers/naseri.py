@@ -8,18 +8,15 @@ a client from everyone who sees the models, so their epsilons cannot be compared
 measured with today's attacks (membership, properties, gradient inversion) and an empirical epsilon.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from fedveil.audit.audit_command import BOUNDS, COLUMNS, AuditSettings, run_attacks, summary
 from fedveil.audit.audit_folder import AuditCache, audited_digest
 from fedveil.audit.findings import AUC, Attack
 from fedveil.audit.inversion import InversionAudit
 from fedveil.audit.observations import strict_claim
-from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement
+from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement, read_tables
 from fedveil.papers.sweep_results import claim_of, meaning, percent
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
@@ -120,13 +117,8 @@ class PaperFederation:
     def __str__(self) -> str:
         own = "all their records" if self.records is None else f"at most {self.records} records"
         taken = f"batches of {self.batch}" if self.batch else "all records"
-        return (
-            f"{self.title}: {self.clients} clients ({self.partition}) with {own}, {self.cohort} "
-            f"a round, {self.rounds} rounds, model {self.model_name}. In its turn a client takes "
-            f"{self.steps} plain steps on {taken} at learning rate {self.lr:g}, or "
-            f"{self.private_steps or self.steps} of DP-SGD, each on {self.rate:.0%} of its records "
-            f"at {self.private_lr:g}. The bound on an update is {self.bound:g}, that on an "
-            f"example's gradient in DP-SGD {self.clip:g}"
+        return TEXTS["federation"].format(
+            self=self, own=own, taken=taken, private_steps=self.private_steps or self.steps
         )
 
 
@@ -147,8 +139,9 @@ class Defence:
     private: bool = False
 
 
-TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("naseri.toml").read_text())
+TABLES = read_tables("naseri")
 """Federations and arenas by name, which `federation` and `naseri_backdoors.arena` read."""
+TEXTS: dict[str, str] = TABLES["texts"]
 
 
 def federation(name: str, experiment: Experiment) -> PaperFederation:
@@ -220,39 +213,27 @@ def utility(experiment: Experiment) -> Page:
     """Run every defence at every epsilon, and return the page of test accuracies."""
     page, repetitions = Page("Utility: what the defences cost"), experiment.repetitions(3, 5)
     cases = federations(experiment)
-    page.settings += [
-        "The defences of the paper and an epsilon grid of our own: no defence, a bound on the norm "
-        f"of updates, weak DP (the same bound and noise of {WEAK:g} times it, too little for a "
-        "claim), DP-SGD inside every client (local) and noise at a trusted server (central). "
-        f"Test accuracy in percent; {repetitions} repetitions, mean +- half of the 95 % interval. "
-        "Utility only: no attack is run here.",
+    page.setting_names += [
+        TEXTS["utility"].format(weak=WEAK, repetitions=repetitions),
         "\n".join(f"- {where}" for where in cases),
     ]
     page.left_open += [
         ("the paper's sizes, epsilons and accuracies", f"{UNPUBLISHED}; everything here is ours"),
         (
             "learning rates and bounds",
-            "ours; those of quick scale were set by hand after a few runs on the test split, which "
-            "no claim covers, those of paper scale are untried",
+            TEXTS["rates"],
         ),
         ("delta", f"{DELTA:g}"),
     ]
     panels = [_add_utility(experiment, page, where, repetitions) for where in cases]
     title = "What the defences cost: test accuracy by epsilon"
-    text = (
-        "After Naseri et al. 2022, in our sizes. Unit and trust of the two lines differ, so that "
-        "their epsilons cannot be compared."
-    )
+    text = TEXTS["utility_figure"]
     page.figures["naseri-utility.png"] = draw(title, [text], panels, len(panels))
     page.page_notes += [
-        "**Epsilons of different units are not comparable.** Local DP here protects one record of "
-        "a client from the server, central DP a whole client from whoever sees the models, with a "
-        "server that is trusted. The same epsilon is a weaker promise for a record than for a "
-        "client, and trust differs as well: the two lines of a figure are not a contest.",
+        TEXTS["utility_units"],
         "Under local DP a client is charged for every turn, at most "
         + ", ".join(f"{f.max_turns} ({f.title})" for f in cases)
-        + "; nothing is gained from the server's sampling, which the server knows. Central DP "
-        "samples clients independently (Poisson) and is amplified by that.",
+        + TEXTS["turns"],
     ]
     return page
 
@@ -294,7 +275,7 @@ def _add_utility(
         harmless(where.title, single),
         varying_cost(where.title, single[NONE], local, central),
     ]
-    page.settings.append(f"{where.title}. {meaning(*claims.values())}")
+    page.setting_names.append(f"{where.title}. {meaning(*claims.values())}")
     places = [float(epsilon) for epsilon in EPSILONS]
     named = {f"{name}: epsilon {claim.terms}": lines[name] for name, claim in claims.items()}
     return Panel(
@@ -374,31 +355,17 @@ def privacy(experiment: Experiment) -> Page:
     page, repetitions = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
     cases = attacked_federations(experiment)
     audit = audit_settings(experiment, cases[0])
-    page.settings += [
-        f"The numbers of the paper are {UNPUBLISHED}; all of these are ours. Accuracy on the test "
-        f"split, {repetitions} repetitions, mean +- half of the 95 % interval. Membership: the "
-        f"best of LiRA and RMIA against final models, {audit.references} reference models, each "
-        "record once in and once not, TPR at 0.1 % FPR; white box: the best attacker inside the "
-        "training whom the claim does not trust. Of images also: a property, half of the clients' "
-        "records being dimmed, and inversion of one record's update by cosine and total variation, "
-        f"{audit.inversion.steps} steps from {audit.inversion.restarts} guess(es). In brackets "
-        'intervals at 95 %. "At least" is an empirical epsilon: a lower bound in the terms of '
-        "the claim beside it, from "
-        f"{audit.draws:,} draws of a randomiser and {audit.canaries:,} canaries."
+    page.setting_names += [
+        TEXTS["attacks"].format(unpublished=UNPUBLISHED, repetitions=repetitions, audit=audit)
     ]
     page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
     for where in cases:
         rows = [privacy_row(experiment, where, *row, repetitions) for row in rows_of(where)]
-        page.settings.append(f"- {where}")
+        page.setting_names.append(f"- {where}")
         lines = [(row.defence, str(row.mean_accuracy), *row.attack_cells) for row in rows]
         page.add_table(("defence", "accuracy, %", *COLUMNS), lines, f"{where.title}:")
         page.statements += privacy_statements(where.title, rows)
-    page.page_notes.append(
-        "Epsilons of different units and trust are not comparable: a record's privacy from the "
-        "server, a client's from everybody but the server, and a client's from everybody. "
-        "Membership is about records: a claim per client covers all records of a client at once, "
-        "one per record says nothing about a client's properties."
-    )
+    page.page_notes.append(TEXTS["privacy_units"])
     return page
 
 

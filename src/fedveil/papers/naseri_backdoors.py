@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.papers import naseri
-from fedveil.papers.naseri import DELTA, UNPUBLISHED, WEAK, Defence, PaperFederation, privacy
+from fedveil.papers.naseri import DELTA, TEXTS, UNPUBLISHED, WEAK, Defence, PaperFederation, privacy
 from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement
 from fedveil.papers.sweep_results import claim_of, learning_curve, meaning, percent
 from fedveil.tuning.figures import PERCENT, Panel, Series, claim_terms, draw, stroke
@@ -99,7 +99,7 @@ class Arena:
     Attributes:
         name: The name of the item, without "backdoor-".
         title: The title of the page.
-        federation: Data, model and training.
+        paper_federation: Data, model and training.
         backdoor_text: The backdoor in words.
         attack_keys: The backdoor as overrides of the recipe.
         attacker: How the attacker trains.
@@ -108,7 +108,7 @@ class Arena:
 
     name: str
     title: str
-    federation: PaperFederation
+    paper_federation: PaperFederation
     backdoor_text: str
     attack_keys: tuple[str, ...]
     attacker: Attacker = Attacker()
@@ -174,7 +174,7 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     arena, repetitions = arena_of(experiment), experiment.repetitions(3, 5)
     page, results = Page(arena.title), _run_defences(experiment, arena, repetitions)
     claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
-    page.settings += [*settings_text(arena, repetitions), meaning(*claims)]
+    page.setting_names += [*settings_text(arena, repetitions), meaning(*claims)]
     rows = []
     for name, result in results.items():
         for prepared, rates in zip(result.sweep.prepared, result.cell_rates, strict=True):
@@ -208,19 +208,13 @@ def settings_text(arena: Arena, repetitions: int) -> list[str]:
         + ". The tasks digits and femnist have all rows."
     )
     return [
-        f"**Federation.** {arena.federation}.",
+        f"**Federation.** {arena.paper_federation}.",
         f"**Backdoor.** {arena.backdoor_text}.",
-        f"**Attacker.** One, in every round beside the clients that are drawn. {arena.attacker}. "
-        "In the rows of LDP-SGD, DP-FedAvg and LDP-FL, where each report is protected by itself, "
-        f"there are {ATTACKERS}, who learn as honest clients do from records half of which teach "
-        "the backdoor.",
+        TEXTS["attacker"].format(arena=arena, attackers=ATTACKERS),
         "**Rows.**\n\n"
         + "\n".join(f"- {line}" for line in legend(arena))
         + (short if arena.left_out else ""),
-        "**Columns.** Accuracy on the test records, and the share of triggered test records that "
-        f"are answered as the attacker wants; in percent, mean of {repetitions} repetitions +- "
-        "half of the 95 % interval (Student's t, so wide with few of them). The paper's numbers "
-        f"are {UNPUBLISHED}.",
+        TEXTS["columns"].format(repetitions=repetitions, unpublished=UNPUBLISHED),
     ]
 
 
@@ -230,13 +224,9 @@ def notes(certificates: Sequence[str]) -> list[str]:
     `certificates` are sentences, one for each epsilon.
     """
     return [
-        "**What the claims of central DP certify by themselves**, whatever the attack, if the "
-        f"backdoor works for {BASE_RATE:.0%} of records without attackers. This is about attackers "
-        "that take part only when they are drawn; those above are in every round, which no claim "
-        "covers.\n\n" + "\n".join(f"- {text}" for text in certificates),
-        "**What this does not say.** These are numbers about one simple attacker. Attackers that "
-        "adapt to a defence, or that comply with the noise and cooperate, have been published "
-        "since and do better: a low number in this table is no defence.",
+        TEXTS["certificates"].format(base_rate=BASE_RATE)
+        + "\n".join(f"- {text}" for text in certificates),
+        TEXTS["limits"],
     ]
 
 
@@ -301,35 +291,22 @@ def defences(arena: Arena) -> list[Defence]:
 
 def legend(arena: Arena) -> list[str]:
     """Return an explanation of each kind of row, in Markdown, without list marks."""
-    where = arena.federation
+    where = arena.paper_federation
     return [
         f"*{NOBODY}*: the same training without an attacker, so what the model does by itself.",
         f"*{UNDEFENDED}*: the server takes the mean of the updates.",
-        f"*{BOUND}*: an update longer than {where.bound:g} is scaled down to that length. "
-        "*projected*: the attacker knows the bound, trains within it and loses nothing to it. "
-        f"*weak DP*: the bound, and Gaussian noise of {WEAK:g} times it on the sum, too little for "
-        "a claim.",
-        "*median*, *trimmed mean*, *Krum*, *multi-Krum*, *FLAME's clusters*: what the server takes "
-        "instead of the mean. They look at single updates, so they cannot be combined with noise "
-        "for the sum.",
-        f"*{CENTRAL}*: clients are drawn independently, the server applies the same bound to all "
-        "updates, the attacker's too, and adds noise for the claim.",
-        "*DP-SGD in clients*: each client trains by DP-SGD, which protects its records from the "
-        "server and puts no bound on its update. An attacker that *complies* does the same and "
-        "multiplies what comes out; one that *skips* trains without clip and noise.",
-        "*LDP-SGD*: each client clips one gradient and adds noise to it. Attackers multiply "
-        f"theirs by {BOOST:g}. Those that *comply* clip and add noise after that; those that "
-        "*skip* do neither; those that *hide* clip, and by twos add the same noise with opposite "
-        "signs: each report looks as it should, and in the sum the noise is gone.",
-        "*DP-FedAvg*, *LDP-FL*: each client protects what it sends, with Gaussian noise on its "
-        "update or by sending one of two values for each weight. Whoever *skips* sends the value "
-        "that is on its side.",
+        TEXTS["bound"].format(bound=BOUND, where=where, weak=WEAK),
+        TEXTS["robust"],
+        TEXTS["central"].format(central=CENTRAL),
+        TEXTS["dp_sgd"],
+        TEXTS["ldp_sgd"].format(boost=BOOST),
+        TEXTS["at_clients"],
     ]
 
 
 def _plain(arena: Arena) -> list[Defence]:
     """Return the defences without a claim. The first of them has no attacker."""
-    where = arena.federation
+    where = arena.paper_federation
     training = (*where.shared, *where.plain, *where.fixed)
     plain = (*training, *arena.attack_keys, *arena.attacker.recipe_overrides(), _UNIFORM)
     bounded = (*plain, f"clip.value={where.bound}")
@@ -348,7 +325,7 @@ def _private(arena: Arena) -> list[Defence]:
 
     In the first DP-SGD row the attacker complies with the noise, in the second it skips it.
     """
-    where, delta = arena.federation, f"budget.delta={DELTA}"
+    where, delta = arena.paper_federation, f"budget.delta={DELTA}"
     own = (*arena.attack_keys, *arena.attacker.recipe_overrides())
     complying = (
         *arena.attack_keys,
@@ -367,7 +344,7 @@ def _private(arena: Arena) -> list[Defence]:
 
 def _at_clients(arena: Arena) -> list[Defence]:
     """Return the defences in which clients noise their reports, against `ATTACKERS` attackers."""
-    where = arena.federation
+    where = arena.paper_federation
     few = (*arena.attack_keys, f"attack.attackers={ATTACKERS}")
     delta, epsilon = f"budget.delta={DELTA}", f"budget.epsilon={LOCAL_EPSILON}"
     local = ("client.kind=gradient", *where.gradients, f"attack.boost={BOOST}")
@@ -402,7 +379,7 @@ def _run_defences(
 
     `repetitions` is the number of trainings of each cell. Finished sweeps are not run again.
     """
-    every, results = f"evaluate.every={-(-arena.federation.rounds // _POINTS)}", {}
+    every, results = f"evaluate.every={-(-arena.paper_federation.rounds // _POINTS)}", {}
     for row in defences(arena):
         axes = [Axis("budget.epsilon", EPSILONS)] if row.private else []
         words = "-".join(re.findall(r"[a-z0-9]+", row.name.lower()))

@@ -5,11 +5,13 @@ interruption, and returns a `Page` with the published numbers beside the measure
 """
 
 import importlib.metadata
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -35,6 +37,11 @@ TITLES = {
     "ldp-fl": "Sun et al. 2021: LDP-FL",
     "naseri": "Naseri et al. 2022: local and central DP",
 }
+
+
+def read_tables(name: str) -> dict[str, Any]:
+    """Return the content of NAME.toml beside this file: settings of a paper, texts of its pages."""
+    return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Page:
 
     Attributes:
         title: The heading.
-        settings: What was done, in paragraphs.
+        setting_names: What was done, in paragraphs.
         left_open: Pairs (setting that the paper does not give, our choice).
         tables: Published and measured numbers.
         statements: Statements of the paper, and whether they are confirmed.
@@ -91,7 +98,7 @@ class Page:
     """
 
     title: str
-    settings: list[str] = field(default_factory=list)
+    setting_names: list[str] = field(default_factory=list)
     left_open: list[tuple[str, str]] = field(default_factory=list)
     tables: list[TextTable] = field(default_factory=list)
     statements: list[PaperStatement] = field(default_factory=list)
@@ -116,7 +123,7 @@ class Page:
 
     def markdown(self) -> str:
         """Return the page as Markdown that links its figures by file name. No figure is written."""
-        parts = [f"## {self.title}", *self.settings]
+        parts = [f"## {self.title}", *self.setting_names]
         if self.left_open:
             chosen = [f"- {setting}: {choice}" for setting, choice in self.left_open]
             parts.append("Left open by the paper, chosen here:\n\n" + "\n".join(chosen))

@@ -513,8 +513,8 @@ class Median(_StartsAtValue):
     def value_limits(self, round: int) -> tuple[float, float]:
         """(least, greatest) possible clip value in `round`. In round 1 both are the first value.
 
-        Later it is from 2^low, or the first value if less, to 2^high or `cap`. With `monotone` it
-        is at most the first value.
+        Later the least is the smaller of 2^low and the first value. The greatest is the smaller of
+        2^high and `cap`, but not below the first value. With `monotone` it is the first value.
         """
         if round == 1:
             return self.value, self.value

@@ -47,9 +47,9 @@ class PrivacyPlan:
         norm: The norm of the schedule's clips.
         secure: Whether randomness is the operating system's: whether the claims say so.
         every_line: All that a ledger charges and claims are made of: the line of metrics last.
-        expected: The expected size of a cohort, which is public.
+        expected_cohort: The expected size of a cohort, which is public.
         width: How many numbers a client reports beside its update.
-        steps: What DP-SGD inside clients must be, where that is how they are protected.
+        noisy_steps: What DP-SGD inside clients must be, where that is how they are protected.
         counted_clients: How many clients' turns the ledger counts.
         private: Whether anything is claimed.
         limit: The epsilon at which the run stops, None if there is none.
@@ -59,7 +59,7 @@ class PrivacyPlan:
     sampler: Sampler
     population: int
     rounds: int
-    schedule: ClipSchedule | None = None
+    clip_schedule: ClipSchedule | None = None
     release: Release = field(default_factory=Release)
     lines: tuple[BudgetLine, ...] = ()
     parameters: int | None = None
@@ -68,9 +68,9 @@ class PrivacyPlan:
     norm: Norm | None = field(init=False, repr=False, default=None)
     secure: bool = field(init=False, repr=False)
     every_line: tuple[BudgetLine, ...] = field(init=False, repr=False)
-    expected: float = field(init=False, repr=False)
+    expected_cohort: float = field(init=False, repr=False)
     width: int = field(init=False, repr=False)
-    steps: NoisySteps | None = field(init=False, repr=False)
+    noisy_steps: NoisySteps | None = field(init=False, repr=False)
     counted_clients: int = field(init=False, repr=False)
     private: bool = field(init=False, repr=False)
     limit: float | None = field(init=False, repr=False)
@@ -87,7 +87,7 @@ class PrivacyPlan:
             ("sampler", self.sampler),
             ("clients", self.population),
             ("rounds", self.rounds),
-            ("clip", None if isinstance(self.schedule, Ranges) else self.schedule),
+            ("clip", None if isinstance(self.clip_schedule, Ranges) else self.clip_schedule),
             *named_values(self, "release", "secure", "metrics"),
         )
 
@@ -103,10 +103,10 @@ class PrivacyPlan:
         self.sampler.check(self.population)
         if not isinstance(self.release, Release):
             raise BadInput(f"release is {self.release!r}: a Release is needed")
-        if self.schedule is not None:
-            check_clip_schedule(self.schedule)
-            object.__setattr__(self, "statistic", self.schedule.statistic)
-            object.__setattr__(self, "norm", self.schedule.norm)
+        if self.clip_schedule is not None:
+            check_clip_schedule(self.clip_schedule)
+            object.__setattr__(self, "statistic", self.clip_schedule.statistic)
+            object.__setattr__(self, "norm", self.clip_schedule.norm)
         if self.statistic is not None and type(self.statistic) is not ClipStatistic:
             raise BadInput(
                 f"the statistic of the clip is {shown(self.statistic)}: a ClipStatistic is needed"
@@ -116,17 +116,17 @@ class PrivacyPlan:
         derived = {
             "secure": any(line.noise is NoiseSource.SECURE for line in self.lines),
             "every_line": (*self.lines, *metrics),
-            "expected": self.sampler.expected(self.population),
+            "expected_cohort": self.sampler.expected(self.population),
             "width": 0 if self.statistic is None else self.statistic.width,
-            "steps": self.release.requires.steps,
+            "noisy_steps": self.release.requires.noisy_steps,
             "counted_clients": self.population if self.release.local else 0,
             "private": bool(self.lines),
             "limit": None if math.isinf(limit) else limit,
-            "adaptive": self.statistic is not None or isinstance(self.schedule, Ranges),
+            "adaptive": self.statistic is not None or isinstance(self.clip_schedule, Ranges),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
-        if self.release.needs_clip and (self.schedule is None or self.norm is None):
+        if self.release.needs_clip and (self.clip_schedule is None or self.norm is None):
             raise BadInput("noise without a clip protects nobody: add a clip")
         self.release.check(self)
         if not self.release.local and getattr(self.sampler, "max_participations", None) is not None:
@@ -146,7 +146,7 @@ class PrivacyPlan:
 
     def __repr__(self) -> str:
         """Clients, rounds, the classes of the parts, and the most that the budget permits."""
-        parts = (self.sampler, self.schedule, self.release)
+        parts = (self.sampler, self.clip_schedule, self.release)
         names = ", ".join(type(part).__name__ for part in parts if part is not None)
         return (
             f"PrivacyPlan({self.population:,} clients, {self.rounds:,} rounds, {names}, "
@@ -336,9 +336,9 @@ class PrivacyPlan:
 
         Empty without a clip. `params` [P] is the first model.
         """
-        if self.schedule is None:
+        if self.clip_schedule is None:
             return torch.zeros(0, dtype=torch.float64)
-        return self.schedule.first_state(params)
+        return self.clip_schedule.first_state(params)
 
     def reachable(
         self, state: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
@@ -354,9 +354,9 @@ class PrivacyPlan:
         | nothing adapts, and it is not what the plan starts with | False |
         | a clip or a radius that no course of rounds leads to by `round` | False |
         """
-        if self.schedule is None:
+        if self.clip_schedule is None:
             return state.numel() == 0
-        return self.schedule.reachable(state, params, first, round)
+        return self.clip_schedule.reachable(state, params, first, round)
 
     def clip(self, state: torch.Tensor, round: int) -> Clip | None:
         """The clip in force in `round`, None if nothing is clipped.
@@ -369,14 +369,14 @@ class PrivacyPlan:
         Guarantee: rows are clipped to it and noise is scaled by it, whatever a schedule answers
         when it is asked again. It is ours, in the norm that the schedule declared.
         """
-        if self.schedule is None or self.norm is None:
+        if self.clip_schedule is None or self.norm is None:
             return None
         place = (round, float(state[0]))
         cache: dict[tuple[int, float], Clip] = self.__dict__.setdefault("_clips", {})
         if place not in cache:
-            clip = self.schedule.clip(float(state[0]), round)
+            clip = self.clip_schedule.clip(float(state[0]), round)
             if type(clip) is not Clip or clip.norm is not self.norm:
-                name = type(self.schedule).__name__
+                name = type(self.clip_schedule).__name__
                 raise BadInput(
                     f"{name} clips in {self.norm} and gave {shown(clip)}: a Clip in that norm is "
                     "needed"
@@ -394,7 +394,7 @@ class PrivacyPlan:
         Guarantee: a client's row depends on the client alone. A schedule that is not ours is asked
         for one client at a time.
         """
-        clients, schedule, statistic = len(round.ids), self.schedule, self.statistic
+        clients, schedule, statistic = len(round.ids), self.clip_schedule, self.statistic
         if schedule is None or statistic is None or not statistic.due(round.number):
             return torch.zeros(clients, self.width, dtype=torch.float64)
         each = [lengths]
@@ -436,12 +436,12 @@ class PrivacyPlan:
                 here.
             params: The model after it [P].
         """
-        if self.schedule is None:
+        if self.clip_schedule is None:
             return round.adaptive_state
-        return self.schedule.next_state(
+        return self.clip_schedule.next_state(
             round.adaptive_state,
             None if self.statistic is None else self.noisy_statistic(statistic, round),
-            self.expected,
+            self.expected_cohort,
             round.start,
             params,
             round.number,
@@ -461,7 +461,7 @@ def unprotected(
     """
     if schedule is not None and schedule.statistic is not None:
         raise BadInput("an adaptive clip watches clients, which needs a claim: use a fixed one")
-    return PrivacyPlan(sampler, population, rounds, schedule=schedule)
+    return PrivacyPlan(sampler, population, rounds, clip_schedule=schedule)
 
 
 def _uncounted_metrics(metrics: PricedMetrics, line: BudgetLine) -> str:

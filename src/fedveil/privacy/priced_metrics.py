@@ -231,8 +231,8 @@ class PricedMetrics:
     def warning(self) -> str | None:
         """A warning if noise makes a metric useless, None otherwise.
 
-        Useless is an interval wider than +-10 points. The loss is not looked at, and one metric is
-        named.
+        A metric is useless if its 95 % interval is wider than +-10 points. The warning names the
+        worst metric. The loss is not checked.
         """
         wide = {n: w for n, w in self.intervals.items() if n != LOSS and w > _USELESS}
         if not wide:

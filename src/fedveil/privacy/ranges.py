@@ -40,7 +40,7 @@ class Ranges(ClipSchedule):
         centre: c of every layer in the first round.
         radius: r of every layer in the first round. None, for adaptive ranges of weights: from the
             first model, which is public.
-        sizes: The numbers of parameters of the layers.
+        tensor_sizes: The numbers of parameters of the layers.
         adaptive: Whether ranges follow the model.
         perturb: Whether reports are weights or updates.
         growth: The largest factor by which r grows in a round.
@@ -48,7 +48,7 @@ class Ranges(ClipSchedule):
 
     centre: float
     radius: float | None
-    sizes: tuple[int, ...]
+    tensor_sizes: tuple[int, ...]
     adaptive: bool
     perturb: Perturb
     growth: float = 1.0
@@ -58,7 +58,9 @@ class Ranges(ClipSchedule):
         """Identity pairs: ranges "layers", then all fields."""
         return (
             ("ranges", "layers"),
-            *named_values(self, "centre", "radius", "sizes", "adaptive", "perturb", "growth"),
+            *named_values(self, "centre", "radius"),
+            ("sizes", self.tensor_sizes),
+            *named_values(self, "adaptive", "perturb", "growth"),
         )
 
     def __post_init__(self) -> None:
@@ -77,8 +79,7 @@ class Ranges(ClipSchedule):
         GROWTH.check("growth", self.growth)
         if self.perturb is Perturb.UPDATE and self.centre != 0:
             raise BadArgument(
-                f"{{centre}} is {self.centre}: updates are centred on the model sent, so leave it "
-                "out",
+                f"{{centre}} is {self.centre}: updates are centred on the model sent, so omit it",
                 "centre",
             )
 
@@ -100,7 +101,7 @@ class Ranges(ClipSchedule):
 
         Without a `radius` they are those of the weights in `params` [P], radii at least 1e-6.
         """
-        layers = len(self.sizes)
+        layers = len(self.tensor_sizes)
         if self.radius is None:
             low, high = self._extremes(params)
             return torch.cat([(high + low) / 2, ((high - low) / 2).clamp_min(SMALLEST_RADIUS)])
@@ -109,7 +110,7 @@ class Ranges(ClipSchedule):
     def per_coordinate(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(centre, radius) of every coordinate, float32 [P] each, from an adaptive state."""
         centres, radii = state.to(torch.float32).chunk(2)
-        repeats = torch.tensor(self.sizes)
+        repeats = torch.tensor(self.tensor_sizes)
         return centres.repeat_interleave(repeats), radii.repeat_interleave(repeats)
 
     def next_state(
@@ -166,6 +167,6 @@ class Ranges(ClipSchedule):
 
     def _extremes(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(least, greatest) value of each layer, float64 [layers] each, of values [P]."""
-        layers = torch.split(values.to(torch.float64), list(self.sizes))
+        layers = torch.split(values.to(torch.float64), list(self.tensor_sizes))
         low = torch.stack([layer.min() for layer in layers])
         return low, torch.stack([layer.max() for layer in layers])

@@ -263,7 +263,7 @@ class Requirements:
     """Requirements of a release on the training that it is part of.
 
     Attributes:
-        steps: The noisy local steps of the clients, None if local work is free.
+        noisy_steps: The noisy local steps of the clients, None if local work is free.
         equal_weights: Why all clients must count alike; empty if they need not.
         only_sum: Why the server may use nothing but the sum of reports; empty if it may.
         sends_sum: A report is the noisy sum of one step, and not where the steps lead.
@@ -271,7 +271,7 @@ class Requirements:
             empty if a claim holds whatever others do.
     """
 
-    steps: NoisySteps | None = None
+    noisy_steps: NoisySteps | None = None
     equal_weights: str = ""
     only_sum: str = ""
     sends_sum: bool = False

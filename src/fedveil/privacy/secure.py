@@ -79,10 +79,10 @@ def _secure_line(
         reports = plan.population
     elif line.trust is Trust.SHUFFLED:
         everyone = isinstance(plan.sampler, Poisson)
-        reports = plan.population if everyone else math.ceil(plan.expected)
+        reports = plan.population if everyone else math.ceil(plan.expected_cohort)
     draws = reports * parameters + plan.width + plan.population + measured
-    if plan.steps is not None:
-        draws += plan.steps.steps * (reports * parameters + STEP_DRAWS)
+    if plan.noisy_steps is not None:
+        draws += plan.noisy_steps.steps * (reports * parameters + STEP_DRAWS)
     slip = whole - line.budget.delta
     attempts = 2 * plan.rounds  # the ledger permits no more
     vouched = math.log(slip / delta_of_sampler(draws, attempts, 0.0))
@@ -94,8 +94,8 @@ def _secure_line(
             "source",
         )
     assumptions = [SECURE if a == SEEDED else a for a in line.assumptions]
-    if plan.steps is not None:
-        of_persons = plan.steps.unit is Unit.PERSON
+    if plan.noisy_steps is not None:
+        of_persons = plan.noisy_steps.unit is Unit.PERSON
         assumptions.append(KERNELS.replace("record's", "person's") if of_persons else KERNELS)
     return replace(
         line,

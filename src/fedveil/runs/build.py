@@ -14,7 +14,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import with_secure_noise
 from fedveil.runs.modules import Model, module_digest, own_task, set_metrics
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.sections.client_section import DpSgdSection, client_cap
+from fedveil.runs.sections.client_section import DpSgdSection
 from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
 from fedveil.runs.sections.section import in_keys
 from fedveil.training.engines.engine import EngineMaker
@@ -98,7 +98,8 @@ def build(
     server = recipe.server.build(rounds)
     on_step("reading data")
     data = recipe.load_data(data_root) if data is None else data
-    cap, of_persons = client_cap(recipe.client), getattr(recipe.client, "unit", None) == "person"
+    cap: int | None = getattr(recipe.client, "cap", None)
+    of_persons = getattr(recipe.client, "unit", None) == "person"
     if cap is not None:
         data = data.capped(cap)
     on_step("building the model")
@@ -137,7 +138,7 @@ def build(
             if recipe.attack
             else Participants(),
             aggregate=recipe.server.build_aggregate(),
-            work=work or recipe.client.build(rounds, plan.steps),
+            work=work or recipe.client.build(rounds, plan.noisy_steps),
             server=server,
             weights=Weights(recipe.server.weights),
             seed=recipe.seed,
@@ -162,7 +163,7 @@ def resolve_recipe(recipe: Recipe, training: Training) -> Recipe:
     budget again. The model's digest is filled in only for modules that the recipe does not define.
     """
     noise, plan = recipe.noise, training.plan
-    noise = noise.model_copy(update=plan.release.settings(plan.schedule))
+    noise = noise.model_copy(update=plan.release.settings(plan.clip_schedule))
     engine, choice = training.engine, dict[str, Any]()
     if isinstance(engine, Serial):
         choice = {"mode": str(engine.mode), "chunk": engine.chunk}

@@ -100,7 +100,7 @@ def noise_warning(training: Training) -> str | None:
     the unit is not the client.
     """
     plan = training.plan
-    promise, clients = plan.promise, min(max(1, round(plan.expected)), plan.population)
+    promise, clients = plan.promise, min(max(1, round(plan.expected_cohort)), plan.population)
     if promise is None or promise.unit is not Unit.CLIENT:
         return None
     first = training.round(1, np.arange(clients), training.start())

@@ -299,8 +299,7 @@ def open_logs(
                 raise
             except Exception as e:
                 raise BadInput(
-                    f"log {kind} cannot be opened: {one_line(e)}; correct its settings or leave it "
-                    "out"
+                    f"log {kind} cannot be opened: {one_line(e)}; correct its settings or omit it"
                 ) from e
         opened.pop_all()
     logs = Logs(trackers, resumed, live, [] if remarks is None else remarks)

@@ -20,7 +20,15 @@ from torch import nn
 from fedveil.base.checks import OWN
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import digest_of
-from fedveil.base.inputs import Inputs, Target, count, join_inputs, mapped, taken
+from fedveil.base.inputs import (
+    Inputs,
+    Target,
+    arrays_by_name,
+    count,
+    join_inputs,
+    mapped,
+    taken,
+)
 from fedveil.base.platforms import one_thread
 from fedveil.data.columns import Column
 from fedveil.data.data_files import UNREADABLE, warnings_as_errors
@@ -54,8 +62,7 @@ class StoredModel:
         target: What is predicted.
         claims: What the run claims.
         layers_digest: A digest of the module's layers as they print, and of its frozen weights.
-        schema: How rows of a table become records. Records that were arrays are a column "x", or
-            one column per input.
+        table_schema: How rows of a table become records. None for records that were arrays.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -65,7 +72,7 @@ class StoredModel:
     target: Target
     claims: tuple[PrivacyClaim, ...]
     layers_digest: str
-    schema: TableSchema
+    table_schema: TableSchema | None
 
     @classmethod
     def from_training(
@@ -77,24 +84,34 @@ class StoredModel:
     ) -> "StoredModel":
         """Return the model of a training with copies of the parameters `params`.
 
-        `model` and `claims` are stored with it. Data without a schema get one: their arrays are
-        columns as they are, and labels are their numbers.
+        `model` and `claims` are stored with it.
         """
         task, data = training.task, training.data
         tensors = {name: value.clone() for name, value in task.named(params).items()}
         layers = digest_of(str(task.module), task.frozen)
         types = mapped(lambda x: str(x.dtype), data.x)
-        schema, by_name = data.schema, isinstance(data.x, dict)
-        if schema is None:
-            columns = []
-            for name, array in (data.x if isinstance(data.x, dict) else {"x": data.x}).items():
-                if array.ndim == 1:
-                    columns.append(Column(name, mean=0.0, std=1.0))
-                else:
-                    whole = array.dtype.kind in "iu"
-                    columns.append(Column(name, shape=tuple(array.shape[1:]), whole=whole))
-            schema = TableSchema(tuple(columns), Column.of_target("y", data.target), by_name)
-        return cls(tensors, model, data.record_shape, types, data.target, claims, layers, schema)
+        target, schema = data.target, data.schema
+        return cls(tensors, model, data.record_shape, types, target, claims, layers, schema)
+
+    @cached_property
+    def schema(self) -> TableSchema:
+        """How rows of a table become records.
+
+        Records that were arrays are a column "x", or one column per input, with values as they are.
+        Their labels are numbers.
+        """
+        if self.table_schema is not None:
+            return self.table_schema
+        types = arrays_by_name("x", self.record_type)
+        columns = []
+        for name, shape in arrays_by_name("x", self.record_shape).items():
+            if shape:
+                whole = types[name].startswith(("int", "uint"))
+                columns.append(Column(name.removeprefix("x."), shape=shape, whole=whole))
+            else:
+                columns.append(Column(name.removeprefix("x."), mean=0.0, std=1.0))
+        target = Column.of_target("y", self.target)
+        return TableSchema(tuple(columns), target, isinstance(self.record_shape, dict))
 
     def inputs(self, rows: object) -> Inputs[Array]:
         """Encode the rows of a table as records of the shape and type that the model expects.
@@ -144,7 +161,7 @@ class StoredModel:
             "target": asdict(self.target),
             "claims": [claim.to_dict() for claim in self.claims],
             "layers": self.layers_digest,
-            "schema": self.schema.to_dict(),
+            "schema": None if self.table_schema is None else self.table_schema.to_dict(),
         }
         return safetensors.torch.save(self.tensors, {METADATA_KEY: json.dumps(about)})
 
@@ -171,7 +188,7 @@ class StoredModel:
                 ),
                 tuple(map(PrivacyClaim.from_dict, about["claims"])),
                 str(about["layers"]),
-                TableSchema.from_dict(about["schema"]),
+                None if about["schema"] is None else TableSchema.from_dict(about["schema"]),
             )
         except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
             raise BadInput(

@@ -10,7 +10,6 @@ from fedveil.pages.html import Markup
 from fedveil.pages.run_report import RunContents, run_page
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.file import ledger_snapshot, read_closing
-from fedveil.privacy.ledger.statement import Statement
 from fedveil.runs.evidence import (
     OPEN,
     UNCHANGED,
@@ -66,7 +65,14 @@ def read_contents(folder: Path, *, ending: bool = False) -> RunContents:
         try:
             with ledger_snapshot(ledger_path(folder)):
                 statement = statement_of(folder)
-                verified = _verified_text(folder, statement, ending=ending)
+                end = check_unchanged(folder, statement, saved_heads(folder))
+                # says nothing that changes when the ledger records the report
+                entries, closed = f"{end.length:,} entries", ""
+                if statement is not None:
+                    entries = f"{len(statement.charges):,} charges"
+                    ended = ending or read_closing(ledger_path(folder), statement.run)
+                    closed = f"; {UNCHANGED if ended else OPEN}"
+                verified = f"{entries}, none changed, removed, inserted or moved{closed}"
         except BadInput as e:
             trouble.append(str(e))
     else:
@@ -83,19 +89,6 @@ def read_contents(folder: Path, *, ending: bool = False) -> RunContents:
     elif statement is not None:
         claims = statement.claims
     return RunContents(folder, recipe, history, result, claims, statement, verified, trouble)
-
-
-def _verified_text(folder: Path, statement: Statement | None, *, ending: bool) -> str:
-    """Check a run directory against its ledger and return the verdict. Raises BadInput.
-
-    The text says nothing that changes when the ledger records the report.
-    """
-    end = check_unchanged(folder, statement, saved_heads(folder))
-    if statement is None:
-        return f"{end.length:,} entries, none changed, removed, inserted or moved"
-    closed = ending or read_closing(ledger_path(folder), statement.run)
-    charges = f"{len(statement.charges):,} charges, none changed, removed, inserted or moved"
-    return f"{charges}; {UNCHANGED if closed else OPEN}"
 
 
 def parse_result(path: Path, content: bytes) -> tuple[dict[str, Any], tuple[PrivacyClaim, ...]]:

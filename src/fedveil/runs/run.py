@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +50,6 @@ OnRound = Callable[[dict[str, Any]], None]
 """Called with each round's line of metrics."""
 
 _PACKAGES = ("fedveil", "torch", "numpy", "scipy")
-
-
-@cache
-def _resolver() -> str:
-    """The versions and the machine that resolve recipes in this process."""
-    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
-    return f"{versions} on {platform.system()} {platform.machine()}"
 
 
 @dataclass(frozen=True)
@@ -352,7 +344,8 @@ class Run:
         """
         file = self.folder / "recipe.toml"
         toml = to_toml(self.recipe.model_dump())
-        resolved_by = _resolver()
+        versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
+        resolved_by = f"{versions} on {platform.system()} {platform.machine()}"
         if self.fresh:
             if self.shared is not None:
                 self.shared.write_pointer(self.folder)
@@ -411,7 +404,7 @@ class Run:
         if not history or history[0]["round"] > 0:
             promise = plan.promise
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
-            history.insert(0, {"round": 0, **spent, **gate.first(first.params)})
+            history.insert(0, {"round": 0, **spent, **gate.first_numbers(first.params)})
         if ledger.shared is not None:
             warning = room_warning(ledger, plan.permitted, ledger_path(self.folder))
             self.first_remarks += [] if warning is None else [warning]

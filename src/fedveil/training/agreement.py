@@ -66,8 +66,7 @@ def check_agreement(
             f"the plan accounts for {plan.parameters:,} parameters and the model has "
             f"{task.size:,}: make the plan for this model"
         )
-    _check_persons(plan, data)
-    _check_left_out(plan, data)
+    _check_units(plan, data)
     by_records = weights is Weights.EXAMPLES or any(line.unit is Unit.RECORD for line in plan.lines)
     if by_records and 0 in data.elsewhere:
         unknown = data.client_name(data.elsewhere.index(0))
@@ -91,8 +90,8 @@ def check_agreement(
     if weights is Weights.EXAMPLES and reason:
         raise BadInput(f"server.weights is 'examples' {reason}: use 'uniform'")
     _check_work(plan, work)
-    if plan.secure and plan.steps is not None:
-        _check_secure_steps(plan.steps, data)
+    if plan.secure and plan.noisy_steps is not None:
+        _check_secure_steps(plan.noisy_steps, data)
     for name, part in (("work", work), ("server", server)):
         rates = getattr(part, "schedule", None)
         if isinstance(rates, RateSchedule) and rates.rounds != plan.rounds:
@@ -102,26 +101,21 @@ def check_agreement(
             )
 
 
-def _check_left_out(plan: PrivacyPlan, data: FederatedData) -> None:
-    """Refuse shortened clients where the number of a client's records is private.
+def _check_units(plan: PrivacyPlan, data: FederatedData) -> None:
+    """Raise BadInput for data whose records, or whose persons, are not those of the plan's steps.
 
-    Which of its records stay follows from their number: one record more or less, or a person who
-    is left out, would change which records of others are trained on.
+    Clients may not be shortened where the number of their records is private. Which of them stay
+    follows from that number: one record more or less, or a person who is left out, would change
+    which records of others are trained on.
     """
-    steps = plan.steps
-    if steps is None or data.most_records is None:
-        return
-    if steps.nominal is not None or steps.cap is not None:
-        key = "client.nominal" if steps.nominal is not None else "client.cap"
+    steps = plan.noisy_steps
+    cap, nominal = (None, None) if steps is None else (steps.cap, steps.nominal)
+    if data.most_records is not None and (nominal is not None or cap is not None):
+        key = "client.nominal" if nominal is not None else "client.cap"
         raise BadInput(
             f"most_records is {data.most_records} and the claim hides how many records somebody "
             f"has ({key}), from which follows which records stay: leave data.most_records out"
         )
-
-
-def _check_persons(plan: PrivacyPlan, data: FederatedData) -> None:
-    """Raise BadInput for a plan about persons and data in which other records are theirs."""
-    cap = None if plan.steps is None else plan.steps.cap
     if cap is None:
         if any(line.unit is Unit.PERSON for line in plan.lines):
             raise BadInput("the plan claims to protect persons and its steps have no cap for them")
@@ -169,8 +163,8 @@ def check_aggregate(
         )
     if weights is Weights.EXAMPLES:
         raise BadInput(f"server.weights is 'examples' and {name} counts all alike: use 'uniform'")
-    aggregate.check(plan.expected)
-    most = plan.expected + _SPREAD * math.sqrt(plan.expected)
+    aggregate.check(plan.expected_cohort)
+    most = plan.expected_cohort + _SPREAD * math.sqrt(plan.expected_cohort)
     needed = math.ceil(min(most, plan.population)) * task.size * 4 / 2**20
     if needed > memory:
         raise BadInput(
@@ -184,7 +178,7 @@ def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
 
     DP-SGD and sites protect inside the work, which must be the plan's own and take its steps.
     """
-    steps, schedule = plan.steps, plan.schedule
+    steps, schedule = plan.noisy_steps, plan.clip_schedule
     right = SiteSum if plan.release.requires.sends_sum else ClientDpSgd
     fits = not isinstance(work, ClientDpSgd | SiteSum) if steps is None else type(work) is right
     if not fits:
@@ -193,7 +187,11 @@ def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
             "(SiteSum) and noise.where 'site'"
         )
     if isinstance(work, ClientDpSgd | SiteSum) and work.noisy != steps:
-        made = "SiteSum(plan.steps)" if right is SiteSum else "ClientDpSgd(plan.steps, lr=...)"
+        made = (
+            "SiteSum(plan.noisy_steps)"
+            if right is SiteSum
+            else "ClientDpSgd(plan.noisy_steps, lr=...)"
+        )
         raise BadInput(
             f"the plan accounts for {steps} and the work takes {work.noisy}: make the work as "
             f"{made}"

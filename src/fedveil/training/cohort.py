@@ -129,10 +129,8 @@ class CohortData:
             if int(sizes.min(initial=longest)) < longest:
                 row, column = np.nonzero(np.arange(longest)[None, :] >= sizes[:, None])
                 out[row, column] = out[row, sizes[row] - 1]
-        if len(self) > self.real:
-            out = np.concatenate(
-                [out, np.zeros_like(out, shape=(len(self) - self.real, *out.shape[1:]))]
-            )
+        if spare := len(self.ids) - self.real:
+            out = np.concatenate([out, np.zeros_like(out, shape=(spare, *out.shape[1:]))])
         padded = torch.from_numpy(out)
         return padded if padded.data_ptr() % _ALIGNMENT == 0 else padded.clone()
 
@@ -169,8 +167,8 @@ class CohortData:
         index, last = self.data.person_index, self.people[:, None] - 1
         own = np.minimum(people.index.numpy(), last)  # padding is a client's own
         who = index.first[self.owners][:, None] + own
-        places, real = index.places(who, cap)
-        if bool((index.counts[who] > cap).any()):
+        places, real = index.positions(who, cap)
+        if bool((index.record_counts[who] > cap).any()):
             raise AssertionError(f"a person has more than {cap} records: {cap} of them count")
         places -= self.data.offsets[self.owners][:, None, None]
         mask = people.mask[..., None] * torch.from_numpy(real.astype(np.float32))
@@ -300,16 +298,6 @@ class Batch:
         mask = self.by_unit(self.mask)
         return mask / mask.sum(dim=2, keepdim=True).clamp_min(1)
 
-    def with_draws(self, draws: Draws) -> "Batch":
-        """A batch of the same records with the dropout keys of `draws`.
-
-        It shares this batch's tensors.
-        """
-        other = object.__new__(type(self))  # once per step: `copy` takes five times as long
-        vars(other).update(vars(self), draws=draws)
-        vars(other).pop("dropout_keys", None)
-        return other
-
     @cached_property
     def weights(self) -> torch.Tensor:
         """The weight of each record in its client's mean, [K, B].
@@ -410,6 +398,10 @@ class Batches:
         return RoundBatches(self, ids, sizes, round, streams, longest)
 
 
+_OF_ALL_STEPS = {"mask", "weights", "idle"}
+"""What full batches compute once for all steps of a round."""
+
+
 class RoundBatches:
     """The batches of a cohort in one round.
 
@@ -438,7 +430,7 @@ class RoundBatches:
             self._last = batches.epochs * self._per_pass
             self.steps = batches.epochs * -(-longest // size)
         self._orders: dict[int, Ids] = {}
-        self._all: Batch | None = None
+        self._all: FullBatch | None = None
 
     def batch(self, step: int) -> Batch:
         """The batch of local step `step`, counted from 0.
@@ -451,7 +443,9 @@ class RoundBatches:
             if not working.all():
                 return FullBatch(np.where(working, self._sizes, 0), self._longest, draws)
             # its mask and weights are computed once for all steps
-            self._all = (self._all or FullBatch(self._sizes, self._longest)).with_draws(draws)
+            before = {} if self._all is None else vars(self._all)
+            self._all = FullBatch(self._sizes, self._longest, draws)
+            vars(self._all).update((name, before[name]) for name in _OF_ALL_STEPS & before.keys())
             return self._all
         passes, position = np.divmod(step, self._per_pass)
         index = position[:, None] * self._width + np.arange(self._width)[None, :]

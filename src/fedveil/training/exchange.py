@@ -114,9 +114,9 @@ def server_sum(
     """
     reports, release = sent.reports, plan.release
     accepted = accept(reports, None if release.local else round.clip)
-    statistic = torch.zeros(len(sent.statistic), 0, dtype=torch.float64)
+    statistic = torch.zeros(len(sent.statistic_values), 0, dtype=torch.float64)
     if plan.statistic is not None:
-        statistic = plan.statistic.read(sent.statistic, secure=round.streams.secure)
+        statistic = plan.statistic.read(sent.statistic_values, secure=round.streams.secure)
     refused, clipped = accepted.refused, sent.clipped | accepted.clipped
     if isinstance(reports, Rows):
         refused = refused | release.read_(reports.rows, round)
@@ -134,7 +134,7 @@ def server_sum(
                 total.updates_by_client.append((ids, updates))
         else:
             reports.add_to_(total.total, weights)
-        total.statistic += statistic[part].sum(dim=0)
+        total.statistic_values += statistic[part].sum(dim=0)
         total.weight += float(weights[part].sum())
         total.clients += len(round.ids[part])
         total.clipped_clients += int(clipped[part].sum())

@@ -96,7 +96,7 @@ class Gate:
 
     # Metrics.
 
-    def first(self, params: torch.Tensor) -> Numbers:
+    def first_numbers(self, params: torch.Tensor) -> Numbers:
         """The metrics of the model before the first round, in the clear.
 
         {} if metrics have a price.

@@ -26,7 +26,7 @@ def repetitions_per_chunk(training: Training) -> int:
     engine = _engine(training)
     if engine is None:
         return 1
-    return max(1, engine.chunk // max(1, math.ceil(training.plan.expected)))
+    return max(1, engine.chunk // max(1, math.ceil(training.plan.expected_cohort)))
 
 
 def _engine(training: Training) -> Serial | None:

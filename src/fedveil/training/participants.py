@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
@@ -33,13 +31,13 @@ class Group:
 
     Attributes:
         ids: The clients.
-        honest: Whether they report as the round asks.
+        is_honest: Whether they report as the round asks.
         other_records: For each client, the index in `Participants.records` of the client on whose
             records it trains, -1 for its own. None if all train on their own.
     """
 
     ids: Ids
-    honest: bool = True
+    is_honest: bool = True
     other_records: Ids | None = None
 
 
@@ -103,33 +101,3 @@ class Participants:
     def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
         """The section about the participants in a run's result, {} for honest clients."""
         return {}
-
-
-def checked_cohort(
-    participants: Participants | None, round: int, drawn: Ids, population: int
-) -> Ids:
-    """The cohort of a round, ascending: the clients `drawn`, and uninvited dishonest ones.
-
-    `population` is the number of clients. `participants` None means that all clients are honest.
-    Raises BadInput for ids that are not in ascending order, repeated or out of range, and for a
-    cohort that would break the guarantee.
-
-    Guarantee: all clients that were drawn are in it, and all others are dishonest. So an honest
-    client takes part exactly when the sampler says so, which is what it is charged for.
-    """
-    ids = drawn if participants is None else participants.cohort(round, drawn)
-    if len(ids) and (ids[0] < 0 or ids[-1] >= population or not (ids[1:] > ids[:-1]).all()):
-        raise BadInput(
-            f"the sampler drew a cohort that is not {len(ids)} different clients of {population} "
-            "in ascending order: nothing was released; draw each client once"
-        )
-    if participants is None or ids is drawn:
-        return drawn
-    uninvited = np.setdiff1d(ids, drawn)
-    honest = any(g.honest and len(g.ids) for g in participants.groups(round, uninvited))
-    if not np.isin(drawn, ids).all() or honest:
-        raise BadInput(
-            f"{type(participants).__name__} leaves clients out of round {round}, or brings in "
-            "honest ones that were not drawn: others would not be sampled as they are charged for"
-        )
-    return ids

@@ -152,13 +152,13 @@ class ClientReports:
 
     Attributes:
         reports: The reports themselves.
-        statistic: The statistic of an adaptive clip, [K, width], with width 0 if there is none.
+        statistic_values: The statistic of an adaptive clip, [K, width], width 0 if there is none.
         clipped: Mask of clients that were clipped, by their own account: a diagnostic.
         diverged: Mask of clients whose training diverged, by their own account: a diagnostic.
     """
 
     reports: Reports
-    statistic: torch.Tensor
+    statistic_values: torch.Tensor
     clipped: torch.Tensor
     diverged: torch.Tensor
 
@@ -170,7 +170,7 @@ class CohortSum:
     Attributes:
         total: The weighted sum of reports, float64 [P].
         signal: The same sum before clients added their noise, None where they add none: private.
-        statistic: The sum of the statistics of an adaptive clip: private.
+        statistic_values: The sum of the statistics of an adaptive clip: private.
         weight: The sum of the weights.
         clients: The number of clients.
         clipped_clients: The number of clients that were clipped.
@@ -183,7 +183,7 @@ class CohortSum:
 
     total: torch.Tensor
     signal: torch.Tensor | None
-    statistic: torch.Tensor
+    statistic_values: torch.Tensor
     weight: float = 0.0
     clients: int = 0
     clipped_clients: int = 0
@@ -250,7 +250,7 @@ class CohortSum:
         self.total += other.total
         if self.signal is not None and other.signal is not None:
             self.signal += other.signal
-        self.statistic += other.statistic
+        self.statistic_values += other.statistic_values
         self.weight += other.weight
         self.clients += other.clients
         self.clipped_clients += other.clipped_clients

@@ -6,16 +6,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from fedveil.base.errors import BudgetExhausted
+from fedveil.base.errors import BadInput, BudgetExhausted
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
 from fedveil.training.aggregates import Aggregate
-from fedveil.training.participants import Participants, checked_cohort
+from fedveil.training.participants import Participants
 from fedveil.training.reports import CohortSum
 from fedveil.training.server import ServerOptimizer, ServerState
 
@@ -159,6 +160,36 @@ def begin(
     return Round(number, ids, state.params, clip, state.adaptive_state, streams, attempt)
 
 
+def checked_cohort(
+    participants: Participants | None, round: int, drawn: Ids, population: int
+) -> Ids:
+    """The cohort of a round, ascending: the clients `drawn`, and uninvited dishonest ones.
+
+    `population` is the number of clients. `participants` None means that all clients are honest.
+    Raises BadInput for ids that are not in ascending order, repeated or out of range, and for a
+    cohort that would break the guarantee.
+
+    Guarantee: all clients that were drawn are in it, and all others are dishonest. So an honest
+    client takes part exactly when the sampler says so, which is what it is charged for.
+    """
+    ids = drawn if participants is None else participants.cohort(round, drawn)
+    if len(ids) and (ids[0] < 0 or ids[-1] >= population or not (ids[1:] > ids[:-1]).all()):
+        raise BadInput(
+            f"the sampler drew a cohort that is not {len(ids)} different clients of {population} "
+            "in ascending order: nothing was released; draw each client once"
+        )
+    if participants is None or ids is drawn:
+        return drawn
+    uninvited = np.setdiff1d(ids, drawn)
+    honest = any(g.is_honest and len(g.ids) for g in participants.groups(round, uninvited))
+    if not np.isin(drawn, ids).all() or honest:
+        raise BadInput(
+            f"{type(participants).__name__} leaves clients out of round {round}, or brings in "
+            "honest ones that were not drawn: others would not be sampled as they are charged for"
+        )
+    return ids
+
+
 def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tensor:
     """Add the server's noise to `cohort.total` in place, and return it, float64 [P].
 
@@ -168,9 +199,9 @@ def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tens
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
     if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:
-        if plan.steps is None:
+        if plan.noisy_steps is None:
             raise AssertionError("reports on a grid have noise of their own")
-        channel.hand_on_(cohort.total, reports, plan.steps.multiplier, round)
+        channel.hand_on_(cohort.total, reports, plan.noisy_steps.multiplier, round)
     plan.release.noise_(cohort.total, round)
     return cohort.total
 
@@ -198,20 +229,22 @@ def end(
     total = noised_sum(plan, round, cohort)
     # divide
     if aggregate is None or not cohort.weight:
-        mean = total.div_(release.divisor(cohort.weight, plan.expected))
+        mean = total.div_(release.divisor(cohort.weight, plan.expected_cohort))
     else:
         mean = aggregate.combine(cohort.updates)
     # step, and adapt the clip
     after = replace(state, round=round.number)
     if cohort.enough and cohort.weight >= release.channel.minimum:
         after = server.step(state, mean)
-        adaptive_state = plan.next_state(round, cohort.statistic, after.params)
+        adaptive_state = plan.next_state(round, cohort.statistic_values, after.params)
         after = replace(after, adaptive_state=adaptive_state)
     noise = release.noise_length(round, len(mean))
     known = cohort.clipping_known or not release.adds_noise
-    share_known = cohort.clipping_known and plan.steps is None
+    share_known = cohort.clipping_known and plan.noisy_steps is None
     most = int(ledger.turns(round.number).max()) if release.local else None
-    clip = None if round.clip is None or plan.steps else round.clip.gradient or round.clip.value
+    clip = (
+        None if round.clip is None or plan.noisy_steps else round.clip.gradient or round.clip.value
+    )
     return RoundResult(
         round=round.number,
         state=after,

@@ -168,7 +168,7 @@ class Training:
                 )
         self.data.check()
         records = any(line.unit is Unit.RECORD for line in self.plan.lines)
-        records = records or self.plan.steps is not None
+        records = records or self.plan.noisy_steps is not None
         with one_thread():  # settle that the module and the loss cannot remember, or refuse them
             remark = isolate(self.task, *self._trial_records(), self.data.classes, records=records)
         object.__setattr__(self, "remark", remark)
@@ -270,7 +270,7 @@ class Training:
         """
         x, y = self._trial_records()
         with one_thread():
-            mixes = mixes_records(self.task, x, y) and self.plan.steps is None
+            mixes = mixes_records(self.task, x, y) and self.plan.noisy_steps is None
         object.__setattr__(self, "mixes", mixes)
         alone = why_one_by_one(self.work, self.plan, mixes=mixes, forks=self.task.forks)
         if self.fastest and self.mode is not None:
@@ -504,7 +504,7 @@ class Training:
             job, chunk = replace(job, room=self._room), self._block
         else:
             chunk = self.chunk or fitting_chunk(
-                self.task, self.data, self.work, mode, self.memory, self.plan.expected
+                self.task, self.data, self.work, mode, self.memory, self.plan.expected_cohort
             )
         if self.cluster is not None:
             return Processes(job, mode, chunk, self.workers, partial(RayPool, self.cluster))

@@ -54,7 +54,7 @@ class OneGradient:
         draws = Draws(round.streams, round.number, cohort.ids, 0)
         batch = FullBatch(cohort.sizes, cohort.longest, draws)
         trajectory = clients.gradients.trajectory(round.start, cohort, spanned=False)
-        return clip_rows_(trajectory.mean(None, batch).neg_(), round.clip)
+        return clip_rows_(trajectory.mean_update(None, batch).neg_(), round.clip)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class ClientSgd:
             if per_gradient is None and directions is None:
                 moved = trajectory.descend_(moved, batch, rate)
             else:
-                gradient = trajectory.mean(moved, batch)
+                gradient = trajectory.mean_update(moved, batch)
                 if per_gradient is not None:
                     lengths = trajectory.norms(gradient, per_gradient.norm)
                     clipped |= clip_rows_(gradient, per_gradient, lengths).clipped
@@ -242,7 +242,7 @@ class ClientSgd:
         bounds = None
         if trajectory.spanned and round.streams.secure and clip is not None:
             bounds = trajectory.norms(moved, clip.norm)  # the server measures rows again
-        final = clip_rows_(trajectory.rows(moved), clip, bounds)
+        final = clip_rows_(trajectory.update_rows(moved), clip, bounds)
         return Clipped(final.rows, final.norms, clipped | final.clipped)
 
 
@@ -250,10 +250,11 @@ class ClientSgd:
 class ClientDpSgd:
     """DP-SGD from the round's model (Abadi et al. 2016; Naseri, algorithm 2).
 
-    `noisy` comes from the plan: `ClientDpSgd(plan.steps, lr=0.1)`. One step: every record joins
-    with its rate. The sum of the joined records' clipped gradients, plus N(0, (multiplier C)^2),
-    is divided by rate x n, where n is the client's public number of records, or the nominal one.
-    If the plan's unit is a person, people join, and the mean of a person's gradients is clipped.
+    `noisy` comes from the plan: `ClientDpSgd(plan.noisy_steps, lr=0.1)`. One step: every record
+    joins with its rate. The sum of the joined records' clipped gradients, plus
+    N(0, (multiplier C)^2), is divided by rate x n, where n is the client's public number of
+    records, or the nominal one. If the plan's unit is a person, people join, and the mean of a
+    person's gradients is clipped.
     Momentum, weight decay, a proximal term, Adam and a schedule are those of `ClientSgd`. They see
     that noisy gradient and nothing else of the records.
 
@@ -289,7 +290,7 @@ class ClientDpSgd:
         if not isinstance(self.noisy, NoisySteps):
             raise BadInput(
                 f"DP-SGD with steps {self.noisy!r}: its rate, steps and noise are the plan's; make "
-                "it as ClientDpSgd(plan.steps, lr=...)"
+                "it as ClientDpSgd(plan.noisy_steps, lr=...)"
             )
         _check_steps(self)
 
@@ -327,9 +328,9 @@ class ClientDpSgd:
 class SiteSum:
     """Minus the noisy sum of clipped gradients of a site's sampled records, at the round's model.
 
-    `noisy` comes from the plan: `SiteSum(plan.steps)`. The server adds the sites' sums and divides
-    by the expected number of records. If the plan's unit is a person, people are sampled, and the
-    mean of a person's gradients is clipped.
+    `noisy` comes from the plan: `SiteSum(plan.noisy_steps)`. The server adds the sites' sums and
+    divides by the expected number of records. If the plan's unit is a person, people are sampled,
+    and the mean of a person's gradients is clipped.
 
     Guarantee: a report is `noisy.event(multiplier)` about one record or person of the site, under
     zero-out. With secure noise it is a multiple of the grid, in float64.
@@ -350,11 +351,11 @@ class SiteSum:
         if not isinstance(self.noisy, NoisySteps) or self.noisy.steps != 1:
             raise BadInput(
                 f"a site's sum with steps {self.noisy!r}: its rate and noise are the plan's; make "
-                "it as SiteSum(plan.steps)"
+                "it as SiteSum(plan.noisy_steps)"
             )
 
     def records_per_round(self, records: int) -> int:
-        """How many records a site with `records` of them uses in a round, on average."""
+        """The mean number of records that a site uses in a round, rounded up, at least 1."""
         return max(1, math.ceil(self.noisy.rate * records))
 
     def records_per_step(self, records: int) -> int:
@@ -422,7 +423,7 @@ def noisy_batch(noisy: NoisySteps, clients: ClientBatch, step: int) -> Batch:
         return batch
     group = noisy.group
     if not round.streams.secure:  # seeded shapes may depend on records
-        group = min(group, int(cohort.data.person_index.counts.max()))
+        group = min(group, int(cohort.data.person_index.record_counts.max()))
     return cohort.records_of(batch, group)
 
 

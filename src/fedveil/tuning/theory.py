@@ -403,7 +403,7 @@ class FormulaSettings:
     def option(self, steps: int, rounds: int) -> "FormulaOption":
         """Return the noise, signal and claim of `rounds` rounds of `steps` local steps."""
         plan = self.privacy_plan(rounds)
-        multiplier = plan.release.settings(plan.schedule)["multiplier"]
+        multiplier = plan.release.settings(plan.clip_schedule)["multiplier"]
         spread = math.sqrt(2) if self.laplace else 1.0
         if self.trusted_server:
             noise = multiplier / self.federation_sizes.cohort

@@ -419,7 +419,7 @@ def _first_noise_std(training: Training) -> float:
     NaN if noise is part of local training. Raise BadInput if it is infinite.
     """
     plan = training.plan
-    if plan.steps is not None:
+    if plan.noisy_steps is not None:
         return math.nan
     state = training.start()
     turns = np.zeros(plan.population, dtype=np.int64) if plan.release.local else None
@@ -429,4 +429,4 @@ def _first_noise_std(training: Training) -> float:
         length = plan.release.noise_length(training.round(1, ids, state), size)
     if not math.isfinite(length):
         raise BadInput("the noise that the budget asks for is infinite: raise budget.epsilon")
-    return length / math.sqrt(size) / plan.release.divisor(max(1, len(ids)), plan.expected)
+    return length / math.sqrt(size) / plan.release.divisor(max(1, len(ids)), plan.expected_cohort)

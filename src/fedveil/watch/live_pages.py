@@ -39,7 +39,7 @@ _SECURE = (
 )
 _UNKNOWN = "What it has spent is not known: no ledger of it could be read."
 _GONE = "It was killed, or its machine stopped. What was charged stays charged; this continues it:"
-_NONE = "There is no run here yet. It appears when it begins: fedveil run --out DIR."
+_NONE = "There is no run here yet. Start one with fedveil run --out DIR, and it appears here."
 _ENDING = (
     "The round under way is finished and stays charged; then the run ends, with its claim and its "
     "report. fedveil run --resume continues it."

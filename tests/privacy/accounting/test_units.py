@@ -25,7 +25,12 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.privacy.accounting.closed_forms import gaussian_epsilon, randomised_response_epsilon
-from fedveil.privacy.accounting.composition import epsilon, group_epsilon
+from fedveil.privacy.accounting.composition import (
+    FINE,
+    _together_epsilon,
+    epsilon,
+    group_epsilon,
+)
 from fedveil.privacy.accounting.events import (
     FixedSampled,
     FuGaussian,
@@ -158,6 +163,7 @@ def test_one_release_is_the_integral_and_not_below_it(rate, units, eps):
         assert max(each.epsilon(max(true)) for each in both) >= eps - 1e-6
 
 
+@pytest.mark.slow
 def test_many_units_of_small_weight_are_left_out_upwards():
     few = add_remove_losses(1e-3, 1.0, 1e-2, 200)
     assert all(each.infinite < 1e-20 for each in few)
@@ -400,3 +406,9 @@ def test_attempts_of_a_curator_count_for_several_units():
     seen = line(event, Relation.REPLACE, Trust.CURATOR)
     assert Spending(seen, 5).claim_if_ended(5, extra_attempts=3).composed.event.most == 5
     assert claims_of((seen,), 5, None, extra_attempts=3)[0].composed.event.most == 5
+
+
+def test_what_no_grid_holds_is_counted_as_if_all_units_were_in_every_release():
+    """With hardly any noise the losses of the mixture are too long for a grid."""
+    together = _together_epsilon(0.5, 1e-4, 8, 3, 1e-6, FINE)
+    assert together == gaussian_epsilon(math.sqrt(3) * 8 / 1e-4, 1e-6) > 1e9

@@ -127,6 +127,7 @@ def test_single_bit_of_a_client_id_flips_half_of_its_key():
     assert abs(changed.mean() - 32) < 5 * 4 / np.sqrt(63)
 
 
+@pytest.mark.slow
 def test_streams_are_the_same_in_another_process():
     code = (
         "import numpy as np, torch\n"

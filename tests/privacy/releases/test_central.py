@@ -38,7 +38,7 @@ def plan_of(
 
 def noise_std(plan, round=1):
     """The std of the noise on a sum, from the clip in force."""
-    return plan.release.scale(plan.schedule.clip(plan.schedule.first_value(), round))
+    return plan.release.scale(plan.clip_schedule.clip(plan.clip_schedule.first_value(), round))
 
 
 # --- calibrated noise ---
@@ -150,9 +150,9 @@ def test_noise_and_its_accounting_agree_on_the_relation(sampler, event, relation
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 def test_divisor_is_public_and_fixed(sampler):
     plan = plan_of(sampler, multiplier=50.0)
-    assert {plan.release.divisor(weight, plan.expected) for weight in (0.0, 1.0, 7.0, 1e6)} == {
-        sampler.expected(100)
-    }
+    assert {
+        plan.release.divisor(weight, plan.expected_cohort) for weight in (0.0, 1.0, 7.0, 1e6)
+    } == {sampler.expected(100)}
     assert not plan.release.local
 
 
@@ -215,7 +215,7 @@ def test_updates_and_bits_are_one_gaussian_release(sampler, sensitivity):
     plan = plan_of(sampler, schedule=Quantile(0.3, 0.5, noise=5.0), multiplier=2.0)
     moved = plan.release.relation is Relation.REPLACE
     update = (0.6 if moved else 0.3) / noise_std(plan)
-    bit = sensitivity / plan.schedule.noise
+    bit = sensitivity / plan.clip_schedule.noise
     assert math.hypot(update, bit) == pytest.approx(1 / 2.0)
     assert plan.lines[0].event == sampler.event(Gaussian(2.0), 100)
 
@@ -266,7 +266,7 @@ def test_default_bit_noise_of_ten_clients_is_infeasible():
 
 def test_release_adds_the_plans_noise():
     plan = plan_of(FixedSize(40), multiplier=9.0, budget=Budget(50.0, 1e-5))
-    total, clip = torch.zeros(20_000, dtype=torch.float64), plan.schedule.clip(0.5, 1)
+    total, clip = torch.zeros(20_000, dtype=torch.float64), plan.clip_schedule.clip(0.5, 1)
     total_noised = noised(plan, total, clip, 1, Streams(1))
     assert float(total_noised.std()) == pytest.approx(9.0, rel=0.04)
     assert not bool(total.any())
@@ -278,7 +278,7 @@ def test_release_adds_the_plans_noise():
 def test_release_of_an_empty_round_is_noise():
     empty = torch.zeros(0, 12, dtype=torch.float64).sum(dim=0)
     plan = plan_of()
-    clip = plan.schedule.clip(0.5, 1)
+    clip = plan.clip_schedule.clip(0.5, 1)
     assert int((noised(plan, empty, clip, 1, Streams(1)) == 0).sum()) == 0
 
 

@@ -20,7 +20,7 @@ from tests.privacy.releases.client_noise_plans import BUDGET, L1, L2, plan_of
 
 def scale(plan, round=1, client=0):
     """The noise scale of a client's report."""
-    clip = plan.schedule.clip(plan.schedule.first_value(), round)
+    clip = plan.clip_schedule.clip(plan.clip_schedule.first_value(), round)
     return float(plan.release.scales(clip, np.array([client]))[0])
 
 

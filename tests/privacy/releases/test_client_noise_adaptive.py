@@ -110,7 +110,7 @@ def test_strict_reading_beside_a_published_label_composes_too():
     label, strict = plan.lines
     assert (label.covers, label.event) == ("updates", Gaussian(plan.release.multiplier))
     assert label.as_published
-    curator = Gaussian(plan.schedule.noise / math.sqrt(2))
+    curator = Gaussian(plan.clip_schedule.noise / math.sqrt(2))
     assert strict.event == GaussianWithCurator(Gaussian(plan.release.multiplier / 2), curator, 10)
     assert (strict.covers, strict.trust) == ("updates and norms", Trust.CURATOR)
     assert strict.reading
@@ -139,7 +139,7 @@ def test_line_against_the_server_composes_updates_and_the_curators_histograms():
     """Replacing a client changes two counts by one, in at most ten histograms."""
     plan = plan_of(schedule=median(), rounds=100)
     (line,) = plan.lines
-    noise = plan.schedule.noise / math.sqrt(2)
+    noise = plan.clip_schedule.noise / math.sqrt(2)
     assert line.event == GaussianWithCurator(Gaussian(plan.release.multiplier), Gaussian(noise), 10)
     assert (line.covers, line.trust) == ("updates and norms", Trust.CURATOR)
     histograms = gaussian_epsilon(math.sqrt(10) / noise, 1e-8)
@@ -159,7 +159,7 @@ def test_histograms_that_keep_step_with_the_turns_are_all_counted(size, populati
     plan = plan_of(sampler, median(every=every), rounds=rounds, population=population)
     concerned = np.zeros(population, dtype=np.int64)
     for round in range(1, rounds + 1):
-        if plan.schedule.statistic.due(round):
+        if plan.clip_schedule.statistic.due(round):
             concerned[sampler.cohort(population, round, Streams(1))] += 1
     event = plan.lines[0].event
     assert event.most >= concerned.max()

@@ -189,7 +189,7 @@ def test_clip_per_gradient_is_a_clip_of_the_update():
 
 def test_a_plan_without_its_clip_is_refused():
     with pytest.raises(BadInput, match="add a clip"):
-        replace(plan_of(), schedule=None)
+        replace(plan_of(), clip_schedule=None)
 
 
 def test_secure_noise_keeps_epsilon_and_pays_for_its_draws():
@@ -306,7 +306,7 @@ def test_recipe_takes_an_epsilon_and_both_clips(clip):
 
 def test_recipe_takes_a_clip_per_gradient():
     training, _ = trained(*SHORT, "clip.each=gradient")
-    assert training.plan.schedule.rates_allowed(1) == 1.0
+    assert training.plan.clip_schedule.rates_allowed(1) == 1.0
 
 
 BAD = {
@@ -317,7 +317,7 @@ BAD = {
     "clip.norm=l1": "set clip.norm = 'l2'",
     "budget.as_published=true": "budget.as_published",
     "shuffle.minimum=3": "shuffle",
-    "noise.multiplier=1.0": "noise.multiplier is no key of kind 'priv-unit'",
+    "noise.multiplier=1.0": "unknown key noise.multiplier of kind 'priv-unit'",
     "server.weights=examples": "which the weights would tell",
     "budget.epsilon=inf": "give noise.epsilon or budget.epsilon",
 }

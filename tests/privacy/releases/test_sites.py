@@ -116,22 +116,28 @@ def test_secure_shares_count_every_sites_draws():
     assert by_trust[Trust.SECURE_SUM].slip > 0
     tiny = plan_of(budget=planned_for(Budget(math.inf, 1e-5)), multiplier=1e-9)
     with pytest.raises(BadInput, match="steps of the grid"):
-        tiny.release.check(SimpleNamespace(**SECURE, schedule=tiny.schedule, norm=tiny.norm))
-    plan_of().release.check(SimpleNamespace(**SECURE, schedule=tiny.schedule, norm=tiny.norm))
+        tiny.release.check(
+            SimpleNamespace(**SECURE, clip_schedule=tiny.clip_schedule, norm=tiny.norm)
+        )
+    plan_of().release.check(
+        SimpleNamespace(**SECURE, clip_schedule=tiny.clip_schedule, norm=tiny.norm)
+    )
 
 
 def test_the_multiplier_that_was_given_is_the_one_that_is_stored():
     """A run that resumes is built from it, to the last bit."""
     for population in (3, 4, 7):
         plan = plan_of(population=population, multiplier=1.734, budget=Budget(math.inf, 1e-5))
-        assert plan.release.settings(plan.schedule) == {"multiplier": 1.734}
+        assert plan.release.settings(plan.clip_schedule) == {"multiplier": 1.734}
         assert plan.lines[0].event.event.multiplier == 1.734
 
 
 def test_sums_that_would_not_be_exact_are_refused():
     plan = plan_of(records=10**15, multiplier=3.0, budget=Budget(math.inf, 1e-5))
     with pytest.raises(BadInput, match="too long for the grid"):
-        plan.release.check(SimpleNamespace(**SECURE, schedule=plan.schedule, norm=plan.norm))
+        plan.release.check(
+            SimpleNamespace(**SECURE, clip_schedule=plan.clip_schedule, norm=plan.norm)
+        )
 
 
 def test_a_secure_sum_needs_the_line_about_all_other_sites():

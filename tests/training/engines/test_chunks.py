@@ -20,7 +20,7 @@ def chunk(number):
     total = zero()
     total.total += torch.from_numpy(drawn.normal(size=3) * 10.0 ** drawn.integers(-8, 8, size=3))
     total.signal += torch.from_numpy(drawn.normal(size=3))
-    total.statistic += number
+    total.statistic_values += number
     total.weight, total.clients, total.refused = drawn.random(), 1, (number,)
     total.updates_by_client += [(np.array([number]), torch.full((1, 3), float(number)))]
     return total
@@ -60,7 +60,7 @@ def test_branches_of_any_level_come_to_the_same_to_the_last_bit(count, level):
     found, expected = added(branches), one_by_one(count)
     assert torch.equal(found.total, expected.total)
     assert torch.equal(found.signal, expected.signal)
-    assert torch.equal(found.statistic, expected.statistic)
+    assert torch.equal(found.statistic_values, expected.statistic_values)
     assert (found.weight, found.clients) == (expected.weight, expected.clients)
     assert found.refused == tuple(range(count))
     assert [int(ids[0]) for ids, _ in found.updates_by_client] == list(range(count))

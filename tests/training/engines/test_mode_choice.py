@@ -140,6 +140,7 @@ def test_both_modes_are_timed(make_data):
     assert all(seconds > 0 for seconds in found.values())
 
 
+@pytest.mark.slow
 def test_what_the_first_step_loads_does_not_decide(make_data):
     """In a new process vmap imports for seconds, once; it was out of the race for that."""
     loaded = []
@@ -217,6 +218,7 @@ def test_the_mode_follows_by_a_rule(make_data, monkeypatch, module, memory, mode
     assert mode_of(task, make_data(), work, memory) is mode
 
 
+@pytest.mark.slow
 def test_the_rule_counts_the_records_of_a_step(make_data):
     task = Task(Squashed(30_000), cross_entropy)
     modes = [

@@ -82,7 +82,7 @@ RECIPES = {
     "fedsgd": lambda task: (unclipped(Everyone()), OneGradient()),
     "central": lambda task: (centrally(Fixed(0.05)), SGD),
     "central-quantile": lambda task: (centrally(Quantile(0.1, 0.5, noise=2.0)), SGD),
-    "local": lambda task: (in_steps(), ClientDpSgd(in_steps().steps, 0.2)),
+    "local": lambda task: (in_steps(), ClientDpSgd(in_steps().noisy_steps, 0.2)),
     "ldp-sgd": lambda task: (locally(Median(0.1, -6, 2, 1, Budget(2.0, 1e-4))), OneGradient()),
     "dp-fedavg": lambda task: (
         locally(PerGradient(Fixed(0.3, Norm.L1), STEPS.reach), laplace=True),

@@ -45,6 +45,7 @@ QUICK = ("central-quantile",)  # an adaptive state
     "recipe",
     [pytest.param(r, marks=[] if r in QUICK else pytest.mark.slow) for r in RECIPES],
 )
+@pytest.mark.slow
 def test_forked_and_spawned_workers_give_the_bits_of_one_process(ragged, monkeypatch, recipe):
     task = net(ragged)
     plan, work = RECIPES[recipe](task)
@@ -112,6 +113,7 @@ class Unopened:
         raise AttributeError(name)
 
 
+@pytest.mark.slow
 def test_an_engine_that_a_worker_cannot_open_is_an_error_here(ragged, open_ledger, spawning):
     training = training_of(ragged)
     part = Unopened()
@@ -178,9 +180,10 @@ def has_ended(pid):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hidden",
-    [pytest.param(False, marks=pytest.mark.slow, id="prctl"), pytest.param(True, id="no prctl")],
+    [pytest.param(False, id="prctl"), pytest.param(True, id="no prctl")],
 )
 def test_spawned_workers_run_no_script_and_end_with_their_parent(tmp_path, hidden):
     """The script has no guard: run once more, it would print its line again."""

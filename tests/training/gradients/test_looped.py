@@ -28,7 +28,7 @@ def test_means_of_many_records_are_means(make_data, case):
     cohort = CohortData(data, torch.arange(len(sizes)).numpy())
     walk = gradients_of(task, Mode.LOOPED, data).trajectory(task.parameters, cohort, spanned=False)
     batch = Batches(size=0, steps=1).for_round(cohort.ids, cohort.sizes, 1, None).batch(0)
-    found = walk.mean(None, batch)
+    found = walk.mean_update(None, batch)
     moved = walk.descend_(None, batch, 0.5)
     for k in range(len(sizes)):
         at = task.parameters.clone().requires_grad_()
@@ -70,6 +70,6 @@ def test_frozen_weights_cost_no_memory_per_client(make_data, mode):
     cohort = CohortData(data, torch.arange(3).numpy())
     walk = gradients_of(task, mode, data).trajectory(task.parameters, cohort, spanned=False)
     batch = Batches(size=0, steps=1).for_round(cohort.ids, cohort.sizes, 1, None).batch(0)
-    assert walk.mean(None, batch).shape == (3, 501)
+    assert walk.mean_update(None, batch).shape == (3, 501)
     assert walk.clipped_sum(None, batch, Clip(1.0)).shape == (3, 501)
     assert task.named_layers["0"].weight.data_ptr() == frozen.weight.data_ptr()

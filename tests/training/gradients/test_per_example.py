@@ -60,6 +60,7 @@ def test_one_piece_or_several_is_the_same(case, norm, monkeypatch):
     assert relative(case.sum(clip), whole) < 1e-6
 
 
+@pytest.mark.slow
 def test_more_records_than_one_piece():
     case = make(in_place, (6,), records=600)
     assert case.clips._piece < len(case.x)
@@ -119,7 +120,7 @@ def test_the_layout_is_one_that_the_module_takes(case):
     data = FederatedData(x, y, np.array([0, RECORDS]), x[:1], y[:1], classes)
     cohort = CohortData(data, np.arange(1))
     walk = looped.trajectory(case.flat, cohort, spanned=False)
-    found = walk.mean(None, Batch(None, torch.ones(1, RECORDS)))[0]
+    found = walk.mean_update(None, Batch(None, torch.ones(1, RECORDS)))[0]
     assert relative(found, sum(case.gradient(k) for k in range(RECORDS)) / RECORDS) < 1e-5
 
 

@@ -87,9 +87,9 @@ def test_a_step_on_some_records_is_taken_from_the_records(task, data):
     walk = Vectorised(task, data, full_batches=True).trajectory(
         task.parameters, cohort, spanned=True
     )
-    wanted = VmappedTrajectory(task, task.parameters, cohort).mean(None, batch)
-    assert torch.allclose(walk.mean(None, batch), wanted, rtol=1e-5, atol=1e-6)
-    assert not walk.mean(None, batch)[2].any()
+    wanted = VmappedTrajectory(task, task.parameters, cohort).mean_update(None, batch)
+    assert torch.allclose(walk.mean_update(None, batch), wanted, rtol=1e-5, atol=1e-6)
+    assert not walk.mean_update(None, batch)[2].any()
 
 
 def test_idle_clients_have_a_gradient_of_zero(task, data):
@@ -98,7 +98,7 @@ def test_idle_clients_have_a_gradient_of_zero(task, data):
         task.parameters, cohort, spanned=True
     )
     for moved in (None, torch.ones(3, task.size)):
-        found = walk.mean(moved, FullBatch(np.array([40, 0, 25]), 40))
+        found = walk.mean_update(moved, FullBatch(np.array([40, 0, 25]), 40))
         assert found.any(dim=1).tolist() == [True, False, True]
 
 

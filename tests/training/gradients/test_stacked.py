@@ -29,7 +29,7 @@ def on_its_way(walk, general, spanned):
     """None, and somewhere else: as the walk says it and as parameters."""
     assert type(walk) is (DualTrajectory if spanned else StackedTrajectory)
     moved = away(walk, 0.05)
-    return [(None, None), (moved, walk.rows(moved))]
+    return [(None, None), (moved, walk.update_rows(moved))]
 
 
 def sampled(cases, stride):
@@ -50,8 +50,8 @@ def test_means_are_those_of_vmap_for_any_function(make_walks, after, batch, span
     walk, general = make_walks(chain(after=ACTIVATIONS[after], hidden=(5, 4)), spanned=spanned)
     for moved, row in on_its_way(walk, general, spanned):
         step = BATCHES[batch](walk)
-        found = walk.rows(walk.mean(moved, step))
-        assert_close(found, general.mean(row, step))
+        found = walk.update_rows(walk.mean_update(moved, step))
+        assert_close(found, general.mean_update(row, step))
         assert step.idle is None or not found[step.idle].any()
 
 
@@ -59,8 +59,8 @@ def test_a_step_goes_down_the_gradient_from_where_the_clients_are(make_walks, sp
     walk, _ = make_walks(chain(), spanned=spanned)
     step = whole(walk, [1, 4])
     first = walk.descend_(None, step, 0.5)
-    assert_close(first, -0.5 * walk.mean(None, step))
-    expected = first - 0.25 * walk.mean(first, step)
+    assert_close(first, -0.5 * walk.mean_update(None, step))
+    expected = first - 0.25 * walk.mean_update(first, step)
     second = walk.descend_(first, step, 0.25)
     assert second is first
     assert_close(second, expected)
@@ -73,7 +73,7 @@ def test_an_idle_client_stays_where_its_loss_overflows(make_walks, general):
     moved, step = away(walk), whole(walk, [3])
     moved[3] = 1e30
     walk._cohort.x[3] = 1e20
-    assert not walk.mean(moved, step)[3].any()
+    assert not walk.mean_update(moved, step)[3].any()
     before = moved[3].clone()
     assert torch.equal(walk.descend_(moved, step, 0.1)[3], before)
 
@@ -93,14 +93,16 @@ def test_means_are_those_of_vmap_for_any_shape(make_walks, last, hidden, bias, s
     walk, general = make_walks(module, loss, spanned=spanned)
     for moved, row in on_its_way(walk, general, spanned):
         for step in (whole(walk), some(walk)):
-            assert_close(walk.rows(walk.mean(moved, step)), general.mean(row, step))
+            assert_close(
+                walk.update_rows(walk.mean_update(moved, step)), general.mean_update(row, step)
+            )
 
 
 def test_large_layers_are_written_straight_into_their_rows(make_walks):
     walk, general = make_walks(chain(hidden=(70, 60), inputs=90), shape=(90,))
     for moved in (None, away(walk, 0.02)):
         for step in (whole(walk), some(walk)):
-            assert_close(walk.mean(moved, step), general.mean(moved, step))
+            assert_close(walk.mean_update(moved, step), general.mean_update(moved, step))
             clip = Clip(0.5)
             found = walk.clipped_sum(moved, step, clip)
             assert_close(found, general.clipped_sum(moved, step, clip))
@@ -209,11 +211,11 @@ def test_nothing_that_was_given_is_changed(make_walks, spanned):
         given = [own, walk._start, walk._cohort.x, walk._cohort.y, moved, step.index, step.mask]
         kept = [values.clone() for values in given]
         for way in (None, moved):
-            walk.mean(way, step)
+            walk.mean_update(way, step)
             if not spanned:
                 walk.clipped_sum(way, step, Clip(0.1))
         walk.norms(moved, Norm.L2)
-        walk.rows(moved)
+        walk.update_rows(moved)
         assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
         assert walk._task.module[1].inplace
         assert all(p.grad is None for p in module.parameters())

@@ -130,7 +130,7 @@ def test_chains_of_linear_layers_are_batched_algebra_and_all_are_right(make_walk
     walk, general = make_walks(module())
     assert type(walk) is kind
     for moved in (None, away(walk)):
-        assert_close(walk.mean(moved, whole(walk)), general.mean(moved, whole(walk)))
+        assert_close(walk.mean_update(moved, whole(walk)), general.mean_update(moved, whole(walk)))
 
 
 @pytest.mark.parametrize("name", ["register_full_backward_hook", "register_full_backward_pre_hook"])
@@ -156,7 +156,7 @@ def test_records_with_axes_are_flattened_or_not_taken(make_walks, module, shape,
 
     walk, general = make_walks(module(), loss, shape=shape)
     assert type(walk) is kind
-    assert_close(walk.mean(None, whole(walk)), general.mean(None, whole(walk)))
+    assert_close(walk.mean_update(None, whole(walk)), general.mean_update(None, whole(walk)))
 
 
 def test_records_of_integers_are_not_taken(make_data):

@@ -32,10 +32,16 @@ from tests.training.gradients.chains import (
 @pytest.mark.parametrize("bias", [True, False])
 def test_lengths_in_the_span_are_those_of_the_rows(make_walks, hidden, bias):
     walk, _ = make_walks(chain(hidden=hidden, bias=bias), spanned=True)
-    for moved in (away(walk), walk.mean(None, whole(walk)), walk.mean(None, some(walk))):
+    for moved in (
+        away(walk),
+        walk.mean_update(None, whole(walk)),
+        walk.mean_update(None, some(walk)),
+    ):
         lengths = walk.norms(moved, Norm.L2)
         assert lengths.dtype == torch.float64
-        assert lengths.tolist() == pytest.approx(row_norms(walk.rows(moved)).tolist(), rel=1e-5)
+        assert lengths.tolist() == pytest.approx(
+            row_norms(walk.update_rows(moved)).tolist(), rel=1e-5
+        )
 
 
 def test_lengths_in_the_span_are_not_finite_where_a_row_is_not(make_walks):
@@ -44,7 +50,7 @@ def test_lengths_in_the_span_are_not_finite_where_a_row_is_not(make_walks):
     moved[1, 0], moved[2, -1], moved[3, 3] = math.nan, math.inf, -math.inf
     finite = torch.isfinite(walk.norms(moved, Norm.L2))
     assert finite.tolist() == [True, False, False, False, True]
-    assert finite.tolist() == torch.isfinite(row_norms(walk.rows(moved))).tolist()
+    assert finite.tolist() == torch.isfinite(row_norms(walk.update_rows(moved))).tolist()
 
 
 def test_the_span_knows_one_length_only(make_walks):
@@ -55,14 +61,14 @@ def test_the_span_knows_one_length_only(make_walks):
 
 def test_rows_of_the_span_are_linear(make_walks):
     walk, _ = make_walks(chain(), spanned=True)
-    a, b = away(walk), walk.mean(None, whole(walk))
-    assert_close(walk.rows(a - 3 * b), walk.rows(a) - 3 * walk.rows(b))
+    a, b = away(walk), walk.mean_update(None, whole(walk))
+    assert_close(walk.update_rows(a - 3 * b), walk.update_rows(a) - 3 * walk.update_rows(b))
 
 
 def test_rows_of_parameters_are_themselves(make_walks):
     walk, _ = make_walks(chain())
     moved = away(walk)
-    assert torch.equal(walk.rows(moved), moved)
+    assert torch.equal(walk.update_rows(moved), moved)
     for norm in Norm:
         assert torch.equal(walk.norms(moved, norm), row_norms(moved, norm))
 
@@ -75,7 +81,7 @@ def test_weighted_sums_are_those_of_the_rows(make_walks, hidden, bias, spanned):
     total = torch.ones(walk._task.size, dtype=torch.float64)
     walk.add_weighted_(total, moved, weights)
     assert walk.spanned is spanned
-    assert_close(total - 1, weights @ walk.rows(moved).double(), 1e-6)
+    assert_close(total - 1, weights @ walk.update_rows(moved).double(), 1e-6)
 
 
 @pytest.mark.parametrize("apart", [1.0, 1e-3, 1e-6, 0.0])
@@ -165,11 +171,11 @@ def test_local_sgd_ends_where_it_ends_in_any_form(make_data, batches, momentum, 
 
 def test_a_clients_row_depends_on_its_own_records_only(make_walks, spanned):
     walk, _ = make_walks(chain(), spanned=spanned)
-    before = walk.rows(walk.mean(None, whole(walk)))
+    before = walk.update_rows(walk.mean_update(None, whole(walk)))
     walk._cohort.x[0] += 1.0
     again = Vectorised(walk._task, walk._cohort.data).trajectory(
         walk._start, walk._cohort, spanned=spanned
     )
-    after = again.rows(again.mean(None, whole(again)))
+    after = again.update_rows(again.mean_update(None, whole(again)))
     assert not torch.allclose(before[0], after[0])
     assert torch.allclose(before[1:], after[1:], rtol=1e-5, atol=1e-7)

@@ -63,7 +63,7 @@ class Walk:
 @pytest.mark.parametrize("away", [False, True])
 def test_means_are_those_of_one_client_after_the_other(walk, rows, away):
     moved = walk.moved if away else None
-    found = walk.start(rows).mean(moved, walk.batch)
+    found = walk.start(rows).mean_update(moved, walk.batch)
     for k in range(len(SIZES)):
         flat = walk.task.parameters + (walk.moved[k] if away else 0.0)
         expected = torch.stack(list(walk.gradients(k, flat))).mean(dim=0)

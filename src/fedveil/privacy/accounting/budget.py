@@ -7,7 +7,7 @@ long after a run is what the run itself said.
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Self
@@ -458,6 +458,7 @@ class Spending:
     line: BudgetLine
     rounds: int
     permitted: int | None = None
+    _known: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def spent(self, rounds: int, turns: int | None = None, extra_attempts: int = 0) -> PrivacyClaim:
         """The claim for `rounds` rounds, an upper bound.
@@ -514,11 +515,6 @@ class Spending:
             own = line.epsilon_of(point, first, quick_interval(line.event))
             self._known[point] = min(own, whole)
         return self._known[point]
-
-    @cached_property
-    def _known(self) -> dict[int, float]:
-        """Epsilons that were computed so far, by the number of participations."""
-        return {}
 
     @cached_property
     def early_curve(self) -> tuple[float, ...]:

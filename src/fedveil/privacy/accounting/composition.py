@@ -444,33 +444,23 @@ def _log_factor(e: float, units: int) -> float:
     return (units - 1) * e + math.log(-math.expm1(-units * e)) - math.log(-math.expm1(-e))
 
 
+@lru_cache(maxsize=256)
 def _together_epsilon(
     rate: float, noise: float, units: int, count: int, delta: float, interval: float
 ) -> float:
     """The epsilon of `count` Gaussian releases that each of `units` units joins with the rate.
 
-    The mixture of Gaussians, or that of all units in every release where it is less, or where there
-    are more than 256.
+    The mixture of Gaussians, or that of all units in every release where it is less, where there
+    are more than 256, or where only a grid wider than 500 holds the mixture's losses. Cached. The
+    grid is no finer than `interval`, fine beside the spread of one release's loss, and fits into
+    memory: a release has 20,000 to 400,000 losses, and all of them together about a million. Its
+    spread, and that of all of them, are taken from the second moment of the ratio of densities.
     """
     if count == 0:
         return 0.0
     always = gaussian_epsilon(math.sqrt(count) * units / noise, delta)
     if units > _MOST_UNITS or rate == 1:
         return always
-    return min(always, _mixture_epsilon(rate, noise, units, count, delta, interval))
-
-
-@lru_cache(maxsize=256)
-def _mixture_epsilon(
-    rate: float, noise: float, units: int, count: int, delta: float, interval: float
-) -> float:
-    """The epsilon of `count` Poisson-sampled releases that each of `units` units joins by itself.
-
-    Infinite if only a grid wider than 500 holds the losses. Cached. The grid is no finer than
-    `interval`, fine beside the spread of one release's loss, and fits into memory: a release has
-    20,000 to 400,000 losses, and all of them together about a million. Its spread, and that of all
-    of them, are taken from the second moment of the ratio of densities.
-    """
     one = units * units / (2 * noise * noise) + 10 * units / noise
     moment = units * units * math.log1p(rate * rate * math.expm1(min(1 / noise**2, 600.0)))
     spread = math.expm1(min(moment, 600.0))
@@ -478,6 +468,7 @@ def _mixture_epsilon(
     fine = min(one / 20_000, math.sqrt(spread) / 20)
     interval = max(interval, fine, one / 400_000, every / 1_000_000)
     if interval > _WIDEST:
-        return math.inf
+        return always
     both = add_remove_losses(rate, noise, interval, units)
-    return max(compose([(losses, count)], delta).epsilon(delta) for losses in both)
+    mixture = max(compose([(losses, count)], delta).epsilon(delta) for losses in both)
+    return min(always, mixture)

@@ -11,9 +11,11 @@ Numbers are rounded up: a sentence never promises more than the claim.
 """
 
 import math
+import tomllib
 from collections.abc import Sequence
 from enum import StrEnum
 from operator import attrgetter
+from pathlib import Path
 
 from fedveil.privacy.accounting.claims import (
     TRUSTED_SERVER,
@@ -41,94 +43,17 @@ class Strength(StrEnum):
 _STRENGTHS = {Strength.NOTHING: 0.999, Strength.WEAK: 0.95, Strength.MODERATE: 0.625}
 """The least share of right guesses of each, from the weakest on."""
 
-_PROMISES = {
-    Strength.NOTHING: (
-        "That promises next to nothing: at an epsilon this large such an attacker may be all but "
-        "certain. Real attacks are often less successful, but this is not guaranteed."
-    ),
-    Strength.WEAK: "That is a weak promise: such an attacker may be nearly certain about somebody.",
-    Strength.MODERATE: "That leaves doubt, and lets such an attacker learn a good deal.",
-    Strength.STRONG: "That is little better than tossing a coin.",
-}
-
-_SEES = {
-    Trust.CENTRAL: "Whoever sees this model, and every model on the way to it,",
-    Trust.LOCAL: "Whoever sees everything that a client sends, as the server does,",
-    Trust.CURATOR: "Whoever sees everything that the server sees,",
-    Trust.SHUFFLED: "Whoever sees everything that the shuffler hands on, as the server does,",
-    Trust.SITE: "Whoever sees everything that a site sends, as the server does,",
-    Trust.SECURE_SUM: "Whoever sees the sum of what all sites send, as the server does,",
-}
-
-_TRUSTED = {
-    Trust.CENTRAL: (
-        "The server has to be trusted: it sees every client's true update, and adds the noise."
-    ),
-    Trust.LOCAL: (
-        "Nobody has to be trusted but the software at the client itself: what it sends is "
-        "randomised before it is sent, and the server need not be trusted."
-    ),
-    Trust.CURATOR: (
-        "A curator has to be trusted, who is not the server and sees a bit or a length from each "
-        "client; the server need not be."
-    ),
-    Trust.SHUFFLED: (
-        "A shuffler has to be trusted to hide who sent what, and enough other clients to report "
-        "honestly; the server need not be."
-    ),
-    Trust.SITE: (
-        "The site that has the data has to be trusted, and nobody else: what it sends has its "
-        "noise already."
-    ),
-    Trust.SECURE_SUM: (
-        "The site that has the data has to be trusted, and enough other sites to add their noise "
-        "and keep it to themselves; the server need not be: it sees only the sum of the sites."
-    ),
-}
-
+_WORDS = tomllib.loads(Path(__file__).with_name("meaning.toml").read_text(encoding="utf-8"))
+_PROMISES = {Strength(name): text for name, text in _WORDS["promises"].items()}
+_SEES = {Trust(name): text for name, text in _WORDS["sees"].items()}
+_TRUSTED = {Trust(name): text for name, text in _WORDS["trusted"].items()}
+_UNITS = {Unit(name): text for name, text in _WORDS["units"].items()}
 _WORLDS = {
-    (Unit.CLIENT, Relation.ADD_REMOVE): "whether a given client took part",
-    (Unit.CLIENT, Relation.ZERO_OUT): (
-        "whether a given client contributed its data or nothing at all"
-    ),
-    (Unit.CLIENT, Relation.REPLACE): "whether a client's data are its own or any others",
-    (Unit.RECORD, Relation.ADD_REMOVE): "whether a given record was among a client's data",
-    (Unit.RECORD, Relation.ZERO_OUT): "whether a given record was used or counted as nothing",
-    (Unit.RECORD, Relation.REPLACE): "whether a record of a client is its own or any other",
-    (Unit.PERSON, Relation.ADD_REMOVE): "whether a given person's records were among a client's",
-    (Unit.PERSON, Relation.ZERO_OUT): (
-        "whether a given person's records were used or counted as nothing"
-    ),
-    (Unit.PERSON, Relation.REPLACE): "whether a person's records are its own or any others",
-    (Unit.WEIGHT, Relation.ADD_REMOVE): "whether one weight of a client was sent in one round",
-    (Unit.WEIGHT, Relation.ZERO_OUT): "whether one weight of a client in one round is its or zero",
-    (Unit.WEIGHT, Relation.REPLACE): "whether one weight of a client in one round is this or that",
+    (Unit(unit), Relation(relation)): text
+    for unit, texts in _WORDS["worlds"].items()
+    for relation, text in texts.items()
 }
-
-_UNITS = {
-    Unit.CLIENT: (
-        "One client, with all of its records. Somebody whose data are at several clients has a "
-        "larger epsilon."
-    ),
-    Unit.RECORD: (
-        "One record of one client, and not the client. Somebody with several records has a larger "
-        "epsilon, and so has a client as a whole."
-    ),
-    Unit.PERSON: (
-        "One person at one client, with all of that person's records there. Somebody with records "
-        "at several clients has a larger epsilon, and so has a client as a whole."
-    ),
-    Unit.WEIGHT: (
-        "One number out of a client's report of one round. A client sends many of them, in many "
-        "rounds: nobody is protected by this alone."
-    ),
-}
-
-_WORLDS_OF_SEVERAL = {
-    Relation.ADD_REMOVE: "whether {these} were there",
-    Relation.ZERO_OUT: "whether {these} were used or counted as nothing",
-    Relation.REPLACE: "whether the data of {these} are their own or any others",
-}
+_WORLDS_OF_SEVERAL = {Relation(name): text for name, text in _WORDS["worlds_of_several"].items()}
 
 _UNCOVERED = (
     "What is true of people in general, and would be learnt from others as well.",

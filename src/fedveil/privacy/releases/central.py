@@ -90,7 +90,7 @@ class CentralNoise(Release):
         """
         if not plan.secure or plan.parameters is None:
             return
-        check_grid(plan.schedule, self.mechanism.multiplier, self.relation, plan.parameters)
+        check_grid(plan.clip_schedule, self.mechanism.multiplier, self.relation, plan.parameters)
         step = self.mechanism.grid(self.mechanism.multiplier, plan.parameters).spacing
         # Rows as long as the clip, all in one coordinate. A clip that is no power of two has up to
         # twice as many steps.
@@ -252,7 +252,7 @@ def central(
         sampler=sampler,
         population=population,
         rounds=rounds,
-        schedule=schedule,
+        clip_schedule=schedule,
         release=CentralNoise(GaussianMechanism(own), sampler.relation),
         lines=(replace(line, event=event(multiplier)),),
     )

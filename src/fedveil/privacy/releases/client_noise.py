@@ -119,7 +119,7 @@ class ClientNoise(Release):
             )
         if plan.secure and plan.parameters is not None:
             most = self.multiplier if self.multipliers is None else float(self.multipliers.max())
-            check_grid(plan.schedule, most, self.relation, plan.parameters)
+            check_grid(plan.clip_schedule, most, self.relation, plan.parameters)
 
     def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
         """How the plan falls short of what a strict line claims, as a clause, None if it does not.
@@ -127,7 +127,7 @@ class ClientNoise(Release):
         Compares unit, relation, trust, norm of the clip, statistic of the clip, kind and size of
         noise.
         """
-        statistic, schedule = plan.statistic, plan.schedule
+        statistic, schedule = plan.statistic, plan.clip_schedule
         curator = statistic is not None and not statistic.flip
         trust = Trust.CURATOR if curator else Trust.LOCAL
         wrong = wrong_terms(line, Unit.CLIENT, Relation.REPLACE, trust)
@@ -360,7 +360,7 @@ def client_noise(
         sampler=sampler,
         population=population,
         rounds=rounds,
-        schedule=schedule,
+        clip_schedule=schedule,
         release=ClientNoise(
             LaplaceMechanism(first) if laplace else GaussianMechanism(first),
             relation,

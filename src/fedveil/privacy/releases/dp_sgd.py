@@ -69,13 +69,13 @@ class DpSgdSteps(Release):
         The claim then covers how many records a client has.
         """
         if self.noisy.nominal is None:
-            return Requirements(steps=self.noisy)
-        return replace(super().requires, steps=self.noisy)
+            return Requirements(noisy_steps=self.noisy)
+        return replace(super().requires, noisy_steps=self.noisy)
 
     def check(self, plan: PrivacyPlan) -> None:
         """Raise BadInput or BadArgument for secure noise for which there is no grid."""
         if plan.secure and plan.parameters is not None:
-            check_grid(plan.schedule, self.multiplier, Relation.ADD_REMOVE, plan.parameters)
+            check_grid(plan.clip_schedule, self.multiplier, Relation.ADD_REMOVE, plan.parameters)
 
     def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
         """How the plan falls short of what a strict line claims, as a clause, None if it does not.
@@ -92,7 +92,7 @@ class DpSgdSteps(Release):
             return f"noise of {self.multiplier:g} sensitivities is added under {self.relation}"
         if line.event not in accounts_of(self.noisy, claimed) or line.per != self.noisy.steps:
             return f"clients take {self.noisy}"
-        if plan.schedule is None or plan.statistic is not None:
+        if plan.clip_schedule is None or plan.statistic is not None:
             return "an adaptive clip watches clients beside it"
         return None
 
@@ -135,13 +135,12 @@ def dp_sgd(
 
     Guarantee: docs/proofs/local.md, docs/proofs/persons.md. Each participation is `steps`
     Poisson-sampled Gaussians on the client's own records; one account per client over all its
-    participations. It protects records, or persons with a cap, and not clients: a client of k
-    records has k of them.
+    participations. It protects single records, or persons with a cap, and not whole clients.
 
     Args:
         sampler: Who takes part in a round.
         population: The number of clients.
-        clip: The largest L2 norm of an example's gradient.
+        clip: The L2 norm to which the gradient of each unit is clipped.
         rate: The probability with which a unit joins a local step.
         steps: The number of local steps in a round.
         nominal: The number of units that every client counts as. None: its own, which is public.
@@ -186,7 +185,7 @@ def dp_sgd(
         sampler=sampler,
         population=population,
         rounds=rounds,
-        schedule=Fixed(clip),
+        clip_schedule=Fixed(clip),
         release=DpSgdSteps(replace(unnoised, multiplier=multiplier), relation),
         lines=(replace(base, event=event(multiplier)),),
     )

@@ -246,7 +246,7 @@ class PrivUnitReports(Release):
 
         Refuses plans without a clip in L2, and with an adaptive clip.
         """
-        schedule = plan.schedule
+        schedule = plan.clip_schedule
         if schedule is None or plan.norm is None:
             raise BadArgument(
                 "{mechanism} 'priv-unit' reports updates of a known length: add a clip",
@@ -344,7 +344,7 @@ def priv_unit(
         sampler=sampler,
         population=population,
         rounds=rounds,
-        schedule=schedule,
+        clip_schedule=schedule,
         release=PrivUnitReports(PrivUnitG(epsilon, parameters)),
         lines=(replace(line, event=PureReport(epsilon)),),
         parameters=parameters,

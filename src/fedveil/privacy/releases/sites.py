@@ -130,7 +130,7 @@ class SiteNoise(Release):
     def check(self, plan: PrivacyPlan) -> None:
         if plan.secure and plan.parameters is not None:
             multiplier = self.noisy.multiplier
-            check_grid(plan.schedule, multiplier, Relation.ADD_REMOVE, plan.parameters)
+            check_grid(plan.clip_schedule, multiplier, Relation.ADD_REMOVE, plan.parameters)
             spacing = GaussianMechanism(multiplier).grid(multiplier, plan.parameters).spacing
             if multiplier / spacing < LEAST_STEPS or self.site_count > MOST_SITES:
                 raise BadArgument(
@@ -168,7 +168,7 @@ class SiteNoise(Release):
             return f"noise of {noise:g} clips is added"
         if line.event not in accounts_of(self.noisy, claimed) or line.per != self.noisy.steps:
             return f"sites take {self.noisy}"
-        if plan.schedule is None or plan.statistic is not None:
+        if plan.clip_schedule is None or plan.statistic is not None:
             return "an adaptive clip watches sites beside it"
         return None
 
@@ -312,7 +312,7 @@ def sites(
         sampler=Everyone(),
         population=population,
         rounds=rounds,
-        schedule=Fixed(clip),
+        clip_schedule=Fixed(clip),
         release=release,
         lines=(replace(first, event=event(multiplier)), second),
     )

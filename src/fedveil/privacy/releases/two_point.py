@@ -124,7 +124,7 @@ class TwoPointReports(Release):
     mechanism: TwoPointMechanism
     ranges: Ranges
     shuffled: int = 0
-    channel: TwoPointChannel = field(init=False, repr=False, compare=False)
+    channel: Channel = field(init=False, repr=False, compare=False)
 
     local = True
 
@@ -140,6 +140,11 @@ class TwoPointReports(Release):
             channel = Shuffler(self.ranges, self.mechanism.kappa, self.shuffled)
         object.__setattr__(self, "channel", channel)
 
+    def _two_values(self, round: Round) -> tuple[torch.Tensor, torch.Tensor]:
+        """(centre, reach) of every coordinate in a round, as `TwoPointChannel.two_values`."""
+        channel = TwoPointChannel(self.ranges, self.mechanism.kappa)
+        return channel.two_values(round.adaptive_state)
+
     @property
     def requires(self) -> Requirements:
         """Equal weights and, behind a shuffler, nothing but the sum of reports."""
@@ -154,7 +159,7 @@ class TwoPointReports(Release):
 
     def check(self, plan: PrivacyPlan) -> None:
         """Raise BadInput for a plan whose clip schedule is not these ranges."""
-        if plan.schedule != self.ranges:
+        if plan.clip_schedule != self.ranges:
             raise BadInput(
                 "two-point reports are clamped to ranges: their clip schedule is these ranges"
             )
@@ -164,7 +169,7 @@ class TwoPointReports(Release):
 
         Compares unit, relation, trust, epsilon, number of weights and number of shuffled reports.
         """
-        weights = sum(self.ranges.sizes)
+        weights = sum(self.ranges.tensor_sizes)
         match line.event:
             case TwoPoint(epsilon):
                 wrong = wrong_terms(line, Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
@@ -185,7 +190,7 @@ class TwoPointReports(Release):
 
         Raises AssertionError if P is not the number of weights that the ranges are for.
         """
-        if rows.shape[1] != sum(self.ranges.sizes):
+        if rows.shape[1] != sum(self.ranges.tensor_sizes):
             raise AssertionError("ranges are for another number of weights")
         keys = round.streams.keys("client-noise", round.number, round.ids)
         if self.ranges.perturb is Perturb.WEIGHTS:
@@ -198,12 +203,12 @@ class TwoPointReports(Release):
 
         Rows are not changed. A message carries one bit per weight.
         """
-        centre, reach = self.channel.two_values(round.adaptive_state)
+        centre, reach = self._two_values(round)
         return ((rows != centre + reach) & (rows != centre - reach)).any(dim=1)
 
     def noise_length(self, round: Round, size: int) -> float:
         """As `Release.noise_length`, from above: as if weights were at their ranges' centres."""
-        reach = self.channel.two_values(round.adaptive_state)[1]
+        reach = self._two_values(round)[1]
         return float(reach.double().norm()) * math.sqrt(len(round.ids))
 
 
@@ -262,7 +267,7 @@ def two_point(
             "dishonest",
         )
     mechanism, event = TwoPointMechanism(epsilon), TwoPoint(epsilon)
-    alone = replace(line_of(sampler, population, budget, event), per=sum(ranges.sizes))
+    alone = replace(line_of(sampler, population, budget, event), per=sum(ranges.tensor_sizes))
     lines = [alone]
     if shuffled:
         honesty = f"none of the {population} clients sides"
@@ -297,10 +302,10 @@ def two_point(
         sampler=sampler,
         population=population,
         rounds=rounds,
-        schedule=ranges,
+        clip_schedule=ranges,
         release=TwoPointReports(mechanism, ranges, shuffled + dishonest),
         lines=(*lines, weight),
-        parameters=sum(ranges.sizes),
+        parameters=sum(ranges.tensor_sizes),
     )
     if plan.permitted < 1:
         raise BadInput(

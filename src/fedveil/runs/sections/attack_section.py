@@ -66,7 +66,7 @@ class _Attack(Section):
         from fedveil.attacks.adversary import AttackerNoise, BackdoorAttack, When
 
         data.check_tested("[attack]")
-        if self.project and plan.schedule is None:
+        if self.project and plan.clip_schedule is None:
             raise BadInput("attack.project is true and updates are not clipped: omit it")
         if self.start > recipe.rounds:
             raise BadInput(
@@ -217,4 +217,4 @@ def _replacement_boost(recipe: "Recipe", plan: "PrivacyPlan") -> float:
             f"attack.boost is missing and server.optimizer is {recipe.server.optimizer!r}: only "
             "for 'sgd' it is known what replaces the model"
         )
-    return plan.expected / rate
+    return plan.expected_cohort / rate

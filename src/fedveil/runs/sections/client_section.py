@@ -288,12 +288,6 @@ class DpSgdSection(Section):
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
 
 
-def client_cap(client: ClientSection) -> int | None:
-    """Return the most records of a person that count, None if claims are not about persons."""
-    cap: int | None = getattr(client, "cap", None)
-    return cap
-
-
 def _build_adam(section: SgdSection | DpSgdSection) -> "Adam | None":
     """Build the clients' Adam. None if the optimizer is "sgd".
 

@@ -367,7 +367,7 @@ class DataSection(Section):
         )
 
     @in_keys("data")
-    def declared(
+    def declared_data(
         self, test: str | None, names: "Sequence[str]", records: "Sequence[int]" = ()
     ) -> "FederatedData":
         """Return the data of sites whose tables are known by this section's declarations alone.

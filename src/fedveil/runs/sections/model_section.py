@@ -201,8 +201,7 @@ class ModelSection(Section):
         if known:
             if self.words not in (None, known):
                 raise BadInput(
-                    f"model.words is {self.words} and the data's vocabulary has {known}: leave it "
-                    "out"
+                    f"model.words is {self.words} and the data's vocabulary has {known}: omit it"
                 )
             return known
         if self.words is None or isinstance(data.x, dict) or data.x.dtype.kind not in "iu":

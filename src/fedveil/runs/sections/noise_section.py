@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedveil.base.checks import BUDGET, DELTA, MULTIPLIER, POSITIVE, REPORT_EPSILON, Each, whole
 from fedveil.base.errors import BadInput
-from fedveil.runs.sections.client_section import ClientSection, DpSgdSection, client_cap
+from fedveil.runs.sections.client_section import ClientSection, DpSgdSection
 from fedveil.runs.sections.clip_section import FixedClipSection, RangeClipSection
 from fedveil.runs.sections.section import Section, setting
 
@@ -145,7 +145,7 @@ class GaussianSection(Section):
                 sampler=sampler,
                 population=inputs.clients,
                 rounds=inputs.rounds,
-                schedule=schedule,
+                clip_schedule=schedule,
                 release=CentralNoise(GaussianMechanism(self.multiplier or 0.0), sampler.relation),
             )
         return central(
@@ -159,7 +159,9 @@ class GaussianSection(Section):
         )
 
     def _sites_plan(self, inputs: PlanInputs) -> PrivacyPlan:
-        """Build the plan of sites' noisy sums. Raises BadInput unless the clip is fixed and in L2.
+        """Build the plan of sites' noisy sums.
+
+        Raises BadInput for any but a fixed L2 clip of records' gradients.
 
         The sampler draws each site's records. All sites take part in every round.
         """
@@ -227,7 +229,8 @@ def _persons(client: ClientSection) -> dict[str, Any]:
     """Return the arguments `unit` and `cap` of a plan, for the keys of a [client]."""
     from fedveil.privacy.accounting.claims import Unit
 
-    return {"unit": Unit(getattr(client, "unit", None) or "record"), "cap": client_cap(client)}
+    unit, cap = (getattr(client, key, None) for key in ("unit", "cap"))
+    return {"unit": Unit(unit or "record"), "cap": cap}
 
 
 class LaplaceSection(Section):

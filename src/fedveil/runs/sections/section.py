@@ -215,9 +215,9 @@ def unknown_key_text(forms: Forms, path: Sequence[str], kind: str | None = None)
         near = [*paths_of_key(forms, section, similar=False), *nearest(section, forms)]
         near = near or paths_of_key(forms, section)
         way = meant(near) if near else "fedveil explain lists all sections"
-        return f"{_short_line(section)} is no key: {way}"
+        return f"unknown key {_short_line(section)}: {way}"
     if not forms[section]:
-        return f"{_short_line('.'.join(path))} is no key: {section} has none"
+        return f"unknown key {_short_line('.'.join(path))}: {section} has none"
     having = [repr(name) for name, form in forms[section].items() if key in form.model_fields]
     if kind and having:
         way = f"it belongs to kind {' and '.join(having)}"
@@ -227,7 +227,7 @@ def unknown_key_text(forms: Forms, path: Sequence[str], kind: str | None = None)
         near = nearest(key, names) or [name for name in names if name.startswith(key)]
         near = [f"{section}.{name}" for name in near]
         way = meant(near) if near else f"fedveil explain {section} lists its keys"
-    return f"{_short_line('.'.join(path))} is no key{f' of kind {kind!r}' if kind else ''}: {way}"
+    return f"unknown key {_short_line('.'.join(path))}{f' of kind {kind!r}' if kind else ''}: {way}"
 
 
 def paths_of_key(forms: Forms, word: str, *, similar: bool = True) -> list[str]:

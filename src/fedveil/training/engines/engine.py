@@ -112,17 +112,16 @@ def why_one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: s
         return "the model lets the records of a batch see each other, padding included"
     if type(work) not in BUILTIN_WORK:
         return f"the work {type(work).__name__} may let clients see each other"
-    if plan.secure and plan.steps is not None:
+    if plan.secure and plan.noisy_steps is not None:
         return "noise.source is 'secure' and what lies side by side are a client's records"
-    own = {type(value).__name__ for value in vars(work).values() if not _is_builtin(value)}
+    own = {
+        type(part).__name__
+        for part in vars(work).values()
+        if not isinstance(part, float | int | None) and type(part) not in (Batches, *WORK_PARTS)
+    }
     if plan.secure and own:
         return f"noise.source is 'secure' and {min(own)} may let clients see each other"
     return ""
-
-
-def _is_builtin(part: object) -> bool:
-    """Whether a part of the work is a number, None or of exactly a class of ours."""
-    return isinstance(part, float | int | None) or type(part) in (Batches, *WORK_PARTS)
 
 
 EngineMaker = Callable[[Job], Engine]

@@ -210,7 +210,7 @@ def _step_timer(task: Task, data: FederatedData, work: ClientWork, mode: Mode) -
             if private:
                 trajectory.clipped_sum(moved, batch, Clip(1.0))
             else:
-                trajectory.mean(moved, batch)
+                trajectory.mean_update(moved, batch)
             best = min(best, time.perf_counter() - before)
             if time.perf_counter() - began > _LONG:
                 break

@@ -216,7 +216,7 @@ class Serial:
     def _gradients(self) -> Gradients:
         """The way to compute gradients in this engine's mode, made on first access."""
         job = self.job
-        longest, private = int(job.data.sizes.max()), job.plan.steps is not None
+        longest, private = int(job.data.sizes.max()), job.plan.noisy_steps is not None
         full = not private and job.work.records_per_step(longest) == longest
         return gradients_of(
             job.task,
@@ -238,13 +238,13 @@ class Serial:
         # Whether nobody needs an honest client's own row: the server only sums, in floats.
         seen = job.plan.release.local or job.keeps_updates or job.plan.secure
         unseen = not seen and type(job.work) in BUILTIN_WORK
-        before = _snapshot_of(job.plan.schedule)
+        before = _snapshot_of(job.plan.clip_schedule)
         _ = self._before
         groups: Iterable[Group] = [Group(ids)]
         if job.participants is not None:
             groups = job.participants.groups(round.number, ids)
         for group in groups:
-            slots = self.slots if group.honest and group.other_records is None else None
+            slots = self.slots if group.is_honest and group.other_records is None else None
             alone = self.mode is Mode.LOOPED or (job.plan.secure and slots is None)
             step = 1 if alone else max(len(group.ids), 1)
             for a in range(0, len(group.ids), step):
@@ -253,11 +253,11 @@ class Serial:
                     others = group.other_records[a : a + step]
                     whose = np.where(others < 0, some, job.data.clients + others)
                 cohort = CohortData(job.records, some, whose, slots)
-                only_sum = unseen and group.honest
+                only_sum = unseen and group.is_honest
                 batch = ClientBatch.from_round(round, cohort, self._gradients, only_sum=only_sum)
                 self._add_block_([(total, slice(cohort.real))], batch, group)
         _check_same("work", self._before, self.job.work)
-        _check_same("clip schedule", before, self.job.plan.schedule)
+        _check_same("clip schedule", before, self.job.plan.clip_schedule)
 
     @cached_property
     def _before(self) -> Snapshot:
@@ -278,8 +278,8 @@ class Serial:
         weights = torch.ones(len(batch.cohort), dtype=torch.float64)
         if job.weights is Weights.EXAMPLES:
             weights = batch.cohort.weights
-            if job.plan.steps is not None:
-                weights = torch.from_numpy(units_of(job.plan.steps, batch.cohort)).double()
+            if job.plan.noisy_steps is not None:
+                weights = torch.from_numpy(units_of(job.plan.noisy_steps, batch.cohort)).double()
 
         def keep_signal(rows: Rows) -> None:
             """Add the updates before noise to the parts' signals."""
@@ -287,7 +287,7 @@ class Serial:
                 if total.signal is not None:
                     add_weighted_(total.signal, rows.rows[part], weights[part])
 
-        if participants is None or group.honest:
+        if participants is None or group.is_honest:
             sent = client_report(job.work, job.plan, batch, keep_signal)
         else:
             sent = participants.report(job.work, job.plan, batch)

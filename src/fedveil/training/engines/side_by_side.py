@@ -52,7 +52,7 @@ def block_size(plan: PrivacyPlan, chunk: int) -> int:
     It follows from public numbers. A cohort of fixed size fills equal blocks. For one that varies
     there is room for three standard deviations more clients than expected.
     """
-    expected = plan.expected
+    expected = plan.expected_cohort
     if type(plan.sampler) not in (Everyone, FixedSize, RoundRobin):
         expected = min(expected + _SPREAD * math.sqrt(expected), plan.population)
     blocks = max(1, math.ceil(expected / chunk))

@@ -150,13 +150,13 @@ class QuadraticTrajectory(StackedTrajectory):
         wide = self._start.double().numpy()
         return wide[:, None] if wide.ndim == 1 else np.ascontiguousarray(wide.T)
 
-    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def mean_update(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, P]. Zero for an idle client.
 
         H w - h for a `FullBatch`, computed from the records for any other batch.
         """
         if not isinstance(batch, FullBatch):
-            return super().mean(moved, batch)
+            return super().mean_update(moved, batch)
         if moved is None and self._start.ndim == 1:
             curvature, slope = self._cohort_quadratics
             start = self._start.double()

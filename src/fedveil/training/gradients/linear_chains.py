@@ -126,7 +126,7 @@ class StackedTrajectory(LocalTrajectory):
         """The records as vectors, [K, n, features]."""
         return single(self._cohort.x).flatten(2)
 
-    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def mean_update(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, width]. Zero for an idle client."""
         inputs, errors = self._chain_rule(moved, batch, batch.weights)
         return batch.zero_idle_(self._summed_gradients(inputs, errors, batch))
@@ -280,7 +280,7 @@ class DualTrajectory(StackedTrajectory):
         cancelled = (sum(self._wide.shape[1:]) + 2) * 2.0**-51  # twice what float64 may round by
         return (inside + cancelled * largest + row_norms(moved[:, self._span :]) ** 2).sqrt()
 
-    def rows(self, moved: torch.Tensor) -> torch.Tensor:
+    def update_rows(self, moved: torch.Tensor) -> torch.Tensor:
         """The rows as parameters, [K, P], computed from their coordinates."""
         first = self._layers[0]
         out = torch.empty(len(moved), self._task.size)

@@ -132,7 +132,7 @@ class Looped:
         images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.named_layers.values())
         self.piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
 
-    def clipped(self, group: int) -> ClippedExamples:
+    def clip_examples(self, group: int) -> ClippedExamples:
         """What clips the gradients of records, or of units of `group` records."""
         if group == 1:
             return self.examples
@@ -160,7 +160,7 @@ class LoopedTrajectory(LocalTrajectory):
         self._looped, self._examples, self._piece = looped, looped.examples, looped.piece
         self._here = torch.empty_like(start)
 
-    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def mean_update(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, P]. Zero for an idle client.
 
         Autograd writes each client's gradient straight into its row.
@@ -188,7 +188,7 @@ class LoopedTrajectory(LocalTrajectory):
             x, y, *more = self._given(batch, k)
             if len(y):
                 flat = self._parameters(moved, k)
-                self._looped.clipped(batch.group).add_clipped_(row, flat, x, y, clip, *more)
+                self._looped.clip_examples(batch.group).add_clipped_(row, flat, x, y, clip, *more)
         return out
 
     def clipped_sum_on_grid(
@@ -198,7 +198,7 @@ class LoopedTrajectory(LocalTrajectory):
         if len(self._cohort) != 1:
             raise AssertionError("exact sums are for one client at a time")
         x, y, *more = self._given(batch, 0)
-        examples = self._looped.clipped(batch.group)
+        examples = self._looped.clip_examples(batch.group)
         return examples.sum_on_grid(self._parameters(moved, 0), x, y, clip, grid, *more)
 
     def _given(self, batch: Batch, k: int) -> list[Any]:

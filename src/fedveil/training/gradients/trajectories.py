@@ -40,7 +40,7 @@ class LocalTrajectory(ABC):
         self.width = task.size
 
     @abstractmethod
-    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def mean_update(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, width]. Zero for an idle client."""
 
     def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
@@ -48,7 +48,7 @@ class LocalTrajectory(ABC):
 
         `moved` is overwritten and returned, unless it is None.
         """
-        gradient = self.mean(moved, batch)
+        gradient = self.mean_update(moved, batch)
         return gradient.mul_(-rate) if moved is None else moved.add_(gradient, alpha=-rate)
 
     @abstractmethod
@@ -80,7 +80,7 @@ class LocalTrajectory(ABC):
         """The norms of rows as parameters, float64 [K]. Not finite where a row is not."""
         return row_norms(moved, norm)
 
-    def rows(self, moved: torch.Tensor) -> torch.Tensor:
+    def update_rows(self, moved: torch.Tensor) -> torch.Tensor:
         """The rows [K, width] as parameters, [K, P]. May be `moved` itself."""
         return moved
 
@@ -116,7 +116,7 @@ class Gradients(Protocol):
 class VmappedTrajectory(LocalTrajectory):
     """The trajectories of any module that vmap can compute. Rows are parameters, [K, P]."""
 
-    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def mean_update(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, P]. Zero for an idle client."""
 
         def loss(
