@@ -17,7 +17,6 @@ from fedveil.privacy.clip import Norm
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.secure import planned_for, with_secure_noise
 from fedveil.training import work as works
-from fedveil.training.cohort import Batch
 from fedveil.training.gradients.modes import Mode
 from tests.contracts.zoo import (
     MODULES,
@@ -294,24 +293,16 @@ def with_secure_records(release, module):
 def test_with_secure_noise_a_sum_moves_by_the_record_s_own_row_and_no_bit_more(
     monkeypatch, release, module
 ):
-    """The sum of client 3 through the whole round: all of its records, all but one, that one.
-
-    A record has the same slot in all of them, as where two neighbours are compared.
-    """
+    """The sum of client 3 through the whole round: all of its records, all but one, that one."""
     training, sums, joining = with_secure_records(release, module), {}, {}
-    draw = works.slotted_batch
 
-    def chosen(noisy, cohort, *rest):
-        batch = draw(noisy, cohort, *rest)
-        index, mask = torch.zeros_like(batch.index), torch.zeros_like(batch.mask)
-        index[0, slots], mask[0, slots] = torch.arange(17), joining["now"]
-        return Batch(torch.where(mask > 0, index, 0), mask, batch.draws)
+    def chosen(*_):
+        return joining["now"].numpy()[None, :]
 
-    monkeypatch.setattr(works, "slotted_batch", chosen)
-    one, count = torch.arange(17) == 16, training.plan.noisy_steps.slots(17)
-    slots = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:17]
+    monkeypatch.setattr(works, "_joined", chosen)
+    one = torch.arange(17) == 5
     for name, joined in {"all": one | True, "others": ~one, "own": one}.items():
-        joining["now"] = joined.float()
+        joining["now"] = joined
         monkeypatch.setattr(
             works, "add_to_sum_", lambda m, total, *_, n=name: sums.update({n: total.clone()})
         )

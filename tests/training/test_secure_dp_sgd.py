@@ -1,4 +1,4 @@
-"""DP-SGD with noise that may be published: exact sums, public shapes, slots that see nobody else.
+"""DP-SGD with noise that may be published: exact sums, and rows that depend on one record alone.
 
 Statistical tests have a false-alarm rate of 1e-6 each.
 """
@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
+import fedveil as fv
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip import Clip
@@ -26,7 +27,7 @@ from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients import per_example
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.session import Training, train
-from fedveil.training.work import ClientDpSgd, slotted_batch
+from fedveil.training.work import ClientDpSgd, poisson_batch
 from tests.asking import batch_of
 
 ALARM = 1e-6
@@ -36,7 +37,7 @@ CLIP = Clip(0.1)
 
 
 def slots_of(index, mask):
-    """A batch of one client with a record in each slot that is used."""
+    """A batch of one client with a record in each place that is used."""
     return Batch(torch.tensor(index)[None, :], torch.tensor(mask, dtype=torch.float32)[None, :])
 
 
@@ -91,21 +92,9 @@ def test_the_exact_sum_is_the_clipped_sum_up_to_the_grid(make_family, name, clip
     assert float((exact - about).norm()) <= room
 
 
-def test_empty_slots_hold_no_record(make_family, monkeypatch):
+def test_without_a_record_the_sum_is_zero(make_family):
     task, data = make_family("softmax", (5, 2, 3))
-    seen = []
-    whole = per_example.ClippedExamples.sum_on_grid
-
-    def spying(self, flat, x, y, used, *rest):
-        seen.append((x.clone(), y.clone(), used.clone()))
-        return whole(self, flat, x, y, used, *rest)
-
-    monkeypatch.setattr(per_example.ClippedExamples, "sum_on_grid", spying)
     assert not exact_sum(task, data, 0, [1, 2, 3], [0, 0, 0], grid_of(task)).any()
-    (x, y, used) = seen[0]
-    assert not used.any()
-    assert not x.any()
-    assert not y.any()
 
 
 def test_a_record_that_is_not_finite_counts_as_nothing(make_family):
@@ -121,137 +110,167 @@ def test_a_record_that_is_not_finite_counts_as_nothing(make_family):
     assert bool(torch.isfinite(found).all())
 
 
-# --- slots that see each other ---
+# --- rows that depend on more than their record ---
 
 
-def test_rows_that_depend_on_other_slots_are_computed_one_by_one(make_family, monkeypatch):
-    """What the slots hold together reaches every row's last two bits: the trial sees that."""
+@pytest.mark.parametrize("leak", ["other slots", "the slot", "the count"])
+def test_rows_that_depend_on_more_than_their_record_are_computed_one_by_one(
+    make_family, monkeypatch, leak
+):
+    """A change in the last two bits is enough: the trial sees it."""
     task, data = make_family("softmax", (5, 2, 3))
-    sizes, whole = [], per_example.ClippedExamples._slot_rows
+    sizes, whole = [], per_example.ClippedExamples._slot_gradients
 
     def leaking(self, flat, x, y, *keys):
         sizes.append(len(y))
-        return whole(self, flat, x, y, *keys) * (1 + 2**-22 * x.mean().sign())
+        found, change = whole(self, flat, x, y, *keys), torch.zeros(len(y))
+        if leak == "other slots":
+            change += x.mean().sign()
+        elif leak == "the slot":
+            change[3:] = 1.0
+        elif len(y) > 1:
+            change += 1.0 if len(y) < 256 else 0.0
+        scale = 1 + 2**-22 * change
+        return {
+            name: replace(g, errors=g.errors * scale.view(-1, *[1] * (g.errors.ndim - 1)))
+            for name, g in found.items()
+        }
 
-    monkeypatch.setattr(per_example.ClippedExamples, "_slot_rows", leaking)
+    monkeypatch.setattr(per_example.ClippedExamples, "_slot_gradients", leaking)
+    examples = gradients_of(task, Mode.LOOPED, data).examples
+    assert examples._sizes == ((256,) if leak == "the count" else (1,))
     index, mask, grid = [0, 1, 2, 3], [1, 1, 1, 1], grid_of(task)
     total = exact_sum(task, data, 0, index, mask, grid)
-    tried = len(sizes)
-    assert sizes[-4:] == [1, 1, 1, 1]
+    if leak != "the count":
+        assert sizes[-4:] == [1, 1, 1, 1]
     parts = [
         exact_sum(task, data, 0, index, [1 if k == slot else 0 for k in range(4)], grid)
         for slot in range(4)
     ]
     assert torch.equal(total, sum(parts))
-    assert tried > 4
 
 
-def test_what_is_tried_are_the_slots_that_are_used(make_family):
-    task, data = make_family("softmax", (300, 2, 3))
+def test_pieces_have_the_sizes_that_were_tried(make_family, monkeypatch):
+    """They fill a piece, or leave less than a quarter of it empty."""
+    task, data = make_family("softmax", (310, 2, 3))
     examples = gradients_of(task, Mode.LOOPED, data).examples
-    x, y = torch.from_numpy(data.x[:300].copy()), torch.from_numpy(data.y[:300].copy())
-    used = torch.ones(300, dtype=torch.bool)
-    examples.sum_on_grid(task.parameters, x, y, used, CLIP, grid_of(task))
-    assert examples._independent == {32: True}  # a power of two, at most a fifth of the slots
-
-
-# --- batches ---
-
-
-@pytest.mark.parametrize(
-    ("records", "rate"), [(10, 0.5), (60, 0.01), (1000, 0.01), (60_000, 0.01), (500, 0.999)]
-)
-def test_more_records_than_slots_join_almost_never(records, rate):
-    slots = NoisySteps(rate, 1, 1.0).slots(records)
-    assert slots <= records
-    assert stats.binom.logsf(slots, records, rate) <= -90 * math.log(2) or slots == records
-    if slots < records:
-        assert stats.binom.logsf(slots // 2, records, rate) > -90 * math.log(2)
-
-
-def test_the_number_of_slots_is_public():
-    """It follows from the public number of records, and from the nominal one where there is one."""
-    assert NoisySteps(0.1, 1, 1.0, nominal=100).slots(3) == NoisySteps(0.1, 1, 1.0).slots(100)
-    assert NoisySteps(1.0, 1, 1.0).slots(17) == 17
-
-
-def batches(data, rate, count, client=0, nominal=None):
-    noisy = NoisySteps(rate, 1, 1.0, nominal=nominal)
-    cohort = CohortData(data, np.array([client]))
-    return [slotted_batch(noisy, cohort, 1, step, SECURE) for step in range(count)]
-
-
-def test_records_join_with_the_rate_and_lie_in_any_slot(make_family):
-    _, data = make_family("softmax", (8, 2))
-    drawn = batches(data, 0.25, 4000, nominal=8)
-    width = drawn[0].mask.shape[1]
-    joined, places = np.zeros(8), np.zeros((8, width))
-    for batch in drawn:
-        assert batch.mask.shape == (1, width)
-        used = batch.mask[0].numpy() > 0
-        records = batch.index[0].numpy()[used]
-        assert len(set(records.tolist())) == len(records)
-        joined[records] += 1
-        places[records, np.flatnonzero(used)] += 1
-    for count in joined:
-        assert stats.binomtest(int(count), 4000, 0.25).pvalue > ALARM / 8
-    assert stats.chisquare(places.ravel(), places.sum() / places.size).pvalue > ALARM
-
-
-def test_where_numbers_are_public_records_fill_the_slots_from_the_front(make_family):
-    """Then who joins is the same on both sides, and so is everybody's slot."""
-    _, data = make_family("softmax", (40, 2))
-    for batch in batches(data, 0.25, 50):
-        joined = int(batch.mask.sum())
-        assert batch.mask[0, :joined].all()
-        records = batch.index[0, :joined]
-        assert torch.equal(records, records.sort().values)
-
-
-def test_pieces_without_a_record_are_not_computed(make_family, monkeypatch):
-    """Their rows would be zeros: the sum is the same to the last bit."""
-    task, data = make_family("softmax", (100, 2))
-    grid, sizes, whole = grid_of(task), [], per_example.ClippedExamples._slot_rows
+    assert set(examples._sizes) <= {256, 128, 64, 32, 16, 8}
+    examples.__dict__["_sizes"] = (256, 128, 64, 32)
+    sizes, whole = [], per_example.ClippedExamples._slot_gradients
 
     def counting(self, flat, x, y, *keys):
         sizes.append(len(y))
         return whole(self, flat, x, y, *keys)
 
-    index = [*range(20), *([0] * 80)]
-    front = exact_sum(task, data, 0, index, [1] * 20 + [0] * 80, grid)
-    monkeypatch.setattr(per_example.ClippedExamples, "_is_independent", lambda *_: True)
-    monkeypatch.setattr(per_example.ClippedExamples, "_slot_rows", counting)
-    assert torch.equal(front, exact_sum(task, data, 0, index, [1] * 20 + [0] * 80, grid))
-    assert sizes == [16, 16]
+    monkeypatch.setattr(per_example.ClippedExamples, "_slot_gradients", counting)
+    x, y = torch.from_numpy(data.x[:310].copy()), torch.from_numpy(data.y[:310].copy())
+    for count, expected in (
+        (300, [256, 32, 32]),
+        (310, [256, 64]),
+        (200, [256]),
+        (190, [128, 64]),
+        (20, [32]),
+        (1, [32]),
+        (0, []),
+    ):
+        sizes.clear()
+        examples.sum_on_grid(task.parameters, x[:count], y[:count], CLIP, grid_of(task))
+        assert sizes == expected
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_slots_hold_the_gradients_of_their_records(make_family, name):
-    task, data = make_family(name, (5, 2, 3))
-    examples = gradients_of(task, Mode.LOOPED, data).examples
-    x, y = torch.from_numpy(data.x[:5].copy()), torch.from_numpy(data.y[:5].copy())
-    flat = task.parameters.clone()
-    rows, alone = examples._slot_rows(flat, x, y), examples._example_gradients(flat, x, y)
-    assert float((rows - alone).norm()) <= 1e-5 * float(alone.norm())
+@pytest.mark.parametrize("name", ["softmax", "mlp", "small-cnn"])
+def test_a_record_s_row_is_the_same_whatever_its_place_and_its_batch(make_family, name):
+    """Not in the first or the last of the slots, and not beside any other number of records."""
+    task, data = make_family(name, (150, 2, 3))
+    grid = grid_of(task)
+    alone = exact_sum(task, data, 0, [7], [1], grid)
+    for count, place in ((20, 0), (20, 19), (70, 33), (65, 64), (150, 149)):
+        others = [k for k in range(150) if k != 7][: count - 1]
+        index = [*others[:place], 7, *others[place:]]
+        rest = exact_sum(task, data, 0, others, [1] * len(others), grid)
+        assert torch.equal(exact_sum(task, data, 0, index, [1] * count, grid) - rest, alone)
+
+
+class Words(torch.nn.Module):
+    """Sums of words that occur several times, and a linear layer used on each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(40, 6, padding_idx=3)
+        self.each, self.out = torch.nn.Linear(6, 5), torch.nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.each(self.words(x))).sum(dim=1))
+
+
+def test_words_that_occur_twice_count_once_with_their_sum():
+    task = fv.Task(Words(), fv.cross_entropy)
+    random = np.random.default_rng(2)
+    x = random.integers(5, size=(40, 6))
+    data = fv.FederatedData(
+        x, random.integers(2, size=40), np.array([0, 40]), x[:1] + 20, np.array([0]), 2
+    )
+    clip = Clip(100.0)
+    grid = grid_of(task, clip=clip)
+    whole = exact_sum(task, data, 0, list(range(40)), [1] * 40, grid, clip)
+    gradients = gradients_of(task, Mode.LOOPED, data)
+    kinds = gradients.examples._slot_gradients(
+        task.parameters, torch.from_numpy(x[:4]), torch.from_numpy(data.y[:4])
+    )
+    assert {type(g).__name__ for g in kinds.values()} == {
+        "EmbeddingGradients",
+        "FullGradients",
+        "OuterProducts",
+    }
+    trajectory = gradients.trajectory(
+        task.parameters, CohortData(data, np.array([0])), spanned=False
+    )
+    about = trajectory.clipped_sum(None, slots_of(list(range(40)), [1] * 40), clip)[0].double()
+    assert float((whole - about).norm()) <= 1e-4 * float(about.norm())
+    fine = grid_of(task, clip=Clip(0.01))
+    rows = [exact_sum(task, data, 0, [k], [1], fine, Clip(0.01)) for k in range(40)]
+    assert all(0.0099 <= float(row.norm()) <= 0.01 for row in rows)
+
+
+def test_a_long_input_and_a_short_error_do_not_overflow(make_family):
+    """A product of theirs is clipped, though neither could be scaled by itself in float32."""
+    task, data = make_family("softmax", (5, 2, 3))
+    x = data.x.copy()
+    x[0], x[1] = x[0] * 1e-37, x[1] * 1e30
+    small = replace(data, x=x)
+    grid = grid_of(task)
+    for record in (0, 1):
+        own = exact_sum(task, small, 0, [record], [1], grid)
+        assert bool(torch.isfinite(own).all())
+        assert 0 < float(own.norm()) <= CLIP.value
+
+
+# --- batches ---
+
+
+def batches(data, rate, count, client=0, nominal=None):
+    noisy = NoisySteps(rate, 1, 1.0, nominal=nominal)
+    cohort = CohortData(data, np.array([client]))
+    return [poisson_batch(noisy, cohort, 1, step, SECURE) for step in range(count)]
+
+
+def test_records_join_with_the_rate(make_family):
+    _, data = make_family("softmax", (8, 2))
+    joined = np.zeros(8)
+    for batch in batches(data, 0.25, 4000, nominal=8):
+        records = batch.index[0].numpy()[batch.mask[0].numpy() > 0]
+        assert len(set(records.tolist())) == len(records)
+        joined[records] += 1
+    for count in joined:
+        assert stats.binomtest(int(count), 4000, 0.25).pvalue > ALARM / 8
 
 
 def test_batches_and_noise_repeat_nothing(make_family):
     _, data = make_family("softmax", (40, 2))
     noisy = NoisySteps(0.5, 1, 1.0)
     cohort = CohortData(data, np.array([0]))
-    first, second = (slotted_batch(noisy, cohort, 1, 0, SECURE) for _ in range(2))
-    assert not torch.equal(first.index, second.index)
-
-
-def test_a_draw_with_more_records_than_slots_is_cut(make_family, monkeypatch):
-    _, data = make_family("softmax", (40, 2))
-    monkeypatch.setattr(NoisySteps, "slots", lambda self, records: 5)
-    for batch in batches(data, 0.9, 20):
-        assert batch.mask.shape == (1, 5)
-        assert batch.mask.sum() == 5
-        assert len(set(batch.index[0].tolist())) == 5
-    kept = {record for batch in batches(data, 0.9, 200) for record in batch.index[0].tolist()}
-    assert kept == set(range(40))  # one is in none of them with probability 1e-10
+    first, second = (poisson_batch(noisy, cohort, 1, 0, SECURE) for _ in range(2))
+    assert first.index.tolist() != second.index.tolist()
 
 
 # --- noise ---
@@ -326,9 +345,9 @@ def test_rows_are_cut_to_the_grid_of_the_noise_and_of_no_coarser_one(make_family
     plan, used = secure_plan(data, task.size, multiplier=3.0), []
     whole = per_example.ClippedExamples.sum_on_grid
 
-    def spying(self, flat, x, y, joined, clip, grid, *keys):
+    def spying(self, flat, x, y, clip, grid, *keys):
         used.append((clip, grid))
-        return whole(self, flat, x, y, joined, clip, grid, *keys)
+        return whole(self, flat, x, y, clip, grid, *keys)
 
     monkeypatch.setattr(per_example.ClippedExamples, "sum_on_grid", spying)
     ClientDpSgd(plan.noisy_steps, lr=1.0).updates(one_client(task, data))
@@ -343,20 +362,19 @@ def test_a_secure_plan_counts_every_step_and_names_what_it_assumes(make_family):
     few, many = (secure_plan(data, task.size, steps=steps).lines[0] for steps in (1, 64))
     assert KERNELS in few.assumptions
     assert few.vouched - many.vouched == pytest.approx(math.log(64), abs=0.01)
-    counted = delta_of_sampler(64 * (task.size + 5 * 2**20), 2 * 2, 0.0)
+    counted = delta_of_sampler(64 * (task.size + 2**21), 2 * 2, 0.0)
     assert many.vouched <= math.log(many.slip / counted)
-    capped = secure_plan(data, task.size, nominal=50).lines[0]
-    assert "no client has more than 50 records" in capped.assumptions
 
 
-def test_clients_with_more_records_than_nominal_are_refused(make_family):
+def test_clients_with_more_records_than_words_are_counted_for_are_refused(make_family, monkeypatch):
+    """Nominal is no limit: a row depends on its record alone, however many there are."""
     task, data = make_family("softmax", (6, 2))
     plan = secure_plan(data, task.size, nominal=5)
-    with pytest.raises(BadInput, match="has 6 records and nominal is 5"):
-        Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
-    fine = secure_plan(data, task.size, nominal=6)
-    Training(task, data, fine, ClientDpSgd(fine.noisy_steps, lr=0.1))
+    Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
     assert MOST_RECORDS == 2**24
+    monkeypatch.setattr("fedveil.training.agreement.MOST_RECORDS", 5)
+    with pytest.raises(BadInput, match="has 6 records: with secure noise 5 at most"):
+        Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
 
 
 def test_secure_dp_sgd_trains(make_family):

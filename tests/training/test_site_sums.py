@@ -14,7 +14,7 @@ from fedveil.attacks.adversary import ReportAttack
 from fedveil.base.errors import BadInput
 from fedveil.masking.rehearsal import rehearse
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.noise.streams import Streams, bits
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.release import NoisySteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.sites import PART, WHOLE, sites
@@ -26,7 +26,7 @@ from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.reports import ClientBatch
 from fedveil.training.session import Training, train
-from fedveil.training.work import ClientDpSgd, SiteSum, poisson_batch, slotted_batch
+from fedveil.training.work import ClientDpSgd, SiteSum, poisson_batch
 
 ALARM = 1e-6
 FREE = Budget(math.inf, 1e-5)
@@ -166,23 +166,6 @@ def test_what_breaks_a_claim_about_the_sum_is_refused(make_family, share):
         training_of(task, data, plan, aggregate=Krum(1))
     with pytest.raises(BadInput, match="counts on the noise of every site"):
         training_of(task, data, plan, participants=ReportAttack(lambda round, ids, rows: rows))
-
-
-def test_slots_are_drawn_again_where_words_are_equal(make_family, monkeypatch):
-    _, data = make_family("softmax", (8, 2))
-    calls = []
-
-    def words(keys, count):
-        calls.append(count)
-        drawn = bits(keys, count)
-        return drawn * 0 if len(calls) == 2 else drawn  # the first draw of slots
-
-    monkeypatch.setattr("fedveil.training.work.bits", words)
-    cohort = CohortData(data, np.array([0]))
-    noisy = NoisySteps(1.0, 1, 1.0, nominal=8)
-    batch = slotted_batch(noisy, cohort, 1, 0, Streams(1, secure=True))
-    assert len(calls) == 3
-    assert sorted(batch.index[0].tolist()) == list(range(8))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -42,7 +42,7 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
 from fedveil.privacy.releases.dp_sgd import dp_sgd
-from fedveil.training.cohort import Batch, CohortData
+from fedveil.training.cohort import CohortData, FullBatch
 from fedveil.training.gradients.modes import gradients_of
 from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import ClientBatch
@@ -386,7 +386,7 @@ def _step_sensitivity(training: Training, generator: np.random.Generator) -> flo
                 cohort = CohortData(both, np.array([k]))
                 round = training.round(1, cohort.ids, training.start())
                 if training.plan.secure:
-                    sums.append(_sum_on_grid(training.plan, round, cohort, gradients, len(x[own])))
+                    sums.append(_sum_on_grid(training.plan, round, cohort, gradients))
                     continue
                 done: Any = work.updates(ClientBatch.from_round(round, cohort, gradients))
                 sums.append(done.rows[0].double())
@@ -396,17 +396,12 @@ def _step_sensitivity(training: Training, generator: np.random.Generator) -> flo
 
 
 def _sum_on_grid(
-    plan: PrivacyPlan, round: Round, cohort: CohortData, gradients: Gradients, records: int
+    plan: PrivacyPlan, round: Round, cohort: CohortData, gradients: Gradients
 ) -> torch.Tensor:
-    """Return the sum of a client's clipped gradients on the grid of secure noise, float64 [P].
-
-    There are `records` + 1 slots, whether the client has one record less or not.
-    """
+    """Return the sum of a client's clipped gradients on the grid of secure noise, float64 [P]."""
     assert plan.noisy_steps is not None, "a plan without noisy steps"
     assert round.clip is not None, "DP-SGD has a clip"
-    used = np.arange(records + 1) < cohort.sizes[0]
-    index = torch.from_numpy(np.where(used, np.arange(records + 1), 0))[None, :]
-    batch = Batch(index, torch.from_numpy(used.astype(np.float32))[None, :])
+    batch = FullBatch(cohort.sizes, cohort.longest)
     mechanism = GaussianMechanism(plan.noisy_steps.multiplier)
     grid = mechanism.grid(plan.noisy_steps.multiplier * round.clip.value, len(round.start))
     trajectory = gradients.trajectory(round.start, cohort, spanned=False)

@@ -7,7 +7,6 @@ To add a mechanism, subclass it: say what a client does to its report, what the 
 reports and to their sum, and how that can differ from what a budget line claims.
 """
 
-import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -147,14 +146,12 @@ class Channel:
         """
 
 
-_OVERFLOW_NATS = 90 * math.log(2)
-
 MOST_RECORDS = 1 << 24
 """Records of a client whose batches are drawn by secure noise: each costs a word."""
 
-STEP_DRAWS = 1 << 23
-"""What a secure local step costs beside its noise, in draws of 2^-110: one chance of 2^-90 that a
-batch overflows its slots, and two words, of 2^-113 each, for each of at most 2^24 records."""
+STEP_DRAWS = 1 << 21
+"""What a secure local step costs beside its noise, in draws of 2^-110: a word, of 2^-113, for each
+of at most 2^24 records."""
 
 
 @dataclass(frozen=True)
@@ -238,26 +235,6 @@ class NoisySteps:
             f"at most {count}, and a public rule leaves the others out",
             f"a person at two {where}s counts as two",
         )
-
-    def slots(self, records: int) -> int:
-        """How many slots a batch of secure noise has, for a client of `records` units.
-
-        More units than slots join with probability at most 2^-90 (Chernoff's bound), and
-        never where there is a slot for every record.
-
-        >>> NoisySteps(0.01, 1, 1.0).slots(60_000), NoisySteps(1.0, 1, 1.0).slots(60)
-        (892, 60)
-        """
-        most = records if self.nominal is None else self.nominal
-        low, high = math.floor(self.rate * most), most  # too few slots, enough slots
-        while high - low > 1:
-            middle = (low + high) // 2
-            share = middle / most
-            divergence = share * math.log(share / self.rate)
-            if share < 1:
-                divergence += (1 - share) * math.log((1 - share) / (1 - self.rate))
-            low, high = (low, middle) if most * divergence >= _OVERFLOW_NATS else (middle, high)
-        return high
 
     def __post_init__(self) -> None:
         """Raise BadArgument for a number outside its limits."""

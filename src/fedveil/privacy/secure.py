@@ -21,8 +21,8 @@ SECURE = (
     "memory of a machine that draws noise, or measures its time"
 )
 KERNELS = (
-    "a record's gradient in a batch is the same to the last bit whatever the other slots of the "
-    "batch hold, which is tried on this model and machine before it is relied on"
+    "a record's gradient in a batch is the same to the last bit whatever its place and the other "
+    "records of the batch are, which is tried on this model and machine before it is relied on"
 )
 DIAGNOSTICS = (
     "the share of clipped updates, signal/noise, cohort sizes and refused reports were recorded as "
@@ -52,7 +52,7 @@ def with_secure_noise(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) 
     | edge | behaviour |
     |---|---|
     | nothing is claimed | the plan as it is |
-    | noise in every local step | each step's draws, and batches that overflow, count |
+    | noise in every local step | each step's draws count |
     | an epsilon so large that the sampler's share of delta is not enough | BadInput |
     | sums of so many clients that float64 would round them on the grid | BadInput |
     | another account of the same release with such an epsilon | claimed as not vouched for |
@@ -97,9 +97,6 @@ def _secure_line(
     if plan.noisy_steps is not None:
         of_persons = plan.noisy_steps.unit is Unit.PERSON
         assumptions.append(KERNELS.replace("record's", "person's") if of_persons else KERNELS)
-        if plan.noisy_steps.nominal is not None:
-            units = "people" if of_persons else "records"
-            assumptions.append(f"no client has more than {plan.noisy_steps.nominal} {units}")
     return replace(
         line,
         budget=Budget(line.budget.epsilon, whole),

@@ -45,7 +45,7 @@ def check_agreement(
     | a clip per gradient | the work is `ClientSgd`, and its rates add up to what is accounted |
     | a median of norms | the work is one gradient, whose norm is not clipped before |
     | ranges, secure noise | the model has as many parameters as are accounted |
-    | DP-SGD with secure noise | no client has more records than nominal, or than 2^24 |
+    | DP-SGD with secure noise | no client has more than 2^24 records |
     | a claim of secure noise | the plan was made by `with_secure_noise` |
     | weights by examples | nothing is claimed about how many records a client has |
     | learning rates over the rounds | they are for the plan's number of rounds |
@@ -214,23 +214,14 @@ def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
 
 
 def _check_secure_steps(steps: NoisySteps, data: FederatedData) -> None:
-    """Refuse clients whose batches may have more units than slots.
-
-    Numbers of records or people are public, or at most the nominal one, which is then a cap.
-    """
-    if steps.nominal is not None and steps.nominal > MOST_RECORDS:
-        raise BadInput(f"nominal is {steps.nominal}: with secure noise {MOST_RECORDS} at most")
-    most = MOST_RECORDS if steps.nominal is None else steps.nominal
+    """Refuse clients with more units than words are counted for."""
     sizes, units = data.sizes, "records"
     if steps.unit is Unit.PERSON:
         sizes, units = data.people, "people"
-    largest = int(sizes.max())
-    if largest > most:
-        name = "nominal is" if steps.nominal is not None else "the most are"
+    if int(sizes.max()) > MOST_RECORDS:
         raise BadInput(
-            f"client {data.client_name(int(sizes.argmax()))!r} has {largest} {units} and "
-            f"{name} {most}: with secure noise a batch has slots for no more; raise nominal, or "
-            "give that client fewer records"
+            f"client {data.client_name(int(sizes.argmax()))!r} has {sizes.max()} {units}: with "
+            f"secure noise {MOST_RECORDS} at most; give that client fewer records"
         )
 
 

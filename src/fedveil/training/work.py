@@ -266,8 +266,7 @@ class ClientDpSgd:
     | empty batch | a step of noise alone |
     | lr not positive | BadInput |
     | no clip | cannot be: a plan without one is refused |
-    | secure noise | rows on the grid, in a public number of slots (docs/proofs/secure-dp-sgd.md) |
-    | secure noise, and more records join than there are slots | those with the largest words go |
+    | secure noise | each record's row on the grid, by itself (docs/proofs/secure-dp-sgd.md) |
     """
 
     noisy: NoisySteps
@@ -413,14 +412,13 @@ def noisy_sum(
 
 
 def noisy_batch(noisy: NoisySteps, clients: ClientBatch, step: int) -> Batch:
-    """The records that join a local step: in public slots with secure noise, else at the front.
+    """The records that join a local step, at the front.
 
     If people join, all records of each of them, side by side. With secure noise everybody has as
     many places as the cap, whoever else joined.
     """
     round, cohort = clients.round, clients.cohort
-    draw = slotted_batch if round.streams.secure else poisson_batch
-    batch = draw(noisy, cohort, round.number, step, round.streams)
+    batch = poisson_batch(noisy, cohort, round.number, step, round.streams)
     if noisy.unit is Unit.RECORD:
         return batch
     group = noisy.group
@@ -447,38 +445,6 @@ def poisson_batch(
     mask = np.take_along_axis(joined, index, axis=1)
     draws = Draws(streams, round, cohort.ids, step)
     return Batch(torch.from_numpy(index), torch.from_numpy(mask.astype(np.float32)), draws)
-
-
-def slotted_batch(
-    noisy: NoisySteps, cohort: CohortData, round: int, step: int, streams: KeySource
-) -> Batch:
-    """The Poisson batch of one client in a public number of slots.
-
-    The index has records, or persons where these join. They fill the slots from the front if their
-    number is public, and else each is in a random one.
-
-    Guarantee: the number of slots is public. If neighbours differ in who there is, the others'
-    slots have the same law whether or not one unit joined. If they differ in what a unit has, all
-    units have the same slots on both sides. Where more units join than there are slots, those with
-    the largest random words are left out, which has probability 2^-90.
-    """
-    if len(cohort) != 1:
-        raise AssertionError("secure batches are drawn for one client at a time")
-    joined = np.flatnonzero(_joined(noisy, cohort, round, step, streams)[0])
-    count = noisy.slots(int(units_of(noisy, cohort)[0]))
-    order = np.arange(count)
-    if noisy.nominal is not None:
-        words = bits(streams.keys("slots", round, cohort.ids, step), count)[0]
-        while len(np.unique(words)) < count:  # ties would fall by index: only then is it uniform
-            words = bits(streams.keys("slots", round, cohort.ids, step), count)[0]
-        order = np.argsort(words)
-    if len(joined) > count:
-        words = bits(streams.keys("overflow", round, cohort.ids, step), len(joined))[0]
-        joined = joined[np.argsort(words)[:count]]
-    index, mask = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.float32)
-    index[order[: len(joined)]], mask[order[: len(joined)]] = joined, 1.0
-    draws = Draws(streams, round, cohort.ids, step)
-    return Batch(torch.from_numpy(index)[None, :], torch.from_numpy(mask)[None, :], draws)
 
 
 def _joined(

@@ -313,3 +313,18 @@ def test_the_smallest_tail_and_the_largest_scale_are_drawn():
     for (low, high), sign in itertools.product([(NONE, tail), (1 - tail, ONE)], (1, -1)):
         found = directed_int(SecureRandom(), 1 << 20, np.array([sign]), low, high)[0] / (1 << 20)
         assert 13.05 < found * sign * (1 if low == 0 else -1) < 16
+
+
+@pytest.mark.parametrize("units", [128, 191])
+@pytest.mark.parametrize("share", [2.0**-40, 0.01, 0.3, 0.9])
+@pytest.mark.parametrize("width", [2.0**-30, 0.1])
+def test_a_normal_lies_between_the_integers_whose_tails_bound_it(units, share, width):
+    """The middle is never enough where the probability is known to a few digits only."""
+    least = int(share * 2**units)
+    most = int(share * (1 + width) * 2**units)
+    low, high = directed._size_between(least, most, units, 64)
+    room = 300
+    scale = 1 << room - units
+    assert low == 0 or normal_tail(Fraction(low, 1 << 64), room) + 2 >= most * scale
+    assert normal_tail(Fraction(high, 1 << 64), room) - 2 <= least * scale
+    assert high - low <= 64 * max(4, width * 2**64)

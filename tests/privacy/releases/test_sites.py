@@ -11,6 +11,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
+from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.release import Channel
 from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import PART, WHOLE, sites
@@ -156,3 +157,22 @@ def test_a_secure_sum_needs_the_line_about_all_other_sites():
     alone = replace(plan, lines=plan.lines[:1])
     with pytest.raises(BadInput, match="the line about a server with all other sites is missing"):
         alone.check_lines()
+
+
+def secure_sites(population, records):
+    given = {"records": records, "multiplier": 2.0, "budget": Budget(8.0, 1e-12)}
+    return with_secure_noise(plan_of(WHOLE, population, **given), 10, diagnostics=False)
+
+
+def test_more_sites_than_a_sum_has_room_for_are_refused():
+    secure_sites(10**6, 10**6).check_lines()
+    with pytest.raises(BadInput, match="at each of 1000001 sites"):
+        secure_sites(10**6 + 1, 10**6 + 1)
+
+
+def test_more_records_than_an_exact_sum_has_room_for_are_refused():
+    """A row has at most twice as many steps as the clip, and a sum of all rows at most 2^53."""
+    most = int(2**53 * GaussianMechanism(2.0).grid(2.0, 10).spacing / 2)
+    secure_sites(3, most).check_lines()
+    with pytest.raises(BadInput, match="their sum is too long for the grid"):
+        secure_sites(3, most + 1)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ LARGEST_SCALE = 2.0**32
 
 LARGEST_SUM = 2.0**53
 """Sums of multiples of a step are exact in float64 up to as many steps."""
+
+STEPS_AT_ONCE = 1 << 17
+"""Numbers of several rows that are cut to the grid at a time: they stay in the cache."""
 
 _PIECE = 1 << 14  # draws at a time: what they need stays in the cache
 _MARGIN = 2.0**-44
@@ -113,6 +116,77 @@ class Grid:
     def dequantise(self, steps: torch.Tensor) -> torch.Tensor:
         """Values of numbers of steps, float64: steps times the spacing, exact below 2^53 steps."""
         return steps.to(torch.float64).mul_(self.spacing)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Clipped rows as whole numbers of steps of a grid, added up a block at a time.
+
+    Row b is multiplied by `factors[b]`, which clips it and divides it by the spacing, and rounded
+    towards zero.
+
+    Guarantee: sums are exact, in any order. A row of at most `most` steps before rounding is no
+    more than 1e-6 of that longer afterwards: factors and products are rounded once each, in
+    `dtype`. Numbers are float32 and int32 where these have room for the sum of all rows, otherwise
+    float64 and int64.
+
+    Attributes:
+        factors: The factor of each row, float64 [B], at most `most` over the row's length.
+        most: The most steps that a row may have.
+    """
+
+    factors: torch.Tensor
+    most: float
+
+    def __len__(self) -> int:
+        return len(self.factors)
+
+    @property
+    def fits(self) -> bool:
+        """Whether float32 holds every factor, and int32 the sum of all rows."""
+        few = len(self) * self.most < _LARGEST_INT32
+        return few and bool((self.factors < _LARGEST_FACTOR).all())
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The type in which rows are scaled."""
+        return torch.float32 if self.fits else torch.float64
+
+    def added(self, scaled: torch.Tensor) -> torch.Tensor:
+        """The sum over axis 0 of scaled rows [B, ...], each rounded towards zero, as integers."""
+        return _whole(scaled).sum(dim=0, dtype=_INTEGERS[scaled.dtype])
+
+    def cut(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [B, n] in steps, as integers."""
+        return _whole(rows * self.factors.to(self.dtype)[:, None])
+
+    def add_(self, total: torch.Tensor, rows: torch.Tensor) -> None:
+        """total += the sum of the first B rows [at least B, ...] in steps, in place, float64.
+
+        `total` may be of any shape with as many numbers as a row. Rows behind the first B are not
+        looked at.
+
+        >>> steps = Steps(torch.tensor([4.0, 2.0], dtype=torch.float64), 8.0)
+        >>> total = torch.zeros(2, dtype=torch.float64)
+        >>> steps.add_(total, torch.tensor([[1.0, -0.3], [0.7, -0.7], [9.0, 9.0]]))
+        >>> total.tolist()
+        [5.0, -2.0]
+        """
+        rows = rows[: len(self)].reshape(len(self), -1)
+        factors = self.factors.to(self.dtype)[:, None]
+        columns = max(1, STEPS_AT_ONCE // max(1, len(self)))
+        pieces = torch.split(rows, columns, dim=1)
+        for place, piece in zip(torch.split(total.view(-1), columns), pieces, strict=True):
+            place += self.added(piece * factors)
+
+
+_LARGEST_INT32, _LARGEST_FACTOR = 2.0**31, 2.0**100
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def _whole(scaled: torch.Tensor) -> torch.Tensor:
+    """Numbers rounded towards zero, as integers with room for them."""
+    return scaled.to(_INTEGERS[scaled.dtype])
 
 
 def grid_for(sensitivity: float, scale: float, coordinates: int, norm: Norm = Norm.L2) -> Grid:
@@ -205,7 +279,9 @@ _Tail = Callable[[Fraction, int], int]
 
 def normal_size(p: Floats) -> Floats:
     """The x with P(|Z| > x) = p, for a standard normal Z and each p, in floats."""
-    return np.asarray(-ndtri(p * 0.5))
+    sizes: Floats = np.asarray(ndtri(p * 0.5))
+    np.negative(sizes, out=sizes)
+    return sizes
 
 
 def _laplace_size(p: Floats) -> Floats:
@@ -232,21 +308,31 @@ def _draw_rounded(
     if not bool(((scales >= 0) & (scales <= LARGEST_SCALE)).all()):
         raise ValueError(f"noise of {scale!r} steps: at least 0 and at most 2^32 are possible")
     out = np.empty(shape, dtype=np.int64)
-    flat, each = out.reshape(-1), np.broadcast_to(scales, out.shape).reshape(-1)
+    flat = out.reshape(-1)
+    each = scales if scales.ndim == 0 else np.broadcast_to(scales, out.shape).reshape(-1)
     for start in range(0, len(flat), _PIECE):
-        piece, steps = flat[start : start + _PIECE], each[start : start + _PIECE]
+        piece = flat[start : start + _PIECE]
+        steps = each if each.ndim == 0 else each[start : start + _PIECE]
         words = source.words(len(piece))
         place = words >> np.uint64(1)
-        sizes = size((place.astype(np.float64) + 0.5) * 2.0**-63)
+        middle = place.astype(np.float64)
+        middle += 0.5
+        middle *= 2.0**-63
+        sizes = size(middle)
         sizes *= steps
         whole = np.rint(sizes)
         np.copyto(piece, whole, casting="unsafe")
         sizes -= whole
         unsure = np.abs(sizes, out=sizes) > 0.5 - _MARGIN * np.maximum(steps, 1.0)
         unsure |= place < _FAR
-        for i in np.flatnonzero(unsure & (steps > 0)).tolist():
-            piece[i] = _draw_exactly(source, float(steps[i]), int(place[i]), size, tail)
-        piece *= 1 - 2 * (words & np.uint64(1)).astype(np.int64)
+        unsure &= steps > 0
+        for i in np.flatnonzero(unsure).tolist():
+            scale = float(steps if steps.ndim == 0 else steps[i])
+            piece[i] = _draw_exactly(source, scale, int(place[i]), size, tail)
+        words &= np.uint64(1)
+        minus = -words.view(np.int64)  # -1 where the sign is negative, and else 0
+        piece ^= minus
+        piece -= minus
     return out
 
 

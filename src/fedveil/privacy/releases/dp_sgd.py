@@ -157,7 +157,7 @@ def dp_sgd(
     | multiplier 0, or one whose first round exceeds the budget | BadInput |
     | sizes public (`nominal` left out) | zero-out neighbours |
     | one public nominal size for all | add-remove neighbours |
-    | secure noise (`with_secure_noise`) | docs/proofs/secure-dp-sgd.md; nominal is a cap too |
+    | secure noise (`with_secure_noise`) | docs/proofs/secure-dp-sgd.md |
     """
     unnoised = NoisySteps(rate, steps, 0.0, nominal, unit, cap)
     check_sampler(sampler, population, rounds)

@@ -18,6 +18,7 @@ from torch import nn
 
 from fedveil.models.vmap_layers import Product
 from fedveil.privacy.clip import row_norms
+from fedveil.privacy.noise.grid import STEPS_AT_ONCE, Steps
 from fedveil.training.gradients.trajectories import is_unmodified
 
 Places = dict[str, torch.Tensor]
@@ -32,6 +33,21 @@ _WIDENED, _WRITTEN = 100, 40
 
 In multiplications, estimated. They decide how lengths are computed, not what they are.
 """
+
+
+_COLUMNS = 1 << 10
+
+
+def slot_squares(rows: torch.Tensor) -> torch.Tensor:
+    """The squared L2 length of each row of [B, ...], float64 [B].
+
+    Every row is added up by itself, in the same order: no bit depends on how many rows there are or
+    on where a row is, which `row_norms` does not promise.
+    """
+    squares = torch.zeros(len(rows), dtype=torch.float64)
+    for columns in torch.split(rows.flatten(1), _COLUMNS, dim=1):
+        squares += columns.to(torch.float64, copy=True).square_().sum(dim=1)
+    return squares
 
 
 def without_subnormals(values: torch.Tensor) -> torch.Tensor:
@@ -139,6 +155,44 @@ class OuterProducts:
         if self.has_bias:
             places["bias"] += errors.sum(dim=0)
 
+    @property
+    def each_number(self) -> list[torch.Tensor]:
+        """Tensors [B, ...] from which each example's `add_steps_` follows."""
+        return [self.inputs, self.errors, self._input_squares]
+
+    @cached_property
+    def _input_squares(self) -> torch.Tensor:
+        """The squared length of each example's input of a single use, float64 [B]."""
+        return slot_squares(self.inputs)
+
+    @property
+    def slot_squares(self) -> torch.Tensor:
+        """As `squares`, of a single use, and by itself for each example."""
+        errors = slot_squares(self.errors)
+        product = self._input_squares * errors
+        return product + errors if self.has_bias else product
+
+    def add_steps_(self, places: Places, steps: Steps) -> None:
+        """Add the sum over examples of the gradients in whole steps to `places`, in place.
+
+        Only for a single use (T is 1). No product is written out: a block of the outputs is
+        multiplied, cut and added up in the cache. An example's row is the product of its error and
+        of its input over the input's length, which is at most 1 and cannot overflow.
+        """
+        inputs, errors = self.inputs[: len(steps), 0], self.errors[: len(steps), 0]
+        lengths = self._input_squares[: len(steps)].sqrt()
+        shares = torch.where(lengths > 0, 1 / lengths, 0.0)[:, None]
+        units = (inputs.double() * shares).to(steps.dtype)
+        scaled = (errors.double() * (steps.factors * lengths)[:, None]).to(steps.dtype)
+        place = places["weight"].view(scaled.shape[1], -1)
+        outputs = max(1, STEPS_AT_ONCE // max(1, units.numel()))
+        for rows, some in zip(
+            torch.split(place, outputs), torch.split(scaled, outputs, dim=1), strict=True
+        ):
+            rows += steps.added(some[:, :, None] * units[:, None, :])
+        if self.has_bias:
+            steps.add_(places["bias"], errors)
+
 
 @dataclass(frozen=True)
 class FullGradients:
@@ -166,17 +220,31 @@ class FullGradients:
         """The number of numbers that these gradients keep in memory, biases not counted."""
         return self.weight.numel()
 
-    def add_each_(self, places: Places) -> None:
-        """Add each example's gradient to its place in the tensors [B, ...] in `places`, in place.
+    @property
+    def each_number(self) -> list[torch.Tensor]:
+        """Tensors [B, ...] from which each example's `add_steps_` follows."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    @property
+    def slot_squares(self) -> torch.Tensor:
+        """As `squares`, and by itself for each example."""
+        square = slot_squares(self.weight)
+        return square if self.bias is None else square + slot_squares(self.bias)
+
+    def add_steps_(self, places: Places, steps: Steps) -> None:
+        """Add the sum over examples of the gradients in whole steps to `places`, in place.
 
         The keys of `places` are the layer's own names, "weight" and "bias".
         """
-        place, weight = places["weight"], self.weight
-        if self.order is not None:
-            weight = weight.permute(0, *(1 + axis for axis in self.order))
-        place += weight.reshape(place.shape)
+        place = places["weight"]
+        if self.order is None:
+            steps.add_(place, self.weight)
+        else:
+            total = place.new_zeros(self.weight.shape[1:])
+            steps.add_(total, self.weight)
+            place += total.permute(self.order).reshape(place.shape)
         if self.bias is not None:
-            places["bias"] += self.bias
+            steps.add_(places["bias"], self.bias)
 
     def without(self, bad: torch.Tensor) -> Self:
         """A copy with zeros for the examples marked in the mask `bad`, bool [B]."""
@@ -237,6 +305,36 @@ class EmbeddingGradients:
         """Add the sum over examples of scale [B] x gradient to `places["weight"]`, in place."""
         errors = (self.errors * scale[:, None, None]).flatten(0, 1)
         places["weight"].index_add_(0, self.tokens.flatten(), errors)
+
+    @property
+    def each_number(self) -> list[torch.Tensor]:
+        """Tensors [B, ...] from which each example's `add_steps_` follows."""
+        return [self.tokens, self.errors]
+
+    @property
+    def slot_squares(self) -> torch.Tensor:
+        """The squared length of each example's gradient, summed by row, by itself. Float64 [B]."""
+        return slot_squares(self.errors)
+
+    def add_steps_(self, places: Places, steps: Steps) -> None:
+        """Add the sum over examples of the gradients in whole steps to `places["weight"]`.
+
+        In place. Each example looked up every row at most once (`summed_by_row`).
+        """
+        errors, tokens = self.errors[: len(steps)], self.tokens[: len(steps)]
+        whole = steps.cut(errors.flatten(1)).view(-1, errors.shape[2])
+        places["weight"].index_add_(0, tokens.flatten(), whole.to(places["weight"].dtype))
+
+    def summed_by_row(self) -> "EmbeddingGradients":
+        """The same gradients, in which each row of the table has an error at its first use only.
+
+        A row that an example looked up several times has the sum of the errors there. At the later
+        uses the error is zero.
+        """
+        same = self.tokens[:, :, None] == self.tokens[:, None, :]
+        first = ~same.tril(-1).any(dim=2)
+        each = (same & first[:, :, None]).to(self.errors.dtype)
+        return replace(self, errors=torch.bmm(each, self.errors))
 
     def full_gradients(self, table: torch.Size) -> FullGradients:
         """The same gradients, with a whole table of shape `table` for each example."""
@@ -324,8 +422,9 @@ def layer_gradient(
 
     `inputs` and `errors` hold one tensor, with the examples first, for each use of the layer.
     Several images that belong to one example count as several uses. AssertionError for a layer
-    without a formula (`has_formula`). With `written` they are `FullGradients`, computed in the same
-    way whatever the examples hold.
+    without a formula (`has_formula`). With `written` they are ready for `add_steps_`, and computed
+    in the same way whatever the examples hold: `FullGradients`, outer products of a single use, or
+    lookups that are summed by row.
     """
     match layer:
         case nn.Linear() | Product():
@@ -334,7 +433,7 @@ def layer_gradient(
             e = _join_uses([g.reshape(len(g), -1, layer.out_features) for g in errors])
             outer = OuterProducts(a, e, bias)
             if written:
-                return outer.full_gradients()
+                return outer if a.shape[1] == 1 else outer.full_gradients()
             pairs = _pairs_are_cheaper(a.shape[1], layer.in_features, layer.out_features)
             return outer if pairs and not outer.cancels else outer.full_gradients()
         case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
@@ -347,6 +446,8 @@ def layer_gradient(
             if layer.padding_idx is not None:
                 error = torch.where((tokens == layer.padding_idx)[..., None], 0.0, error)
             lookups = EmbeddingGradients(tokens, error)
+            if written and tokens.shape[1] ** 2 <= table.numel():
+                return lookups.summed_by_row()
             return lookups.full_gradients(table) if written or lookups.cancels else lookups
     raise AssertionError(f"no formula for {type(layer).__name__}")
 

@@ -185,36 +185,31 @@ class LoopedTrajectory(LocalTrajectory):
         """
         out = torch.zeros(len(self._cohort), self.width)
         for k, row in enumerate(out):
-            given: list[Any]
-            if batch.group > 1:
-                used, units = self._units(batch, k)
-                given = [mapped(partial(_rows, used), part) for part in units]
-            else:
-                given = [*batch.client_records(self._cohort, k), *self._keys(batch, k)]
-            x, y, *more = given
+            x, y, *more = self._given(batch, k)
             if len(y):
                 flat = self._parameters(moved, k)
                 self._looped.clip_examples(batch.group).add_clipped_(row, flat, x, y, clip, *more)
         return out
 
     def clipped_sum_on_grid(
-        self, moved: torch.Tensor | None, slots: Batch, clip: Clip, grid: Grid
+        self, moved: torch.Tensor | None, batch: Batch, clip: Clip, grid: Grid
     ) -> torch.Tensor:
-        """One gradient per slot, in pieces of a public size."""
+        """Each record's gradient by itself, in slots of pieces of public sizes."""
         if len(self._cohort) != 1:
             raise AssertionError("exact sums are for one client at a time")
-        given: list[Any]
-        if slots.group > 1:
-            used, given = self._units(slots, 0)
-        else:
-            used = slots.mask[0] > 0
-            given = [_first_of(slots, self._cohort.x), slots.select(self._cohort.y)[0]]
-            given += [slots.dropout_keys[0]] if self._task.drops else []
-        x, y, *more = given
-        x = mapped(partial(_empty_unused, used=used), x)
-        y = _empty_unused(y, used)
-        flat, examples = self._parameters(moved, 0), self._looped.clip_examples(slots.group)
-        return examples.sum_on_grid(flat, x, y, used, clip, grid, *more)
+        x, y, *more = self._given(batch, 0)
+        examples = self._looped.clip_examples(batch.group)
+        return examples.sum_on_grid(self._parameters(moved, 0), x, y, clip, grid, *more)
+
+    def _given(self, batch: Batch, k: int) -> list[Any]:
+        """[x, y, ...] of the records of client k in a batch, or of its units with their weights.
+
+        The list ends with dropout keys if the module has dropout. Empty places are left out.
+        """
+        if batch.group == 1:
+            return [*batch.client_records(self._cohort, k), *self._keys(batch, k)]
+        used, units = self._units(batch, k)
+        return [mapped(partial(_rows, used), part) for part in units]
 
     def _units(self, batch: Batch, k: int) -> tuple[torch.Tensor, list[Any]]:
         """(which units of client k have records, [x, y, weights, ...] of all of them by unit).
@@ -292,18 +287,6 @@ class LoopedTrajectory(LocalTrajectory):
         return leaves, separate
 
 
-def _first_of(slots: Batch, x: Features) -> Features:
-    """The records in the slots of the first client, [B, ...]."""
-    return mapped(lambda values: slots.select(values)[0], x)
-
-
 def _rows(used: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The rows of values [B, ...] that are used."""
     return values[used]
-
-
-def _empty_unused(values: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
-    """A copy of values [B, ...] with zeros in the slots that are not used."""
-    emptied = values.clone()
-    emptied[~used] = 0
-    return emptied

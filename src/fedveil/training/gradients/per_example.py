@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.func import vmap
@@ -19,8 +18,8 @@ from torch.func import vmap
 from fedveil.base.inputs import mapped, taken
 from fedveil.models.task import Features, Named, Task
 from fedveil.models.vmap_layers import Product
-from fedveil.privacy.clip import BLOCK, ROUNDING, Clip, Norm, row_norms
-from fedveil.privacy.noise.grid import Grid
+from fedveil.privacy.clip import ROUNDING, Clip, Norm, row_norms
+from fedveil.privacy.noise.grid import Grid, Steps
 from fedveil.training.gradients.layer_gradients import (
     FullGradients,
     Gradient,
@@ -30,13 +29,18 @@ from fedveil.training.gradients.layer_gradients import (
     parameter_names,
     without_subnormals,
 )
-from fedveil.training.gradients.slots import AWAY, random_like, slots_are_independent
+from fedveil.training.gradients.slots import (
+    AWAY,
+    random_like,
+    slots_are_alike,
+    slots_are_independent,
+)
 from fedveil.training.gradients.trajectories import Keys, clip_or_zero_, example_gradients
 
 _PIECE = 256
 _IMAGES = 64
 _MATERIALISED = 1 << 26
-_FEW_SLOTS, _MOST_SLOTS, _SLOT_NUMBERS = 16, 256, 1 << 25
+_FEWEST, _SLOT_NUMBERS = 8, 1 << 25
 _AGREEMENT, _ROUGHLY = 1e-3, 0.05
 
 
@@ -60,7 +64,6 @@ class ClippedExamples:
         self._task = task
         task.ready(x, y)
         self._sample: tuple[Any, ...] = (x, y, torch.arange(len(y))) if task.drops else (x, y)
-        self._independent: dict[int, bool] = {}
 
     def prepare(self) -> None:
         """Choose and check the method of computing gradients now, not at the first use."""
@@ -117,99 +120,125 @@ class ClippedExamples:
         flat: torch.Tensor,
         x: Features,
         y: torch.Tensor,
-        used: torch.Tensor,
         clip: Clip,
         grid: Grid,
         *more: torch.Tensor,
     ) -> torch.Tensor:
-        """The sum of the clipped gradients at `flat` of the records in used slots, float64 [P].
+        """The sum of the clipped gradients at `flat` of the records x, y, float64 [P].
 
-        Each gradient is formed, clipped and cut to the grid, so that the sum is exact in any order.
-        Slots are computed in pieces whose size follows from their number and the model's size.
+        Each gradient is clipped and cut to the grid by itself, so that the sum is exact in any
+        order. Records are computed in slots, in pieces of few public sizes.
 
-        Guarantee: docs/proofs/secure-dp-sgd.md. A slot's row is a function of the slot, the shape
-        and its own record: vmap over the slots is tried with other contents in all other slots
-        (`_is_independent`), and where a bit changes every slot is computed by itself.
+        Guarantee: docs/proofs/secure-dp-sgd.md. A record's row is a function of the parameters and
+        of that record, to the last bit: not of its slot, of the piece's size, or of other records.
+        That is tried for every size (`_sizes`), and where a bit differs every record is computed by
+        itself.
 
         Args:
             flat: The parameters, [P].
-            x, y: The records in the slots, [B, ...].
-            used: Which slots hold a record that joined, bool [B].
-            clip: The clip of each gradient.
+            x, y: The records that joined, [B, ...].
+            clip: The clip of each gradient, in L2.
             grid: The grid of the noise.
             more: The records' dropout keys, [B], if the module has dropout.
         """
-        size = self._slots_at_once(len(y), len(flat))
-        if not self._is_independent(size):
-            size = 1
-        spare, given = -len(y) % size, (x, y, *more)
-        padded: list[Any] = [mapped(lambda values: _padded(values, spare), part) for part in given]
-        slots = _padded(used, spare)
+        if clip.norm is not Norm.L2:
+            raise AssertionError("gradients on a grid are clipped in L2")
         total = torch.zeros(len(flat), dtype=torch.float64)
-        for a in range(0, len(y), size):
-            if not bool(slots[a : a + size].any()):
-                continue  # its rows would count as zero
-            piece: list[Any] = [taken(part, slice(a, a + size)) for part in padded]
-            rows = self._slot_rows(flat, *piece)
-            _add_steps_(total, rows[slots[a : a + size]], clip, grid)
+        given, a = (x, y, *more), 0
+        while a < len(y):
+            size = _next_size(self._sizes, len(y) - a)
+            count = min(size, len(y) - a)
+            own = partial(_in_slots, first=a, count=count, size=size)
+            piece: list[Any] = [mapped(own, part) for part in given]
+            self._add_steps_(total, self._slot_gradients(flat, *piece), count, clip, grid)
+            a += count
         return total.mul_(grid.spacing)
 
-    def _slot_rows(
+    def _slot_gradients(
         self, flat: torch.Tensor, x: Features, y: torch.Tensor, *more: Keys
-    ) -> torch.Tensor:
-        """Each slot's gradient at the parameters `flat` [P], rows [B, P].
+    ) -> dict[str, Gradient]:
+        """Each slot's gradient at the parameters `flat` [P], by layer or parameter.
 
         From the layers' inputs and errors if the formulas hold, by the same operations whatever the
-        slots hold, else as `_example_gradients`.
+        slots hold. Otherwise all parameters together, under one name.
         """
-        if not self._by_layers:
-            return self._example_gradients(flat, x, y, *more)
-        gradients = self._layer_gradients(
-            self._pass(self._parameters(flat), x, y, *more), written=True
-        )
-        rows = flat.new_zeros(len(y), len(flat))
-        places = self._task.named(rows)
+        if self._by_layers:
+            passed = self._pass(self._parameters(flat), x, y, *more)
+            return self._layer_gradients(passed, written=True)
+        return {"all": FullGradients(self._example_gradients(flat, x, y, *more), None)}
+
+    def _add_steps_(
+        self,
+        total: torch.Tensor,
+        gradients: dict[str, Gradient],
+        count: int,
+        clip: Clip,
+        grid: Grid,
+    ) -> None:
+        """total [P] += the gradients of the first `count` slots, clipped, in steps of the grid.
+
+        In place. Sums of whole numbers below 2^53 are exact in float64, in any order. A gradient
+        that is not finite counts as zero.
+
+        Guarantee: a record moves the total by at most the clip. It is scaled to the clip less 1e-6,
+        which has room for what lengths, factors and products are rounded.
+        """
+        squares = torch.zeros((), dtype=torch.float64)
+        for gradient in gradients.values():
+            squares = squares + gradient.slot_squares
+        norms = squares.sqrt()
+        finite = torch.isfinite(norms)
+        if not bool(finite.all()):
+            gradients = {name: g.without(~finite) for name, g in gradients.items()}
+        scales = (clip.value * (1 - ROUNDING) / norms).clamp_max(1.0) / grid.spacing
+        steps = Steps(torch.where(finite, scales, 0.0)[:count], clip.value / grid.spacing)
+        places = self._task.named(total)
         for name, gradient in gradients.items():
-            if not isinstance(gradient, FullGradients):
-                raise AssertionError("a slot's gradient is written out")
-            gradient.add_each_(self._own_places(name, places, axis=1))
-        return rows
+            own = self._own_places(name, places) if self._by_layers else {"weight": total}
+            gradient.add_steps_(own, steps)
 
-    def _slots_at_once(self, slots: int, parameters: int) -> int:
-        """How many slots are computed together: a power of two, from public numbers alone.
+    @cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        """The numbers of slots of a piece, falling: in all of them a record has the same row.
 
-        Where units fill slots from the front, an eighth of those that are computed may be empty.
+        Powers of two down to eight, from public numbers, where no bit of a row depends on its slot,
+        on other slots or on which of these sizes it is. Sizes in which rows differ from those in
+        the largest are left out. (1,) if rows depend on slots in all of them: there are no others
+        in a piece of one.
         """
-        most = min(slots, max(slots // 5, _FEW_SLOTS), _MOST_SLOTS // self.group)
-        most = max(1, min(most, _SLOT_NUMBERS // parameters))
-        return 1 << (most.bit_length() - 1)
-
-    def _is_independent(self, slots: int) -> bool:
-        """Whether no bit of a slot's row changes when all other slots hold something else.
-
-        Tried once for each number of slots, on random contents, at the task's parameters and away
-        from them. One slot alone is independent.
-        """
-        if slots not in self._independent:
-            self._independent[slots] = slots == 1 or all(
-                self._agree_in_slots(slots, away) for away in (0.0, AWAY)
-            )
-        return self._independent[slots]
-
-    def _agree_in_slots(self, slots: int, away: float) -> bool:
-        """Whether rows of random contents keep their bits when all other slots change."""
-        generator = torch.Generator().manual_seed(slots)
+        layers = self._task.named_layers.values()
+        images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in layers)
+        most = (_IMAGES if images else _PIECE) // self.group
+        most = max(1, min(most, _SLOT_NUMBERS // self._task.size))
+        largest = 1 << (most.bit_length() - 1)
+        generator = torch.Generator().manual_seed(largest)
         flat = self._task.parameters.clone()
-        flat += away * torch.randn(len(flat), generator=generator)
+        flat += AWAY * torch.randn(len(flat), generator=generator)
         contents: list[Any] = [
-            mapped(lambda values: random_like(values, slots, generator), part)
+            mapped(lambda values: random_like(values, largest, generator), part)
             for part in self._sample
         ]
 
         def bits(*given: Any) -> torch.Tensor:
-            return self._slot_rows(flat, *given).view(torch.int32)
+            """All from which the steps of each slot follow, as whole numbers [slots, ...]."""
+            found = self._slot_gradients(flat, *given).values()
+            every = [part for g in found for part in (*g.each_number, g.slot_squares[:, None])]
+            return torch.cat([_as_bits(part).view(len(part), -1) for part in every], dim=1)
 
-        return slots_are_independent(bits, contents, generator)
+        sizes, rows = list[int](), None
+        powers = (largest >> k for k in range(largest.bit_length()))
+        for size in (n for n in powers if n > 1 and n >= min(_FEWEST, largest)):
+            first: list[Any] = [
+                mapped(partial(_in_slots, first=0, count=size, size=size), part)
+                for part in contents
+            ]
+            found = bits(*first)
+            if rows is not None and not torch.equal(found, rows[:size]):
+                continue
+            if slots_are_alike(bits, first) and slots_are_independent(bits, first, generator):
+                sizes.append(size)
+                rows = found if rows is None else rows
+        return tuple(sizes) or (1,)
 
     def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], clip: Clip) -> None:
         """Add the gradients of some examples to `row` [P] in place, each scaled down to the clip.
@@ -235,18 +264,17 @@ class ClippedExamples:
         for name, gradient in gradients.items():
             gradient.add_scaled_(self._own_places(name, places), scale)
 
-    def _own_places(self, name: str, places: Named, axis: int = 0) -> Named:
+    def _own_places(self, name: str, places: Named) -> Named:
         """Of the places of all parameters by name, those of a layer by the layer's own names.
 
-        `name` is the layer's, or a parameter's without a formula, which is then "weight". `axis` is
-        the first axis of a parameter in its place.
+        `name` is the layer's, or a parameter's without a formula, which is then "weight".
         """
         layer = self._layers.get(name)
         if layer is None:
             return {"weight": places[name]}
         own = {p: places[given] for p, given in parameter_names(name, layer).items()}
         if isinstance(layer, Product):
-            own = {p: layer.part(p, value, axis) for p, value in own.items()}
+            own = {p: layer.part(p, value) for p, value in own.items()}
         return own
 
     def _parameters(self, flat: torch.Tensor) -> Named:
@@ -482,31 +510,27 @@ class _LayerRecorder:
         return output if self.zeros is None else output + next(self.zeros)
 
 
-def _add_steps_(total: torch.Tensor, rows: torch.Tensor, clip: Clip, grid: Grid) -> None:
-    """total [P] += the rows [B, P], each clipped and rounded towards zero, in steps of the grid.
+def _next_size(sizes: tuple[int, ...], left: int) -> int:
+    """Of the falling sizes of pieces, the next one where `left` records are left.
 
-    In place. Sums of whole numbers below 2^53 are exact in float64, in any order. A row that is not
-    finite counts as zero.
-
-    Guarantee: a row moves the total by at most the clip. It is scaled to the clip less 1e-6, which
-    has room for rounding the scale and the products in float64.
+    One that they fill, or of which less than a quarter stays empty.
     """
-    norms = row_norms(rows, clip.norm)
-    scales = (clip.value * (1 - ROUNDING) / norms).clamp_max(1.0) / grid.spacing
-    scales[~torch.isfinite(norms)] = 0.0
-    columns = torch.split(rows, BLOCK, dim=1)
-    factors = scales.tolist()
-    for place, pieces in zip(torch.split(total, BLOCK), columns, strict=True):
-        for piece, factor in zip(pieces, factors, strict=True):
-            if factor:
-                steps = piece.double().mul_(factor)
-                np.trunc(steps.numpy(), out=steps.numpy())
-                place += steps
+    return next((size for size in sizes if 4 * left > 3 * size), sizes[-1])
 
 
-def _padded(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Values [B, ...] followed by `count` rows of zeros."""
-    return torch.cat([values, values.new_zeros(count, *values.shape[1:])]) if count else values
+def _in_slots(values: torch.Tensor, first: int, count: int, size: int) -> torch.Tensor:
+    """The values of `count` records from `first` on, and zeros, in `size` slots [size, ...].
+
+    A copy at the beginning of a cache line, wherever the records lie.
+    """
+    slots = values.new_zeros(size, *values.shape[1:])
+    slots[:count] = values[first : first + count]
+    return slots
+
+
+def _as_bits(values: torch.Tensor) -> torch.Tensor:
+    """Numbers as whole numbers, bit by bit: int32, or int64 for those that are whole already."""
+    return values.contiguous().view(torch.int32) if values.is_floating_point() else values
 
 
 def channels_last(values: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedveil.base.inputs import mapped
+from fedveil.base.inputs import mapped, taken
 
 AWAY = 0.03
 """How far from the first parameters kernels are tried as well, as a standard deviation."""
@@ -20,15 +20,15 @@ AWAY = 0.03
 def slots_are_independent(
     bits: Callable[..., torch.Tensor], contents: list[Any], generator: torch.Generator
 ) -> bool:
-    """Whether no bit of a slot's row changes when all other slots hold something else.
+    """Whether no bit of a slot's row changes when other slots hold something else.
 
-    Tried for five slots, with zeros, other random contents, contents 10^4 times as large and NaN in
-    all others.
+    Tried with zeros, other random contents, contents 10^4 times as large and NaN: each in a random
+    half of the slots, and then in the other half, while the rest keep theirs.
 
     Args:
         bits: Returns the rows' bits, whole numbers [slots, ...], for contents like `contents`.
         contents: Random contents of the slots: tensors [slots, ...], or dictionaries of them.
-        generator: Draws further random contents.
+        generator: Draws further random contents, and the halves.
     """
     base = bits(*contents)
     slots = len(base)
@@ -38,12 +38,29 @@ def slots_are_independent(
         lambda values: 1e4 * values if values.is_floating_point() else values.flip(0),
         lambda values: values * math.nan if values.is_floating_point() else values.flip(0),
     ]
-    for k in sorted({0, 1, slots // 2, slots - 2, slots - 1} & set(range(slots))):
-        for change in rest:
-            others = partial(_replace_others, change=change, slot=k)
+    for change in rest:
+        half = torch.randperm(slots, generator=generator) < slots // 2
+        for kept in (half, ~half):
+            others = partial(_replace_others, change=change, kept=kept)
             changed: list[Any] = [mapped(others, part) for part in contents]
-            if not torch.equal(bits(*changed)[k], base[k]):
+            if not torch.equal(bits(*changed)[kept], base[kept]):
                 return False
+    return True
+
+
+def slots_are_alike(bits: Callable[..., torch.Tensor], contents: list[Any]) -> bool:
+    """Whether contents have the same bits in whichever slot they are.
+
+    Tried by moving all contents by one slot and by half of the slots, and in reverse order. `bits`
+    and `contents` are as in `slots_are_independent`.
+    """
+    base = bits(*contents)
+    orders = [torch.arange(len(base)).roll(1), torch.arange(len(base)).roll(len(base) // 2)]
+    orders.append(orders[0].flip(0))
+    for order in orders:
+        moved: list[Any] = [taken(part, order) for part in contents]
+        if not torch.equal(bits(*moved), base[order]):
+            return False
     return True
 
 
@@ -56,9 +73,9 @@ def random_like(values: torch.Tensor, count: int, generator: torch.Generator) ->
 
 
 def _replace_others(
-    own: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], slot: int
+    own: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], kept: torch.Tensor
 ) -> torch.Tensor:
-    """change(own) [B, ...], with the contents of one slot of `own` in their place."""
+    """change(own) [B, ...], with the contents of the kept slots of `own` in their place."""
     others = change(own).clone()
-    others[slot] = own[slot]
+    others[kept] = own[kept]
     return others

@@ -63,16 +63,16 @@ class LocalTrajectory(ABC):
         """
 
     def clipped_sum_on_grid(
-        self, moved: torch.Tensor | None, slots: Batch, clip: Clip, grid: Grid
+        self, moved: torch.Tensor | None, batch: Batch, clip: Clip, grid: Grid
     ) -> torch.Tensor:
         """The sum of one client's single-example gradients, each clipped and cut to the grid.
 
         In a batch of units of several records, of the mean gradients of the units. Exact, float64
-        [P]. Cutting rounds towards zero. Empty slots, and gradients that are not finite, count as
-        zero. AssertionError unless the trajectory is looped and has one client.
+        [P]. Cutting rounds towards zero. Gradients that are not finite count as zero.
+        AssertionError unless the trajectory is looped and has one client.
 
-        Guarantee: replacing the record of one slot by another, or emptying it, changes nothing but
-        that slot's term, which is no longer than the clip (docs/proofs/secure-dp-sgd.md).
+        Guarantee: a record's term is a function of the parameters and of that record, to the last
+        bit, and no longer than the clip (docs/proofs/secure-dp-sgd.md).
         """
         raise AssertionError("exact sums are for one client at a time")
 
