@@ -17,7 +17,7 @@ def ranges(**changes):
     settings = {
         "centre": 0.0,
         "radius": 0.5,
-        "sizes": (3, 2),
+        "tensor_sizes": (3, 2),
         "adaptive": True,
         "perturb": Perturb.WEIGHTS,
     }
@@ -72,7 +72,7 @@ def test_radius_grows_by_a_limited_factor_a_round(growth, radius):
 
 def test_radius_does_not_drift_upwards_on_noise_alone():
     """Reports lie at c +- r kappa; an aggregate of few of them is wider than the range."""
-    some = ranges(radius=0.1, sizes=(1000,))
+    some = ranges(radius=0.1, tensor_sizes=(1000,))
     moving, generator = some.first_state(torch.zeros(1000)), torch.Generator().manual_seed(1)
     model = torch.zeros(1000)
     for _ in range(30):

@@ -63,7 +63,7 @@ def test_a_median_clip_is_one_of_its_edges():
 
 
 def ranges(**changes):
-    plain = {"centre": 0.0, "radius": 0.2, "sizes": SIZES, "adaptive": True}
+    plain = {"centre": 0.0, "radius": 0.2, "tensor_sizes": SIZES, "adaptive": True}
     return Ranges(**{**plain, "perturb": Perturb.UPDATE, **changes})
 
 
