@@ -204,7 +204,7 @@ PARTS = (
         {
             "centre": Apart(WEIGHTS, 0.5),
             "radius": 0.25,
-            "sizes": (4, 3),
+            "tensor_sizes": (4, 3),
             "adaptive": True,
             "perturb": Perturb.WEIGHTS,
             "growth": 2.0,
@@ -221,7 +221,7 @@ PARTS = (
             "sampler": Poisson(1.0),
             "population": 5,
             "rounds": 3,
-            "schedule": Fixed(2.0),
+            "clip_schedule": Fixed(2.0),
             "release": CentralNoise(GaussianMechanism(2.0), Relation.ZERO_OUT),
             "lines": ACCOUNTS,
             "parameters": ACCOUNTS,

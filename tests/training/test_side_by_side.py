@@ -308,6 +308,8 @@ LEAKS = {
     "a common factor": lambda self, rows: rows * (1 + 2**-22 * self._cohort.x.mean().sign()),
     "only what is not finite": lambda self, rows: rows + 0 * self._cohort.x.sum(),
     "only large records": lambda self, rows: rows * (1 + 2**-22 * (self._cohort.x.max() > 1e3)),
+    "which slot": lambda self, rows: rows * (1 + 2**-22 * (torch.arange(len(rows))[:, None] % 2)),
+    "who is missing": lambda self, rows: rows * (1 + 2**-22 * (self._cohort.real < len(rows))),
     "who is full": lambda self, rows: rows * (1 + 2**-22 * float((self._cohort.sizes > 6).mean())),
 }
 
@@ -316,7 +318,7 @@ LEAKS = {
 def test_where_slots_see_each_other_clients_are_computed_one_by_one(name, monkeypatch):
     leak(monkeypatch, LEAKS[name])
     made = training(federation(), work=DETERMINISTIC)
-    with pytest.warns(UserWarning, match="what other slots hold"):
+    with pytest.warns(UserWarning, match="other clients change bits"):
         engine = made.engine
     assert (engine.mode, made.chosen) == (Mode.LOOPED, Mode.LOOPED)
     assert SEEN_EACH_OTHER in made.remark
@@ -336,7 +338,7 @@ def test_kernels_are_tried_once_and_before_a_client_works(monkeypatch):
 
 def test_a_mode_that_was_recorded_is_tried_again(monkeypatch):
     leak(monkeypatch, LEAKS["a common factor"])
-    with pytest.warns(UserWarning, match="what other slots hold"):
+    with pytest.warns(UserWarning, match="other clients change bits"):
         assert training(federation(), mode=Mode.VECTORISED, chunk=4).engine.mode is Mode.LOOPED
 
 

@@ -8,6 +8,7 @@ is tried with the real model and work before a run relies on it.
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedveil.models.task import Features
 from fedveil.models.trial import with_labels
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.release import Round
+from fedveil.privacy.release import Ids, Round
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.training.cohort import Batches, CohortData, Slots
 from fedveil.training.engines.engine import Job
@@ -31,11 +32,12 @@ from fedveil.training.work import ClientSgd
 
 CLIENT_KERNELS = (
     "a client's update in a block of clients is the same to the last bit whatever the other slots "
-    "of the block hold, which is tried on this model and machine before it is relied on"
+    "of the block hold and whichever slot it has, which is tried on this model and machine before "
+    "it is relied on"
 )
 SEEN_EACH_OTHER = (
-    "clients are computed one by one: in a block of clients, what other slots hold changes bits of "
-    "a client's update on this machine"
+    "clients are computed one by one: in a block of clients, other clients change bits of a "
+    "client's update on this machine"
 )
 
 _STEPS, _SPREAD, _EXAMPLES = 2, 3.0, 16
@@ -60,10 +62,11 @@ def block_size(plan: PrivacyPlan, chunk: int) -> int:
 
 
 def clients_are_independent(job: Job, slots: Slots) -> bool:
-    """Whether no bit of a client's update changes when all other slots of its block change.
+    """Whether no bit of a client's update changes when other clients change, or are not there.
 
     Tried on random records and numbers of records, at the first parameters and away from them, for
-    the first local steps. One slot alone is independent.
+    the first local steps: all other slots change, a client before it is missing, so that it has the
+    slot before its own, and it is alone in the first slot. One slot alone is independent.
     """
     if slots.clients == 1:
         return True
@@ -75,10 +78,10 @@ def clients_are_independent(job: Job, slots: Slots) -> bool:
         gradients = gradients_of(task, Mode.VECTORISED, job.data)
         generator = torch.Generator().manual_seed(slots.clients)
 
-        def bits(x: Features, y: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        def bits_of(ids: Ids, x: Features, y: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
             """The bits of updates, of their lengths and of the accepted reports, [slots, ...]."""
             data = _data_of(job.data, x, y, sizes.clamp_min(1))
-            cohort = CohortData(data, np.arange(slots.clients), None, slots)
+            cohort = CohortData(data, ids, None, slots)
             state = job.plan.first_state(start)
             clip = job.plan.clip(state, 1)
             round = Round(1, cohort.ids, start, clip, state, Streams(0))
@@ -93,24 +96,34 @@ def clients_are_independent(job: Job, slots: Slots) -> bool:
         for away in (0.0, AWAY):
             start = task.parameters.clone()
             start += away * torch.randn(len(start), generator=generator)
-            contents = _random_contents(job.data, slots, generator)
-            if not slots_are_independent(bits, contents, generator):
+            contents = _random_contents(job.data, slots.clients + 1, slots.records, generator)
+            block: list[Any] = [mapped(lambda values: values[:-1], part) for part in contents]
+            everyone = np.arange(slots.clients + 1)
+            if not slots_are_independent(partial(bits_of, everyone[:-1]), block, generator):
+                return False
+            rows = bits_of(everyone[:-1], *contents)
+            moved, alone = bits_of(everyone[1:], *contents), bits_of(everyone[-2:-1], *contents)
+            if not torch.equal(moved[:-1], rows[1:]) or not torch.equal(alone[0], rows[-1]):
                 return False
     return True
 
 
-def _random_contents(data: FederatedData, slots: Slots, generator: torch.Generator) -> list[Any]:
-    """Random records, targets and numbers of records [slots], of the kind of `data`."""
-    count = slots.clients * slots.records
+def _random_contents(
+    data: FederatedData, clients: int, records: int, generator: torch.Generator
+) -> list[Any]:
+    """Random records, targets and numbers of records [clients], of the kind of `data`.
+
+    A client has at most `records` records.
+    """
+    count, shape = clients * records, (clients, records)
     examples, targets = data.examples(_EXAMPLES)
-    shape = slots.clients, slots.records
 
     def drawn(values: torch.Tensor) -> torch.Tensor:
         return random_like(values, count, generator).view(*shape, *values.shape[1:])
 
     x = mapped(lambda values: drawn(torch.tensor(values)), examples)
     y = drawn(with_labels(torch.tensor(targets)))
-    sizes = torch.randint(1, slots.records + 1, (slots.clients,), generator=generator)
+    sizes = torch.randint(1, records + 1, (clients,), generator=generator)
     return [x, y, sizes]
 
 
