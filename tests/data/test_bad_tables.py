@@ -120,8 +120,8 @@ BAD = {
     "a client per row": (
         text([[str(k), *row[1:]] for k, row in enumerate(rows())]),
         {},
-        "t.csv: column 'site' is different in all 40 rows: name the column that says whose a row "
-        "is, or leave client out and give a number of clients",
+        "t.csv: column 'site' has a different value in each of its 40 rows, so every client would "
+        "have one row: name the column of the rows' owners, or omit client and give a number of",
     ),
     "nobody's row": (
         text(rows(site_6="")),

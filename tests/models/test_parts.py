@@ -42,7 +42,12 @@ def test_parts_that_are_what_they_are_called():
         (nn.Linear(2, 3), cross_entropy, ["f1", "f1"], "metric 'f1' is there twice"),
         (nn.Linear(2, 3), cross_entropy, ["auoc"], "did you mean auroc?"),
         (nn.Linear(2, 3), cross_entropy, {"mine": "top-0"}, "did you mean top-5?"),
-        (nn.Linear(2, 3), cross_entropy, {"clients/loss/mean": correct}, "a name that is taken"),
+        (
+            nn.Linear(2, 3),
+            cross_entropy,
+            {"clients/loss/mean": correct},
+            "a name that a run already uses",
+        ),
         (nn.Linear(2, 3), cross_entropy, {3: correct}, "metric 3 has a name"),
     ],
 )
@@ -55,7 +60,7 @@ def test_parts_that_are_not(module, loss, metrics, message):
 
 @pytest.mark.parametrize("name", sorted(TAKEN))
 def test_a_metric_cannot_overwrite_a_number_of_the_run(name):
-    with pytest.raises(BadInput, match=f"metric '{name}' has a name that is taken"):
+    with pytest.raises(BadInput, match=f"metric '{name}' has a name that a run already uses"):
         named_metrics({name: correct})
 
 

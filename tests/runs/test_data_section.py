@@ -73,7 +73,7 @@ def test_columns_are_declared_key_by_key_or_whole():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("data.columns.age.lowest=0", r"data\.columns\.age\unknown key .lowest"),
+        ("data.columns.age.lowest=0", r"unknown key data\.columns\.age\.lowest"),
         ("data.columns.age.low=old", r"data\.columns\.age\.low is 'old'"),
         ("data.columns.age=5", r"data\.columns\.age is 5"),
         ("data.columns=5", r"data\.columns is 5"),

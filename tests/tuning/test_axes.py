@@ -78,7 +78,7 @@ def test_an_axis_wins_over_a_setting():
         (["client.steps:rounds=1:2", "rounds=2"], "--grid rounds is given twice"),
         (["client.steps:rounds=1:2,3"], "3 is 1 of the 2 values that go together"),
         (["client.steps:rounds=1:2:3"], "is 3 of the 2 values"),
-        (["client.steps=1", "client.colour=1"], "cell client.steps=1, client.colour=1: .*no key"),
+        (["client.steps=1", "client.colour=1"], "cell client.steps=1, client.colour=1: .*unknown"),
         (["rounds=x"], "cell rounds=x"),
         ([f"rounds={','.join(map(str, range(1, 401)))}", f"seed={','.join(map(str, range(300)))}"],
          "120,000 cells"),

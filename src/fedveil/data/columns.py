@@ -355,7 +355,10 @@ def declaration_key(name: str) -> str:
 
 
 def _check_scale(column: Column) -> None:
-    """Raise BadInput for scales that are not finite, incomplete or combined with other ways."""
+    """Raise BadInput unless the column declares its scale in at most one way, completely.
+
+    The ways are low < high, mean with std > 0, values, and length. All numbers are finite.
+    """
     where = declaration_key(column.name)
     for key in _SCALES:
         value = getattr(column, key)

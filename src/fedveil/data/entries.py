@@ -71,10 +71,10 @@ def as_texts(column: Array) -> list[str | None]:
 
 
 def forms(column: Array) -> list[tuple[object, object]]:
-    """Each entry in two forms: exactly as it is, and as it is however it was written.
+    """Return each entry of a column as (exact form, normalised form).
 
-    Entries whose exact forms are equal are the same entry. The second form of 0.5 is that of
-    "0.50", that of a date is its day, and that of an array its numbers.
+    Entries with equal exact forms are the same entry. Entries with equal normalised forms have one
+    value, however it was written: 0.5 and "0.50" do, and a date has its day.
     """
     entries = list(column) if column.ndim > 1 else column.tolist()
     if column.ndim == 1 and column.dtype.kind in "iuf":

@@ -257,7 +257,10 @@ def remarks_about(options: TableOptions, schema: TableSchema) -> list[str]:
 
 
 def _fitted_rows(split: "TableSplit", options: TableOptions) -> tuple[bool, Table, str]:
-    """(whether statistics are of the test rows, the rows they are fitted on, whose these are)."""
+    """Choose the rows from which the statistics of columns are computed.
+
+    Returns (whether these are the test rows, the rows, whose they are in words).
+    """
     if options.statistics in (None, "held-out"):
         return True, split.test_rows, "test records"
     return False, split.train_rows, "clients' records"
@@ -578,8 +581,9 @@ def _split_clients(
     names, owners = np.unique(np.array(entries), return_inverse=True)
     if len(names) == len(entries) > 1:
         raise BadInput(
-            f"{source.name}: column {client!r} is different in all {len(entries)} rows: name the "
-            "column that says whose a row is, or leave client out and give a number of clients"
+            f"{source.name}: column {client!r} has a different value in each of its {len(entries)} "
+            "rows, so every client would have one row: name the column of the rows' owners, or "
+            "omit client and give a number of clients"
         )
     everyone, counts = np.arange(len(names)), np.bincount(owners)
     held_out = choose_held_out(everyone, names) if isinstance(kind, str) else everyone[:0]

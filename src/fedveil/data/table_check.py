@@ -353,7 +353,14 @@ def _summary(name: str, column: Array) -> ColumnSummary:
 
 
 def _kind(column: Array, present: Sequence[str], numbers: Array, *, numeric: bool) -> str:
-    """Name the kind of a column's entries, given those that are not missing as texts."""
+    """Name the kind of a column: "true or false", "whole number", "number", "date" or "text".
+
+    Args:
+        column: The entries.
+        present: Those that are not missing, as text.
+        numbers: The entries as numbers, NaN where missing.
+        numeric: Whether all entries that are not missing are numbers.
+    """
     if are_bits(np.array(present, dtype=object)) or column.dtype.kind == "b":
         return "true or false"
     if numeric:

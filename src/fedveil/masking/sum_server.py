@@ -215,7 +215,10 @@ class SumServer:
         return self._now
 
     def _closed(self) -> _SumRound:
-        """The round, refused unless it is closed."""
+        """The current round.
+
+        Raises MessageRefused unless it is closed, that is, takes no more vectors.
+        """
         if not self._round().vectors:
             raise MessageRefused("the round is not closed")
         return self._round()

@@ -73,7 +73,8 @@ MEANING = {
     "start it with the recipe's numbers",
     Status.BUSY: "cannot open while so many rounds are open: try again later",
     Status.LOST: "got no answer from the mixer: it is not there, full, or was sent something wrong",
-    Status.FORBIDDEN: "is not for this certificate: members report, and the collector collects",
+    Status.FORBIDDEN: "was refused to this certificate: only members may report, and only the "
+    "collector may collect",
     Status.REPEATED: "has a report of this member already: it counts once",
 }
 

@@ -51,14 +51,16 @@ _AGREEMENT = 1e-3
 def isolate(
     task: Task, x: Features, y: torch.Tensor, classes: int, *, records: bool = False
 ) -> str:
-    """Decide from a few public records how a task is computed. Returns one line about it, or "".
+    """Capture a task's module and loss as graphs, or else compute each client in a fork.
 
-    "" if nothing was to be decided. Changes the task: it gets the graphs of its module and loss, or
-    computes in forks from now on. The module's and the loss's own code runs in a fork here, which
-    refuses what `check_fits` and `mixes_records` refuse.
+    Changes the task, unless both are captured already. The module's and the loss's own code runs
+    here on a few public records, in a fork.
 
-    Raises BadInput if forks are needed and processes cannot be confined here, or with `records`: a
-    record is the unit then, and could reach another's gradient.
+    Returns one line about what was decided, or "" if there was nothing to decide.
+
+    Raises BadInput if the module does not fit the records or mixes them, if forks are needed and
+    processes cannot be confined here, and if forks are needed and `records` is true: one record
+    could then reach another's gradient.
 
     Args:
         task: The task.

@@ -207,7 +207,7 @@ def _reader(
     """
     if len(shape) != 1 or reading is None:
         raise BadInput(
-            f"model {name!r} reads texts, as rows of words, and the records have shape {shape}"
+            f"model {name!r} reads texts, as rows of words, but the records have shape {shape}"
         )
     each = name in NEXT_WORD
     if name.startswith("lstm"):
@@ -235,7 +235,7 @@ def _channels(name: str, shape: tuple[int, ...], side: int) -> int:
     """
     if len(shape) != 3 or shape[1:] != (side, side):
         raise BadInput(
-            f"model {name!r} takes images of {side} x {side} and the records have shape {shape}"
+            f"model {name!r} takes images of {side} x {side} but the records have shape {shape}"
         )
     return shape[0]
 

@@ -44,7 +44,10 @@ def claim_box(meaning: Meaning) -> Markup:
 
 
 def claim_tiles(claim: PrivacyClaim | None) -> list[tuple[str, str]]:
-    """Return the tiles (value, label) of a claim: epsilon, delta, unit, and whom one trusts."""
+    """Return the tiles (value, label) of a claim: epsilon, delta, unit, and whom one trusts.
+
+    Without a claim, two tiles say that nothing is promised and that everybody has to be trusted.
+    """
     if claim is None:
         return [("nothing", "is promised: there is no epsilon"), ("everybody", "has to be trusted")]
     label = "epsilon as published, not a guarantee" if claim.as_published else "epsilon, at most"

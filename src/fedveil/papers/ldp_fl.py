@@ -56,10 +56,12 @@ def epsilon(experiment: Experiment) -> Page:
     headline, panels = [], []
     for study in cases:
         paper, count = study.paper, len(study.epsilons)
-        run = _sweep(experiment, study, "free", [*study.divided, *ldp_fl_settings.NOISE_FREE], [])
+        run = _sweep(
+            experiment, study, "free", [*study.client_overrides, *ldp_fl_settings.NOISE_FREE], []
+        )
         ranges = Axis(RANGE, (study.published, study.updates))
         axes = [ranges, Axis("noise.epsilon", study.epsilons)]
-        sweep = _sweep(experiment, study, "epsilon", study.divided, axes)
+        sweep = _sweep(experiment, study, "epsilon", study.client_overrides, axes)
         free, means = percent(run, 0), [percent(sweep, c) for c in range(2 * count)]
         rows = []
         for c, e in enumerate(study.epsilons):
@@ -149,7 +151,7 @@ def fraction(experiment: Experiment) -> Page:
     for study in cases:
         sizes = [max(1, round(fr * study.clients)) for fr in FRACTIONS]
         axis = Axis("sample.size:shuffle.minimum", tuple(f"{k}:{k}" for k in sizes))
-        settings = [*study.divided, "sample.kind=fixed", study.headline_epsilon]
+        settings = [*study.client_overrides, "sample.kind=fixed", study.headline_epsilon]
         axes = [Axis(RANGE, (study.published,)), axis]
         sweep = _sweep(experiment, study, "fraction", settings, axes)
         means = [percent(sweep, c) for c in range(len(sizes))]
@@ -183,7 +185,7 @@ def rounds(experiment: Experiment) -> Page:
     lines = {}
     for study in cases:
         paper, axes = study.paper, [Axis(RANGE, (study.published,))]
-        settings = [*study.divided, study.headline_epsilon, "evaluate.every=1"]
+        settings = [*study.client_overrides, study.headline_epsilon, "evaluate.every=1"]
         sweep = _sweep(experiment, study, "rounds", settings, axes, curves=True)
         measured, means = learning_curve(sweep, 0, "accuracy", 100)
         rows = []
@@ -209,7 +211,7 @@ def table1(experiment: Experiment) -> Page:
         paper, epsilons = study.paper, tuple(study.paper.table)
         ranges = (study.range(adaptive=False), study.range(adaptive=True))
         axes = [Axis(RANGE, ranges), Axis("noise.epsilon", epsilons)]
-        sweep = _sweep(experiment, study, "table1", study.divided, axes)
+        sweep = _sweep(experiment, study, "table1", study.client_overrides, axes)
         rows = []
         for c, e in enumerate(epsilons):
             published, other = paper.table[e], len(epsilons) + c

@@ -93,8 +93,12 @@ class Study:
         ]
 
     @property
-    def divided(self) -> list[str]:
-        """Return the overrides `key=value` of the study's own number of clients."""
+    def client_overrides(self) -> list[str]:
+        """Return the overrides `key=value` that set the study's number of clients.
+
+        They are data.clients and shuffle.minimum, and data.most_records unless all records are
+        used.
+        """
         each = self.records_each(self.clients)
         most = [] if each is None else [f"data.most_records={each}"]
         return [f"data.clients={self.clients}", f"shuffle.minimum={self.clients}", *most]

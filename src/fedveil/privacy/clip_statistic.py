@@ -57,8 +57,9 @@ class ClipStatistic:
         """Raise BadInput for the edges above."""
         if not (0 < self.norm_bound <= 1 and self.width >= 1 and self.every >= 1):
             raise BadInput(
-                f"{self.width} {self.word} of length {self.norm_bound:g} in one of {self.every} "
-                "rounds cannot be reported: at least one, of a length up to 1"
+                f"a clip statistic of {self.width} {self.word} with L2 norm "
+                f"{self.norm_bound:g} in one of {self.every} rounds: at least one, a norm in "
+                "(0, 1], at least one round"
             )
         if not (0 <= self.noise < math.inf and 0 <= self.flip < math.inf):
             raise BadInput(

@@ -150,7 +150,7 @@ def _begun_run(folder: Path, about: dict[str, str], training: Training) -> Ledge
 
 
 def _ledger_run(about: dict[str, str], training: Training) -> LedgerRun:
-    """Return the run of a training as its own ledger registers it, without its name."""
+    """Return what the training's own ledger records about the run, except the run's name."""
     plan = training.plan
     repeats = not training.data.elsewhere  # other clients may answer the next time
     return LedgerRun(about, plan.every_line, plan.permitted, plan.counted_clients, repeats=repeats)

@@ -215,13 +215,15 @@ def end(
     cohort: CohortSum,
     aggregate: Aggregate | None = None,
 ) -> RoundResult:
-    """Add noise to the sum of a round's reports, divide it, and move the model and the clip.
+    """End a round: add noise to the sum of its reports, divide it, and return the next state.
 
-    `cohort.total` is changed in place. `aggregate`, if given, takes the place of the mean. The
-    result has no metrics and is unfiltered: pass it through a `Gate`.
+    Changes `cohort.total` in place, but neither `state` nor `ledger`. `aggregate`, if given, takes
+    the place of the mean unless the cohort is empty. The result has no metrics and is unfiltered:
+    pass it through a `Gate`.
 
     Guarantee: an empty cohort gets noise like any other. Refused reports change neither noise nor
-    divisor. Where too few reports came to hand anything on, the model and the charge stay.
+    divisor. If too few reports arrived, the model and the clip stay as they were, and the round
+    remains charged.
     """
     release = plan.release
     strength = float((cohort.total if cohort.signal is None else cohort.signal).norm())

@@ -124,10 +124,10 @@ _LIMITS = {
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raise BadInput for an optimiser with a value out of range or a wrong kind of schedule.
+    """Raise BadInput for a server optimiser with a value out of range.
 
-    Checked are the attributes that it has of `lr`, `momentum`, `beta1`, `beta2`, `floor` and
-    `schedule`, which must be a `RateSchedule` or None.
+    Of the attributes `lr`, `momentum`, `beta1`, `beta2`, `floor` and `schedule`, those are checked
+    that the optimiser has. `schedule` must be a `RateSchedule` or None.
     """
     values = vars(optimizer)
     for name, limit in _LIMITS.items():

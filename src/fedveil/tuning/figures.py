@@ -318,9 +318,11 @@ def _draw_panel(at: Axes, panel: Panel, figure: Figure) -> None:
 
 
 def _draw_line(at: Axes, panel: Panel, line: Series, moved: Transform) -> None:
-    """Draw a line with its intervals, arrows and crosses on the axes `at`.
+    """Draw a series on the axes `at`: its means, with their intervals.
 
-    `moved` is the transform for everything but a band.
+    An arrow at the bottom stands for an interval that goes below the panel, a cross at the top for
+    a mean that is not finite. `moved` is the transform of everything but the band of intervals that
+    a long series has.
     """
     bottom, top = panel.heights
     points = list(zip(line.places, line.means, strict=True))

@@ -134,7 +134,7 @@ def cells(source: str, overrides: Sequence[str], axes: Sequence[Axis]) -> list[C
             raise BadInput(f"--grid {key} is given twice: give all its values at once")
     count = math.prod(len(a.choices) for a in axes)
     if count > _MOST_CELLS:
-        raise BadInput(f"the grid has {count:,} cells: at most {_MOST_CELLS:,} are possible")
+        raise BadInput(f"the grid has {count:,} cells: at most {_MOST_CELLS:,} are allowed")
     grid = []
     for values in itertools.product(*(a.choices for a in axes)):
         choice: dict[str, str] = {}

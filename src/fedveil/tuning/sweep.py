@@ -241,10 +241,10 @@ class Sweep:
         }
 
     def _catch_up(self) -> None:
-        """Write sweep.json, or take over the modes stored in it, and read the trials on disk.
+        """Write sweep.json, or use the modes stored in it, and read the trials on disk.
 
-        Raise BadInput if the folder holds another sweep. It runs under the lock, because another
-        process may have started the sweep in the meantime.
+        The caller holds the sweep's lock, since another process may have started the same sweep.
+        Raises BadInput if the folder holds another sweep.
         """
         modes = self._stored_modes()
         if modes is None:

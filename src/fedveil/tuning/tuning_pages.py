@@ -308,7 +308,10 @@ class SweepResults:
 
     @cached_property
     def by_terms(self) -> dict[str, list[int]]:
-        """Return the numbers of cells that claim something, by the terms of their epsilon."""
+        """Group the cells that have an epsilon by its terms: delta, unit, neighbours and trust.
+
+        Returns the indices of the cells for each text of terms.
+        """
         by_terms: dict[str, list[int]] = {}
         for k, cell in enumerate(self.cell_rows):
             if math.isfinite(self.cell_number(k, "epsilon")):

@@ -40,8 +40,8 @@ WHOLE, PART = "whole", "part"
 class SiteNoise(Release):
     """Every site sends the sum of its sampled records' clipped gradients, with noise on it.
 
-    Guarantee: docs/proofs/sites.md. A record moves its own site's sum by at most the clip. The
-    noise of n sites adds up to sqrt(n) times that of one.
+    Guarantee: docs/proofs/sites.md. A record changes the sum of its own site by at most the clip.
+    The standard deviation of the noise of n sites is sqrt(n) times that of one site.
 
     Attributes:
         multiplier: The noise of the budget's line, in clips: of each site if `share` is "whole", of

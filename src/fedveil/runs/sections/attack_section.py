@@ -36,16 +36,16 @@ class _Attack(Section):
     """What an attacker multiplies its update by. Default: clients per round / server.lr, which
     replaces the model where nothing is clipped."""
     project: bool = False
-    """Whether an attacker trains within clip / boost of the round's model, so that the clip cuts
-    nothing off. For recipes with a clip on updates."""
+    """Whether an attacker keeps its update, before the boost, within clip / boost, so that the
+    boosted update is not clipped. For recipes with a clip on updates."""
     noise: Literal["comply", "skip", "hide"] = "comply"
-    """What attackers do where clients add noise: as they are told; nothing, in a form that is
-    accepted; or, by twos, noise of opposite signs, which is gone in the sum. With dp-sgd 'skip' is
-    plain SGD."""
+    """What attackers do in recipes where clients add noise. 'comply': they add it. 'skip': they add
+    none, in a form that is accepted (plain SGD with dp-sgd). 'hide': pairs of them add noise of
+    opposite signs, so that it cancels in the sum."""
     start: int = setting(COUNT, 1)
     """First round in which they attack."""
     end: int | None = setting(COUNT, None)
-    """Last one; the same as start is a single shot. Default: no end."""
+    """Last round in which they attack. Equal to attack.start: they attack once. Default: no end."""
     every: int = setting(COUNT, 1)
     """Rounds from one attack to the next."""
     present: bool = True

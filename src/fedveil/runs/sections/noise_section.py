@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _SOURCE = setting(
     default="seeded",
-    description="Where randomness comes from: 'seeded' streams that can be repeated, for "
-    "simulations, or the operating system, 'secure', for what is published.",
+    description="Where randomness comes from: 'seeded' for streams that can be repeated, in "
+    "simulations; 'secure' for the operating system, for anything that is published.",
 )
 _AT_CLIENTS = setting(default="client", description="Who adds the noise: always the client.")
 
@@ -116,11 +116,11 @@ class GaussianSection(Section):
     each other. Default: the least with which all rounds fit budget.epsilon."""
     source: Literal["seeded", "secure"] = _SOURCE
     claim: bool = True
-    """Whether the noise is claimed. false is a defence without a claim, for where 'server' with a
-    multiplier and without a budget."""
+    """Whether the noise is part of a claim. false is a defence without a claim, for noise.where
+    'server' with a multiplier and without a budget."""
     c2: float | None = setting(POSITIVE, None)
-    """The constant that Fu's published formula leaves open; 1.0 is common. For budget.as_published,
-    which needs it with clip.each 'gradient'. Default: that formula is not used."""
+    """The constant in Fu's published formula, for which the paper gives no value; 1.0 is common.
+    Needed for budget.as_published with clip.each 'gradient'. Default: that formula is not used."""
 
     def build(self, inputs: PlanInputs) -> PrivacyPlan:
         """Build the plan of Gaussian noise at the server, at the clients, or in DP-SGD.
@@ -197,9 +197,10 @@ class GaussianSection(Section):
         )
 
     def _dp_sgd_plan(self, inputs: PlanInputs) -> PrivacyPlan:
-        """Build the plan of DP-SGD.
+        """Build the plan of DP-SGD, whose fixed clip is on each example's gradient, in L2.
 
-        Raises BadInput unless the clip is fixed, in L2 and on updates.
+        Raises BadInput unless client.kind is "dp-sgd" and clip.kind "fixed", and if clip.norm or
+        clip.each is set to anything else.
         """
         from fedveil.privacy.releases.dp_sgd import dp_sgd
 

@@ -224,7 +224,7 @@ def unknown_key_text(forms: Forms, path: Sequence[str], kind: str | None = None)
     else:
         known = [form for name, form in forms[section].items() if kind in (None, name)]
         names = dict.fromkeys(name for form in known for name in form.model_fields)
-        near = nearest(key, names) or [name for name in names if name.startswith(key)]
+        near = nearest(key, names) or [name for name in names if key and name.startswith(key)]
         near = [f"{section}.{name}" for name in near]
         way = meant(near) if near else f"fedveil explain {section} lists its keys"
     return f"unknown key {_short_line('.'.join(path))}{f' of kind {kind!r}' if kind else ''}: {way}"

@@ -62,7 +62,10 @@ class WorkerLost(FedveilError):
 
 
 def available_workers(*needed: object) -> int:
-    """The number of workers for this machine: its cores, or 1 if they cannot be sent `needed`."""
+    """The number of workers to use here: one for each core.
+
+    1 if workers are spawned and `needed` cannot be pickled.
+    """
     return cores() if platforms.start_method() == "fork" or can_send(needed) else 1
 
 
@@ -79,7 +82,7 @@ class Pool(Protocol):
     def measured(
         self, measure: Measure[M], slices: Sequence[slice], params: torch.Tensor
     ) -> Iterator[M]:
-        """Yield what `measure` returns for each slice and the parameters `params`, in order."""
+        """Yield what `measure` returns at `params` for each slice of the records, in order."""
         ...
 
     def close(self) -> None:
@@ -134,7 +137,7 @@ class Workers:
     def measured(
         self, measure: Measure[M], slices: Sequence[slice], params: torch.Tensor
     ) -> Iterator[M]:
-        """Yield the measurements of each slice, in order."""
+        """Yield what workers measure on each slice of the records, in order."""
         self._share(params)
         for _, measurements in self._ordered([(measure, part) for part in slices]):
             yield measurements
@@ -206,7 +209,7 @@ class Workers:
         return answer
 
     def _prepare(self, numbers: int) -> None:
-        """Make the memory that workers share, for sums of so many numbers."""
+        """Make the memory that workers share, for sums of length `numbers`."""
         job = self._engine.job
         self._params = _shared(self._size, torch.float32)
         self._state = _shared(len(job.plan.first_state(job.task.parameters)), torch.float64)
@@ -262,7 +265,10 @@ class SpawnedWorkers(Workers):
     """A pool of `count` spawned processes of this machine, which share no memory with this one."""
 
     def _prepare(self, numbers: int) -> None:
-        """Pickle the engine. Raises BadInput if it cannot be sent."""
+        """Pickle what each worker gets first: the engine, and `numbers`, the length of a sum.
+
+        Raises BadInput if it cannot be pickled.
+        """
         engine = self._engine
         sent = Serial(engine.job, engine.mode, engine.chunk), numbers
         self._pickled = pickle_to_send(sent, f"the training of {engine.job.task!r}")

@@ -183,7 +183,7 @@ class RayPool:
     def measured(
         self, measure: Measure[M], slices: Sequence[slice], params: torch.Tensor
     ) -> Iterator[M]:
-        """Yield what `measure` returns for each slice and the parameters `params`, in order."""
+        """Yield what `measure` returns at `params` for each slice of the records, in order."""
         there = self._tasks.put(params.numpy())
         return self._tasks.ordered(measurements, [(there, measure, part) for part in slices])
 
