@@ -147,7 +147,19 @@ class RunContents:
             date = self.statement.charges[-1].charged_at.partition("T")[0]
         first = self.recipe_text.partition("\n")[0].removeprefix("# resolved by ")
         version = first.partition(",")[0] if first.startswith("fedveil ") else ""
-        parts = [date, _data_text(self.recipe_text), version, f"run directory {self.name}"]
+        try:
+            data = tomllib.loads(self.recipe_text).get("data")
+        except (ValueError, RecursionError):
+            data = None
+        records = ""
+        if isinstance(data, dict):
+            path = data.get("path")
+            paths = path if isinstance(path, list) else [path] if path else []
+            own = data.get("name") == OWN
+            records = "data from Python" if own else f"data set {data.get('name')}"
+            if paths:
+                records = f"data {', '.join(Path(str(one)).name for one in paths)}"
+        parts = [date, records, version, f"run directory {self.name}"]
         return " · ".join(str(part) for part in parts if part)
 
     @property
@@ -197,22 +209,6 @@ def ended_text(stopped: object) -> str:
     """
     word = str(stopped)
     return _STOPPED.get(word, f"stopped by: {word}")
-
-
-def _data_text(recipe: str) -> str:
-    """Return the data set that a recipe names, "" if it cannot be read."""
-    try:
-        data = tomllib.loads(recipe).get("data")
-    except (ValueError, RecursionError):
-        return ""
-    if not isinstance(data, dict):
-        return ""
-    path = data.get("path")
-    paths = path if isinstance(path, list) else [path] if path else []
-    files = ", ".join(Path(str(one)).name for one in paths)
-    if files:
-        return f"data {files}"
-    return "data from Python" if data.get("name") == OWN else f"data set {data.get('name')}"
 
 
 def run_page(

@@ -83,17 +83,14 @@ class SharedLedger:
         write_atomic(folder / "ledger.json", text.encode())
 
 
-def open_ledger(
-    folder: Path, about: dict[str, str], training: Training, shared: SharedLedger | None
-) -> Ledger:
+def open_ledger(folder: Path, run: LedgerRun, shared: SharedLedger | None) -> Ledger:
     """Create, join or reopen the ledger of the run in `folder`. The caller closes it.
 
     Raises BadInput if the run has begun and its ledger, or its entry in a shared one, is missing.
 
     Args:
         folder: The run directory.
-        about: What the ledger notes about the run beside its name.
-        training: The run's training, with its plan and data.
+        run: What the ledger records about the run, except its name.
         shared: The ledger that a new run shares with others. None for a run's own ledger, and for a
             run that is resumed.
     """
@@ -102,25 +99,25 @@ def open_ledger(
     begun = any((folder / name).exists() for name in ("checkpoint", "metrics.jsonl"))
     if begun and not path.exists():
         raise BadInput(f"{path} is missing: what this run has spent is unknown; start over")
-    run = _ledger_run(about, training)
     if shared is None and not (folder / "ledger.json").exists():
         # A ledger without tables is left by a crash while it was made: nothing was charged.
         tables = "SELECT 1 FROM sqlite_master LIMIT 1"
         if not path.exists() or (not begun and not query(path, tables)):
-            return Ledger.create(path, replace(run, about={"run": folder.resolve().name, **about}))
-        return Ledger.reopen(path, _begun_run(folder, about, training))
+            about = {"run": folder.resolve().name, **run.about}
+            return Ledger.create(path, replace(run, about=about))
+        return Ledger.reopen(path, _begun_run(folder, run))
     name = ledger_run_name(folder)
-    run = replace(run, about={"run": name, **about})
+    run = replace(run, about={"run": name, **run.about})
     if not path.exists():
         if shared is None:
             raise BadInput(
                 f"{path} is missing, which this run shares with others: restore it; if it was "
                 "never made, start this run over"
             )
-        common = shared.common_terms(run.lines, about["data"], None)
+        common = shared.common_terms(run.lines, run.about["data"], None)
         _make_shared(path, replace(run, common=common))
     shared = shared or SharedLedger(path)
-    common = shared.common_terms(run.lines, about["data"], common_of(path))
+    common = shared.common_terms(run.lines, run.about["data"], common_of(path))
     if name in read_runs(path):
         return Ledger.reopen(path, replace(run, common=common))
     if begun:
@@ -131,29 +128,23 @@ def open_ledger(
     return Ledger.join(path, replace(run, common=common))
 
 
-def check_ledger_of(folder: Path, about: dict[str, str], training: Training) -> None:
+def check_ledger_of(folder: Path, run: LedgerRun) -> None:
     """Raise LedgerMismatch if the ledger of the run in `folder` belongs to something else.
 
     Writes nothing. Arguments are as in `open_ledger`.
     """
-    Ledger.check_same(ledger_path(folder), _begun_run(folder, about, training))
+    Ledger.check_same(ledger_path(folder), _begun_run(folder, run))
 
 
-def _begun_run(folder: Path, about: dict[str, str], training: Training) -> LedgerRun:
+def _begun_run(folder: Path, run: LedgerRun) -> LedgerRun:
     """Return the run in `folder`, which has begun, by its name in its own or a shared ledger."""
-    path, run = ledger_path(folder), _ledger_run(about, training)
+    path = ledger_path(folder)
     if (folder / "ledger.json").exists():
-        common = SharedLedger(path).common_terms(run.lines, about["data"], common_of(path))
-        return replace(run, about={"run": ledger_run_name(folder), **about}, common=common)
+        common = SharedLedger(path).common_terms(run.lines, run.about["data"], common_of(path))
+        about = {"run": ledger_run_name(folder), **run.about}
+        return replace(run, about=about, common=common)
     name = next(iter(read_runs(path)), "")  # the directory may have been renamed since
-    return replace(run, about={"run": name, **about})
-
-
-def _ledger_run(about: dict[str, str], training: Training) -> LedgerRun:
-    """Return what the training's own ledger records about the run, except the run's name."""
-    plan = training.plan
-    repeats = not training.data.elsewhere  # other clients may answer the next time
-    return LedgerRun(about, plan.every_line, plan.permitted, plan.counted_clients, repeats=repeats)
+    return replace(run, about={"run": name, **run.about})
 
 
 def _make_shared(path: Path, run: LedgerRun) -> None:

@@ -19,7 +19,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.privacy.ledger.hash_chain import digest, verify
-from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs import checkpoint
 from fedveil.runs.build import RECIPE_KEYS, build, check_own_parts, resolve_recipe
@@ -320,7 +320,7 @@ class Run:
         result = complete_result(self.folder)
         if result is None:
             return False
-        check_ledger_of(self.folder, self._ledger_about(), self.training)
+        check_ledger_of(self.folder, self._ledger_run())
         self.result, self.already_complete = result, True
         return True
 
@@ -361,18 +361,22 @@ class Run:
                     f"the run was {before.lstrip('# ')} and was resumed by {resolved_by}: it "
                     "repeats to about 1e-5, not to the last bit"
                 )
-        return open_ledger(self.folder, self._ledger_about(), self.training, self.shared)
+        return open_ledger(self.folder, self._ledger_run(), self.shared)
 
-    def _ledger_about(self) -> dict[str, str]:
-        """Return what the ledger notes about the run beside its name."""
-        training = self.training
-        return {
+    def _ledger_run(self) -> LedgerRun:
+        """Return what the ledger records about the run, except its name."""
+        training, plan = self.training, self.training.plan
+        about = {
             "recipe": digest(to_toml(self.recipe.model_dump())),
             "data": training.data.fingerprint,
-            "noise": "secure" if training.plan.secure else "seeded",
-            "seed": "" if training.plan.secure else str(training.seed),
+            "noise": "secure" if plan.secure else "seeded",
+            "seed": "" if plan.secure else str(training.seed),
             "identity": training.digest,
         }
+        repeats = not training.data.elsewhere  # other clients may answer the next time
+        return LedgerRun(
+            about, plan.every_line, plan.permitted, plan.counted_clients, repeats=repeats
+        )
 
     @one_thread()
     def _load_progress(self, ledger: Ledger) -> FinishedRounds:

@@ -113,7 +113,8 @@ class Gate:
         """
         priced = self.plan.metrics
         if priced is None:
-            return self.in_clear(state.params) if self._due(state.round, self.every) else {}
+            due = state.round % self.every == 0 or state.round == self.plan.permitted
+            return self.in_clear(state.params) if due else {}
         if state.round not in priced.rounds or not ledger.charge_measurement(state.round):
             return {}
         means = owner_means(self.task, state.params, self._owners, priced.names, priced.loss_clip)
@@ -156,10 +157,6 @@ class Gate:
             return None
         return float(np.bincount(labels).max() / len(labels))
 
-    def _due(self, round: int, every: int) -> bool:
-        """Whether `round` is measured in the clear: a multiple of `every`, or the budget's last."""
-        return round % every == 0 or round == self.plan.permitted
-
     # Diagnostics.
 
     def result(self, result: RoundResult) -> RoundResult:
@@ -174,7 +171,8 @@ class Gate:
             for name in ("clients", "clipped", "snr", "seconds"):
                 nothing[name] = None
             return replace(result, **nothing)
-        if self.clients_every is None or not self._due(result.round, self.clients_every):
+        every, last = self.clients_every, result.round == self.plan.permitted
+        if every is None or (result.round % every and not last):
             return result
         return replace(result, over_clients=self.across(result.state.params))
 

@@ -163,7 +163,10 @@ def compose(parts: Parts, delta: float) -> LossDistribution:
     low = max(low, math.floor(np.max((_log_mgf(sketches, tilt - orders) + excess) / -orders)))
 
     size = next_fast_len(high - low + 1, real=True)
-    powers = [rfft(_wrapped(masses, size), size) ** n for masses, n in tilted]
+    powers = []
+    for masses, n in tilted:  # on a circle of `size` places, where sums of losses are going anyway
+        laps = np.append(masses, np.zeros(-len(masses) % size)).reshape(-1, size)
+        powers.append(rfft(laps.sum(axis=0), size) ** n)
     wrapped = np.maximum(irfft(np.prod(powers, axis=0), size), 0.0)  # the transform wraps around
     start = low % size
     window = np.concatenate((wrapped[start:], wrapped[:start]))[: high - low + 1]
@@ -185,14 +188,6 @@ def _log_mgf(sketches: list[tuple[_Sketch, int]], orders: Values) -> Values:
         largest = powers.max(axis=1)
         total += n * (largest + np.log(np.exp(powers - largest[:, None]) @ masses))
     return total
-
-
-def _wrapped(masses: Values, size: int) -> Values:
-    """Masses on a circle of `size` places, where sums of losses are going to be anyway."""
-    if len(masses) <= size:
-        return masses
-    rows = np.append(masses, np.zeros(-len(masses) % size)).reshape(-1, size)
-    return np.asarray(rows.sum(axis=0))
 
 
 def coin_losses(eps0: float, count: int, interval: float) -> LossDistribution:
