@@ -27,7 +27,10 @@ class Aggregate(Protocol):
         ...
 
     def combine(self, updates: torch.Tensor) -> torch.Tensor:
-        """Combine finite updates [K, P], K at least 1, into one, float64 [P]."""
+        """Combine finite updates [K, P], K at least 1, into one, float64 [P].
+
+        Must not change `updates`.
+        """
         ...
 
 
@@ -64,7 +67,7 @@ class TrimmedMean:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("aggregate", "trimmed-mean") and ("trim", trim)."""
+        """Identity pairs: ("aggregate", "trimmed-mean"), ("trim", trim)."""
         return (("aggregate", "trimmed-mean"), ("trim", self.trim))
 
     def __post_init__(self) -> None:
@@ -96,7 +99,7 @@ class Krum:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("aggregate", "krum"), and "malicious" and "chosen" with values."""
+        """Identity pairs: ("aggregate", "krum"), then (name, value) of `malicious` and `chosen`."""
         return (("aggregate", "krum"), ("malicious", self.malicious), ("chosen", self.chosen))
 
     def __post_init__(self) -> None:
@@ -157,7 +160,8 @@ class Flame:
     def combine(self, updates: torch.Tensor) -> torch.Tensor:
         """The mean of the cluster's updates, each scaled down to the median length, float64 [P].
 
-        The median length is that of all updates, including those outside the cluster.
+        The median length is that of all updates, including those outside the cluster, and of an
+        even number of updates the lower of the two middle ones.
         """
         norms = updates.double().norm(dim=1)
         kept = _largest_cluster(updates, norms)

@@ -1,7 +1,7 @@
 """Whether a plan and what is really run agree: compared before anything is charged.
 
 A claim is about numbers: rates, steps, learning rates, noise, coordinates. Each is written down
-once, in the plan; what a training is given besides is held to it here.
+once, in the plan. The other parts of a training are compared with the plan here.
 """
 
 import math
@@ -37,18 +37,20 @@ def check_agreement(
     | given | refused unless |
     |---|---|
     | a plan changed by hand | its lines account for what its parts do |
-    | data | they have as many clients as the plan; delta is below 1 / records, or 1 / people |
+    | data | they have as many clients as the plan |
+    | a claim about records or people | its delta is below 1 / their number |
     | a plan about persons | the data say whose records are whose, and are capped as the plan is |
     | records elsewhere | their numbers are public, for a claim or weights that need them |
     | a plan for DP-SGD | the work is `ClientDpSgd` itself, with the plan's own steps |
-    | DP-SGD | the plan is for it |
-    | a clip per gradient | the work is `ClientSgd`, and its rates add up to what is accounted |
-    | a median of norms | the work is one gradient, whose norm is not clipped before |
+    | a plan for sums of sites | the work is `SiteSum` itself, with the plan's own steps |
+    | `ClientDpSgd` or `SiteSum` | the plan has noisy steps |
+    | a clip per gradient | the work is `ClientSgd`, and its rates add up to at most the accounted |
+    | a clip from a median of norms | the work is `OneGradient`, so that norms are unclipped |
     | ranges, secure noise | the model has as many parameters as are accounted |
     | DP-SGD with secure noise | no client has more than 2^24 records |
     | a claim of secure noise | the plan was made by `with_secure_noise` |
-    | weights by examples | nothing is claimed about how many records a client has |
-    | learning rates over the rounds | they are for the plan's number of rounds |
+    | weights by examples | the plan's release allows unequal weights (`Requirements`) |
+    | a learning rate schedule | it is for the plan's number of rounds |
     """
     plan.check_lines()
     if plan.population != data.clients:
@@ -101,12 +103,17 @@ def check_agreement(
 
 
 def check_units(plan: PrivacyPlan, data: FederatedData) -> None:
-    """Raise BadInput for data whose records, or whose persons, are not those of the plan's steps.
+    """Raise BadInput for data whose limits on records are not those of the plan's noisy steps.
 
-    Clients may not be shortened where the number of their records is private. Which of them stay
-    follows from that number: one record more or less, or a person who is left out, would change
-    which records of others are trained on. Of records elsewhere nothing can be seen but the cap: a
-    site compares its own with the plan again.
+    | given | refused if |
+    |---|---|
+    | steps with a nominal number of records, or a cap | the data have `most_records` |
+    | a claim about persons | the steps have no cap |
+    | steps with a cap | the data have another cap, or none (`FederatedData.capped`) |
+
+    With `most_records`, one record more or less would change which of a client's other records are
+    trained on, and the claim hides how many records there are. Of records at sites the server sees
+    the cap alone, so each site makes this check again.
     """
     steps = plan.noisy_steps
     cap, nominal = (None, None) if steps is None else (steps.cap, steps.nominal)
@@ -140,10 +147,10 @@ def check_aggregate(
     | given | refused if |
     |---|---|
     | a class, or an object without `check` and `combine` | always |
-    | noise for the sum, a shuffler, sites | always: a claim, or what a server sees, is a sum |
-    | weights by examples | always: rows count alike |
-    | a cohort too small for the rule | its `check` says so |
-    | a cohort of which the rows do not fit | they take more than `memory` MiB |
+    | noise at the server, a shuffler, sites | always: the claim, or the server, has a sum only |
+    | weights by examples | always: an aggregate counts all updates alike |
+    | the expected cohort | the aggregate's `check` raises for it |
+    | a large cohort | its updates take more than `memory` MiB |
     """
     for method in ("check", "combine"):
         if isinstance(aggregate, type) or not callable(getattr(aggregate, method, None)):
@@ -169,9 +176,12 @@ def check_aggregate(
 
 
 def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
-    """Raise BadInput for local work whose noisy steps, gradients or rates are not the plan's.
+    """Raise BadInput for local work whose class, noisy steps or rates are not the plan's.
 
-    DP-SGD and sites protect inside the work, which must be the plan's own and take its steps.
+    A plan with noisy steps needs exactly `ClientDpSgd`, or `SiteSum` if sites send sums, with the
+    plan's own steps. A plan without them needs any other work. A median of norms needs
+    `OneGradient`. A clip per gradient needs `ClientSgd`, whose rates are added up for each round,
+    or for the first ones and the last if there are many.
     """
     steps, schedule = plan.noisy_steps, plan.clip_schedule
     right = SiteSum if plan.release.requires.sends_sum else ClientDpSgd
@@ -214,7 +224,10 @@ def _check_work(plan: PrivacyPlan, work: ClientWork) -> None:
 
 
 def _check_secure_steps(steps: NoisySteps, data: FederatedData) -> None:
-    """Refuse clients with more units than words are counted for."""
+    """Raise BadInput if a client has more than 2^24 records, or people if these are sampled.
+
+    A claim of secure noise counts the random words of 2^24 at most.
+    """
     sizes, units = data.sizes, "records"
     if steps.unit is Unit.PERSON:
         sizes, units = data.people, "people"
@@ -232,9 +245,10 @@ def check_arguments(arguments: Mapping[str, object]) -> None:
 
     | edge | behaviour |
     |---|---|
+    | task, data or plan of another class | BadInput, for the plan of a subclass as well |
     | weights "examples", mode "looped" as strings | BadInput: use the enumeration |
-    | seed, chunk, memory, workers or every that is not whole | BadInput |
-    | work or server that is a class and not one of its instances | BadInput |
+    | seed, chunk, memory, workers, every, clients_every | BadInput unless whole and in range |
+    | work or server that is a class, or has no `updates` or `step` | BadInput |
     """
     for name, kind in (("task", Task), ("data", FederatedData), ("plan", PrivacyPlan)):
         value = arguments[name]

@@ -135,9 +135,10 @@ class CohortData:
         return padded if padded.data_ptr() % _ALIGNMENT == 0 else padded.clone()
 
     def gather(self, index: torch.Tensor) -> "CohortData":
-        """The same clients with no records but those at `index` [K, B] of each, in that order.
+        """A copy of this cohort whose `x` and `y` are the records at `index` [K, B] of each client.
 
-        Only these are copied. For work that takes one step.
+        They are copied in that order, and `longest` is B. An index beyond a client's records is its
+        last record. `sizes` stay the numbers of all records.
         """
         places = np.minimum(index.numpy(), self.sizes[:, None] - 1)  # padding is a client's own
         rows = self.data.offsets[self.owners][:, None] + places
@@ -151,14 +152,18 @@ class CohortData:
 
     @cached_property
     def people(self) -> Ids:
-        """Persons per client, [K]. Raises BadInput if nobody knows whose records are whose."""
+        """The number of persons of each client, [K]. Cached.
+
+        Raises BadInput if the data do not say whose records are whose.
+        """
         return self.data.people[self.owners]
 
     def records_of(self, people: "Batch", cap: int) -> "Batch":
-        """The batch of the records of `people`, whose index has persons instead of records.
+        """The batch of all records of the persons in `people`, a batch whose index has persons.
 
-        Each person has `cap` places side by side, [K, B x cap]. The places beyond a person's
-        records repeat the last of them, and their mask is 0.
+        The result has `group` = `cap` and [K, B x cap] places, `cap` side by side for each person.
+        The places beyond a person's records repeat the last of them, and their mask is 0.
+        AssertionError if a person has more than `cap` records.
 
         Guarantee: what is in a person's places depends on that person and on `cap` alone.
         """
@@ -214,7 +219,7 @@ class Batch:
         index: Indices [K, B] of the records in their clients. None means all records in order,
             which are then not copied.
         draws: The source of dropout keys, None if the model needs none.
-        group: How many places in a row belong to one unit, which is clipped as a whole.
+        group: How many neighbouring places belong to one unit, which is clipped as a whole.
     """
 
     group = 1
@@ -246,7 +251,8 @@ class Batch:
     def scatter(self, values: torch.Tensor, records: int) -> torch.Tensor:
         """The reverse of `select`: this step's values [K, B, ...], put into [K, records, ...].
 
-        Records that are not in this step have zeros. With `index` None it is `values` itself.
+        Records that are not in this step have zeros. Values of places that have the same record are
+        added up, so those of padding must be 0. With `index` None it is `values` itself.
         """
         if self.index is None:
             return values
@@ -276,9 +282,9 @@ class Batch:
         return self.draws.record_keys(index if self._places is None else self._places.numpy())
 
     def gathered(self) -> "Batch":
-        """The same batch for a cohort that holds its records alone (`CohortData.gather`).
+        """This batch for the cohort that `CohortData.gather` makes of its index.
 
-        Dropout keys stay those of the records' places in their clients.
+        Its own `index` is None. Dropout keys stay those of the records' places in their clients.
         """
         other = Batch(None, self.mask, self.draws, self.group)
         other._places = self.index
@@ -376,7 +382,7 @@ class Batches:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("batches", "shuffled"), and "size", "epochs" and "steps" with values."""
+        """Identity pairs: ("batches", "shuffled"), then (name, value) of every field."""
         return (("batches", "shuffled"), *named_values(self, "size", "epochs", "steps"))
 
     def __post_init__(self) -> None:
@@ -406,8 +412,8 @@ class RoundBatches:
     """The batches of a cohort in one round.
 
     Attributes:
-        steps: The largest number of local steps that a client takes that has as many records as
-            the cohort's rows have room for.
+        steps: The number of local steps of a client whose records fill its row. No client takes
+            more.
     """
 
     def __init__(

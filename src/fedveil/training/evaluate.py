@@ -49,7 +49,8 @@ class BatchMetrics:
         records: Number of records.
         sums: By name, the sum over the records of the loss and of each metric that is a mean over
             records.
-        statistics: By name, the arrays that any other metric keeps of the records.
+        statistics: By name, the arrays that any other metric keeps of the records
+            (`Metric.statistics`).
     """
 
     records: int
@@ -164,11 +165,12 @@ def _measure(
 
 @dataclass(frozen=True)
 class ClientSums:
-    """Sums of each metric over a slice of the clients' records, for one client after the other.
+    """Sums of the loss and of metrics over a slice of the clients' records, client by client.
 
     Attributes:
         first: The client of the slice's first record.
-        sums_by_client: By metric, one sum for each client from `first` on that has records in it.
+        sums_by_client: By name, "loss" among them, one sum for each client from `first` on that has
+            records in the slice.
     """
 
     first: int
@@ -197,9 +199,9 @@ def record_slices(data: FederatedData, batch: int = BATCH) -> list[slice]:
 def measure_clients(
     task: Task, params: torch.Tensor, data: FederatedData, piece: slice
 ) -> ClientSums:
-    """The sums of each metric over the clients' records in the slice `piece`, client by client.
+    """The sums of the loss and of each metric over the clients' records in the slice `piece`.
 
-    Metrics that are not means over records are left out.
+    One sum for each client. Metrics that are not means over records are left out.
     """
     each = _measure(task, params, data.x, data.y, piece).per_example
     first, last = np.searchsorted(data.offsets, [piece.start, piece.stop - 1], side="right") - 1
@@ -209,12 +211,13 @@ def measure_clients(
 
 
 def client_spread(data: FederatedData, pieces: Iterable[ClientSums]) -> dict[str, float]:
-    """Each metric's mean per client, averaged over all clients and over the extreme tenths of them.
+    """Means per client, averaged over all clients and over the extreme tenths of them.
 
-    The keys are "<prefix><metric>/mean", ".../lowest_decile" and ".../highest_decile", with the
-    prefix `OVER_CLIENTS`. Every client counts once. A tenth is rounded up to whole clients. Metrics
-    that are not means over records are left out: they have no value for a client with few records.
-    `pieces` must be the sums of all slices of `record_slices`.
+    Of the loss and of each metric that is a mean over records. The keys are
+    "clients/NAME/mean", "clients/NAME/lowest_decile" and "clients/NAME/highest_decile", with "loss"
+    among the names. Every client counts once. A tenth is rounded up to whole clients. Other metrics
+    are left out: they have no value for a client with few records. `pieces` must be the sums of all
+    slices of `record_slices`, in any order.
     """
     totals: dict[str, npt.NDArray[np.float64]] = {}
     for piece in pieces:
@@ -254,6 +257,7 @@ class Owners:
     single_records: bool = False
 
     def __len__(self) -> int:
+        """The number of owners."""
         return len(self.offsets) - 1
 
 

@@ -66,7 +66,7 @@ class Gate:
     def check(self, priced: PricedMetrics) -> None:
         """Raise BadInput unless the priced metrics are those of this task and these data.
 
-        Also if clients whose metrics have a price would be measured in the clear as well.
+        It is also raised if clients whose metrics have a price would be measured in the clear.
         """
         names, owners = priced_names(self.task), self._owners
         if set(priced.names) != set(names):
@@ -106,8 +106,9 @@ class Gate:
     def evaluate_round(self, state: ServerState, ledger: Ledger, streams: Streams) -> Numbers:
         """Metrics of the model in `state` after its round, {} in rounds that are not measured.
 
-        Metrics with a price are charged to `ledger`, come with noise, and have for each name a
-        second key with the suffix `INTERVAL`: the half-width of its interval. {} as well if the
+        Without a price, every `every`-th round and the last one are measured. With a price, the
+        rounds in `plan.metrics` are: metrics are charged to `ledger`, come with noise, and have for
+        each name a second key with the suffix `INTERVAL`, the half-width of its interval. {} if the
         ledger refuses the charge. `streams` are those of the round's attempt, so that a round done
         again has other noise.
         """
@@ -127,6 +128,7 @@ class Gate:
         Without a price: "metrics", measured on `params`. With a price: "metrics", "intervals" and
         "measured_after" (a round) of the last measurement in `history`, which are {}, {} and None
         if there is none. "over_clients" is a key only if metrics across clients are measured.
+        `history` has the rounds' lines of the metrics file, in order (`RoundResult.numbers`).
         """
         priced = self.plan.metrics
         if priced is None:

@@ -1,8 +1,8 @@
 """Several trainings in step: those of one plan, if it is small, computed together round by round.
 
-Where a cohort is small, a round is mostly the overhead of its calls. Repetitions differ in their
-seeds only, and others in their clients' records, so that the same round of all of them can be one
-batch of rows, each with its own start and its own keys. Draws are those of separate trainings; sums
+Where a cohort is small, a round is mostly the overhead of its calls. Trainings of one plan differ
+in their seeds, or in their clients' records, so that the same round of all of them can be one batch
+of rows, each with its own start and its own keys. Draws are those of separate trainings. Sums
 differ from theirs by rounding.
 """
 
@@ -47,9 +47,9 @@ def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, Rou
     """Train one plan several times, on the same data or on others, a round of all at a time.
 
     Yields for each round a list of pairs (index of a training, its result). A training that reaches
-    its budget is missing from then on. Ledgers are in memory. AssertionError, when iteration
-    begins, unless all have the same plan and equal work and can be computed together
-    (`repetitions_per_chunk`).
+    its budget is missing from then on. Ledgers are in memory, and models are in the results: the
+    tasks' modules keep their parameters. AssertionError, when iteration begins, unless all have the
+    same plan object and equal work and can be computed together (`repetitions_per_chunk`).
     """
     first = trainings[0]
     if any(t.plan is not first.plan for t in trainings):

@@ -177,7 +177,8 @@ class CohortSum:
         refused: The clients that sent something that cannot be used.
         notes: What the participants recorded of themselves, summed by name.
         updates_by_client: (clients, their updates [K, P]), None where only the sum is needed.
-        clipping_known: Whether clients reported if they were clipped, and the sum before noise.
+        clipping_known: False if clients report neither whether they were clipped nor what they
+            sent before noise.
         enough: False if too few sites answered; the model then stays.
     """
 

@@ -71,7 +71,7 @@ class RateSchedule:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("rates", shape), and "rounds", "warmup" and "floor" with values."""
+        """Identity pairs: ("rates", shape), then (name, value) of rounds, warmup and floor."""
         return (("rates", self.shape), *named_values(self, "rounds", "warmup", "floor"))
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ _LIMITS = {
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raise BadInput for a server optimiser with a value out of range.
+    """Raise BadInput for a value out of range in a server's or a client's optimiser.
 
     Of the attributes `lr`, `momentum`, `beta1`, `beta2`, `floor` and `schedule`, those are checked
     that the optimiser has. `schedule` must be a `RateSchedule` or None.
@@ -141,7 +141,7 @@ def check_optimizer(optimizer: object) -> None:
 class Weights(StrEnum):
     """The weights of clients in the mean: UNIFORM, all alike, or EXAMPLES, by number of records.
 
-    By number of people where these are sampled.
+    Where people are sampled in local steps, EXAMPLES is by number of people.
     """
 
     UNIFORM = "uniform"
@@ -189,7 +189,7 @@ class SgdServer:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("server", "sgd"), and "lr", "momentum" and "schedule" with values."""
+        """Identity pairs: ("server", "sgd"), then (name, value) of every field."""
         return (("server", "sgd"), *named_values(self, "lr", "momentum", "schedule"))
 
     def __post_init__(self) -> None:
@@ -237,7 +237,7 @@ class AdamServer(_MomentServer):
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("server", "adam"), and all fields with values."""
+        """Identity pairs: ("server", "adam"), then (name, value) of every field."""
         return (("server", "adam"), *named_values(self, *_MOMENTS))
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
@@ -264,7 +264,7 @@ class YogiServer(_MomentServer):
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("server", "yogi"), and all fields with values."""
+        """Identity pairs: ("server", "yogi"), then (name, value) of every field."""
         return (("server", "yogi"), *named_values(self, *_MOMENTS))
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
@@ -294,7 +294,7 @@ class AdagradServer:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("server", "adagrad"), and "lr", "floor" and "schedule" with values."""
+        """Identity pairs: ("server", "adagrad"), then (name, value) of every field."""
         return (("server", "adagrad"), *named_values(self, "lr", "floor", "schedule"))
 
     def __post_init__(self) -> None:

@@ -94,9 +94,11 @@ class Training:
         fastest: Measure both modes and take the faster one.
         dishonest: The participants, None if all clients are honest.
         mixes: The module lets the records of a batch see each other.
-        remark: How the model is kept from remembering clients, if not by what it is, and why
-            clients are computed one by one, if that was found by trying.
-        by_rule: The mode by rule with secure noise, None with seeded noise.
+        remark: One line on how a model that is not plain is kept from remembering clients, and on
+            why clients are computed one by one if a trial failed. "" if there is nothing to say.
+        by_rule: With secure noise, the mode before kernels are tried (`side_by_side`): the given
+            one or, without one, `mode_of`. None with seeded noise, and where another engine or
+            sites compute.
     """
 
     task: Task
@@ -125,6 +127,11 @@ class Training:
     by_rule: Mode | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
+        """Check all parts, and decide how the model is computed. Raises BadInput.
+
+        `plan` is replaced by one that states the assumptions of the other parts. `task` may get
+        graphs of its module (`isolate`). The module is tried on records that are nobody's.
+        """
         check_arguments(vars(self))
         honest = type(self.participants) is Participants
         object.__setattr__(self, "dishonest", None if honest else self.participants)
@@ -264,9 +271,12 @@ class Training:
         return mapped(torch.tensor, taken(examples, few)), torch.tensor(targets[few])
 
     def _settle_mode(self) -> None:
-        """Set `mixes`, and set `mode` to looped where updates could depend on other clients.
+        """Set `mixes`, `mode`, `fastest` and, with secure noise, `by_rule`.
 
-        Raises BadInput if `mode` is vectorised in such a case, or given together with `fastest`.
+        `mode` becomes looped where a client's update could depend on other clients. `fastest`
+        becomes False there, and with secure noise. Raises BadInput if `mode` is vectorised where it
+        would become looped, or for a module that vmap cannot compute, and if `mode` is given
+        together with `fastest`.
         """
         x, y = self._trial_records()
         with one_thread():
@@ -288,10 +298,11 @@ class Training:
             self._settle_secure_mode()
 
     def _settle_secure_mode(self) -> None:
-        """Set `by_rule` and, where it is side by side, name in every claim what that assumes.
+        """Set `by_rule` and, if it is vectorised, add what that assumes to every claim of `plan`.
 
-        Clients are one by one unless the data declare how many records each may have: otherwise
-        the shape of a block would tell how many the largest client has.
+        It is looped on a cluster, and unless the data declare how many records a client may have:
+        otherwise the shape of a block would tell how many the largest client has. Raises BadInput
+        if `mode` is vectorised without that declaration.
         """
         mode = self.mode
         if self.data.most_records is None:
@@ -330,13 +341,14 @@ class Training:
     def begin(self, state: ServerState, ledger: Ledger) -> Round | None:
         """Sample the round after `state` and charge it to `ledger`.
 
+        A round that the engine began and was cut off (`GoesOn`) keeps its clients and its charge.
         None at the end of plan or budget. Raises BadInput if `state` is of round 0 and its
-        parameters are not this training's.
+        parameters are not those of this training's first model.
         """
         if state.round == 0 and not torch.equal(state.params, self._initial):
             raise BadInput(
-                "a training starts from its own model, which its noise is drawn for: give the "
-                "module these parameters and make a training of it"
+                "the state's parameters are not those of this training's first model, for which "
+                "its noise is drawn: load them into the module and make a new training of it"
             )
         unfinished = None
         if self.make_engine is not None and isinstance(self.engine, GoesOn):
@@ -431,9 +443,9 @@ class Training:
 
     @cached_property
     def timings(self) -> dict[Mode, float]:
-        """Measured seconds per client and local step in each mode.
+        """Measured seconds per client and local step in each mode (`mode_choice.timings`).
 
-        {} unless `fastest` and `mode` None.
+        Measured on first access. {} unless `fastest` is true and `mode` is None.
         """
         if self.mode is not None or not self.fastest:
             return {}
@@ -455,9 +467,10 @@ class Training:
 
     @cached_property
     def side_by_side(self) -> bool:
-        """Whether clients are computed side by side with secure noise: by rule, and as tried now.
+        """Whether secure noise is computed with clients side by side: by rule, and as tried here.
 
-        A trial that fails is a warning and a `remark`, and clients are then computed one by one.
+        Tried on first access. If the trial fails, it warns, adds to `remark` and is False. False
+        with seeded noise.
         """
         if self.by_rule is not Mode.VECTORISED:
             return False
@@ -493,8 +506,9 @@ class Training:
     def engine(self) -> Engine:
         """The engine of this training, made on first access.
 
-        `make_engine` decides if given. Otherwise workers on the cluster, workers on this machine,
-        or this process alone: with one worker, and where the participants remember.
+        `make_engine` makes it if given. Otherwise it is `Processes` with workers on the cluster if
+        there is one, `Serial` if there is one worker or the participants remember, and `Processes`
+        with workers on this machine.
         """
         job = self._job
         if self.make_engine is not None:

@@ -49,7 +49,7 @@ class OneGradient:
         return records
 
     def updates(self, clients: ClientBatch) -> Clipped:
-        """Minus one full-batch gradient per client, [K, P], clipped if the round has a clip."""
+        """Minus each client's full-batch gradient, [K, P], clipped if the round has a clip."""
         cohort, round = clients.cohort, clients.round
         draws = Draws(round.streams, round.number, cohort.ids, 0)
         batch = FullBatch(cohort.sizes, cohort.longest, draws)
@@ -69,7 +69,7 @@ class Decay:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("rates", "decay"), and "mu" and "gamma" with values."""
+        """Identity pairs: ("rates", "decay"), then (name, value) of mu and gamma."""
         return (("rates", "decay"), ("mu", self.mu), ("gamma", self.gamma))
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class Adam:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("direction", "adam"), and "beta1", "beta2" and "floor" with values."""
+        """Identity pairs: ("direction", "adam"), then (name, value) of every field."""
         return (("direction", "adam"), *named_values(self, "beta1", "beta2", "floor"))
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class ClientSgd:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("work", "sgd"), and all fields with values."""
+        """Identity pairs: ("work", "sgd"), then (name, value) of every field, also if None."""
         return (
             ("work", "sgd"),
             *named_values(self, "batches", "lr", "momentum", "weight_decay", "decay"),
@@ -164,7 +164,11 @@ class ClientSgd:
         return not (self.momentum or self.weight_decay or self.proximal) and self.adam is None
 
     def rate(self, step: int, round: int) -> float:
-        """The learning rate of local step `step` (from 0) in `round` (from 1)."""
+        """The learning rate of local step `step` (from 0) in `round` (from 1).
+
+        With `decay` it is that of iteration (round - 1) x `batches.steps` + step. With epochs,
+        where steps are not fixed, each round counts as one step of those before.
+        """
         if self.decay is None:
             return scheduled(self.lr, self.schedule, round)
         return self.decay.rate((round - 1) * (self.batches.steps or 1) + step)
@@ -279,7 +283,10 @@ class ClientDpSgd:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: ("work", "dp-sgd"), ("steps", noisy), and other fields with values."""
+        """Identity pairs: ("work", "dp-sgd"), ("steps", noisy), then (name, value) of the others.
+
+        The others are all other fields, also if they are None.
+        """
         return (
             ("work", "dp-sgd"),
             ("steps", self.noisy),
@@ -295,11 +302,11 @@ class ClientDpSgd:
         _check_steps(self)
 
     def records_per_round(self, records: int) -> int:
-        """The mean number of records that a client with `records` uses in a round, rounded up."""
+        """The number of steps times `records_per_step`."""
         return self.noisy.steps * self.records_per_step(records)
 
     def records_per_step(self, records: int) -> int:
-        """The mean number of records that a client with `records` uses in a step, rounded up."""
+        """The mean number of records that join a step, of `records`, rounded up and at least 1."""
         return max(1, math.ceil(self.noisy.rate * records))
 
     def updates(self, clients: ClientBatch) -> Clipped:
@@ -345,6 +352,7 @@ class SiteSum:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("work", "site-sum"), ("steps", noisy)."""
         return (("work", "site-sum"), ("steps", self.noisy))
 
     def __post_init__(self) -> None:
@@ -355,15 +363,18 @@ class SiteSum:
             )
 
     def records_per_round(self, records: int) -> int:
-        """The mean number of records that a site uses in a round, rounded up, at least 1."""
+        """The mean number of records that join, of a site's `records`, rounded up and at least 1."""
         return max(1, math.ceil(self.noisy.rate * records))
 
     def records_per_step(self, records: int) -> int:
-        """The same: a round is one step."""
+        """The same as `records_per_round`, since a round is one step."""
         return self.records_per_round(records)
 
     def updates(self, clients: ClientBatch) -> Clipped:
-        """Every site's noisy sum, all sites side by side unless noise is secure."""
+        """Minus each site's noisy sum, [K, P], which is not clipped again.
+
+        With secure noise K must be 1, and the sum is float64.
+        """
         batch = noisy_batch(self.noisy, clients, 0)
         if batch.index is None:
             raise AssertionError("a batch of sampled records has their places")
@@ -382,6 +393,8 @@ def noisy_sum(
     step: int,
 ) -> torch.Tensor:
     """The sums of the clients' sampled, clipped single-example gradients with their noise, [K, P].
+
+    AssertionError for a round without a clip.
 
     Guarantee: one Poisson-sampled Gaussian per client, of `noisy.multiplier` clips. Seeded sums are
     float32. With secure noise there is one client, and its sum is a multiple of the grid, float64
@@ -412,10 +425,11 @@ def noisy_sum(
 
 
 def noisy_batch(noisy: NoisySteps, clients: ClientBatch, step: int) -> Batch:
-    """The records that join a local step, at the front.
+    """The batch of the records that join local step `step`, first in each client's row.
 
-    If people join, all records of each of them, side by side. With secure noise everybody has as
-    many places as the cap, whoever else joined.
+    If people join, it has all records of each of them, side by side. With secure noise each has as
+    many places as the cap, whoever else joined. With seeded noise it has no more places than
+    the records of the person with most.
     """
     round, cohort = clients.round, clients.cohort
     batch = poisson_batch(noisy, cohort, round.number, step, round.streams)
@@ -435,9 +449,10 @@ def units_of(noisy: NoisySteps, cohort: CohortData) -> npt.NDArray[np.int64]:
 def poisson_batch(
     noisy: NoisySteps, cohort: CohortData, round: int, step: int, streams: KeySource
 ) -> Batch:
-    """Poisson batches, moved to the front and padded to the longest of the cohort.
+    """The batch of the records, or persons, that join step `step`, each with the noisy rate.
 
-    The index has records, or persons where these join.
+    They come first in each row, in ascending order. Rows are as long as the longest of the cohort,
+    and at least 1. Which of the two the index has, `noisy.unit` says.
     """
     joined = _joined(noisy, cohort, round, step, streams)
     width = max(1, int(joined.sum(axis=1).max(initial=0)))
@@ -504,8 +519,8 @@ class Directions:
     def next_(self, gradient: torch.Tensor, moved: torch.Tensor | None) -> torch.Tensor:
         """The direction [K, width] of the next step, from the mean gradients at start + `moved`.
 
-        `gradient` is overwritten. `moved` is None in the first step. Call it once per step:
-        momentum and Adam's moments are updated.
+        `gradient` is overwritten, and may be the result. `moved` is None in the first step. Call it
+        once per step: momentum and Adam's moments are updated.
         """
         work = self._work
         if work.proximal and moved is not None:
