@@ -195,7 +195,7 @@ def test_a_training_starts_from_its_own_model(data):
     """From another one it would add the same noise to something else."""
     made = training(data)
     state = replace(made.start(), params=made.start().params + 1)
-    with pytest.raises(BadInput, match="not those of this training.s first model"):
+    with pytest.raises(BadInput, match="the state's parameters are not those"):
         next(made.rounds(state, made.new_ledger()))
 
 

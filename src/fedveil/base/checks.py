@@ -18,7 +18,7 @@ from typing import Any
 from fedveil.base.errors import BadArgument, BadInput
 
 MOST_ROUNDS = 1_000_000
-"""Rounds of a run, and local steps of a round."""
+"""The most rounds of a run, and the most local steps of a round."""
 
 SMALLEST_CLIP = 1e-20
 """Below, float32 has no room for the rounding of a clipped row."""
@@ -282,7 +282,7 @@ OPTIONS = {
     "noise": SOME_NOISE,
     "rate": RATE,
 }
-"""By the command line's option."""
+"""The limits of the values of command-line options, by name: "per_round" is --per-round."""
 
 WORKERS = Rule(
     check_workers,
@@ -321,14 +321,14 @@ OWN = "own"
 """A model or data that come from Python, where a recipe would name one."""
 
 INTERVAL = "/interval"
-"""How the number ends that is half the 95 % interval of a metric with a price."""
+"""The end of the name of half a 95 % interval. The beginning is the name of a priced metric."""
 
 OF_LABELS = ("accuracy", "balanced-accuracy", "top-K", "f1", "f1-macro", "auroc", "perplexity")
 OF_NUMBERS = ("mae", "rmse", "r2")
-"""Metrics, by the targets that they are of."""
+"""Names of the metrics for targets that are labels, and for targets that are numbers."""
 
 TOP = r"top-([1-9]\d{0,6})"
-"""What stands for top-K: a number in the place of the K."""
+"""Pattern of the names "top-1", "top-2" and so on. Its group is the number."""
 
 _ALIKE = 0.7  # two letters of four exchanged are
 
@@ -348,9 +348,7 @@ class OneOf:
     text = ""
 
     def check(self, key: str, value: str) -> None:
-        """Raise BadInput for a name that is not one of the choices.
-
-        The message has the nearest ones.
+        """Raise BadInput for a name that is not one of the choices. The message has the nearest.
 
         `key` is the recipe key that the message names.
 

@@ -87,9 +87,10 @@ def in_fork() -> bool:
 def run_in_fork(function: Callable[[], T]) -> T:
     """Run a function in a fork, and return its result or raise its exception here.
 
-    Both are copied by pickle, which can run code here: so no client's records may be in the fork. A
-    result or exception that cannot be pickled raises an exception. Raises ForkLost if the fork dies
-    without an answer, and AssertionError where there is no fork.
+    Both are copied by pickle, which can run code here: so no client's records may be in the fork.
+    If the result cannot be pickled, the error of pickle is raised. If the exception cannot be, a
+    FedveilError with its message is. Raises ForkLost if the fork dies without an answer, and
+    AssertionError where there is no fork.
     """
     fine, content = pickle.loads(_ask(lambda: _pickled(function), sealed=False))
     if not fine:
@@ -258,10 +259,11 @@ def _pickled(function: Callable[[], Any]) -> bytes:
 
 
 def begin_worker(parent: int) -> None:
-    """Prepare a process that was just started: one thread, and signals of its own.
+    """Prepare this process, which was just started: one thread of torch's, and its signals.
 
-    Ctrl-C is for its parent. SIGTERM ends it, and so does the parent's end, however that happens;
-    at once if it has ended already. Linux kills it then. Elsewhere a thread waits for that.
+    Ctrl-C is ignored, for the parent to handle. SIGTERM ends the process. It also ends when its
+    parent ends, however that happens, and at once if the parent has ended already: Linux kills it,
+    elsewhere a thread waits for the parent. `parent` is the parent's process id.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -52,8 +52,9 @@ def c_function(name: str) -> Any:
 def open_unfollowed(path: Path, access: int = os.O_RDONLY) -> int:
     """Open a file that others may have put there, and return its descriptor.
 
-    Raises OSError for a link, and does not wait for the other end of a pipe. Windows cannot refuse
-    links while it opens a file: there they are looked for before.
+    The caller closes it. `access` has the flags of `os.open`. Raises OSError for a link, and does
+    not wait for the other end of a pipe. Windows cannot refuse links while it opens a file: there
+    they are looked for before.
     """
     if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -63,10 +64,11 @@ def open_unfollowed(path: Path, access: int = os.O_RDONLY) -> int:
 
 
 def take_lock(descriptor: int, seconds: float = 0.0) -> bool:
-    """Lock an open file against other processes and threads. False if it stays locked for so long.
+    """Lock an open file against other processes and threads, and return whether that worked.
 
-    Closing the descriptor ends the lock, and so does the end of the process, however it comes.
-    Raises OSError if the file system has no locks: nothing weaker takes their place.
+    While somebody else has the lock, it is tried for `seconds`, or once with 0. Closing the
+    descriptor ends the lock, and so does the end of the process, however it comes. Raises OSError
+    if the file system has no locks: nothing weaker takes their place.
     """
     deadline = time.monotonic() + seconds
     while not lock_descriptor(descriptor, blocking=False):

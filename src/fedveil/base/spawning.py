@@ -30,7 +30,10 @@ class _Sending(pickle.Pickler):
 
 
 def _is_importable(name: str) -> bool:
-    """Whether a module that this process has can be imported by another."""
+    """Whether another process can import the module called `name`, which this one may have.
+
+    False for `__main__`, and for a file that was run and not imported.
+    """
     module = sys.modules.get(name)
     ran_as_file = hasattr(module, "__file__") and getattr(module, "__spec__", None) is None
     return name != "__main__" and not ran_as_file

@@ -12,7 +12,7 @@ remembers, so it is done in a fork.
 | draws random numbers, but for dropout | Uncapturable that names the operator |
 | decides by the values of its inputs or weights | Uncapturable |
 | has gradients (`autograd.Function`) that are not those of its operators | Uncapturable |
-| depends on the number of records | captured for one record, if that is the same; or Uncapturable |
+| depends on the number of records | captured for one record if results agree, or Uncapturable |
 | keeps something, and uses it in a later pass | harmless: the graph has no later pass |
 """
 

@@ -59,7 +59,8 @@ class Dropout(TorchFunctionMode):
     def drop(self, kind: str, x: torch.Tensor, p: float) -> torch.Tensor:
         """The numbers x [B, ...] after dropout. Without a key, x itself.
 
-        `kind` is a key of `_KINDS`. `p` is the probability with which a number is dropped.
+        `kind` is "numbers", "channels", "saturated" or "saturated_channels" (alpha dropout). `p` is
+        the probability with which a number is dropped.
         """
         shape, fill = _KINDS[kind]
         kept = self.draw_mask(shape(x), p)
@@ -157,7 +158,7 @@ _KINDS: dict[str, tuple[Shape, Fill]] = {
     "saturated": (_number_mask_shape, _drop_to_limit),
     "saturated_channels": (_channel_mask_shape, _drop_to_limit),
 }
-"""What a mask is drawn for, and what becomes of the numbers that are dropped."""
+"""By kind of dropout: (shape of the mask, what becomes of the numbers that are dropped)."""
 
 
 def _drop(

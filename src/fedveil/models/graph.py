@@ -42,7 +42,14 @@ class Ref:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of a graph. Arguments are values, or `Ref`s to those of earlier ones."""
+    """One operation of a graph.
+
+    Attributes:
+        op: "input", "held" (a parameter or buffer), "constant" or "layer", whose first argument is
+            a name. Or "drop.KIND", or an operator's name, such as "aten.relu.default".
+        args: Values, and `Ref`s for the values of earlier operations, nested in lists and dicts.
+        kwargs: The same, by name.
+    """
 
     op: str
     args: tuple[Any, ...] = ()
@@ -175,14 +182,16 @@ def not_in_place(module: nn.Module) -> None:
 def _copy_into(
     new: nn.Module, old: nn.Module, memo: dict[int, Any], made: dict[int, nn.Module]
 ) -> None:
-    """Give `new` the parameters, buffers and children of `old`, under the same names.
+    """Fill `new` with the parameters, buffers and children of `old`, under the same names.
 
-    Children are copies if they are plain, and modules without code otherwise.
+    Parameters are those that `memo` has for them. Buffers are detached clones. `new` gets the mode
+    of `old`, train or eval. A child is a deep copy if it is plain, otherwise a bare `nn.Module`
+    that is filled in the same way. A child that occurs twice is one module in the copy.
 
     Args:
-        new: The module to fill.
+        new: The module to fill, in place.
         old: The module to copy from.
-        memo: What stands for each parameter, by its id.
+        memo: The parameter of the copy for each parameter of `old`, by the id of the latter.
         made: The copies of modules so far, by the id of the original. It is added to.
     """
     made[id(old)] = new

@@ -214,8 +214,8 @@ def snapshot(part: object) -> Snapshot:
 def keeps_nothing(part: object) -> bool:
     """Whether a part consists of our own classes, numbers and strings only, which write to nothing.
 
-    Lists and other containers do not count as such. Other parts may keep what they see, so that
-    their snapshots are compared.
+    False for lists and other containers. A part for which it is False may keep what it sees, so
+    that its snapshots are compared.
 
     >>> keeps_nothing(1.5), keeps_nothing(nn.Linear(1, 1))
     (True, False)
@@ -298,9 +298,10 @@ def _token(entry: _Entry) -> Any:
 
 
 def _of_module(module: nn.Module, modules: frozenset[int]) -> Generator[_Entry, Any, Any]:
-    """Generator that makes the token of a module:
+    """Generator that makes a module's token: (its id, {"LAYER.ATTRIBUTE": token} of all layers).
 
-    (id, tokens of its layers' attributes by name).
+    Attributes of the module itself have no layer in their name. Parameters, buffers, names of
+    children, and for a user's class its slots, class attributes and globals count as attributes.
     """
     tokens: Snapshot = {}
     for place, layer in module.named_modules():
@@ -323,7 +324,8 @@ def _of_module(module: nn.Module, modules: frozenset[int]) -> Generator[_Entry, 
 def _of_container(value: Any, depth: int, modules: frozenset[int]) -> Generator[_Entry, Any, Any]:
     """Generator that makes the token of a dict, list, method, function or object.
 
-    It consists of the tokens of what the object holds.
+    It is made of the tokens of everything that the object holds, and of its id and class unless it
+    is a plain container.
     """
     kind, tokens = type(value), []
     if isinstance(value, dict):

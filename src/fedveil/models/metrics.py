@@ -90,10 +90,10 @@ class Measurements:
 TAKEN = frozenset(
     ("round", "clients", "clipped", "snr", "refused", "clip", "epsilon", "claim", "seconds", "loss")
 )
-"""What a run's metrics already call something else: a metric of that name would overwrite it."""
+"""Names that a round's line of the metrics file already has, which no metric may have."""
 
 OVER_CLIENTS = "clients/"
-"""How the numbers begin that tell how a model does across clients."""
+"""The beginning of the names of metrics across clients (`client_spread`)."""
 
 
 @known_as("cross-entropy")
@@ -128,6 +128,7 @@ class WeightedCrossEntropy:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: ("loss", "cross-entropy"), ("class weights", weights)."""
         return (("loss", "cross-entropy"), ("class weights", self.weights))
 
     def __post_init__(self) -> None:
@@ -234,7 +235,7 @@ class TopK:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: metric "top", k."""
+        """Identity pairs: ("metric", "top"), ("k", k)."""
         return (("metric", "top"), ("k", self.k))
 
     def __post_init__(self) -> None:
@@ -265,10 +266,15 @@ class BalancedAccuracy:
 
     @property
     def identity(self) -> Stated:
+        """Identity pairs: (("metric", "balanced-accuracy"),)."""
         return (("metric", "balanced-accuracy"),)
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
-        """(right examples of each label, examples of each label, undefined ones) of a batch."""
+        """(right examples of each label, examples of each label, undefined ones) of a batch.
+
+        All are counts, of shapes [1, labels], [1, labels] and [1]. An example is undefined if an
+        output is NaN. Raises BadInput for targets of floats.
+        """
         _check_one_label("balanced-accuracy", targets)
         outputs, targets = real_labels(outputs, targets)
         right, labels = targets[outputs.argmax(-1) == targets], outputs.shape[-1]
@@ -276,7 +282,7 @@ class BalancedAccuracy:
         return (*counts, np.array([int(outputs.isnan().any(-1).sum())]))
 
     def value(self, *statistics: Array) -> float:
-        """The mean share, from the counts of all batches. NaN where an output was."""
+        """The mean share, from the counts of all batches. NaN if an output was, or no label."""
         right, examples, undefined = (array.sum(axis=0) for array in statistics)
         there = examples > 0
         if undefined or not there.any():
@@ -296,14 +302,14 @@ class F1:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: metric "f1", macro."""
+        """Identity pairs: ("metric", "f1"), ("macro", macro)."""
         return (("metric", "f1"), ("macro", self.macro))
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
-        """(predicted labels, labels, number of outputs) of a batch. The last is an array of one.
+        """(predicted labels, labels, number of outputs) of a batch: [M], [M] and [1].
 
-        A prediction with NaN among the outputs is -100. If several labels hold at once, the first
-        two are [B, labels], and the number is 0.
+        M counts all places with a label. A prediction with NaN among the outputs is -100. If
+        several labels hold at once, the first two are [B, labels] of 0 and 1, and the number is 0.
         """
         if targets.is_floating_point():
             labels = (outputs > 0).long().masked_fill(outputs.isnan(), PADDING)
@@ -333,15 +339,14 @@ class Auroc:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: metric "auroc"."""
+        """Identity pairs: (("metric", "auroc"),)."""
         return (("metric", "auroc"),)
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
-        """(scores, labels) of a batch.
+        """(scores, labels) of a batch: log-odds [M, labels], float32, and labels [M].
 
-        Scores are log-odds, one column per label, or one for label 1.
-
-        If several labels hold at once, they are the outputs [B, labels] and bools [B, labels].
+        M counts all places with a label. With two labels, scores are [M, 1], those of label 1. If
+        several labels hold at once, the pair is the outputs [B, labels] and bools [B, labels].
         """
         if targets.is_floating_point():
             return outputs.to(torch.float32).numpy(), (targets > 0.5).numpy()
@@ -378,7 +383,7 @@ class Perplexity:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: metric "perplexity"."""
+        """Identity pairs: (("metric", "perplexity"),)."""
         return (("metric", "perplexity"),)
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
@@ -403,7 +408,7 @@ class Rmse:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: metric "rmse"."""
+        """Identity pairs: (("metric", "rmse"),)."""
         return (("metric", "rmse"),)
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
@@ -420,12 +425,13 @@ class Rmse:
 class R2:
     """The share of the targets' variance that is predicted, NaN for constant targets.
 
-    Of several numbers, the mean over those that differ.
+    If a record has several numbers as its target, the mean of the shares of those numbers that
+    differ between records.
     """
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: metric "r2"."""
+        """Identity pairs: (("metric", "r2"),)."""
         return (("metric", "r2"),)
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:

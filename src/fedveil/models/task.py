@@ -136,7 +136,10 @@ class Task:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: module, loss, parameters, frozen."""
+        """Identity pairs: (name, value) of module, loss and parameters, then of `frozen`.
+
+        The value of `frozen` is the tuple of the tensors, without names.
+        """
         return (
             *named_values(self, "module", "loss", "parameters"),
             ("frozen", tuple(self.frozen.values())),
@@ -265,8 +268,9 @@ class Task:
     def look(self, x: Features, y: torch.Tensor) -> tuple[bool, bool]:
         """Find out on records x, y whether the module drops, and whether vmap can run that.
 
-        Sets and returns (`drops`, `one_by_one`). A module that drops is run on one record at a
-        time, by vmap or, with `one_by_one`, one after the other.
+        Sets and returns (`drops`, `one_by_one`), of which none goes back from True to False. A
+        module that drops is run on one record at a time, by vmap or, with `one_by_one`, one after
+        the other.
         """
         if self.needs_fork:
             self.drops, self.one_by_one = run_in_fork(lambda: self.look(x, y))
@@ -432,9 +436,10 @@ class Task:
         return measured
 
     def value_of(self, name: str, statistics: Sequence[Array]) -> float:
-        """The value of the `Metric` called `name`, from its concatenated statistics of all batches.
+        """The value of the `Metric` called `name`, from its statistics of all batches.
 
-        Raises AssertionError for a metric that is a mean over examples.
+        `statistics` has one array per statistic, in the order of `Metric.value`, with those of all
+        batches concatenated. AssertionError for a metric that is a mean over examples.
         """
         metric = self.measures[name]
         if not isinstance(metric, Metric):
@@ -442,14 +447,12 @@ class Task:
         return float(metric.value(*statistics))
 
     def snapshot(self) -> Snapshot:
-        """The attributes of module and loss, to compare before and after a pass.
+        """The attributes of module and loss, to compare before and after a pass (`difference`).
 
-        {} if they are stateless.
-
-        A graph, and a plain module or loss, have no state that a pass could change. Of a plain one
-        all code is torch's or ours and writes to no attribute, so that two snapshots are equal by
-        construction (docs/proofs/isolation.md). Whether a part is plain is looked up anew, since it
-        may have been changed after the task was made.
+        Those of the loss are under "loss NAME". Captured and plain parts have none, so that the
+        result is {} if both are: a graph has no state, and of a plain part all code is torch's or
+        ours and writes to no attribute (docs/proofs/isolation.md). Whether a part is plain is
+        looked up anew, since it may have been changed after the task was made.
         """
         stateless = self.module_captured or is_plain(self._learning)
         module = {} if stateless else snapshot(self._learning)
@@ -471,7 +474,7 @@ def _sent(
 
     Args:
         module: The module, whose learning parameters are empty.
-        shapes: The shapes of these by name.
+        shapes: The shapes of the learning parameters by name.
         vector: All of them as one vector [P].
         loss: The loss.
         metrics: The metrics.

@@ -61,7 +61,7 @@ class Product(nn.Module):
     def part(self, name: str, parameter: torch.Tensor, axis: int = 0) -> torch.Tensor:
         """The rows of a layer's parameter that are this product's `name`, "weight" or "bias".
 
-        They are a view along `axis`, before which there may be others.
+        A view of `parameter`, whose rows are along `axis`, or `parameter` itself if all are meant.
         """
         if name not in self.rows:
             return parameter
@@ -179,7 +179,7 @@ class _GroupNorm(nn.GroupNorm):
     """Group norm that vmap runs without copying images."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As torch's.
+        """The normed input, as torch's layer returns it.
 
         Outside of vmap, and for inputs with fewer than three axes, torch's own code runs.
         """

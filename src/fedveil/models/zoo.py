@@ -75,9 +75,10 @@ def build_task(
 ) -> Task:
     """The task of the model `name`, initialised from `seed`. torch's generator stays as it was.
 
-    `classes` 0 asks for one real output and squared error, otherwise for one logit per label,
-    cross-entropy and accuracy; models of the next word have all of it in each place of a text.
-    Raises BadInput for an unknown name, and for records or targets that the model does not take.
+    With `classes` 0 it has one real output and squared error, otherwise one logit per label,
+    cross-entropy and accuracy. Models of the next word have one logit per label in each place of a
+    text. Raises BadInput for an unknown name, and for records or targets that the model does not
+    take.
 
     Args:
         name: A name of `MODELS`.
@@ -243,8 +244,8 @@ def _channels(name: str, shape: tuple[int, ...], side: int) -> int:
 class TextLstm(nn.Module):
     """Word vectors, then layers of long short-term memory, one for each of `hidden`.
 
-    One answer is drawn from the mean of what the last layer gives at the words of a text; an answer
-    at `each` place [B, T, outputs] from what it gives there.
+    A linear layer then gives one answer per text, [B, outputs], from the mean over its words, or
+    with `each` one per place, [B, T, outputs].
 
     >>> TextLstm(100, 8, (16,), 2)(torch.tensor([[5, 7, 0]])).shape
     torch.Size([1, 2])
@@ -256,7 +257,7 @@ class TextLstm(nn.Module):
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: model "lstm", each."""
+        """Identity pairs: ("model", "lstm"), ("each", each)."""
         return (("model", "lstm"), ("each", self.each))
 
     def __init__(
@@ -300,8 +301,10 @@ class TextLstm(nn.Module):
 class TextTransformer(nn.Module):
     """Word vectors and learnt vectors of places, then layers of attention.
 
-    Words attend to all words of their text and to no padding; where there is an answer at `each`
-    place, to the words up to it. Norms have no parameters: fewer that noise is added to.
+    A linear layer then gives one answer per text, [B, outputs], from the mean over its words, or
+    with `each` one per place, [B, T, outputs]. Words attend to all words of their text, with `each`
+    only to those up to their place, and never to padding. Norms have no parameters, so that noise
+    is added to fewer.
 
     >>> TextTransformer(100, 3, 8, 1, 2, 2)(torch.tensor([[5, 7, 0]])).shape
     torch.Size([1, 2])
@@ -313,7 +316,7 @@ class TextTransformer(nn.Module):
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: model "transformer", each."""
+        """Identity pairs: ("model", "transformer"), ("each", each)."""
         return (("model", "transformer"), ("each", self.each))
 
     def __init__(
@@ -369,11 +372,11 @@ class _AttentionBlock(nn.Module):
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: layer "attention", heads."""
+        """Identity pairs: ("layer", "attention"), ("heads", heads)."""
         return (("layer", "attention"), ("heads", self.heads))
 
     def __init__(self, width: int, heads: int) -> None:
-        """Make the layers."""
+        """Make the layers. `width` is that of a word's vector, a multiple of `heads`."""
         super().__init__()
         self.heads = heads
         self.asked = nn.Linear(width, 3 * width)
@@ -466,7 +469,7 @@ class Lstm(nn.Module):
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: layer "lstm"."""
+        """Identity pairs: (("layer", "lstm"),)."""
         return (("layer", "lstm"),)
 
     def __init__(self, inputs: int, hidden: int) -> None:

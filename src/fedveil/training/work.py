@@ -306,7 +306,7 @@ class ClientDpSgd:
         return self.noisy.steps * self.records_per_step(records)
 
     def records_per_step(self, records: int) -> int:
-        """The mean number of records that join a step, of `records`, rounded up and at least 1."""
+        """The mean number of a client's `records` that join a step, rounded up, at least 1."""
         return max(1, math.ceil(self.noisy.rate * records))
 
     def updates(self, clients: ClientBatch) -> Clipped:
@@ -363,7 +363,7 @@ class SiteSum:
             )
 
     def records_per_round(self, records: int) -> int:
-        """The mean number of records that join, of a site's `records`, rounded up and at least 1."""
+        """The mean number of a site's `records` that join, rounded up and at least 1."""
         return max(1, math.ceil(self.noisy.rate * records))
 
     def records_per_step(self, records: int) -> int:

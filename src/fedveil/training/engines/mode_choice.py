@@ -57,7 +57,10 @@ def fitting_chunk(
 
     Looped: one client is in memory at a time and a chunk is only the unit of work. It has several
     clients if the model is wide, so that a sum takes long to return, or if they have little to do,
-    but at most a quarter of `cohort`, the expected cohort size. `secure` says that noise is.
+    but at most a quarter of `cohort`, the expected cohort size.
+
+    With `secure` noise, `data.longest`, which may be declared in public, takes the place of the
+    largest number of records that a client has.
     """
     longest = data.longest if secure else int(data.sizes.max())
     if mode is Mode.LOOPED:
@@ -75,10 +78,10 @@ def fitting_chunk(
 
 
 def multiplications(task: Task, data: FederatedData) -> int:
-    """The multiplications in one record's forward pass. A gradient takes three times as many.
+    """The multiplications in one record's forward pass, at least `task.size`.
 
-    A chain of linear layers uses every weight once. Other modules are measured on one example, for
-    which PyTorch loads its compiler: about a second.
+    A gradient takes three times as many. A chain of linear layers uses every weight once. Other
+    modules are measured on one example, for which PyTorch loads its compiler: about a second.
     """
     flatten, layers = linear_chain(task)
     shape = data.record_shape
@@ -128,10 +131,9 @@ def mode_of(
 def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> dict[Mode, float]:
     """Measured seconds per client of one local step, for each mode that is possible.
 
-    Vectorised is missing if an operation has no rule for vmap or `memory` MiB hold few clients.
-
-    The records are random or from the test split. The time of a step is recorded with the run, so
-    it may depend on nothing about the clients but their median number of records.
+    Vectorised is missing if vmap has no rule for an operation, or if `memory` MiB hold fewer than
+    four clients. The records are random or from the test split. The time of a step is recorded with
+    the run, so it may depend on nothing about the clients but their median number of records.
     """
     usual = work.records_per_step(int(np.median(data.sizes)))
     chunk = fitting_chunk(task, data, work, Mode.VECTORISED, memory)

@@ -222,11 +222,11 @@ class Workers:
             self._state.copy_(state)
 
     def _send(self, worker: _Worker, slot: int, request: _Request) -> None:
-        """Send a request to a worker."""
+        """Send a request to a worker, which may write a sum into `slot`."""
         worker.connection.send((slot, request))
 
     def _sum_of(self, slot: int, answer: Any) -> tuple[torch.Tensor, tuple[Any, ...]]:
-        """The numbers of a chunk's sum, and its other fields."""
+        """(numbers of a chunk's sum, its other fields), from its slot and the worker's answer."""
         return self._slots[slot], answer
 
     def _start(self) -> _Worker:
@@ -254,7 +254,7 @@ class Workers:
             other.close()
 
         def answer(slot: int, request: _Request) -> Any:
-            """Leave a sum's numbers in the slot, and return its other fields."""
+            """Write a sum's numbers into `slot` and return its other fields, or measurements."""
             numbers = self._slots[slot]
             return _compute(self._engine, request, numbers, self._params, self._state)
 
@@ -289,6 +289,7 @@ class SpawnedWorkers(Workers):
         worker.connection.send_bytes(pickle.dumps((content, request)))
 
     def _sum_of(self, slot: int, answer: Any) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        """(numbers of a chunk's sum, its other fields): both are in the worker's answer."""
         numbers, rest = answer
         return torch.from_numpy(numbers), rest
 
@@ -310,7 +311,11 @@ def local_workers(engine: Serial, count: int) -> Workers:
 
 
 def _serve_spawned(connection: Connection, parent: int) -> None:
-    """Run a spawned worker: receive an engine, and answer requests until the parent goes away."""
+    """Run in a spawned process: receive an engine, and answer requests. Does not return.
+
+    The process exits when the parent goes away. An engine that cannot be unpickled is an error that
+    answers the first request.
+    """
     begin_worker(parent)
     try:
         pickled = connection.recv_bytes()
@@ -330,7 +335,7 @@ def _serve_spawned(connection: Connection, parent: int) -> None:
     given: list[Any] = [None, None]
 
     def answer(content: Any, request: _Request) -> Any:
-        """Take over new parameters, and return a sum's numbers with its other fields."""
+        """Keep new parameters, and return (a sum's numbers, its other fields) or measurements."""
         if content is not None:
             given[:] = [part if part is None else torch.tensor(part) for part in content]
         if not isinstance(request[0], Round):
@@ -386,7 +391,11 @@ def _compute(
     params: torch.Tensor,
     state: torch.Tensor,
 ) -> Any:
-    """Compute a request: measurements, or a sum in `numbers`, whose other fields are returned."""
+    """Compute a request at the parameters `params` and the adaptive state `state`.
+
+    For a slice, returns the measurements. For clients, overwrites `numbers` with the numbers of
+    their sum, and returns its other fields (`CohortSum.rest`).
+    """
     job = engine.job
     if not isinstance(request[0], Round):
         measure, part = request

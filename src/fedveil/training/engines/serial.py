@@ -140,7 +140,7 @@ class Serial:
         return Slots(self.chunk, self.job.room)
 
     def _cut(self, ids: Ids) -> list[Ids]:
-        """The cohort in chunks: of similar size, or where there are slots by who takes part."""
+        """The cohort in chunks: by numbers of records (`cut`), or in order if there are slots."""
         if self.slots is not None:
             return [ids[a : a + self.chunk] for a in range(0, len(ids), self.chunk)]
         offsets = self.job.data.offsets
@@ -235,7 +235,7 @@ class Serial:
         or the clip schedule changed while clients were computed.
         """
         job = self.job
-        # Whether nobody needs an honest client's own row: the server only sums, in floats.
+        # True if nobody needs the row of one honest client: the server only sums, in floats.
         seen = job.plan.release.local or job.keeps_updates or job.plan.secure
         unseen = not seen and type(job.work) in BUILTIN_WORK
         before = _snapshot_of(job.plan.clip_schedule)

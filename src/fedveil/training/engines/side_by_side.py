@@ -64,9 +64,9 @@ def block_size(plan: PrivacyPlan, chunk: int) -> int:
 def clients_are_independent(job: Job, slots: Slots) -> bool:
     """Whether no bit of a client's update changes when other clients change, or are not there.
 
-    Tried on random records and numbers of records, at the first parameters and away from them, for
-    the first local steps: all other slots change, a client before it is missing, so that it has the
-    slot before its own, and it is alone in the first slot. One slot alone is independent.
+    Tried for two local steps on random records and numbers of records, at the first parameters and
+    near them, in three ways: other slots hold something else, every client is in the slot before
+    its own, and a client is alone in the first slot. True at once if there is one slot.
     """
     if slots.clients == 1:
         return True
@@ -79,7 +79,7 @@ def clients_are_independent(job: Job, slots: Slots) -> bool:
         generator = torch.Generator().manual_seed(slots.clients)
 
         def bits_of(ids: Ids, x: Features, y: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-            """The bits of updates, of their lengths and of the accepted reports, [slots, ...]."""
+            """Bits of updates, reports as accepted, and the lengths of both, int32 [slots, ...]."""
             data = _data_of(job.data, x, y, sizes.clamp_min(1))
             cohort = CohortData(data, ids, None, slots)
             state = job.plan.first_state(start)
@@ -111,9 +111,9 @@ def clients_are_independent(job: Job, slots: Slots) -> bool:
 def _random_contents(
     data: FederatedData, clients: int, records: int, generator: torch.Generator
 ) -> list[Any]:
-    """Random records, targets and numbers of records [clients], of the kind of `data`.
+    """A list [x, y, sizes] of random records, targets and numbers of records, shaped as in `data`.
 
-    A client has at most `records` records.
+    x and y are [clients, records, ...]. `sizes` is [clients], from 1 to `records`.
     """
     count, shape = clients * records, (clients, records)
     examples, targets = data.examples(_EXAMPLES)
@@ -130,9 +130,10 @@ def _random_contents(
 def _data_of(
     like: FederatedData, x: Features, y: torch.Tensor, sizes: torch.Tensor
 ) -> FederatedData:
-    """Clients with the first `sizes` of their records, and at the end one with all of its own.
+    """Data of clients that have the first `sizes` of their records x, y [clients, records, ...].
 
-    x and y are [clients, records, ...]. Nobody is to train on the last one.
+    One more client at the end, on which nobody is to train, has all records of the first. `like`
+    gives the number of labels.
     """
     kept = (
         torch.arange(y.shape[1])[None, :]

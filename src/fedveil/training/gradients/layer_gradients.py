@@ -167,17 +167,17 @@ class OuterProducts:
 
     @property
     def slot_squares(self) -> torch.Tensor:
-        """As `squares`, of a single use, and by itself for each example."""
+        """As `squares`, each computed by itself (`slot_squares`). Only if T is 1."""
         errors = slot_squares(self.errors)
         product = self._input_squares * errors
         return product + errors if self.has_bias else product
 
     def add_steps_(self, places: Places, steps: Steps) -> None:
-        """Add the sum over examples of the gradients in whole steps to `places`, in place.
+        """Add the gradients of the first `len(steps)` examples, in whole steps, to `places`.
 
-        Only for a single use (T is 1). No product is written out: a block of the outputs is
-        multiplied, cut and added up in the cache. An example's row is the product of its error and
-        of its input over the input's length, which is at most 1 and cannot overflow.
+        In place, and only for a single use (T is 1). No product is written out: a block of the
+        outputs is multiplied, cut and added up in the cache. An example's row is the product of its
+        error and of its input over the input's length, which is at most 1 and cannot overflow.
         """
         inputs, errors = self.inputs[: len(steps), 0], self.errors[: len(steps), 0]
         lengths = self._input_squares[: len(steps)].sqrt()
@@ -227,14 +227,14 @@ class FullGradients:
 
     @property
     def slot_squares(self) -> torch.Tensor:
-        """As `squares`, and by itself for each example."""
+        """As `squares`, each computed by itself (`slot_squares`)."""
         square = slot_squares(self.weight)
         return square if self.bias is None else square + slot_squares(self.bias)
 
     def add_steps_(self, places: Places, steps: Steps) -> None:
-        """Add the sum over examples of the gradients in whole steps to `places`, in place.
+        """Add the gradients of the first `len(steps)` examples, in whole steps, to `places`.
 
-        The keys of `places` are the layer's own names, "weight" and "bias".
+        In place. The keys of `places` are the layer's own names, "weight" and "bias".
         """
         place = places["weight"]
         if self.order is None:
@@ -313,13 +313,13 @@ class EmbeddingGradients:
 
     @property
     def slot_squares(self) -> torch.Tensor:
-        """The squared length of each example's gradient, summed by row, by itself. Float64 [B]."""
+        """As `squares`, each computed by itself. Only after `summed_by_row`."""
         return slot_squares(self.errors)
 
     def add_steps_(self, places: Places, steps: Steps) -> None:
-        """Add the sum over examples of the gradients in whole steps to `places["weight"]`.
+        """Add the gradients of the first `len(steps)` examples, in whole steps.
 
-        In place. Each example looked up every row at most once (`summed_by_row`).
+        To `places["weight"]`, in place. Only after `summed_by_row`.
         """
         errors, tokens = self.errors[: len(steps)], self.tokens[: len(steps)]
         whole = steps.cut(errors.flatten(1)).view(-1, errors.shape[2])

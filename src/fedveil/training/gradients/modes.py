@@ -133,7 +133,10 @@ class Looped:
         self.piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
 
     def clip_examples(self, group: int) -> ClippedExamples:
-        """What clips the gradients of records, or of units of `group` records."""
+        """The object that clips and sums gradients: of single records if `group` is 1.
+
+        Otherwise of units of at most `group` records. Made once for each `group`.
+        """
         if group == 1:
             return self.examples
         if group not in self._units:
@@ -194,7 +197,10 @@ class LoopedTrajectory(LocalTrajectory):
     def clipped_sum_on_grid(
         self, moved: torch.Tensor | None, batch: Batch, clip: Clip, grid: Grid
     ) -> torch.Tensor:
-        """Each record's gradient by itself, in slots of pieces of public sizes."""
+        """The sum of one client's gradients, each clipped and cut to the grid, float64 [P].
+
+        They are computed in slots of pieces of public sizes. AssertionError for several clients.
+        """
         if len(self._cohort) != 1:
             raise AssertionError("exact sums are for one client at a time")
         x, y, *more = self._given(batch, 0)
@@ -212,9 +218,10 @@ class LoopedTrajectory(LocalTrajectory):
         return [mapped(partial(_rows, used), part) for part in units]
 
     def _units(self, batch: Batch, k: int) -> tuple[torch.Tensor, list[Any]]:
-        """(which units of client k have records, [x, y, weights, ...] of all of them by unit).
+        """(mask of client k's units that have records, [x, y, weights, ...] of all its units).
 
-        The list ends with dropout keys if the module has dropout. All are [B, group, ...].
+        The mask is bool [B], the others are [B, group, ...]. The list ends with dropout keys if the
+        module has dropout.
         """
 
         def own(values: torch.Tensor) -> torch.Tensor:
@@ -288,5 +295,5 @@ class LoopedTrajectory(LocalTrajectory):
 
 
 def _rows(used: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The rows of values [B, ...] that are used."""
+    """The rows of values [B, ...] that the mask `used`, bool [B], marks."""
     return values[used]

@@ -199,12 +199,12 @@ class ClippedExamples:
 
     @cached_property
     def _sizes(self) -> tuple[int, ...]:
-        """The numbers of slots of a piece, falling: in all of them a record has the same row.
+        """The possible numbers of slots of a piece, descending. Cached.
 
-        Powers of two down to eight, from public numbers, where no bit of a row depends on its slot,
-        on other slots or on which of these sizes it is. Sizes in which rows differ from those in
-        the largest are left out. (1,) if rows depend on slots in all of them: there are no others
-        in a piece of one.
+        They are powers of two down to eight, from public numbers, such that no bit of a row depends
+        on its slot, on other slots or on which of these sizes it is. Sizes in which rows differ
+        from those in the largest are left out. (1,) if rows depend on slots in all of them: a
+        piece of one has no other slots.
         """
         layers = self._task.named_layers.values()
         images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in layers)
@@ -265,9 +265,10 @@ class ClippedExamples:
             gradient.add_scaled_(self._own_places(name, places), scale)
 
     def _own_places(self, name: str, places: Named) -> Named:
-        """Of the places of all parameters by name, those of a layer by the layer's own names.
+        """The places of one layer's parameters, by the layer's own names, from those of all.
 
-        `name` is the layer's, or a parameter's without a formula, which is then "weight".
+        They are views. `name` is the layer's, or that of a parameter without a formula, whose place
+        is then under "weight".
         """
         layer = self._layers.get(name)
         if layer is None:
@@ -511,9 +512,9 @@ class _LayerRecorder:
 
 
 def _next_size(sizes: tuple[int, ...], left: int) -> int:
-    """Of the falling sizes of pieces, the next one where `left` records are left.
+    """The size of the next piece if `left` records are left, of the sizes in descending order.
 
-    One that they fill, or of which less than a quarter stays empty.
+    The largest of which they fill more than three quarters, or else the smallest.
     """
     return next((size for size in sizes if 4 * left > 3 * size), sizes[-1])
 
@@ -529,7 +530,7 @@ def _in_slots(values: torch.Tensor, first: int, count: int, size: int) -> torch.
 
 
 def _as_bits(values: torch.Tensor) -> torch.Tensor:
-    """Numbers as whole numbers, bit by bit: int32, or int64 for those that are whole already."""
+    """The bits of floats as int32 numbers. Whole numbers are returned as they are."""
     return values.contiguous().view(torch.int32) if values.is_floating_point() else values
 
 

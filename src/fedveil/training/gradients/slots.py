@@ -75,7 +75,7 @@ def random_like(values: torch.Tensor, count: int, generator: torch.Generator) ->
 def _replace_others(
     own: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], kept: torch.Tensor
 ) -> torch.Tensor:
-    """change(own) [B, ...], with the contents of the kept slots of `own` in their place."""
+    """change(own) [B, ...], but with the contents of `own` in the slots that `kept` [B] marks."""
     others = change(own).clone()
     others[kept] = own[kept]
     return others
