@@ -145,7 +145,7 @@ def check_ledger_epsilon(name: str, epsilon: object, ledger: object) -> None:
 
 
 def check_address(name: str, address: object) -> None:
-    """Raise BadInput unless `address` is None, "auto" or the "host:port" of a Ray cluster's head.
+    """Raise BadInput unless `address` is None, "auto" or the "host:port" of a Ray head.
 
     `name` is the setting that messages name. An address with a "/", such as ray://..., is refused.
     """
@@ -191,7 +191,7 @@ def check_workers(name: str, value: object) -> None:
 
 
 def whole(least: int, need: str = "", most: int | None = None) -> Limits:
-    """`Limits` of whole numbers from `least` to `most`, without an upper limit if `most` is None.
+    """`Limits` of whole numbers from `least` to `most`, without upper limit if that is None.
 
     `need` is the end of the message below `least`, by default "at least {least} is needed".
     """

@@ -103,8 +103,9 @@ def run_in_sealed_fork(function: Callable[[], Tensors]) -> Tensors:
     """Run a function in a fork, and return the tensors by name that it returns.
 
     Nothing else comes back: the answer is read as tensors, or as the text of an error, and runs no
-    code here. An exception of the function becomes BadInput with its message. Raises ForkLost if
-    the fork dies without an answer.
+    code here. The tensors are detached copies. An exception of the function becomes BadInput with
+    its message. Raises ForkLost if the fork dies without an answer, and AssertionError where there
+    is no fork (`can_fork`).
 
     | what the code in it does | what happens |
     |---|---|
@@ -113,7 +114,7 @@ def run_in_sealed_fork(function: Callable[[], Tensors]) -> Tensors:
     | writes to memory that processes share | it writes to a copy, which ends with the fork |
     | prints | it is dropped |
     | answers with something else than tensors | BadInput |
-    | runs where processes cannot be confined (`can_confine`) | BadInput |
+    | runs where processes can be forked but not confined (`can_confine`) | BadInput |
     """
     answer = _ask(lambda: _as_tensors(function), sealed=True)
     if answer[:1] == _ERROR:
@@ -152,7 +153,7 @@ def _ask(function: Callable[[], bytes], *, sealed: bool) -> bytes:
 def _answer(
     function: Callable[[], bytes], parent: int, reading: int, writing: int, *, sealed: bool
 ) -> None:
-    """In the fork: seal it if `sealed`, compute, write the answer to the pipe, exit. Never returns.
+    """In the fork: compute, write the answer to the pipe and exit. Never returns.
 
     Args:
         function: Computes the answer.
@@ -211,7 +212,7 @@ def _seal(writing: int) -> bytes:
 
 
 def _copy_shared_memory() -> None:
-    """Replace memory that processes share and can write to by private copies at the same addresses.
+    """Replace writable memory that processes share by private copies at the same addresses.
 
     Memory mapped from a file that was opened for reading stays: nothing can make it writable.
     Raises OSError if a copy fails.
@@ -291,7 +292,7 @@ def can_confine() -> bool:
 
 
 def confine(writing: int) -> None:
-    """Leave this process its own memory, files to read, and the descriptor `writing` to write to.
+    """Leave this process its own memory, files to read, and the pipe `writing`.
 
     After it, the system calls in `_CALLS` are left, for this process and whatever threads it
     starts. All others, such as those that write to files, make connections, share memory, send

@@ -493,7 +493,7 @@ def _pickled_parts(value: Any) -> Any:
 
 
 def _class_code(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of the methods and constants of a user's class and of its user's bases.
+    """Yield (name, value) of methods and constants of a user's class and of its user's bases.
 
     Methods are yielded as functions, also those of properties, and partial ones with their
     arguments. Dunder constants are left out.
@@ -600,9 +600,9 @@ def mix(z: Words) -> Words:
 
 
 def words_at(keys: Words, places: npt.NDArray[np.integer]) -> Words:
-    """Words of a random sequence: number `places`, from 0, of the sequence of each key, as uint64.
+    """The words at `places`, counted from 0, of the random sequence of each key, uint64.
 
-    `keys` and `places` are broadcast against each other.
+    `keys` and `places` are broadcast against each other. No state is kept.
 
     >>> words_at(np.array([7, 8], dtype=np.uint64)[:, None], np.arange(3)).shape
     (2, 3)

@@ -27,7 +27,7 @@ def start_method() -> str:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Context manager: torch computes with one thread inside, and with as many as before after it.
+    """Context manager: torch computes with one thread inside, and as before after it.
 
     A process that is forked from one with several threads would wait for them for ever.
     """

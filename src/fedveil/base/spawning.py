@@ -23,7 +23,10 @@ class _Sending(pickle.Pickler):
     """A pickler that refuses what another process cannot import."""
 
     def reducer_override(self, thing: Any) -> Any:
-        """Raise PicklingError for a class or function that cannot be imported, else do nothing."""
+        """Raise PicklingError for a class or function that another process cannot import.
+
+        Otherwise returns NotImplemented, so that `thing` is pickled as usual.
+        """
         if isinstance(thing, type | types.FunctionType) and not _is_importable(thing.__module__):
             raise pickle.PicklingError(f"{thing.__qualname__} is defined in a script or notebook")
         return NotImplemented

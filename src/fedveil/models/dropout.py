@@ -182,8 +182,9 @@ def _drop(
         learning: The default for `training` of torch's function.
         batched: Numbers with fewer dimensions have no axis for the batch.
         mode: The mode that draws the masks.
-        func: torch's function. If its name ends with "_", `input` is written to.
-        input, p, training, inplace: Its arguments.
+        func: torch's function.
+        input, p, training, inplace: Its arguments. The result is written into `input` if `inplace`
+            is true or the function's name ends with "_".
     """
     if not (learning if training is None else training) or not 0 < p <= 1:
         return NotImplemented

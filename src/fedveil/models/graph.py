@@ -173,7 +173,7 @@ def hollow_copy(module: nn.Module, *, same_parameters: bool = False) -> Captured
 
 
 def not_in_place(module: nn.Module) -> None:
-    """Switch `inplace` off in all layers, so that none writes to its inputs."""
+    """Switch `inplace` off in all layers of `module` itself, so that none writes to its inputs."""
     for layer in module.modules():
         if getattr(layer, "inplace", False) is True:
             vars(layer)["inplace"] = False

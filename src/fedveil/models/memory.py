@@ -212,7 +212,7 @@ def snapshot(part: object) -> Snapshot:
 
 
 def keeps_nothing(part: object) -> bool:
-    """Whether a part consists of our own classes, numbers and strings only, which write to nothing.
+    """Whether a part is made of our own classes, numbers and strings only, which keep nothing.
 
     False for lists and other containers. A part for which it is False may keep what it sees, so
     that its snapshots are compared.
@@ -261,7 +261,7 @@ def difference(before: Snapshot, after: Snapshot) -> str | None:
 
 
 def _token(entry: _Entry) -> Any:
-    """A value that is equal as long as the original is not changed, or a generator that makes it.
+    """A token that is equal as long as the value is not changed, or a generator that makes it.
 
     `entry` is (value, depth inside its attribute, ids of modules compared already). Beyond a depth
     of 6 the token is the object's id.

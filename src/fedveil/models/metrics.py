@@ -152,9 +152,10 @@ class WeightedCrossEntropy:
 
 @known_as("binary-cross-entropy")
 def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean binary cross-entropy of logits against targets [B, labels] in [0, 1], per example: [B].
+    """Binary cross-entropy of logits against targets [B, labels] in [0, 1], per example: [B].
 
-    Raises BadInput unless outputs have the shape of the targets, or one more axis of length 1.
+    An example counts as the mean over its labels. Raises BadInput unless outputs have the shape of
+    the targets, or one more axis of length 1.
     """
     logits = _as_targets(outputs, targets)
     losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
@@ -331,7 +332,7 @@ class F1:
 
 @dataclass(frozen=True)
 class Auroc:
-    """Area under the ROC curve of label 1 where there are two, otherwise the mean of one-vs-rest.
+    """Area under the ROC curve of label 1 if there are two, otherwise mean of one-vs-rest.
 
     A label that the split lacks is not in the mean. With one label only the area is NaN. If several
     labels hold at once, each has its own area in the mean.
@@ -464,15 +465,16 @@ def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 
 def named_metrics(metrics: object) -> dict[str, Measure]:
-    """Metrics by name, from a dict or a list. A name in the place of a metric is looked up.
+    """A new dict of metrics by name, from a dict or a list of metrics or of their names.
 
-    A metric in a list is called by its own name.
+    Names of metrics are looked up (`metric_of`). A function in a list gets its `__name__` as name.
 
     | edge | behaviour |
     |---|---|
     | a name that no metric has | BadInput with the nearest |
     | a metric called like a number of the run (epsilon, round, loss, ...) | BadInput |
     | two of one name, or a function without one | BadInput |
+    | a class in place of its instance, something that cannot be called | BadInput |
     """
     if isinstance(metrics, dict):
         pairs = list(metrics.items())

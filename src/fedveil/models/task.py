@@ -395,7 +395,7 @@ class Task:
         if not isinstance(part, Captured) or kind_of(given) in part.graphs:
             return
         if under_vmap():
-            raise BadInput("a module is captured before it is computed for several records at once")
+            raise BadInput("a module cannot be captured inside of vmap: call Task.ready before it")
         prepare()
         given = mapped(torch.detach, given)
         source: Any = self.loss if part is self._loss_graphs else self.module
@@ -502,20 +502,20 @@ def first_line(error: BaseException) -> str:
 
 
 def _run_module(module: nn.Module, named: Named, x: Features) -> torch.Tensor:
-    """The module's outputs with the parameters in `named`. Named inputs become keyword arguments.
+    """The module's outputs on x with the parameters in `named`.
 
-    Raises BadInput if the outputs are not one tensor.
+    Named inputs become keyword arguments. Raises BadInput if the outputs are not one tensor.
     """
     args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
     return tensor_of(functional_call(module, named, args, kwargs))
 
 
 def _without_parameters(module: nn.Module) -> nn.Module:
-    """A copy whose learning parameters have a shape and no values: it runs with those it is given.
+    """A copy of `module` whose learning parameters have a shape and no values.
 
-    A module that uses such a parameter in another way than by its name then fails, instead of
-    learning nothing. Frozen parameters are those of the module itself, not copied. Raises BadInput
-    for a module that cannot be copied.
+    It runs with the parameters that it is given. A module that uses such a parameter in another way
+    than by its name then fails, instead of learning nothing. Frozen parameters are those of the
+    module itself, not copied. Raises BadInput for a module that cannot be copied.
     """
     parameters = {
         id(p): nn.Parameter(torch.empty(p.shape, device="meta")) if p.requires_grad else p
@@ -525,8 +525,8 @@ def _without_parameters(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module, parameters)
     except (RuntimeError, TypeError, AttributeError) as e:
         raise BadInput(
-            f"the model cannot be copied, and is run as a copy: {first_line(e)}; compute what is "
-            "no parameter in forward, or by torch.nn.utils.parametrizations"
+            f"the model cannot be copied, and training runs a copy: {first_line(e)}; compute "
+            "tensors that are not parameters in forward, or by torch.nn.utils.parametrizations"
         ) from e
 
 

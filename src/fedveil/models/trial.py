@@ -109,7 +109,7 @@ def isolate(
 def _capture_parts(
     task: Task, x: Features, y: torch.Tensor, classes: int
 ) -> str | tuple[dict[Kind, Graph], ...]:
-    """(graphs of the module as it learns, as it is measured, of the loss), or why there are none.
+    """(graphs of the module as it learns, as it is measured, of the loss), or why none.
 
     Each is a dict by the kind of inputs, empty for parts that are not captured. The reason is a
     clause for a message. Raises BadInput for what `check_fits` and `mixes_records` refuse. Runs the

@@ -71,6 +71,7 @@ class TrimmedMean:
         return (("aggregate", "trimmed-mean"), ("trim", self.trim))
 
     def __post_init__(self) -> None:
+        """Raise BadInput unless `trim` is in [0, 0.5)."""
         TRIM.check("trim", self.trim)
 
     def check(self, cohort: float) -> None:
@@ -103,6 +104,7 @@ class Krum:
         return (("aggregate", "krum"), ("malicious", self.malicious), ("chosen", self.chosen))
 
     def __post_init__(self) -> None:
+        """Raise BadInput unless both are whole, `malicious` >= 0, and `chosen` >= 1 or None."""
         ANY_COUNT.check("malicious", self.malicious)
         if self.chosen is not None:
             COUNT.check("chosen", self.chosen)
@@ -140,7 +142,7 @@ class Krum:
 
 @dataclass(frozen=True)
 class Flame:
-    """The mean of the largest cluster of updates by direction, each clipped to the median length.
+    """The mean of the largest cluster of updates, each clipped to the median length.
 
     Clustering and clipping are those of FLAME (Nguyen et al. 2022), without its noise, for which
     nothing is claimed here. The cluster has more than half of the round's updates, by HDBSCAN on

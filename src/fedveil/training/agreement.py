@@ -154,7 +154,9 @@ def check_aggregate(
     """
     for method in ("check", "combine"):
         if isinstance(aggregate, type) or not callable(getattr(aggregate, method, None)):
-            raise BadInput(f"aggregate is {shown(aggregate)}: an instance of Krum or another")
+            raise BadInput(
+                f"aggregate is {shown(aggregate)}: an instance of Krum or the like is needed"
+            )
     name = type(aggregate).__name__
     requires = plan.release.requires
     reason = requires.only_sum or requires.all_honest
@@ -239,7 +241,7 @@ def _check_secure_steps(steps: NoisySteps, data: FederatedData) -> None:
 
 
 def check_arguments(arguments: Mapping[str, object]) -> None:
-    """Raise BadInput for arguments of `Training` of a wrong type or out of range, each by itself.
+    """Raise BadInput for arguments of `Training` that are of a wrong type or out of range.
 
     `arguments` maps the names of all fields of `Training` to their values.
 

@@ -45,7 +45,9 @@ def client_report(
     diverged = torch.zeros(len(batch.cohort), dtype=torch.bool)
     norms = done.lengths if isinstance(done, DualUpdates) else done.norms
     if any(each.shape != diverged.shape for each in (done.clipped, norms)):
-        raise BadInput(f"the work {type(work).__name__} must say norm and clipped of each client")
+        raise BadInput(
+            f"the work {type(work).__name__} must return one norm and one `clipped` per client"
+        )
     if isinstance(done, DualUpdates):
         if not batch.only_sum:
             raise AssertionError("updates in the span of records are for sums nobody looks into")
@@ -101,7 +103,8 @@ def server_sum(
     The lengths are those before clipping, zero where a report was refused.
 
     Args:
-        parts: The sums, each with the slice of the K clients that belongs to it.
+        parts: The sums, each with the slice of the K clients that belongs to it. One sum, with all
+            clients, if the reports are `DualUpdates`.
         plan: The privacy plan.
         round: The round, whose `ids` are the K clients.
         sent: The reports and statistics of the K clients. Its rows are changed.

@@ -164,9 +164,9 @@ class Gate:
     def result(self, result: RoundResult) -> RoundResult:
         """The part of a round's result that may leave the training.
 
-        With diagnostics: all of it, and metrics across clients where they are due. Without: a copy
-        with None for `clients`, `clipped`, `snr` and `seconds`, and nothing in `over_clients`,
-        `notes` and `refused`.
+        With diagnostics: all of it, and every `clients_every` rounds and after the last one metrics
+        across clients. Without: a copy with None for `clients`, `clipped`, `snr` and `seconds`, and
+        nothing in `over_clients`, `notes` and `refused`.
         """
         if not self.diagnostics:
             nothing: Line = {"over_clients": {}, "notes": {}, "refused": ()}

@@ -310,7 +310,7 @@ class ClientBatch:
 
 
 def clip_rows_(rows: torch.Tensor, clip: Clip | None, norms: torch.Tensor | None = None) -> Clipped:
-    """Clip the finite rows [K, P] in place. Rows that are not finite stay for the server to refuse.
+    """Clip the finite rows [K, P] in place. Others stay, for the server to refuse.
 
     `norms` are the rows' norms, [K], computed if None. In the result, a row that is not finite has
     norm 0, and without a clip no row is marked as clipped.

@@ -193,6 +193,7 @@ class SgdServer:
         return (("server", "sgd"), *named_values(self, "lr", "momentum", "schedule"))
 
     def __post_init__(self) -> None:
+        """Raise BadInput for a value that `check_optimizer` refuses."""
         check_optimizer(self)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
@@ -229,6 +230,7 @@ class _MomentServer:
     schedule: RateSchedule | None = None
 
     def __post_init__(self) -> None:
+        """Raise BadInput for a value that `check_optimizer` refuses."""
         check_optimizer(self)
 
 
@@ -298,6 +300,7 @@ class AdagradServer:
         return (("server", "adagrad"), *named_values(self, "lr", "floor", "schedule"))
 
     def __post_init__(self) -> None:
+        """Raise BadInput for a value that `check_optimizer` refuses."""
         check_optimizer(self)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:

@@ -73,6 +73,7 @@ class Decay:
         return (("rates", "decay"), ("mu", self.mu), ("gamma", self.gamma))
 
     def __post_init__(self) -> None:
+        """Raise BadInput unless both are positive numbers."""
         POSITIVE.check("mu", self.mu)
         POSITIVE.check("gamma", self.gamma)
 
@@ -83,7 +84,7 @@ class Decay:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam in place of plain steps (Kingma and Ba 2015). Its moments start at zero in every round.
+    """Adam in place of plain steps (Kingma and Ba 2015). Moments start at zero in each round.
 
     Attributes:
         beta1: Share of the first moment that is kept from step to step.
@@ -101,6 +102,7 @@ class Adam:
         return (("direction", "adam"), *named_values(self, "beta1", "beta2", "floor"))
 
     def __post_init__(self) -> None:
+        """Raise BadInput unless the betas are in [0, 1) and the floor is positive."""
         check_optimizer(self)
 
 
@@ -143,6 +145,10 @@ class ClientSgd:
         )
 
     def __post_init__(self) -> None:
+        """Raise BadInput for a field of a wrong type or out of range.
+
+        Momentum together with Adam is refused, and so is `decay` together with `schedule`.
+        """
         if not isinstance(self.batches, Batches):
             raise BadInput(f"batches is {shown(self.batches)}: use Batches(size, epochs or steps)")
         _check_steps(self)
@@ -166,8 +172,8 @@ class ClientSgd:
     def rate(self, step: int, round: int) -> float:
         """The learning rate of local step `step` (from 0) in `round` (from 1).
 
-        With `decay` it is that of iteration (round - 1) x `batches.steps` + step. With epochs,
-        where steps are not fixed, each round counts as one step of those before.
+        With `decay` it is that of iteration (round - 1) x `batches.steps` + step, with 1 in place
+        of `batches.steps` if epochs are given.
         """
         if self.decay is None:
             return scheduled(self.lr, self.schedule, round)
@@ -333,11 +339,12 @@ class ClientDpSgd:
 
 @dataclass(frozen=True)
 class SiteSum:
-    """Minus the noisy sum of clipped gradients of a site's sampled records, at the round's model.
+    """Minus the noisy sum of clipped gradients of a site's sampled records.
 
-    `noisy` comes from the plan: `SiteSum(plan.noisy_steps)`. The server adds the sites' sums and
-    divides by the expected number of records. If the plan's unit is a person, people are sampled,
-    and the mean of a person's gradients is clipped.
+    Gradients are those at the round's model. `noisy` comes from the plan:
+    `SiteSum(plan.noisy_steps)`. The server adds the sites' sums and divides by the expected number
+    of records. If the plan's unit is a person, people are sampled, and the mean of a person's
+    gradients is clipped.
 
     Guarantee: a report is `noisy.event(multiplier)` about one record or person of the site, under
     zero-out. With secure noise it is a multiple of the grid, in float64.
@@ -392,7 +399,7 @@ def noisy_sum(
     batch: Batch,
     step: int,
 ) -> torch.Tensor:
-    """The sums of the clients' sampled, clipped single-example gradients with their noise, [K, P].
+    """The sums of the clients' sampled, clipped single-example gradients with noise, [K, P].
 
     AssertionError for a round without a clip.
 

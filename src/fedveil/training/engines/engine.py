@@ -27,7 +27,7 @@ from fedveil.training.work import BUILTIN_WORK, WORK_PARTS, ClientWork
 
 
 class Engine(Protocol):
-    """The place where clients train, clip and randomise, and where reports are accepted and summed.
+    """Where clients train, clip and randomise, and where reports are accepted and summed.
 
     An engine calls `client_report` and `server_sum` (training/exchange.py) for every client, on
     whatever machine; what it returns must not depend on how it divides the work.

@@ -97,9 +97,10 @@ def multiplications(task: Task, data: FederatedData) -> int:
 def mode_of(
     task: Task, data: FederatedData, work: ClientWork, memory: int, *, secure: bool = False
 ) -> Mode:
-    """The execution mode by a rule from model, numbers of records and work, never by measured time.
+    """The execution mode by a rule from model, numbers of records and work.
 
-    `memory` is in MiB. With `secure` noise the rule uses `FederatedData.longest` alone.
+    No time is measured. `memory` is in MiB. With `secure` noise the rule uses
+    `FederatedData.longest` in place of the clients' numbers of records.
 
     | model | mode |
     |---|---|
@@ -181,10 +182,11 @@ def race(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode, 
 
 
 def _step_timer(task: Task, data: FederatedData, work: ClientWork, mode: Mode) -> Trial:
-    """A trial (clients, records) that times a local step in `mode` on the first clients of `data`.
+    """A trial, which times a local step of (clients, records) in `mode` on `data`.
 
-    All clients of `data` have equally many records. The trial returns seconds per client and
-    record, the best of three steps, or of fewer if they take long.
+    It takes the first clients and their first records. All clients of `data` have equally many
+    records. The trial returns seconds per client and record, the best of three steps, or of fewer
+    if they take long.
     """
     longest = int(data.sizes[0])
     private = isinstance(work, ClientDpSgd | SiteSum)

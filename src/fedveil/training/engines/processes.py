@@ -230,7 +230,7 @@ class Workers:
         return self._slots[slot], answer
 
     def _start(self) -> _Worker:
-        """Start one more worker."""
+        """Start one more process and return it. The caller adds it to the pool."""
         ours, theirs = multiprocessing.Pipe()
         others = [ours, *(w.connection for w in self._workers if not w.connection.closed)]
         process = multiprocessing.get_context("fork").Process(
@@ -294,7 +294,7 @@ class SpawnedWorkers(Workers):
         return torch.from_numpy(numbers), rest
 
     def _start(self) -> _Worker:
-        """Start one more worker."""
+        """Start one more process and return it. The caller adds it to the pool."""
         ours, theirs = multiprocessing.Pipe()
         process = multiprocessing.get_context("spawn").Process(
             target=_serve_spawned, args=(theirs, os.getpid()), daemon=True

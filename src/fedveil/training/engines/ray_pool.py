@@ -82,9 +82,10 @@ def add_branches(size: int, noisy: bool, keep: bool, *parts: SentSum) -> SentSum
 
 
 def sum_from(sent: SentSum, size: int, noisy: bool) -> CohortSum:
-    """The sum that was sent as `sent`. Its tensors must only be read: they are the store's memory.
+    """The sum that was sent as `sent`.
 
-    `size` and `noisy` as in `CohortSum.zero`.
+    Its tensors must only be read: they are the store's memory. `size` and `noisy` as in
+    `CohortSum.zero`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch knows no arrays that are only read

@@ -111,9 +111,10 @@ def clients_are_independent(job: Job, slots: Slots) -> bool:
 def _random_contents(
     data: FederatedData, clients: int, records: int, generator: torch.Generator
 ) -> list[Any]:
-    """A list [x, y, sizes] of random records, targets and numbers of records, shaped as in `data`.
+    """A list [x, y, sizes] of random records, targets and numbers of records.
 
-    x and y are [clients, records, ...]. `sizes` is [clients], from 1 to `records`.
+    Records are like those of `data`. x and y are [clients, records, ...]. `sizes` is [clients],
+    from 1 to `records`.
     """
     count, shape = clients * records, (clients, records)
     examples, targets = data.examples(_EXAMPLES)

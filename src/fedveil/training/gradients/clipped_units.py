@@ -12,7 +12,7 @@ from fedveil.training.gradients.trajectories import Keys, unit_gradients
 
 
 class ClippedUnits(ClippedExamples):
-    """Clipped sums of the mean gradients of units of at most `group` records, a client at a time.
+    """Clipped sums of mean gradients of units of at most `group` records, client by client.
 
     The methods of `ClippedExamples`, of units in place of examples: x, y and `more` are [B, group,
     ...], and `more` begins with the weight of each record in its unit, 0 for a place without one.
@@ -58,7 +58,10 @@ def _record_by_record(
     weights: torch.Tensor,
     *keys: Keys,
 ) -> torch.Tensor:
-    """As `unit_gradients`, by autograd on one record after the other."""
+    """Each unit's gradient [B, P], by autograd on one record after the other.
+
+    Arguments and result are those of `unit_gradients`.
+    """
     rows = []
     for k in range(len(y)):
         named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}

@@ -167,7 +167,7 @@ class OuterProducts:
 
     @property
     def slot_squares(self) -> torch.Tensor:
-        """As `squares`, each computed by itself (`slot_squares`). Only if T is 1."""
+        """The squared length of each example's gradient, by itself, float64 [B]. T must be 1."""
         errors = slot_squares(self.errors)
         product = self._input_squares * errors
         return product + errors if self.has_bias else product
@@ -227,7 +227,7 @@ class FullGradients:
 
     @property
     def slot_squares(self) -> torch.Tensor:
-        """As `squares`, each computed by itself (`slot_squares`)."""
+        """The squared length of each example's gradient, computed by itself, float64 [B]."""
         square = slot_squares(self.weight)
         return square if self.bias is None else square + slot_squares(self.bias)
 
@@ -313,7 +313,10 @@ class EmbeddingGradients:
 
     @property
     def slot_squares(self) -> torch.Tensor:
-        """As `squares`, each computed by itself. Only after `summed_by_row`."""
+        """The squared length of each example's gradient, computed by itself, float64 [B].
+
+        Only after `summed_by_row`.
+        """
         return slot_squares(self.errors)
 
     def add_steps_(self, places: Places, steps: Steps) -> None:
@@ -367,7 +370,7 @@ def has_formula(layer: nn.Module) -> bool:
 
 
 def parameter_names(name: str, layer: nn.Module) -> dict[str, str]:
-    """The parameters of one layer: the layer's own names, such as "weight", to the module's names.
+    """The parameters of a layer: its own names, such as "weight", to the module's names.
 
     `name` is the layer's name in the module, such as "0", which gives {"weight": "0.weight"}.
     """
@@ -458,7 +461,7 @@ def _join_uses(uses: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _images(values: Sequence[torch.Tensor], sides: int) -> list[torch.Tensor]:
-    """Values of several uses as a list of tensors [B, channels, ...], one per image of an example.
+    """Values of several uses as tensors [B, channels, ...], one per image of an example.
 
     `sides` is the number of axes of one image, channels included.
     """
@@ -470,7 +473,7 @@ def _images(values: Sequence[torch.Tensor], sides: int) -> list[torch.Tensor]:
 
 
 def _pairs_are_cheaper(steps: int, inputs: int, outputs: int, fields: int = 1) -> bool:
-    """Whether lengths from all pairs of steps are less work than a written-out product per example.
+    """Whether lengths from all pairs of steps are less work than a product per example.
 
     `inputs` and `outputs` are the lengths of a step's input and error. With `fields` above 1, an
     input is a patch of that many pixels, and the pairs are computed from pixels.
@@ -609,7 +612,7 @@ def _patches(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 
 
 def _strides(layer: Conv, sides: list[int]) -> tuple[list[int], list[int]]:
-    """The pair (strides within a patch, strides between patches), one number per side of the image.
+    """(strides within a patch, strides between patches), one number per side of the image.
 
     `sides` are the strides of the padded image along its sides.
     """

@@ -341,7 +341,10 @@ class ClippedExamples:
     def _outputs(
         self, named: Named, x: Features, seen: "dict[str, _LayerRecorder]", *key: torch.Tensor
     ) -> torch.Tensor:
-        """The module's outputs for x, recorded by the recorders `seen`, one per layer name."""
+        """The module's outputs for x, while the recorders `seen` are hooks of the layers they name.
+
+        They record the layers' inputs, and may add zeros to their outputs.
+        """
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
             return self._task.outputs(named, x, *key)
@@ -496,7 +499,7 @@ class _Pass:
 
 @dataclass
 class _LayerRecorder:
-    """A forward hook that records one layer's inputs, and adds the next of `zeros` to each output.
+    """A forward hook that records a layer's inputs, and adds the next of `zeros` to its output.
 
     With `zeros` None nothing is added. `shapes` are those of the outputs, one per use.
     """

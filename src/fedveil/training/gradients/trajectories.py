@@ -208,7 +208,10 @@ def unit_gradients(
 
 
 def _unit_gradients(task: Task) -> Callable[..., Named]:
-    """As `_example_gradients`, for units: from (named parameters, x, y, weights, *keys)."""
+    """A function from (named parameters, x, y, weights, *keys) of B units to their gradients.
+
+    Its result maps a parameter's name to its gradients, [B, *shape] (`unit_gradients`).
+    """
 
     def loss(
         named: Named, x: Features, y: torch.Tensor, weights: torch.Tensor, *keys: torch.Tensor
