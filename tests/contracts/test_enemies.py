@@ -230,7 +230,7 @@ def shapeless(work, clients, rows):
 
 def test_a_work_says_one_norm_for_each_client(data):
     found = training(data, work=OwnWork(0.1, shapeless))
-    with pytest.raises(BadInput, match="norm and clipped of each client"):
+    with pytest.raises(BadInput, match="must return one norm"):
         found.engine.run(found.round(1, np.arange(CLIENTS), found.start()))
 
 

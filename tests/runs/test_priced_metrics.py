@@ -333,5 +333,5 @@ def test_the_share_of_the_commonest_label_would_be_a_number_of_the_same_owners(s
 
 
 def test_balanced_accuracy_has_no_price(start):
-    with pytest.raises(BadInput, match="metric 'balanced-accuracy' is none: omit it"):
+    with pytest.raises(BadInput, match="metric 'balanced-accuracy' is not one: omit it"):
         start(*HOLDING_OUT, "evaluate.metrics=['balanced-accuracy']")

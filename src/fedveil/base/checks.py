@@ -330,7 +330,7 @@ OF_NUMBERS = ("mae", "rmse", "r2")
 TOP = r"top-([1-9]\d{0,6})"
 """Pattern of the names "top-1", "top-2" and so on. Its group is the number."""
 
-_ALIKE = 0.7  # two letters of four exchanged are
+_ALIKE = 0.7  # names of four letters, of which two are swapped, have 0.75
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ def identity(value: Any) -> str:
         return without_recursion(_Writer().text_of, value)
     except RecursionError as e:
         raise BadInput(
-            f"the {type(value).__name__} of this training is nested too deeply to be told from "
-            "others: hold less in it"
+            f"the {type(value).__name__} of this training is nested too deeply to be compared "
+            "with others: nest it less"
         ) from e
 
 

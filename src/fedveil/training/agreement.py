@@ -55,7 +55,8 @@ def check_agreement(
     plan.check_lines()
     if plan.population != data.clients:
         raise BadInput(
-            f"the plan is for {plan.population} clients and the data have {data.clients}"
+            f"the plan is for {plan.population} clients and the data have {data.clients}: make the "
+            "plan for these data"
         )
     if plan.secure and (plan.parameters is None or any(not line.slip for line in plan.lines)):
         # such claims are made by `with_secure_noise`, which pays for the sampler
@@ -120,8 +121,8 @@ def check_units(plan: PrivacyPlan, data: FederatedData) -> None:
     if data.most_records is not None and (nominal is not None or cap is not None):
         key = "client.nominal" if nominal is not None else "client.cap"
         raise BadInput(
-            f"most_records is {data.most_records} and the claim hides how many records somebody "
-            f"has ({key}), from which follows which records stay: leave data.most_records out"
+            f"most_records is {data.most_records} and the claim hides how many records a client "
+            f"has ({key}), on which it depends which records stay: leave data.most_records out"
         )
     if cap is None:
         if any(line.unit is Unit.PERSON for line in plan.lines):
@@ -166,7 +167,9 @@ def check_aggregate(
             "the mean, or protect clients by themselves (noise at the clients, or dp-sgd)"
         )
     if weights is Weights.EXAMPLES:
-        raise BadInput(f"server.weights is 'examples' and {name} counts all alike: use 'uniform'")
+        raise BadInput(
+            f"server.weights is 'examples' and {name} counts all updates alike: use 'uniform'"
+        )
     aggregate.check(plan.expected_cohort)
     most = plan.expected_cohort + _SPREAD * math.sqrt(plan.expected_cohort)
     needed = math.ceil(min(most, plan.population)) * task.size * 4 / 2**20
@@ -236,7 +239,7 @@ def _check_secure_steps(steps: NoisySteps, data: FederatedData) -> None:
     if int(sizes.max()) > MOST_RECORDS:
         raise BadInput(
             f"client {data.client_name(int(sizes.argmax()))!r} has {sizes.max()} {units}: with "
-            f"secure noise {MOST_RECORDS} at most; give that client fewer records"
+            f"secure noise at most {MOST_RECORDS} are possible; give that client fewer"
         )
 
 

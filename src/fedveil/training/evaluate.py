@@ -321,7 +321,7 @@ def priced_names(task: Task) -> tuple[str, ...]:
         if isinstance(measure, Metric) or is_of_numbers(measure):
             raise BadInput(
                 f"evaluate.epsilon pays for means over records of numbers from 0 to 1, and metric "
-                f"{name!r} is none: omit it (evaluate.metrics)"
+                f"{name!r} is not one: omit it (evaluate.metrics)"
             )
     return (*task.measures, LOSS)
 

@@ -53,10 +53,10 @@ def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, Rou
     """
     first = trainings[0]
     if any(t.plan is not first.plan for t in trainings):
-        raise AssertionError("in step are trainings of one plan")
+        raise AssertionError("trainings in step must have one plan")
     engine = _engine(first)
     if engine is None or any(t.work != first.work or _engine(t) is None for t in trainings):
-        raise AssertionError("in step is only what can be computed as one block")
+        raise AssertionError("trainings in step must be computable as one block")
     begins = [0] * len(trainings)
     if any(t.data is not first.data for t in trainings):
         records = first.data.concatenated(*(t.data for t in trainings[1:]))

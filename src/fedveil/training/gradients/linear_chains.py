@@ -118,7 +118,7 @@ class StackedTrajectory(LocalTrajectory):
         super().__init__(task, start, cohort)
         self._layers = layers
         indices = (index for each in layers for index in (each.weight_index, each.bias_index))
-        # where in a row the parameters begin that are at an index of the parameter vector
+        # by their index in the parameter vector: where in a row these parameters begin
         self._column = {index: index for index in indices if index is not None}
 
     @cached_property
