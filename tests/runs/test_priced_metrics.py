@@ -232,7 +232,7 @@ REFUSED = {
     "a metric that is no mean": (
         "central",
         (*HOLDING_OUT, "evaluate.metrics=['auroc']"),
-        "metric 'auroc' is none",
+        "metric 'auroc' is not one",
     ),
     "clients who trust nobody": ("ldp-sgd", (), "hold owners out"),
     "nothing claimed": ("fedavg", (), "nothing is claimed of the training"),

@@ -170,7 +170,7 @@ def test_what_fits_into_a_chunk_is_computed_together():
 def test_only_repetitions_go_in_step():
     data = federation(5)
     first, second = (several(PLANS["nothing"](), data, [seed])[0] for seed in (1, 2))
-    with pytest.raises(AssertionError, match="trainings of one plan"):
+    with pytest.raises(AssertionError, match="must have one plan"):
         next(train_in_step([first, second]))
 
 
