@@ -192,7 +192,7 @@ def test_a_diverged_model_is_measured_as_the_worst(held_out):
 
 def test_metrics_that_are_no_means_from_0_to_1_are_refused():
     for name in ("f1", "auroc", "perplexity"):
-        with pytest.raises(BadInput, match=f"metric '{name}' is none"):
+        with pytest.raises(BadInput, match=f"metric '{name}' is not one"):
             priced_names(task_of([name]))
     assert priced_names(task_of(["top-2", "accuracy"])) == ("top-2", "accuracy", "loss")
 
