@@ -69,6 +69,15 @@ def test_statistics_from_elsewhere_are_no_alarm(kind):
     assert low <= binom.isf(1e-6, sets, 0.05)
 
 
+def test_a_skewed_feature_of_two_values_is_no_alarm():
+    """Standardised by a public rate, it has a deviation that follows from its mean."""
+    generator = np.random.default_rng(4)
+    for records in (1_000, 10_000):
+        for _ in range(300):
+            skewed = np.where(generator.random((records, 1)) < 0.1, 3.0, -1 / 3)
+            assert standard_p_value(skewed)[0] == 1.0
+
+
 def test_whole_numbers_are_standard_by_chance_now_and_then():
     """Mean 0 and deviation 1, exactly: of 400 small whole numbers that is no proof."""
     column = np.tile([-2.0, 2.0, -1.0, 1.0, 0, 0, 0, 0, 0, 0], 40)[:, None]

@@ -206,7 +206,7 @@ def test_a_task_s_own_metrics_come_first(tmp_path):
     again = fv.open_run(tmp_path / "run", model=task).evaluate({"x": x, "y": np.zeros(9, int)})
     assert math.isnan(again["auroc"])  # one label only
     other = fv.Task(nn.Linear(4, 2), fv.cross_entropy, {"f1": correct})
-    with pytest.raises(BadInput, match="'f1', and the Task another metric of that name"):
+    with pytest.raises(BadInput, match="'f1', and the Task has another metric of that name"):
         fv.run("fedsgd", model=other, data=own_data(), set=given, out=tmp_path / "no", quiet=True)
 
 

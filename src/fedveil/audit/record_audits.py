@@ -509,15 +509,18 @@ def _moments(parts: Sequence[Rows], records: int) -> tuple[Scores, Scores]:
 
 
 def _standardised_p_value(numbers: npt.NDArray[Any]) -> float:
-    """Return the probability that a mean and a deviation are this near to 0 and 1 by chance.
+    """Return a bound on the chance that mean and deviation come this near to 0 and 1.
 
-    `numbers` are the values of one feature. It is 1 if they have nearly two values only.
+    `numbers` are the values of one feature, or of all features together. The bound is at most 1,
+    and 1 if nearly all of them are one of two values. Not all values may be equal.
     """
     values = numbers.astype(np.float64)
     root, mean = math.sqrt(len(values)), float(values.mean())
     deviation = float(values.std())
+    third = float(np.power(values - mean, 3).mean()) / deviation**3
     fourth = float(np.power(values - mean, 4).mean()) / deviation**4
-    spread = math.sqrt(max(fourth - 1, 0.0))  # of the squares, relative to their mean
+    # Of the squares, relative to their mean, given the mean of the values: a skew ties the two
+    spread = math.sqrt(max(fourth - 1 - third**2, 0.0))
     if spread < _TWO_VALUED:
         return 1.0
     step = float(np.diff(np.unique(values)).min()) / deviation

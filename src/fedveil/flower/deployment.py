@@ -162,8 +162,8 @@ class Deployment:
             )
         if (recipe.shuffle is None) != (self.mixer_address is None):
             raise BadInput(
-                "[shuffle] and --mixer HOST:PORT go together: use both, or leave [shuffle] out "
-                "(--set shuffle=none)"
+                "[shuffle] and --mixer HOST:PORT go together: use both, or neither "
+                "(--set shuffle=none leaves [shuffle] out)"
             )
         cap, unnamed = client_cap(recipe.client), recipe.data.person is None
         if cap is not None and recipe.data.name == TABLE and unnamed:
@@ -424,10 +424,13 @@ def load_for_sites(
 ) -> Recipe:
     """Load a recipe for `sites` sites, with secure noise unless it names a noise source.
 
-    `source` and `overrides` are as for `load_recipe`. Where the recipe divides data among clients,
-    it gets one client per site. Of a table, the declaration stays, with the features in order:
-    which file has the rows is for each owner. With `divided`, its rows are here and stay its own.
-    Raises BadInput as `load_recipe` does.
+    `source` and `overrides` are as for `load_recipe`. A recipe that divides data among clients gets
+    one client per site. The recipe of a table keeps its columns, with the features in order, and
+    loses `data.path` and every key that divides rows: each owner names a file of their own. With
+    `divided` the table is on this machine, and its rows are divided among the sites.
+
+    Raises BadInput as `load_recipe` does. Without `divided` also for a table with a test split of
+    clients' rows, `statistics`, `resample`, or a list of words in a file.
     """
     recipe = load_recipe(source, overrides)
     more: dict[str, object] = {}

@@ -66,18 +66,22 @@ class Owner:
     ) -> "Owner":
         """Make a new owner's folder, with a new key and a policy that refuses everything.
 
+        Its ledger is an empty folder. The witness is only named: the first charge writes it. Paths
+        in owner.toml are relative to its folder. Returns the owner, with absolute paths.
+
         Args:
             folder: A folder that is new or empty.
             name: The site's name.
             records: The paths of the records, relative to the current directory.
-            witness: The file that remembers the ledger's end. None: FOLDER.head.json beside it.
+            witness: The file that will remember the ledger's end. None: FOLDER.head.json beside it.
 
         | edge | behaviour |
         |---|---|
+        | a name that no site may have | BadInput |
         | the folder is not empty | BadInput |
-        | a file of the records is missing | BadInput |
+        | a file or folder of the records is missing | BadInput |
         | a witness inside the folder, or one that exists | BadInput |
-        | it cannot be written | nothing is left |
+        | something cannot be written | what was made is removed, and the error is raised |
         """
         check_site_name(name)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

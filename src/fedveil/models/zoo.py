@@ -236,7 +236,8 @@ def _channels(name: str, shape: tuple[int, ...], side: int) -> int:
     """
     if len(shape) != 3 or shape[1:] != (side, side):
         raise BadInput(
-            f"model {name!r} takes images of {side} x {side} but the records have shape {shape}"
+            f"model {name!r} takes images of {side} x {side}, shape (channels, {side}, {side}), "
+            f"but the records have shape {shape}"
         )
     return shape[0]
 

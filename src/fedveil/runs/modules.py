@@ -40,8 +40,8 @@ def own_task(model: Model, target: Target, class_weights: Sequence[float] | None
     """
     if class_weights is not None and isinstance(model, Task):
         raise BadInput(
-            "model.class_weights is given and the Task has a loss of its own: omit it, or "
-            "give the module alone"
+            "model.class_weights has no effect on a Task, which has its own loss: omit "
+            "model.class_weights, or give the module without the Task"
         )
     if not isinstance(model, nn.Module | Task):
         raise BadInput(f"model is {shown(model)}: give an instance of nn.Module, or a Task")
@@ -67,8 +67,8 @@ def set_metrics(task: Task, names: Sequence[str], model: Model | None) -> None:
         metric = metric_of(name)
         if metrics.setdefault(name, metric) != metric:
             raise BadInput(
-                f"evaluate.metrics has {name!r}, and the Task another metric of that name: "
-                "rename one of them"
+                f"evaluate.metrics has {name!r}, and the Task has another metric of that name: "
+                f"rename the Task's, or omit {name!r} from evaluate.metrics"
             )
     task.measuring(metrics)
 

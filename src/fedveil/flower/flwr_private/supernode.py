@@ -173,7 +173,11 @@ def cause_of(status: int, date: str | None, path: str, now: datetime | None = No
 
 
 def clock_problem(ahead: float) -> str:
-    """Return what is wrong with a clock that is so many seconds ahead of the server's, or ""."""
+    """Return a message about a clock that is too far from the server's, or "" if it is not.
+
+    This site's clock is `ahead` seconds ahead, behind if that is negative. Up to CLOCK_TOLERANCE,
+    either way, is no problem.
+    """
     if abs(ahead) <= CLOCK_TOLERANCE:
         return ""
     side = "ahead of" if ahead > 0 else "behind"

@@ -140,12 +140,14 @@ def head_of(db: sqlite3.Connection) -> Head:
 def append(db: sqlite3.Connection, kind: Callable[..., Link], *values: Any) -> Head:
     """Append a charge or a closing to the chain, and return the new head.
 
-    The caller holds a transaction.
+    The caller holds a transaction. The sealed cohort of a charge goes into the hash and is not
+    stored here: `verify` computes it again from the table `cohorts`, so the caller writes the
+    cohort there first, in the same transaction, or gives "" where none is noted.
 
     Args:
         db: The ledger.
         kind: `Entry` or `Closing`.
-        values: Its fields in order, without the last: `runs` is computed here.
+        values: The fields of `kind` in order, without the last: `runs` is computed here.
     """
     runs = [text for (text,) in db.execute("SELECT about FROM runs ORDER BY rowid").fetchall()]
     entry, last = kind(*values, json_digest(runs)), head_of(db)
