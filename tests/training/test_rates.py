@@ -187,3 +187,8 @@ def test_a_schedule_for_other_rounds_than_the_plans_is_refused(task, data, part)
             Training(task, data, plan, **parts)
     parts[part] = replace(parts[part], schedule=RateSchedule(RateShape.LINEAR, ROUNDS))
     Training(task, data, plan, **parts)
+
+
+def test_a_rate_that_counts_steps_is_refused_beside_epochs():
+    with pytest.raises(BadInput, match="decay counts local steps: give batches of steps"):
+        ClientSgd(Batches(2, epochs=1), lr=0.1, decay=Decay(1.0, 8.0))

@@ -147,7 +147,8 @@ class ClientSgd:
     def __post_init__(self) -> None:
         """Raise BadInput for a field of a wrong type or out of range.
 
-        Momentum together with Adam is refused, and so is `decay` together with `schedule`.
+        Momentum together with Adam is refused, and so is `decay` together with `schedule` or with
+        batches of whole epochs, which have no common number of steps per round.
         """
         if not isinstance(self.batches, Batches):
             raise BadInput(f"batches is {shown(self.batches)}: use Batches(size, epochs or steps)")
@@ -160,6 +161,8 @@ class ClientSgd:
                 "decay",
                 "schedule",
             )
+        if self.decay is not None and self.batches.steps is None:
+            raise BadArgument("{decay} counts local steps: give batches of {steps}", "decay", "steps")
 
     @property
     def plain(self) -> bool:
@@ -172,12 +175,11 @@ class ClientSgd:
     def rate(self, step: int, round: int) -> float:
         """The learning rate of local step `step` (from 0) in `round` (from 1).
 
-        With `decay` it is that of iteration (round - 1) x `batches.steps` + step, with 1 in place
-        of `batches.steps` if epochs are given.
+        With `decay` it is that of iteration (round - 1) x `batches.steps` + step.
         """
-        if self.decay is None:
+        if self.decay is None or self.batches.steps is None:
             return scheduled(self.lr, self.schedule, round)
-        return self.decay.rate((round - 1) * (self.batches.steps or 1) + step)
+        return self.decay.rate((round - 1) * self.batches.steps + step)
 
     @known_as("reach")
     def reach(self, round: int) -> float:
