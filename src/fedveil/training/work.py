@@ -162,7 +162,9 @@ class ClientSgd:
                 "schedule",
             )
         if self.decay is not None and self.batches.steps is None:
-            raise BadArgument("{decay} counts local steps: give batches of {steps}", "decay", "steps")
+            raise BadArgument(
+                "{decay} counts local steps: give batches of {steps}", "decay", "steps"
+            )
 
     @property
     def plain(self) -> bool:
