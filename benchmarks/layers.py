@@ -32,28 +32,32 @@ RECORDS, TURNS, SHORTEST = 256, 5, 0.02
 CLIP = 1.0
 WAYS = {
     "formula": "formula",
-    "mixed": "formulas, and a copy per record of what has none",
+    "mixed": "formulas, and a copy per record for other parameters",
     "copies": "a copy of the parameters per record",
     "looped": "record by record",
 }
 HEAD = f"""# Kinds of layers under record-level clipping
 
-Written by `benchmarks/layers.py` from `tests/training/gradients/kinds.py`, where record-level
-clipping of every kind (L2 and L1) is compared with a loop over single records, to 1e-4.
+`benchmarks/layers.py` writes this page from `tests/training/gradients/kinds.py`. The tests
+compare the clipped gradients of every kind (L2 and L1) with a loop over single records, to 1e-4.
 
-- *formula*: lengths and sums from what each layer saw and what came back to it.
-- *a copy per record*: under `vmap` each record has the parameter for itself, so autograd gives its
-  own gradient; for small parameters (norms, PReLU, places) that costs next to nothing.
-- *record by record*: `vmap` has no rule for an operation; always right, and slow.
+The second column says how the gradients are clipped:
 
-Each row is a module with that layer and a linear head, which has a formula. Refused, with a line
-that says what to do: batch norm, sparse gradients, `max_norm`, weights that a hook computes
-(`torch.nn.utils.weight_norm`). L1 clips always write out one gradient per record.
+- *formula*: lengths and sums follow from the inputs of a layer and the gradients of its outputs.
+- *a copy per record*: under `vmap` each record has its own copy of the parameter, so autograd
+  gives the gradient of the record. For small parameters (norms, PReLU, positions) this costs
+  almost nothing.
+- *record by record*: `vmap` has no rule for an operation. This is always right, and slow.
 
-Speeds are thousands of records per second, forward to clipped sum, {RECORDS} records at a time on
-one thread; Opacus in the fastest of its modes that runs (hooks, functorch, ghost clipping), with
-layers of its own for attention and recurrent cells. These modules are tiny, so the numbers
-tell the cost of the bookkeeping; benchmarks/RESULTS.md has modules of a usual size.
+Each row is a module with that layer and a linear head, which has a formula. L1 clips always
+compute one gradient per record. Some layers are refused, and the message names a way out: batch
+norm, sparse gradients, `max_norm`, weights that a hook computes (`torch.nn.utils.weight_norm`).
+
+Speeds are thousands of records per second, from the forward pass to the clipped sum. They were
+measured with {RECORDS} records at a time on one thread. Opacus runs in the fastest of its modes
+that works (hooks, functorch, ghost clipping), with its own layers for attention and recurrent
+cells. These modules are tiny, so the numbers show the cost of the bookkeeping.
+benchmarks/RESULTS.md has modules of a usual size.
 
 | kind | how its gradients are clipped | fedveil | Opacus | ratio |
 |---|---|---|---|---|

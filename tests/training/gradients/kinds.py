@@ -294,10 +294,10 @@ KINDS = {
     "RMS norm": Kind(normed(lambda: nn.RMSNorm(4), (6,)), (6,), "mixed"),
     "PReLU": Kind(normed(lambda: nn.PReLU(4), IMAGE), IMAGE, "mixed"),
     "attention": Kind(lambda: Attention(batch_first=True), STEPS, "formula"),
-    "attention, steps first": Kind(Attention, STEPS, "formula"),
+    "attention, sequence first": Kind(Attention, STEPS, "formula"),
     "attention, no bias": Kind(lambda: Attention(bias=False), STEPS, "formula"),
-    "attention to others": Kind(lambda: Attention(other=True, batch_first=True), STEPS, "formula"),
-    "attention of other widths": Kind(
+    "cross-attention": Kind(lambda: Attention(other=True, batch_first=True), STEPS, "formula"),
+    "attention with other key and value widths": Kind(
         lambda: Attention(other=True, kdim=4, vdim=5, batch_first=True), STEPS, "formula"
     ),
     "attention, causal": Kind(
@@ -316,12 +316,12 @@ KINDS = {
         lambda: Recurrent(nn.RNN, nonlinearity="relu", num_layers=2), STEPS, "formula"
     ),
     "GRU": Kind(lambda: Recurrent(nn.GRU, batch_first=True), STEPS, "formula"),
-    "GRU, both ways, two layers": Kind(
+    "GRU, bidirectional, two layers": Kind(
         lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True), STEPS, "formula"
     ),
     "LSTM": Kind(lambda: Recurrent(nn.LSTM, batch_first=True), STEPS, "formula"),
-    "LSTM, steps first, no bias": Kind(lambda: Recurrent(nn.LSTM, bias=False), STEPS, "formula"),
-    "LSTM, both ways, two layers": Kind(
+    "LSTM, sequence first, no bias": Kind(lambda: Recurrent(nn.LSTM, bias=False), STEPS, "formula"),
+    "LSTM, bidirectional, two layers": Kind(
         lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True),
         STEPS,
         "formula",
@@ -331,7 +331,7 @@ KINDS = {
     ),
     "LSTM cell": Kind(lambda: Cell(nn.LSTMCell), STEPS, "looped"),
     "GRU cell": Kind(lambda: Cell(nn.GRUCell), STEPS, "mixed"),
-    "a head tied to the words": Kind(TiedHead, (5,), "mixed", words=True),
+    "a head tied to the embedding": Kind(TiedHead, (5,), "mixed", words=True),
     "a weight used outside its layer": Kind(TiedOutside, (6,), "mixed"),
     "a linear layer used twice": Kind(
         lambda: Twice(nn.Linear(6, 6), nn.Linear(6, 3)), (6,), "formula"
