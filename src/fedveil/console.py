@@ -444,7 +444,10 @@ def print_recipe(console: Console, recipe: ExplainedRecipe) -> None:
 
 
 def print_part(console: Console, part: Part) -> None:
-    """Print a section of a recipe: each key's type, range, default, meaning, and recipes."""
+    """Print a section of a recipe: its meaning, and its keys, grouped by the section's kinds.
+
+    Each key has its type, range, default and meaning, and the shipped recipes that set it.
+    """
     section = f"[{part.section}] {part.meaning}" if part.section else part.meaning
     console.print(f"{section}{f' Default: {part.left_out}.' if part.left_out else ''}")
     for kind, keys in part.kinds.items():

@@ -18,3 +18,8 @@ def test_the_split_is_fixed():
     first, second = load_digits(), load_digits()
     np.testing.assert_array_equal(first.x, second.x)
     np.testing.assert_array_equal(first.test_y, second.test_y)
+
+
+def test_nobody_shares_arrays():
+    load_digits().x[:] = 0
+    assert load_digits().x.max() == 1

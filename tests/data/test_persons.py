@@ -221,3 +221,16 @@ def test_several_files_have_persons_of_their_own(tmp_path):
     )
     assert data.people.tolist() == [4, 4]
     assert data.capped(1).sizes.tolist() == [4, 4]
+
+
+def test_joining_refuses_other_types_shapes_and_numbers_of_classes():
+    def records(dtype, width, classes):
+        x, y = np.zeros((2, width), dtype=dtype), np.zeros(2, dtype=np.int64)
+        return FederatedData.from_clients([("a", x, y)], classes=classes)
+
+    whole = FederatedData.from_clients([("a", np.zeros((2, 3)), np.zeros(2, np.int64))], classes=2)
+    assert whole.concatenated(records("float32", 3, 2)).clients == 2
+    with pytest.raises(BadInput, match="numbers of classes"):
+        whole.concatenated(records("float64", 3, 3))
+    with pytest.raises(BadInput, match="shape"):
+        whole.concatenated(records("float64", 4, 2))

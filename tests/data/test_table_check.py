@@ -173,3 +173,8 @@ def test_odd_names_and_tables_in_memory():
     assert numbers.problems == ("no column looks like a target: name it",)
     with pytest.raises(BadInput, match="no table is given: name at least one file"):
         fv.check_table()
+
+
+def test_an_option_of_the_partition_is_refused_by_name():
+    with pytest.raises(BadInput, match="clients does not describe a table"):
+        fv.check_table({"a": [1.0, 2.0], "b": [0, 1]}, target="b", clients=2)

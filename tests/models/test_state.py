@@ -160,7 +160,7 @@ OURS = [
     PerGradient(Fixed(1.0), SGD.reach),
     OneGradient(),
     SGD,
-    ClientSgd(Batches(2, epochs=1), 0.1, decay=Decay(1.0, 2.0)),
+    ClientSgd(Batches(2, steps=2), 0.1, decay=Decay(1.0, 2.0)),
     ClientSgd(Batches(2, epochs=1), 0.1, adam=Adam(), schedule=RateSchedule(RateShape.COSINE, 9)),
 ]
 changed = ClientSgd(Batches(0, steps=1), lr=0.1)

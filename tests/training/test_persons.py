@@ -568,5 +568,5 @@ def test_clients_with_more_people_than_words_are_counted_for_are_refused(people,
     plan = with_secure_noise(plan, task.size, diagnostics=False)
     Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
     monkeypatch.setattr("fedveil.training.agreement.MOST_RECORDS", 3)
-    with pytest.raises(BadInput, match="has 4 people: with secure noise 3 at most"):
+    with pytest.raises(BadInput, match="has 4 people: with secure noise at most 3 are possible"):
         Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))

@@ -373,7 +373,7 @@ def test_clients_with_more_records_than_words_are_counted_for_are_refused(make_f
     Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
     assert MOST_RECORDS == 2**24
     monkeypatch.setattr("fedveil.training.agreement.MOST_RECORDS", 5)
-    with pytest.raises(BadInput, match="has 6 records: with secure noise 5 at most"):
+    with pytest.raises(BadInput, match="has 6 records: with secure noise at most 5 are possible"):
         Training(task, data, plan, ClientDpSgd(plan.noisy_steps, lr=0.1))
 
 

@@ -348,7 +348,9 @@ class OneOf:
     text = ""
 
     def check(self, key: str, value: str) -> None:
-        """Raise BadInput for a name that is not one of the choices. The message has the nearest.
+        """Raise BadInput for a name that is neither a choice nor `unlisted`.
+
+        The message has all choices and, if some resemble the name, up to three of them.
 
         `key` is the recipe key that the message names.
 

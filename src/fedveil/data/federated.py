@@ -362,11 +362,12 @@ this claim
     def concatenated(self, *others: "FederatedData") -> "FederatedData":
         """One data set of these clients followed by those of each of the `others`, as a copy.
 
-        Clients lose their names. The test split is that of the first. The assumptions of one hold
-        for all, and what the others fitted on their test records counts as fitted on clients':
-        these may be anybody's here. Raises BadInput for records at sites, for different schemas,
-        and for capped data beside others whose persons nobody knows: nobody makes up persons for
-        claims about persons.
+        Clients lose their names, and their persons unless those of all parts are known. The test
+        split, cap and types are those of the first. The assumptions of one hold for all, and what
+        the others fitted on their test records counts as fitted on clients': these may be
+        anybody's here. Raises BadInput for records at sites, and for different schemas, shapes,
+        numbers of classes or caps, types that lose digits in the first's, and capped data beside
+        others whose persons nobody knows.
         """
         parts = [self, *others]
         if any(part.elsewhere for part in parts):
@@ -374,13 +375,25 @@ this claim
         schemas = [part.schema for part in parts if part.schema is not None]
         if any(schema != schemas[0] for schema in schemas):
             raise BadInput("tables of different columns or encodings cannot be joined: use one")
+        if len({part.classes for part in parts}) > 1:
+            counts = ", ".join(str(part.classes) for part in parts)
+            raise BadInput(f"data with different numbers of classes ({counts}) cannot be joined")
         with_fits = [part for part in parts if part.fitted]
         fitted = [part.fitted for part in with_fits]
         fitted += [part.fitted_on_test for part in others if part.fitted_on_test]
         public = bool(with_fits) and all(part.declared_public for part in with_fits)
 
         def in_first_type(arrays: list[Array]) -> Array:
-            return np.concatenate(arrays, dtype=arrays[0].dtype, casting="unsafe")
+            first = arrays[0]
+            for array in arrays[1:]:
+                if array.shape[1:] != first.shape[1:] or not np.can_cast(
+                    array.dtype, first.dtype, "same_kind"
+                ):
+                    raise BadInput(
+                        f"records of type {array.dtype} and shape {list(array.shape[1:])} cannot "
+                        f"be joined with {first.dtype} and {list(first.shape[1:])}"
+                    )
+            return np.concatenate(arrays, dtype=first.dtype, casting="same_kind")
 
         sizes = np.concatenate([part.sizes for part in parts])
         known = [part.persons for part in parts if part.persons is not None]

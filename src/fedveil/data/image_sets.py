@@ -27,9 +27,18 @@ from fedveil.data.partition import Records, few_records_assumption
 from fedveil.data.user_arrays import Array
 
 
-@cache
 def load_digits() -> Records:
     """The 1,797 handwritten 8x8 digits that come with scikit-learn, with a fixed 80/20 split.
+
+    Every call returns arrays of its own.
+    """
+    x, y = _read_digits()
+    return Records.with_holdout("digits", x, y, classes=10)
+
+
+@cache
+def _read_digits() -> tuple[Array, Array]:
+    """(images [1797, 1, 8, 8] from 0 to 1, labels) in scikit-learn's order.
 
     They are read from scikit-learn's file, whose import would take a second. scikit-learn is
     imported where the file is not in its place.
@@ -45,7 +54,7 @@ def load_digits() -> Records:
 
         images, labels = datasets.load_digits(return_X_y=True)
     x = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
-    return Records.with_holdout("digits", x, labels.astype(np.int64), classes=10)
+    return x, labels.astype(np.int64)
 
 
 _MNIST_RECORDS = 60_000

@@ -108,7 +108,8 @@ def _load_texts(
         client: The column with the owner.
         features: Feature columns. None takes the words of the target.
         other_columns: Declarations of columns other than "text".
-        usual: The usual declaration of "text". Its words count only where `columns` has none.
+        usual: The usual declaration of "text". A declaration in `columns` with any other key than
+            "length" and "fill" replaces all of it but "length".
         columns: The user's declaration of "text".
         test: The test split, "by-client" by default.
         options: Further fields of `TableOptions`.

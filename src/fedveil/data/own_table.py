@@ -631,7 +631,7 @@ def _split_clients(
 
 
 def _entries_of(table: Table, column: str) -> list[str]:
-    """The entries of the client or person column as texts. Raises BadInput for an empty one."""
+    """The client or person of each row, as text. Raises BadInput for a row where it is empty."""
     names = as_texts(table[column])
     if None in names:
         problem = "is empty: say whose row it is, or remove it"

@@ -118,9 +118,9 @@ def partition(
     shards_per_client: int = 1,
     test: str | float | None = None,
 ) -> FederatedData:
-    """Divide the training records among clients. The test records are no client's.
+    """Divide the training records among clients.
 
-    By `kind`:
+    By `kind`, records are dealt, whoever owns them:
 
     - "iid": a random permutation cut into equal parts.
     - "shards": sorted by target and cut into equal shards, `shards_per_client` to each client;
@@ -129,21 +129,31 @@ def partition(
       Smaller alpha, fewer labels per client. A label that has run out is replaced by the others
       in the client's own proportions, so the clients served last fit their mix least well.
 
-    So it is with published records: a benchmark's records are dealt before there are neighbours,
-    and a claim is about the clients that were dealt. The rows of a user's table, which have
-    `row_words`, are dealt one by one (`_by_row`), and "shards" is refused.
+    Equal parts differ by at most one record. Parts are equal for published records only: these are
+    dealt before there are neighbours, and a claim is about the clients that were dealt. The rows of
+    a user's table, which have `row_words`, are dealt one by one instead (`_by_row`).
 
-    - "natural": one client per owner; `clients` keeps that many owners, chosen at random.
+    Or an owner's records stay together:
+
+    - "natural": one client per owner; `clients` keeps that many, chosen at random, None all.
     - "grouped": owners merged into `clients` groups, each of which is a client. An owner's group
       follows from its name and the seed alone, so that nobody moves anybody else.
 
-    For the last two, `test` "by-client" (default) holds out about a fifth of the owners, chosen by
-    name: all their records are the test split, and nobody else's. With "records" it is the source's
-    own, in which clients may have records. The result has the owner of each (`test_owners`).
+    For these two, `test` "by-client" (default) holds out about a fifth of the owners, the same with
+    every seed: all their records are the test split, and nobody else's. With "records" the test
+    split is the source's own, in which clients may have records. The result has the owner of each
+    test record (`test_owners`). For the other kinds the test split is the source's own.
 
-    Equal parts of published records differ by at most one. The result depends on the arguments
-    alone. Raises BadInput for an option without effect on the kind, and for more clients than the
-    records or owners allow.
+    The result depends on the arguments alone.
+
+    | edge | behaviour |
+    |---|---|
+    | an option without effect on the kind, or any other `test`, a share among them | BadInput |
+    | `clients` is None for another kind than "natural" | BadInput |
+    | more clients than records or owners, or a client that gets nothing by chance | BadInput |
+    | "natural" or "grouped" without owners, or without an owner to hold out | BadInput |
+    | "dirichlet" without labels or a positive alpha, "shards" of a user's table | BadInput |
+    | a negative seed | BadInput |
     """
     if kind not in KINDS:
         raise BadInput(f"partition {kind!r} is unknown: use one of {', '.join(KINDS)}")

@@ -93,6 +93,7 @@ def _addresses(array: Array) -> npt.NDArray[np.int64]:
 def owners_by_name(owners: Sequence[str], clients: Sequence[object], records: int) -> Owners:
     """The number of each test record's owner: k for clients[k], a number below -1 for others.
 
+    Owners who are no clients have one number per name. Names are compared as texts.
     Raises BadInput unless there is one name for each of `records` test records.
 
     Args:

@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,11 +204,16 @@ def check_table(
         person: The column with the person of a row. None: chosen in the same way.
         target: The column to predict. None: chosen in the same way.
         delta: The delta of the claims, for the warning that it is too large.
-        options: Further options of `FederatedData.from_table`, such as `columns`. With any,
-            `problems` are those of the table under these options, not of the suggested block.
+        options: Further options of `FederatedData.from_table` that describe the table, such as
+            `columns`. With any, `problems` are those of the table under these options, not of the
+            suggested block.
 
-    Raises BadInput if no table can be read at all, or a named column does not exist.
+    Raises BadInput if no table can be read at all, a named column does not exist, or an option does
+    not describe a table, as those of a partition.
     """
+    described = {field.name for field in fields(TableOptions)} - {"by_file", "declared_columns"}
+    for option in sorted(options.keys() - described - {"columns", "partition"}):
+        raise BadInput(f"{option} does not describe a table: leave it out of check_table")
     if not tables:
         raise BadInput("no table is given: name at least one file")
     given = tables[0] if len(tables) == 1 else list(tables)
@@ -279,7 +284,10 @@ def _refusals(
     person: str | None,
     options: Mapping[str, Any],
 ) -> tuple[str, ...]:
-    """What a run with these roles and options of `FederatedData.from_table` would refuse."""
+    """What reading the tables with these roles and options would refuse, a line each.
+
+    `options` describe the table. Of `partition` only whether each file is a client counts.
+    """
     used = dict(options)
     by_file = each_file_a_client(given, client, used.pop("partition", None))
     used["declared_columns"] = used.pop("columns", None)
@@ -403,7 +411,7 @@ def _warnings(
     counts: dict[str, Counter[str]],
     columns: Sequence[ColumnSummary],
 ) -> list[str]:
-    """List what is unusual: rare classes, tiny clients, missing entries without a rule."""
+    """List what is unusual: classes that are rare or too common, tiny clients, missing entries."""
     warnings = []
     target = counts.get("target", Counter())
     if 2 <= len(target) <= MOST_LABELS:

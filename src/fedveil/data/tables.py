@@ -439,9 +439,11 @@ def _objects(entries: list[Any]) -> Array:
 
 
 def clients_from_datasets(datasets: object) -> list[tuple[str, Inputs[Array], Array]]:
-    """(name, features, targets) of each data set, in a dict by name, or in a list.
+    """(name, features, targets) of each client's data set, given in a dict by name or in a list.
 
-    In a list the names are "0", "1", ... Raises BadInput for anything else.
+    A data set is a sequence of pairs (x, y), as `arrays_of` reads it. In a list the names are "0",
+    "1", ... Raises BadInput for anything else, for a data set without records, and for keys that
+    are the same text.
     """
     if isinstance(datasets, list | tuple):
         datasets = dict(enumerate(datasets))
@@ -450,6 +452,8 @@ def clients_from_datasets(datasets: object) -> list[tuple[str, Inputs[Array], Ar
             f"datasets is {shown(datasets)}: a list or a dict by name, with one data set per client"
         )
     named = [(str(name), dataset) for name, dataset in datasets.items()]
+    if len({name for name, _ in named}) < len(named):
+        raise BadInput("keys of datasets are the same text: one name per client")
     return [(name, *arrays_of(dataset, f"client {name!r}")) for name, dataset in named]
 
 

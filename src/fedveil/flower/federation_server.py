@@ -330,7 +330,10 @@ class RemoteEngine:
         return bool(line.get("ask") == ask.digest and line["sites"] == invited)
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
-        """Return loss and metrics of the model `params` over the server's test split, by name."""
+        """Return loss and metrics over the server's test split, by name. {} without a test split.
+
+        No site takes part.
+        """
         return evaluate(self.job.task, params, self.job.data)
 
     def close(self) -> None:

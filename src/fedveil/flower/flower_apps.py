@@ -84,7 +84,7 @@ def from_records(content: RecordDict, forms: Forms) -> SiteMessage:
 
     | edge | behaviour |
     |---|---|
-    | other records than the two, a metric among them | BadInput |
+    | other records than the two of `to_records`, a metric among them | BadInput |
     | an array of another name, type, shape, length or encoding, or pickled | BadInput |
     | anything that `from_parts` refuses | BadInput |
     """

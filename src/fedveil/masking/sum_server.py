@@ -84,9 +84,10 @@ class SumServer:
         return advert.site
 
     def open(self, place: Place) -> bytes:
-        """Begin an attempt at a round with all sites that have keys. Returns the roster's message.
+        """Begin an attempt at a round with all sites that have sent keys.
 
-        What was not summed before is dropped.
+        Returns the roster's message. An earlier attempt that was not summed is dropped. Refused,
+        with nothing dropped, if fewer sites than the threshold have sent keys.
         """
         self._need(len(self._adverts), "have keys")
         roster = Roster.assemble(self._terms, place, self._adverts)

@@ -123,6 +123,7 @@ def _value_text(value: float) -> str:
 def _colour(value: float, low: float, high: float) -> list[int]:
     """Return a colour as [red, green, blue], 0 to 255: light at `low`, dark at `high`.
 
+    `value` is finite and between the two. If these are equal, the colour is the light one.
     The scale is logarithmic if `low` > 0 and `high` / `low` > 20, otherwise linear.
     """
     if low > 0 and high / low > 20:

@@ -76,7 +76,7 @@ class PaperFederation:
 
     @property
     def max_turns(self) -> int:
-        """Return the most rounds of a client under local DP: one and a half times the mean."""
+        """Return the most rounds of a client under local DP: 1.5 times the mean, rounded up."""
         return -(-3 * self.cohort * self.rounds // (2 * self.clients))
 
     @property
@@ -331,7 +331,8 @@ def rows_of(where: PaperFederation) -> list[tuple[Defence, str]]:
 def audit_settings(experiment: Experiment, where: PaperFederation) -> AuditSettings:
     """Return the attacks on a federation and their sizes.
 
-    The digits get all attacks. Other data get no property attack and no inversion.
+    The digits get all attacks that fit the training. Other data get no property attack and no
+    inversion.
     """
     of_records = (*BOUNDS, Attack.MEMBERSHIP, Attack.WHITE_BOX)
     return AuditSettings(

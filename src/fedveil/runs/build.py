@@ -294,9 +294,10 @@ def check_own_parts(
 ) -> FederatedData | None:
     """Check that `model` and `data` are given from Python exactly if the recipe says "own".
 
-    Returns `data`, or a copy with a new fingerprint if the recipe says "own". Data of a table that
-    are loaded already, and data whose records are elsewhere, may be given too. Raises BadInput if a
-    part is missing, has no effect on this recipe, or is of the wrong type.
+    Returns `data`, or if the recipe says "own" a copy, whose fingerprint is computed again. Data of
+    a table that are loaded already, and data whose records are elsewhere, may be given too. Raises
+    BadInput if a part is missing or has no effect on this recipe, and if `data` is of the wrong
+    type. The model's type is checked when it is built.
     """
     for key, what, named, given in (
         ("model", "a module", recipe.model.name, model),

@@ -52,7 +52,7 @@ from fedveil.training.session import Training
 
 @dataclass(frozen=True, eq=False)
 class StoredModel:
-    """A trained model with all that a prediction needs.
+    """A trained model. The module's layers and frozen weights are not part of it.
 
     Attributes:
         tensors: The trainable weights by name.
@@ -149,10 +149,11 @@ class StoredModel:
             )
 
     def to_bytes(self) -> bytes:
-        """Return the content of a safetensors file with this model, for `read`. Writes no file.
+        """Return the bytes of the safetensors file that `read` opens. Writes no file.
 
-        The weights are tensors, everything else is JSON in one metadata entry. The same model
-        always gives the same bytes.
+        The trained weights are tensors, everything else is JSON in one metadata entry. Layers and
+        frozen weights are not stored, only their digest. The same model always gives the same
+        bytes.
         """
         about = {
             "model": self.model.model_dump(),

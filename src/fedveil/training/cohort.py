@@ -152,7 +152,7 @@ class CohortData:
 
     @cached_property
     def people(self) -> Ids:
-        """The number of persons of each client, [K]. Cached.
+        """The number of persons of each client, [K]. That of an empty slot has no meaning. Cached.
 
         Raises BadInput if the data do not say whose records are whose.
         """

@@ -88,8 +88,9 @@ class RoundResult:
         """The round's line of the metrics file, a new flat dictionary.
 
         Keys: "round", "clients", "clipped", "snr", "refused" (a number of clients), "clip",
-        "epsilon" and "claim" (of `spent`), the metrics, `over_clients` and `notes` by name, and
-        "seconds". Values that are not published are None.
+        "epsilon" and "claim" (of `spent`, the claim as a text), the metrics, `over_clients` and
+        `notes` by name, and "seconds". What is not published is None, and a metric that was not
+        measured in this round has no key.
         """
         spent = self.spent()
         return {

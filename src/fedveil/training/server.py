@@ -245,7 +245,8 @@ class AdamServer(_MomentServer):
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """The state after one more round, along the mean update (float64 [P]).
 
-        The memory holds "first" and "second", both starting at zero and corrected for that.
+        The memory holds the moments "first" and "second", which start at zero. The step corrects
+        them for that start.
         """
         zero = torch.zeros_like(mean)
         first = self.beta1 * state.memory.get("first", zero) + (1 - self.beta1) * mean

@@ -513,7 +513,7 @@ def _heat_maps(results: SweepResults) -> list[Markup]:
 
 
 def _ratio(values: Sequence[float]) -> float:
-    """Return the largest of `values` over the smallest, or 0 unless all are positive."""
+    """Return the largest value over the smallest, 0 without values or if one is not positive."""
     return max(values) / min(values) if values and min(values) > 0 else 0.0
 
 

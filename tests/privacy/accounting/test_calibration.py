@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedveil.base.checks import MOST_ROUNDS
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadInput, UnsupportedEvent
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise, rate_for, sampled_gaussian
 from fedveil.privacy.accounting.claims import Accountant, Relation
@@ -253,3 +253,8 @@ def test_a_closed_form_that_the_guess_meets_exactly_is_calibrated(count):
     found = least_noise(Gaussian, count, Budget(2.0, 1e-4), Relation.REPLACE)
     spent = epsilon(Gaussian(found), count, 1e-4, Relation.REPLACE, Accountant.PLD)
     assert 0.999 * 2.0 < spent <= 2.0
+
+
+def test_an_accountant_that_does_not_know_the_event_is_refused():
+    with pytest.raises(UnsupportedEvent, match="PURE has no entry for"):
+        least_noise(Gaussian, 10, Budget(1.0, 1e-6), Relation.REPLACE, Accountant.PURE)

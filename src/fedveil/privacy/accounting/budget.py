@@ -224,7 +224,10 @@ class BudgetLine:
 
     @cached_property
     def accountants(self) -> tuple[Accountant, ...]:
-        """The accountants that know this event. The epsilon of the first one counts."""
+        """The accountants that know this event. The epsilon of the first one counts.
+
+        Raises BadInput if none knows it.
+        """
         return accountants_of(self.event, self.relation)
 
     def claims(

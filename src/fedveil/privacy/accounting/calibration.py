@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedveil.base.checks import check_option
-from fedveil.base.errors import BadArgument, BadInput
+from fedveil.base.errors import BadArgument, BadInput, UnsupportedEvent
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -30,6 +30,7 @@ from fedveil.privacy.accounting.composition import (
     rounds_within,
 )
 from fedveil.privacy.accounting.events import (
+    KINDS,
     Event,
     FixedSampled,
     Gaussian,
@@ -56,7 +57,7 @@ def least_noise(
     """The smallest noise multiplier, to about 0.1 %, that keeps `count` events within the budget.
 
     `make_event(m)` is the event with noise multiplier m. Without `accountant`, the first that knows
-    the event is used.
+    the event is used. For the accountant PURE the result is count / epsilon, in no range.
 
     Guarantee: epsilon(make_event(result), count) <= budget.epsilon on the fine grid.
 
@@ -64,15 +65,22 @@ def least_noise(
     |---|---|
     | an infinite budget | BadInput |
     | no accountant knows the event | BadInput |
-    | a multiplier of 0.02 already suffices | 0.02 |
-    | no multiplier up to 100,000 suffices | BadInput |
+    | `accountant` does not know the event | UnsupportedEvent |
+    | a multiplier of 0.02 already suffices, by another accountant than PURE | 0.02 |
+    | no multiplier up to 100,000 suffices, by another accountant than PURE | BadInput |
     """
     if math.isinf(budget.epsilon):
         raise BadArgument(
             "give {multiplier} or budget.epsilon: one follows from the other", "multiplier"
         )
     event = make_event(1.0)
-    accountant = accountant or accountants_of(event, relation)[0]
+    known = accountants_of(event, relation)
+    accountant = accountant or known[0]
+    if accountant not in known:
+        raise UnsupportedEvent(
+            f"{accountant.upper()} has no entry for {KINDS[type(event)]} under {relation}: "
+            "use another accountant"
+        )
     if accountant is Accountant.PURE:
         return with_margin(count / budget.epsilon)
     guess = _guess_noise(event, count, budget)

@@ -265,9 +265,11 @@ class PrivacyClaim:
 
     @property
     def terms(self) -> str:
-        """Delta, unit, neighbours and trust, as `short` has them.
+        """`short` without what the claim covers and without the epsilon.
 
-        The form is "at delta ... per client (..., ... trust)".
+        The form is "at delta ... per client (..., ... trust)", or "for 2 clients of one person".
+        Where the claim has them, it also has whom it holds for, that it is as published, and its
+        condition.
         """
         return self._text(covers="updates")
 

@@ -318,8 +318,9 @@ def coarse_interval(target: float) -> float:
 def quick_interval(event: Event) -> float:
     """The interval of a grid for the epsilons of many counts of an event, one to ten times `FINE`.
 
-    It is a twentieth of the standard deviation of one release's loss, or more where this loss would
-    then have more than 60,000 values.
+    For a sampled Gaussian, or a Gaussian with a bit, it is about a twentieth of the standard
+    deviation of one release's loss, or more where this loss would then have more than 60,000
+    values. Metrics beside it do not count. For any other event it is ten times `FINE`.
     """
     match event:
         case PoissonSampled(rate, Gaussian(m)):

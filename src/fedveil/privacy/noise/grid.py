@@ -114,8 +114,8 @@ class Grid:
         return out
 
     def dequantise(self, steps: torch.Tensor) -> torch.Tensor:
-        """Values of numbers of steps, float64: steps times the spacing, exact below 2^53 steps."""
-        return steps.to(torch.float64).mul_(self.spacing)
+        """Values of numbers of steps, as a new float64 tensor, exact up to 2^53 steps."""
+        return steps.to(torch.float64, copy=True).mul_(self.spacing)
 
 
 @dataclass(frozen=True)

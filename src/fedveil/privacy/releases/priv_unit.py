@@ -237,7 +237,10 @@ class PrivUnitReports(Release):
         return {"epsilon": self.mechanism.epsilon}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
-        """The phrase "PrivUnitG reports at the clients" and, with `lines`, a report's claim."""
+        """The phrase "PrivUnitG reports at the clients", and the claim of one report.
+
+        It is the claim of the first of `lines` by its last accountant, and absent without `lines`.
+        """
         each = f", each {lines[0].claims(1)[-1].short}" if lines else ""
         return f"PrivUnitG reports at the clients{each}"
 

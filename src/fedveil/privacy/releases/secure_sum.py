@@ -29,7 +29,7 @@ def site_grid(multiplier: float, clip: Clip | None, size: int) -> Grid:
     Server and sites derive the same one from their plans. Raises AssertionError without a clip.
 
     Args:
-        multiplier: The noise of one site, in clips.
+        multiplier: The noise of one site, in clips, above 0.
         clip: The clip of the round.
         size: The number of coordinates.
     """

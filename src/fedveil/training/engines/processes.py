@@ -441,7 +441,10 @@ class Processes(Serial):
         return super()._branches(round, chunks)
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
-        """Loss and metrics over the test split, by name, on the workers if they are running."""
+        """Loss and metrics over the test split, by name, on the workers if they are running.
+
+        {} without a test split.
+        """
         slices = evaluation_batches(self.job.data)
         if len(slices) < 2 or not self._started:
             return super().evaluate(params)

@@ -601,7 +601,10 @@ def _patch_rows_channels_last(layer: Conv, a: torch.Tensor, error: torch.Tensor)
 
 
 def _patches(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """The input of each weight at each output: a view [B, inputs, *kernel, *positions]."""
+    """The input of each weight at each output, [B, inputs, *kernel, *positions].
+
+    It is a view of the padded input.
+    """
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = nn.functional.pad(a, layer._reversed_padding_repeated_twice, mode=mode).contiguous()
     example, channel, *sides = padded.stride()
