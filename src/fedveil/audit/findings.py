@@ -175,7 +175,8 @@ class Leak:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values.
 
-        Keys: attack, what, claim (or None), and measures, by name {"value", "low", "high"}.
+        Keys: attack, what, claim (of `PrivacyClaim.to_dict`, or None), and measures, by name
+        {"value", "low", "high"}. Without an interval, low and high are None.
         """
         return {
             "attack": self.attack,

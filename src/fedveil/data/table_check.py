@@ -443,7 +443,14 @@ def _rows(count: int) -> str:
 
 
 def _protections(counts: dict[str, Counter[str]], rows: int) -> list[str]:
-    """Say in a sentence each what protecting clients, people or records would mean here."""
+    """Say in a sentence each what protecting clients, people or records would mean here.
+
+    A role without a column has no sentence, nor have people who all have one row.
+
+    Args:
+        counts: The number of rows of each client or person, by role ("client", "person").
+        rows: The number of all rows.
+    """
     sentences = []
     if "client" in counts:
         clients = len(counts["client"])

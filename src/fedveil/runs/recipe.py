@@ -416,7 +416,7 @@ def to_toml(document: dict[str, Any]) -> str:
 
 
 def _toml_pairs(section: dict[str, Any]) -> list[str]:
-    """Return a line `key = value` for each key that is not None, with quotes around odd keys."""
+    """Return a line `key = value` for each value that is not None, with quotes around odd keys."""
     pairs = []
     for key, value in section.items():
         if value is not None:

@@ -99,7 +99,7 @@ class SearchResult:
 
     @property
     def winner(self) -> Rival:
-        """Return the best rival. Its loss is infinite if all diverged."""
+        """Return the first of `rivals`, the best. Its loss is infinite if all diverged."""
         return self.rivals[0]
 
     def p_value(self, rival: Rival) -> float:

@@ -109,7 +109,9 @@ class PrivUnitG:
 
     @cached_property
     def m(self) -> float:
-        """E t = phi(tau) (p / q - (1 - p) / (1 - q)), which is phi(tau) p / q (1 - e^-epsilon).
+        """The mean of t, by which a report is divided: phi(tau) p / q (1 - e^-epsilon).
+
+        phi is the standard normal density, and q is P(N(0, 1) >= tau).
 
         >>> round(PrivUnitG(4.0, 10).m, 4)
         1.5156

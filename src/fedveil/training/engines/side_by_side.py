@@ -44,7 +44,7 @@ _STEPS, _SPREAD, _EXAMPLES = 2, 3.0, 16
 
 
 def public_room(records: int) -> str:
-    """The assumption that a slot has room for every client, and that the room is public."""
+    """The assumption that no client has more than `records` that count, a public number."""
     return f"at most {records} records of each client count, a public number"
 
 

@@ -173,11 +173,12 @@ class OuterProducts:
         return product + errors if self.has_bias else product
 
     def add_steps_(self, places: Places, steps: Steps) -> None:
-        """Add the gradients of the first `len(steps)` examples, in whole steps, to `places`.
+        """Add the sum of the first `len(steps)` examples' gradients, in steps, to `places`.
 
-        In place, and only for a single use (T is 1). No product is written out: a block of the
-        outputs is multiplied, cut and added up in the cache. An example's row is the product of its
-        error and of its input over the input's length, which is at most 1 and cannot overflow.
+        In place, and only for a single use (T is 1). The keys of `places` are "weight" and "bias".
+        The gradient of example b is multiplied by `steps.factors[b]` and rounded towards zero.
+        Products are formed for a block of outputs at a time, which stays in the cache. So that
+        nothing overflows, an input is divided by its length, and its error multiplied by it.
         """
         inputs, errors = self.inputs[: len(steps), 0], self.errors[: len(steps), 0]
         lengths = self._input_squares[: len(steps)].sqrt()
