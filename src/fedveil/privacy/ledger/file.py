@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +216,14 @@ CREATE TABLE closings (
 
 _TABLES = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
+with closing(sqlite3.connect(":memory:")) as _db:
+    _db.executescript(SCHEMA)
+    _OWN_TABLES = frozenset(_db.execute(_TABLES).fetchall())
+"""(type, name, table, SQL) of the tables and indices of a new ledger.
+
+A ledger with others is refused: with a trigger, charges could vanish.
+"""
+
 
 @dataclass(frozen=True)
 class Charge:
@@ -246,23 +253,12 @@ def read_about(path: Path) -> dict[str, str]:
         raise BadInput(
             f"{path}: ledger format {about.get('format')!r}, this fedveil reads {FORMAT!r}"
         )
-    if tables != _own_tables() or "salt" not in about:
+    if tables != _OWN_TABLES or "salt" not in about:
         raise BadInput(
             f"{path}: its tables are not as fedveil makes them: the file was changed; restore it "
             "from a copy"
         )
     return about
-
-
-@lru_cache(1)
-def _own_tables() -> frozenset[tuple[str, ...]]:
-    """(type, name, table, SQL) of the tables and indices of a new ledger. Cached.
-
-    A ledger with others is refused: with a trigger, charges could vanish.
-    """
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.executescript(SCHEMA)
-        return frozenset(db.execute(_TABLES).fetchall())
 
 
 def read_runs(path: Path) -> dict[str, dict[str, str]]:
