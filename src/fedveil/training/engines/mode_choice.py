@@ -59,10 +59,11 @@ def fitting_chunk(
     clients if the model is wide, so that a sum takes long to return, or if they have little to do,
     but at most a quarter of `cohort`, the expected cohort size.
 
-    With `secure` noise, `data.longest`, which may be declared in public, takes the place of the
-    largest number of records that a client has.
+    The number is stored with the run and shown in its report. With `secure` noise it therefore
+    follows from public numbers: `data.most_records` takes the place of the largest number of
+    records that a client has, and a constant where that is not declared.
     """
-    longest = data.longest if secure else int(data.sizes.max())
+    longest = (data.most_records or _RECORDS) if secure else int(data.sizes.max())
     if mode is Mode.LOOPED:
         light = _WORK // (task.size * (3 * work.records_per_round(longest) + 16))
         return int(max(1, min(max(light, min(8, task.size // _WIDE)), _MOST, cohort // 4)))

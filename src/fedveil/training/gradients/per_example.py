@@ -191,7 +191,8 @@ class ClippedExamples:
         if not bool(finite.all()):
             gradients = {name: g.without(~finite) for name, g in gradients.items()}
         scales = (clip.value * (1 - ROUNDING) / norms).clamp_max(1.0) / grid.spacing
-        steps = Steps(torch.where(finite, scales, 0.0)[:count], clip.value / grid.spacing)
+        factors = torch.where(finite, scales, 0.0)[:count]
+        steps = Steps(factors, clip.value / grid.spacing, 1 / grid.spacing, self._sizes[0])
         places = self._task.named(total)
         for name, gradient in gradients.items():
             own = self._own_places(name, places) if self._by_layers else {"weight": total}
