@@ -53,7 +53,7 @@ def cohorts(sampler, change):
     budget = fv.releases.planned_for(fv.Budget(8.0, 1e-3))
     plan = fv.central(sampler, CLIENTS, fv.clips.Fixed(1.0), rounds=4, budget=budget)
     plan = fv.releases.with_secure_noise(plan, task.size, diagnostics=False)
-    training = fv.Training(task, data, plan, fv.OneGradient(), seed=3)
+    training = fv.Training(task, data, plan, fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1), seed=3)
     return [plan.sampler.cohort(CLIENTS, r, training.streams).tolist() for r in range(1, 5)]
 
 
