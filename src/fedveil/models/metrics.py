@@ -18,7 +18,7 @@ from torch import nn
 
 from fedveil.base.checks import CLASS_WEIGHT, INTERVAL, TOP, Each, check_metric, shown
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated, known_as
+from fedveil.base.identity import Stated, known_as, stated
 from fedveil.base.inputs import PADDING, Target
 
 Array = npt.NDArray[Any]
@@ -234,10 +234,7 @@ class TopK:
 
     k: int
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("metric", "top"), ("k", k)."""
-        return (("metric", "top"), ("k", self.k))
+    identity = stated("metric", "top", "k")
 
     def __post_init__(self) -> None:
         """Raise BadInput unless k is a whole number from 1 on."""
@@ -265,10 +262,7 @@ class BalancedAccuracy:
     that the split lacks are not in the mean. Each place of a sequence counts as an example.
     """
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("metric", "balanced-accuracy"),)."""
-        return (("metric", "balanced-accuracy"),)
+    identity = stated("metric", "balanced-accuracy")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(right examples of each label, examples of each label, undefined ones) of a batch.
@@ -301,10 +295,7 @@ class F1:
 
     macro: bool = False
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("metric", "f1"), ("macro", macro)."""
-        return (("metric", "f1"), ("macro", self.macro))
+    identity = stated("metric", "f1", "macro")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(predicted labels, labels, number of outputs) of a batch: [M], [M] and [1].
@@ -338,10 +329,7 @@ class Auroc:
     labels hold at once, each has its own area in the mean.
     """
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("metric", "auroc"),)."""
-        return (("metric", "auroc"),)
+    identity = stated("metric", "auroc")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(scores, labels) of a batch: log-odds [M, labels], float32, and labels [M].
@@ -382,10 +370,7 @@ class Auroc:
 class Perplexity:
     """exp of the mean cross-entropy over all labels, each place of a sequence being one."""
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("metric", "perplexity"),)."""
-        return (("metric", "perplexity"),)
+    identity = stated("metric", "perplexity")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(sum of the losses, number of labels) of a batch, arrays of one number each.
@@ -407,10 +392,7 @@ class Perplexity:
 class Rmse:
     """The root of the mean squared error."""
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("metric", "rmse"),)."""
-        return (("metric", "rmse"),)
+    identity = stated("metric", "rmse")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(sum of squared errors, number of targets) of a batch, arrays of one number each."""
@@ -430,10 +412,7 @@ class R2:
     differ between records.
     """
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("metric", "r2"),)."""
-        return (("metric", "r2"),)
+    identity = stated("metric", "r2")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(predictions, targets) of a batch, [B, numbers] each."""

@@ -11,7 +11,7 @@ import torch
 
 from fedveil.base.checks import BATCH, STEPS
 from fedveil.base.errors import BadArgument
-from fedveil.base.identity import Stated, named_values
+from fedveil.base.identity import stated
 from fedveil.base.inputs import mapped, taken
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Features
@@ -380,10 +380,7 @@ class Batches:
     epochs: int | None = None
     steps: int | None = None
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("batches", "shuffled"), then (name, value) of every field."""
-        return (("batches", "shuffled"), *named_values(self, "size", "epochs", "steps"))
+    identity = stated("batches", "shuffled", "size", "epochs", "steps")
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):

@@ -9,7 +9,7 @@ import torch
 
 from fedveil.base.checks import NOT_NEGATIVE, POSITIVE, shown
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated, known_as, named_values
+from fedveil.base.identity import Stated, known_as, named_values, stated
 from fedveil.privacy.accounting.claims import Relation, Unit
 from fedveil.privacy.clip import Clipped, Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
@@ -35,10 +35,7 @@ __all__ = [
 class OneGradient:
     """FedSGD: the update is minus the full-batch gradient at the round's model."""
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("work", "gradient"),)."""
-        return (("work", "gradient"),)
+    identity = stated("work", "gradient")
 
     def records_per_round(self, records: int) -> int:
         """The records that a client with `records` records uses in a round: all of them."""
@@ -67,10 +64,7 @@ class Decay:
     mu: float
     gamma: float
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("rates", "decay"), then (name, value) of mu and gamma."""
-        return (("rates", "decay"), ("mu", self.mu), ("gamma", self.gamma))
+    identity = stated("rates", "decay", "mu", "gamma")
 
     def __post_init__(self) -> None:
         """Raise BadInput unless both are positive numbers."""
@@ -96,10 +90,7 @@ class Adam:
     beta2: float = 0.999
     floor: float = 1e-8
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("direction", "adam"), then (name, value) of every field."""
-        return (("direction", "adam"), *named_values(self, "beta1", "beta2", "floor"))
+    identity = stated("direction", "adam", "beta1", "beta2", "floor")
 
     def __post_init__(self) -> None:
         """Raise BadInput unless the betas are in [0, 1) and the floor is positive."""
