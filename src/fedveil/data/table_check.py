@@ -476,12 +476,11 @@ def _protections(counts: dict[str, Counter[str]], rows: int) -> list[str]:
 
 def _declaration(column: ColumnSummary) -> list[str]:
     """Return the keys to declare for a column of this kind, as lines of TOML without values."""
-    if column.kind in ("number", "whole number"):
-        keys = ["low = ...", "high = ..."]
-    elif column.kind == "date":
-        keys = ["low = 2020-01-01", "high = 2030-01-01"]
-    elif column.kind == "text":
-        keys = ['values = ["...", "..."]']
-    else:
-        keys = ["values = [false, true]"]
-    return keys
+    scale = ["low = ...", "high = ..."]
+    keys = {
+        "number": scale,
+        "whole number": scale,
+        "date": ["low = 2020-01-01", "high = 2030-01-01"],
+        "text": ['values = ["...", "..."]'],
+    }
+    return keys.get(column.kind, ["values = [false, true]"])

@@ -442,8 +442,7 @@ class Task:
         batches concatenated. AssertionError for a metric that is a mean over examples.
         """
         metric = self.measures[name]
-        if not isinstance(metric, Metric):
-            raise AssertionError(f"{name} is a mean over examples")
+        assert isinstance(metric, Metric), f"{name} is a mean over examples"
         return float(metric.value(*statistics))
 
     def snapshot(self) -> Snapshot:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedveil.base.checks import OWN
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadInput, one_line
 from fedveil.base.identity import digest_of
 from fedveil.base.inputs import (
     Inputs,
@@ -195,9 +195,7 @@ class StoredModel:
                 None if about["schema"] is None else TableSchema.from_dict(about["schema"]),
             )
         except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
-            raise BadInput(
-                f"{path} is not a model that a run left: {' '.join(str(e).split())}"
-            ) from e
+            raise BadInput(f"{path} is not a model that a run left: {one_line(e)}") from e
 
 
 @dataclass(frozen=True, eq=False)
@@ -473,7 +471,7 @@ def _read_npy(path: Path) -> Array:
         with warnings_as_errors():
             records = np.load(path, allow_pickle=False)
     except UNREADABLE as e:
-        raise BadInput(f"{path} cannot be read: {' '.join(str(e).split())}") from e
+        raise BadInput(f"{path} cannot be read: {one_line(e)}") from e
     if not isinstance(records, np.ndarray):
         raise BadInput(f"{path} holds no array: write one with numpy.save")
     return records

@@ -84,8 +84,7 @@ def forked_updates(work: ClientWork, batch: ClientBatch) -> Clipped:
                 f"the model draws random numbers from {drew} for some records, so no round could "
                 "be repeated: use dropout, which is keyed, or remove it"
             )
-        if not isinstance(done, Clipped):
-            raise AssertionError("one client after the other has rows")
+        assert isinstance(done, Clipped), "one client after the other has rows"
         return vars(done)
 
     return Clipped(**run_in_sealed_fork(updates))

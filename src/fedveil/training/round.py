@@ -200,8 +200,7 @@ def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tens
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
     if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:
-        if plan.noisy_steps is None:
-            raise AssertionError("reports on a grid have noise of their own")
+        assert plan.noisy_steps is not None, "reports on a grid have noise of their own"
         channel.hand_on_(cohort.total, reports, plan.noisy_steps.multiplier, round)
     plan.release.noise_(cohort.total, round)
     return cohort.total

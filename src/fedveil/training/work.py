@@ -240,8 +240,7 @@ class ClientSgd:
             if per_update is not None:
                 lengths = trajectory.norms(moved, per_update.norm)
                 clipped |= clip_rows_(moved, per_update, lengths).clipped
-        if moved is None:
-            raise AssertionError("local SGD takes at least one step")
+        assert moved is not None, "local SGD takes at least one step"
         if clients.only_sum and trajectory.spanned:
             return DualUpdates(trajectory, moved, clipped)
         bounds = None
@@ -327,8 +326,7 @@ class ClientDpSgd:
             total = noisy_sum(noisy, clients, trajectory, moved, batch, step).float()
             direction = directions.next_(total.div_(divisor), moved).mul_(-rate)
             moved = direction if moved is None else moved.add_(direction)
-        if moved is None:
-            raise AssertionError("DP-SGD takes at least one step")
+        assert moved is not None, "DP-SGD takes at least one step"
         return clip_rows_(moved, None)
 
 
@@ -378,8 +376,7 @@ class SiteSum:
         With secure noise K must be 1, and the sum is float64.
         """
         batch = noisy_batch(self.noisy, clients, 0)
-        if batch.index is None:
-            raise AssertionError("a batch of sampled records has their places")
+        assert batch.index is not None, "a batch of sampled records has their places"
         few = clients.cohort.gather(batch.index)
         trajectory = clients.gradients.trajectory(clients.round.start, few, spanned=False)
         total = noisy_sum(self.noisy, clients, trajectory, None, batch.gathered(), 0)
@@ -411,8 +408,7 @@ def noisy_sum(
         step: The number of the local step.
     """
     round, cohort = clients.round, clients.cohort
-    if round.clip is None:
-        raise AssertionError("single-example gradients need a clip")
+    assert round.clip is not None, "single-example gradients need a clip"
     mechanism = GaussianMechanism(noisy.multiplier)
     scale = noisy.multiplier * round.clip.sensitivity(Relation.ADD_REMOVE)
     keys = round.streams.keys("step-noise", round.number, cohort.ids, step)

@@ -257,8 +257,7 @@ class DpSgdSection(RateKeys, _LocalKeys, _DpSgdKeys):
         """
         from fedveil.training.work import ClientDpSgd
 
-        if steps is None:
-            raise AssertionError("DP-SGD is made from its plan")
+        assert steps is not None, "DP-SGD is made from its plan"
         with in_keys("client"):
             return ClientDpSgd(
                 steps,

@@ -86,8 +86,7 @@ def clients_are_independent(job: Job, slots: Slots) -> bool:
             clip = job.plan.clip(state, 1)
             round = Round(1, cohort.ids, start, clip, state, Streams(0))
             done = work.updates(ClientBatch.from_round(round, cohort, gradients))
-            if isinstance(done, DualUpdates):
-                raise AssertionError("updates in the span of records are for seeded sums")
+            assert not isinstance(done, DualUpdates), "coordinates are for seeded sums"
             before = done.rows.view(torch.int32).clone()
             accepted = accept(Rows.from_reports(done.rows, task.size), clip)
             lengths = torch.stack([done.norms, accepted.lengths], dim=1).view(torch.int32)
