@@ -313,7 +313,7 @@ BAD = {
     "a fill for the target": (
         text(rows()),
         columns(well={"fill": "no"}),
-        "columns.well is the target, which has no fill and no other: remove the rows",
+        "columns.well is the target, which has no fill or other: remove the rows",
     ),
 }
 FILES = {

@@ -55,9 +55,7 @@ def check(
     roles = {"client": client, "person": person, "target": target}
     if len(tables) == 1 and tables[0].suffix == ".toml":
         if out is not None or any(roles.values()):
-            raise BadInput(
-                f"{tables[0]} is a recipe: leave out --out, --client, --person and --target"
-            )
+            raise BadInput(f"{tables[0]} is a recipe: omit --out, --client, --person and --target")
         checked = _check_recipe(tables[0])
     else:
         checked = check_table(*tables, delta=delta, **roles)

@@ -200,9 +200,7 @@ def audit(
     if self_test == (run is not None):
         raise BadInput("give a run directory, or --self-test, and not both")
     if self_test and (attacks is not None or data is not None or out is not None):
-        raise BadInput(
-            "--self-test audits releases by themselves: leave out --attacks, --data and --out"
-        )
+        raise BadInput("--self-test audits releases alone: leave out --attacks, --data and --out")
     if seed < 0:
         raise BadInput(f"--seed is {seed}: a number from 0 on is needed")
     cluster = options.cluster_of(engine, address, workers)

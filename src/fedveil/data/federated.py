@@ -320,9 +320,7 @@ this claim
             test_x = user_arrays.features_of("test features", test[0])
             test_y = user_arrays.array_of("test targets", test[1])
         else:
-            raise BadInput(
-                f"test is {shown(test)}: the pair (x, y) of records of no client is needed"
-            )
+            raise BadInput(f"test is {shown(test)}: use a pair (x, y) of records of no client")
         if shape_of(test_x) != shape_of(first_x):
             raise BadInput(
                 f"test records have shape {shape_of(test_x)}, training records {shape_of(first_x)}"

@@ -76,9 +76,7 @@ class TableSchema:
             )
         if target.text is None and (target.fill is not None or target.other):
             where = declaration_key(target.name)
-            raise BadInput(
-                f"{where} is the target, which has no fill and no other: remove the rows"
-            )
+            raise BadInput(f"{where} is the target, which has no fill or other: remove the rows")
 
     @property
     def classes(self) -> int:
@@ -95,10 +93,8 @@ class TableSchema:
     @property
     def by_name(self) -> bool:
         """Whether each feature is an input of its own: `named`, or one of several holds arrays."""
-        arrays = len(self.feature_columns) > 1 and any(
-            column.shape for column in self.feature_columns
-        )
-        return self.named or arrays
+        shapes = [column.shape for column in self.feature_columns]
+        return self.named or (len(shapes) > 1 and any(shapes))
 
     @property
     def vocabulary_size(self) -> int:

@@ -151,9 +151,7 @@ def targets_of(y: Array, classes: int) -> Array:
     if y.dtype.kind not in "iub":
         for label in y.ravel().tolist():
             if not (isinstance(label, float) and label.is_integer()):
-                raise BadInput(
-                    f"label {shown(label)} is not a whole number: labels are 0..{classes - 1}"
-                )
+                raise BadInput(f"label {shown(label)} is not whole: labels are 0..{classes - 1}")
     return y.astype(np.int64, copy=False)
 
 

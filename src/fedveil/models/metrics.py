@@ -465,9 +465,7 @@ def named_metrics(metrics: object) -> dict[str, Measure]:
     for name, metric in pairs:
         taken = not isinstance(name, str) or name in TAKEN
         if taken or name.startswith(OVER_CLIENTS) or name.endswith(INTERVAL):
-            raise BadInput(
-                f"metric {shown(name)} has a name that a run already uses: choose another"
-            )
+            raise BadInput(f"metric {shown(name)} has a name that a run uses: choose another")
         if name in found:
             raise BadInput(f"metric {name!r} is there twice: name it once")
         measure = metric_of(metric) if isinstance(metric, str) else metric

@@ -2,10 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import BudgetLine
@@ -25,7 +25,9 @@ from fedveil.privacy.ledger.statement import (
 from fedveil.runs import checkpoint
 from fedveil.runs.ending import RESUMABLE
 from fedveil.runs.recipe import load_recipe, to_toml
-from fedveil.runs.run_directory import json_text, write_atomic, write_new
+from fedveil.runs.run_directory import json_text, readable, write_atomic, write_new
+
+_R = TypeVar("_R")
 
 REPORT = "report.html"
 UNCHANGED = "recipe, metrics, model and result are those that the run left"
@@ -94,10 +96,7 @@ def statement_of(folder: Path) -> Statement | None:
     None for a ledger file, and for a directory that does not name its run in the ledger. Raises
     BadInput if the ledger cannot be read or does not know the run.
     """
-    file = ledger_path(folder)
-    with ledger_snapshot(file):
-        name = _run_name(folder, list(read_runs(file)))
-        return None if name is None else statement(file, name)
+    return _of_run(folder, statement)
 
 
 def read_charges_of(folder: Path) -> Charged | None:
@@ -105,10 +104,15 @@ def read_charges_of(folder: Path) -> Charged | None:
 
     None as in `statement_of`.
     """
+    return _of_run(folder, read_charged)
+
+
+def _of_run(folder: Path, read: Callable[[Path, str], _R]) -> _R | None:
+    """Return what `read` makes of the ledger and the name of the run in a directory, or None."""
     file = ledger_path(folder)
     with ledger_snapshot(file):
         name = _run_name(folder, list(read_runs(file)))
-        return None if name is None else read_charged(file, name)
+        return None if name is None else read(file, name)
 
 
 def verify_ledger(path: Path, head: str | None) -> str:
@@ -299,13 +303,11 @@ def ledger_path(path: Path) -> Path:
     cannot be read.
     """
     pointer = path / "ledger.json"
-    try:
+    with readable(pointer):
         if not path.is_dir():
             return path
         if pointer.is_file():
             return Path(json.loads(pointer.read_text())["path"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{pointer} cannot be read: {e}") from e
     return path / "ledger.db"
 
 
@@ -316,10 +318,8 @@ def ledger_run_name(folder: Path) -> str:
     without a readable ledger.json: only runs with a shared ledger have one.
     """
     pointer = folder / "ledger.json"
-    try:
+    with readable(pointer):
         return str(json.loads(pointer.read_text())["run"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{pointer} cannot be read: {e}") from e
 
 
 def unchanged_file(path: Path) -> Path:
@@ -343,11 +343,9 @@ def saved_heads(path: Path) -> list[Head]:
 
     Missing files have none. [] for a ledger file. Raises BadInput for a file that cannot be read.
     """
-    try:
+    with readable(path):
         if not path.is_dir():
             return []
-    except OSError as e:
-        raise BadInput(f"{path} cannot be read: {e}") from e
     heads = (
         read_head(path / "head.json"),
         read_head(path / "result.json"),
@@ -361,14 +359,12 @@ def read_head(path: Path) -> Head | None:
 
     Raises BadInput if the file has no readable head.
     """
-    try:
+    with readable(path):
         if not path.is_file():
             return None
         stored = json.loads(path.read_text())
         stored = stored["ledger"] if path.name == "result.json" else stored
         return Head(str(stored["head"]), int(stored["length"]))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
-        raise BadInput(f"{path} cannot be read: {e}") from e
 
 
 def _run_name(path: Path, runs: list[str]) -> str | None:

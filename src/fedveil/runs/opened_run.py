@@ -44,7 +44,7 @@ from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.evidence import unchanged_file
 from fedveil.runs.modules import METADATA_KEY, Model, note_claims, own_task, set_metrics
 from fedveil.runs.recipe import Recipe, recipe_in
-from fedveil.runs.run_directory import read_metrics
+from fedveil.runs.run_directory import read_metrics, readable
 from fedveil.runs.sections.model_section import ModelSection
 from fedveil.training.evaluate import BATCH, evaluate
 from fedveil.training.session import Training
@@ -242,12 +242,9 @@ class OpenedRun:
                 f"{path} is missing: the run has not ended; fedveil.resume, or fedveil run "
                 f"--resume {self.folder}, ends it"
             )
-        path = unchanged_file(path)
-        try:
+        with readable(unchanged_file(path)):
             result: dict[str, Any] = json.loads(path.read_text())
-            return result
-        except (OSError, ValueError) as e:
-            raise BadInput(f"{path} cannot be read: {e}") from e
+        return result
 
     @property
     def claims(self) -> tuple[PrivacyClaim, ...]:

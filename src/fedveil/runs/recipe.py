@@ -365,9 +365,7 @@ def parse_overrides(overrides: Overrides) -> Settings:
     too few or too many parts.
     """
     if isinstance(overrides, str):
-        raise BadInput(
-            f"the argument set is {_SHOWN.repr(overrides)}: use a dict, or a list of texts"
-        )
+        raise BadInput(f"set is {_SHOWN.repr(overrides)}: use a dict, or a list of texts")
     given: list[tuple[str, str, Any]] = []  # how a message names the override, its key and value
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():

@@ -39,6 +39,7 @@ from fedveil.runs.run_directory import (
     locked,
     make_run_directory,
     read_metrics,
+    readable,
     write_atomic,
 )
 from fedveil.runs.sections.section import in_keys
@@ -223,8 +224,7 @@ class Run:
         noise = plan.describe() + ("" if plan.private else ", no privacy claim")
         remarks = [training.remark] if training.remark else []
         priced = [] if plan.metrics is None else [plan.metrics.described()]
-        warning = noise_warning(training)
-        warnings = [] if warning is None else [warning]
+        warnings = noise_warning(training)
         return [text, noise, *remarks, *priced, *warnings, *self.first_remarks]
 
     def execute(
@@ -351,11 +351,8 @@ class Run:
                 self.shared.write_pointer(self.folder)
             write_atomic(file, f"# resolved by {resolved_by}\n{toml}".encode())
         else:
-            try:
-                with file.open() as f:
-                    before = f.readline().strip()
-            except (OSError, ValueError) as e:
-                raise BadInput(f"{file} cannot be read: {e}") from e
+            with readable(file), file.open() as f:
+                before = f.readline().strip()
             if before != f"# resolved by {resolved_by}":
                 self.remarks.append(
                     f"the run was {before.lstrip('# ')} and was resumed by {resolved_by}: it "
@@ -409,9 +406,7 @@ class Run:
             promise = plan.promise
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
             history.insert(0, {"round": 0, **spent, **gate.first_numbers(first.params)})
-        if ledger.shared is not None:
-            warning = room_warning(ledger, plan.permitted, ledger_path(self.folder))
-            self.first_remarks += [] if warning is None else [warning]
+        self.first_remarks += room_warning(ledger, plan.permitted, ledger_path(self.folder))
         if plan.metrics is not None and plan.metrics.warning is not None:
             self.remarks.append(plan.metrics.warning)
             self.first_remarks.append(plan.metrics.warning)

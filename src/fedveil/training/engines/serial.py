@@ -200,9 +200,7 @@ class Serial:
         """Loss and metrics over the test split, by name. {} without a test split."""
         task, data = self.job.task, self.job.data
         with one_thread():
-            pieces = [
-                measure_batch(task, params, data, batch) for batch in evaluation_batches(data)
-            ]
+            pieces = [measure_batch(task, params, data, part) for part in evaluation_batches(data)]
             return combine_metrics(task, pieces)
 
     def close(self) -> None:
