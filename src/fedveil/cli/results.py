@@ -318,8 +318,7 @@ def account(
     rounds: Annotated[int | None, Option(help="Number of rounds.")] = None,
     epsilon: Annotated[float | None, Option(help="Target epsilon (PLD).")] = None,
     units: Annotated[
-        int,
-        Option(help="Claims for somebody with so many clients. --epsilon is for one client."),
+        int, Option(help="Claims for somebody with so many clients. --epsilon is for one client.")
     ] = 1,
     json_: options.Json = False,
 ) -> None:

@@ -25,10 +25,7 @@ _NAME = "the declared table"
 
 
 def declared_data(
-    options: TableOptions,
-    test: object,
-    names: Sequence[str],
-    records: Sequence[int] = (),
+    options: TableOptions, test: object, names: Sequence[str], records: Sequence[int] = ()
 ) -> FederatedData:
     """The data of clients at sites, by the declaration of their tables and a public test table.
 

@@ -20,13 +20,7 @@ from fedveil.data.entries import Bits, are_arrays, as_numbers, as_texts
 from fedveil.data.partition import OWNED, Records, few_records_assumption
 from fedveil.data.persons import NOT_PER_PERSON
 from fedveil.data.provenance import choose_held_out, places, row_words
-from fedveil.data.schema import (
-    TableSchema,
-    fit_feature,
-    fit_schema,
-    fit_target,
-    undeclared_columns,
-)
+from fedveil.data.schema import TableSchema, fit_feature, fit_schema, fit_target, undeclared_columns
 from fedveil.data.tables import (
     FILE_COLUMN,
     SUFFIXES,

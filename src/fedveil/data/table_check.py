@@ -411,9 +411,7 @@ def _counts(column: Array) -> Counter[str]:
 
 
 def _warnings(
-    chosen: dict[str, str | None],
-    counts: dict[str, Counter[str]],
-    columns: Sequence[ColumnSummary],
+    chosen: dict[str, str | None], counts: dict[str, Counter[str]], columns: Sequence[ColumnSummary]
 ) -> list[str]:
     """List what is unusual: classes that are rare or too common, tiny clients, missing entries."""
     warnings = []

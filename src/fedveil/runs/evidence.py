@@ -15,13 +15,7 @@ from fedveil.privacy.ledger.file import ledger_snapshot, read_about, read_closin
 from fedveil.privacy.ledger.hash_chain import Head, digest
 from fedveil.privacy.ledger.ledger import note_file
 from fedveil.privacy.ledger.shared import common_of, spent_in
-from fedveil.privacy.ledger.statement import (
-    Charged,
-    Statement,
-    read_charged,
-    statement,
-    statements,
-)
+from fedveil.privacy.ledger.statement import Charged, Statement, read_charged, statement, statements
 from fedveil.runs import checkpoint
 from fedveil.runs.ending import RESUMABLE
 from fedveil.runs.recipe import load_recipe, to_toml

@@ -20,15 +20,7 @@ from torch import nn
 from fedveil.base.checks import OWN
 from fedveil.base.errors import BadInput, one_line
 from fedveil.base.identity import digest_of
-from fedveil.base.inputs import (
-    Inputs,
-    Target,
-    arrays_by_name,
-    count,
-    join_inputs,
-    mapped,
-    taken,
-)
+from fedveil.base.inputs import Inputs, Target, arrays_by_name, count, join_inputs, mapped, taken
 from fedveil.base.platforms import one_thread
 from fedveil.data.columns import Column
 from fedveil.data.data_files import UNREADABLE, warnings_as_errors

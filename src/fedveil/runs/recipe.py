@@ -181,9 +181,7 @@ _LOSS_OF_OWN = ("model", "class_weights")
 
 
 def load_recipe(
-    source: str | Mapping[str, Any] = DEFAULT,
-    overrides: Overrides = (),
-    own: Iterable[str] = (),
+    source: str | Mapping[str, Any] = DEFAULT, overrides: Overrides = (), own: Iterable[str] = ()
 ) -> Recipe:
     """Read a shipped recipe by name, a file by path, or a dict, and apply overrides.
 

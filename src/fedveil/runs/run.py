@@ -228,9 +228,7 @@ class Run:
         return [text, noise, *remarks, *priced, *warnings, *self.first_remarks]
 
     def execute(
-        self,
-        on_round: OnRound = lambda line: None,
-        on_start: Callable[[], None] = lambda: None,
+        self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Train to the end, write all files of the run directory, and return the result.
 

@@ -409,13 +409,7 @@ class RoundBatches:
     """
 
     def __init__(
-        self,
-        batches: Batches,
-        ids: Ids,
-        sizes: Ids,
-        round: int,
-        streams: KeySource,
-        longest: int,
+        self, batches: Batches, ids: Ids, sizes: Ids, round: int, streams: KeySource, longest: int
     ) -> None:
         self._ids, self._sizes, self._round, self._streams = ids, sizes, round, streams
         self._longest = longest

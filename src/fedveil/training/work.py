@@ -20,15 +20,7 @@ from fedveil.training.gradients.trajectories import LocalTrajectory
 from fedveil.training.reports import ClientBatch, DualUpdates, clip_rows_
 from fedveil.training.server import RateSchedule, RateShape, check_optimizer, scheduled
 
-__all__ = [
-    "Adam",
-    "ClientWork",
-    "Decay",
-    "OneGradient",
-    "RateSchedule",
-    "RateShape",
-    "SiteSum",
-]
+__all__ = ["Adam", "ClientWork", "Decay", "OneGradient", "RateSchedule", "RateShape", "SiteSum"]
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,7 @@ class EveryoneSection(Section):
 
 
 SampleSection = Annotated[
-    PoissonSection | FixedSection | RoundRobinSection | EveryoneSection,
-    Field(discriminator="kind"),
+    PoissonSection | FixedSection | RoundRobinSection | EveryoneSection, Field(discriminator="kind")
 ]
 
 

@@ -73,11 +73,7 @@ class Section(BaseModel):
     """A section of a recipe: a pydantic model, frozen, and strict about keys and types."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=True,
-        use_attribute_docstrings=True,
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=True, use_attribute_docstrings=True
     )
 
     def check_values(self, where: str = "") -> None:
