@@ -327,7 +327,7 @@ def function_of(op: str) -> Callable[..., Any]:
     if op in _OWN:
         return operator.is_  # these are computed by the graph itself
     if op in DROPS:
-        return _always_drop(DROPS[op])
+        return lambda x, p: DROPS[op](x, p, True)  # as in training
     if op in SIZES:
         return SIZES[op]
     home, _, rest = op.partition(".")
@@ -341,11 +341,6 @@ def function_of(op: str) -> Callable[..., Any]:
     if name in _FILLED and overload != "out":
         return _zero_filled(_FILLED[name])
     return _OPERATORS[op]
-
-
-def _always_drop(drop: Callable[..., Any]) -> Callable[..., Any]:
-    """The dropout function `drop` as a function of (x, p) that always drops, as in training."""
-    return lambda x, p: drop(x, p, True)
 
 
 def _zero_filled(function: Callable[..., Any]) -> Callable[..., Any]:

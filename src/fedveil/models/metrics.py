@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil.base.checks import CLASS_WEIGHT, INTERVAL, TOP, Each, check_metric, shown
+from fedveil.base.checks import CLASS_WEIGHT, COUNT, INTERVAL, TOP, Each, check_metric, shown
 from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated, known_as, stated
 from fedveil.base.inputs import PADDING, Target
@@ -238,8 +238,7 @@ class TopK:
 
     def __post_init__(self) -> None:
         """Raise BadInput unless k is a whole number from 1 on."""
-        if not isinstance(self.k, int) or self.k < 1:
-            raise BadInput(f"k is {shown(self.k)}: a whole number from 1 on is needed")
+        COUNT.check("k", self.k)
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """One number per example [B], NaN where an output is NaN.

@@ -281,10 +281,8 @@ class Run:
                             files.callback(logs.close)
                         metrics = files.enter_context((self.folder / "metrics.jsonl").open("a"))
                         for result in self.training.rounds(done.state, ledger):
-                            line, refused = (
-                                result.numbers(),
-                                self.training.gate.refused_names(result),
-                            )
+                            line = result.numbers()
+                            refused = self.training.gate.refused_names(result)
                             done.rounds.append(FinishedRound(line, result.clients or 0, refused))
                             done.state = result.state
                             metrics.write(json_text(line))
