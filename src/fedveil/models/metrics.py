@@ -80,10 +80,8 @@ class Measurements:
                 made.per_example[name] = tensors[text]
             else:
                 name = name.partition(" ")[2]
-                made.batch_statistics[name] = (
-                    *made.batch_statistics.get(name, ()),
-                    tensors[text].numpy(),
-                )
+                before = made.batch_statistics.get(name, ())
+                made.batch_statistics[name] = (*before, tensors[text].numpy())
         return made
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from fedveil.base.checks import OWN, TABLE, TEXT_MODELS, shown
 from fedveil.base.errors import BadInput
@@ -60,6 +60,16 @@ RECIPE_KEYS = {
     "honest": "sum.honest",
 }
 """The recipe's key of each argument that another part of the training may refuse."""
+
+
+class BuildOptions(TypedDict, total=False):
+    """The arguments of `build` that a run passes on."""
+
+    model: Model | None
+    data: FederatedData | None
+    allow_code: bool
+    make_engine: EngineMaker | None
+    on_step: Callable[[str], None]
 
 
 @one_thread()

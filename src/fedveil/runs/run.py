@@ -10,24 +10,28 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from fedveil.base.checks import CODE, OWN, TABLE
 from fedveil.base.errors import BadInput
 from fedveil.base.platforms import one_thread
-from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.privacy.ledger.hash_chain import digest, verify
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs import checkpoint
-from fedveil.runs.build import RECIPE_KEYS, build, check_own_parts, resolve_recipe
+from fedveil.runs.build import (
+    RECIPE_KEYS,
+    BuildOptions,
+    build,
+    check_own_parts,
+    resolve_recipe,
+)
 from fedveil.runs.ending import constant_note, diagnose, ending, noise_warning, room_warning
 from fedveil.runs.evidence import REPORT, complete_result, file_digests, ledger_path, read_head
 from fedveil.runs.ledgers import SharedLedger, check_ledger_of, open_ledger
 from fedveil.runs.logs import Logs, open_logs
-from fedveil.runs.modules import Model
 from fedveil.runs.opened_run import StoredModel
 from fedveil.runs.recipe import Recipe, recipe_in, to_toml, with_engine
 from fedveil.runs.report import report_html
@@ -43,7 +47,6 @@ from fedveil.runs.run_directory import (
     write_atomic,
 )
 from fedveil.runs.sections.section import in_keys
-from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.server import ServerState
 from fedveil.training.session import Training
 
@@ -122,12 +125,7 @@ class Run:
         out: Path | None,
         data_root: Path | None,
         shared: SharedLedger | None = None,
-        *,
-        model: Model | None = None,
-        data: FederatedData | None = None,
-        allow_code: bool = False,
-        make_engine: EngineMaker | None = None,
-        on_step: Callable[[str], None] = lambda step: None,
+        **options: Unpack[BuildOptions],
     ) -> "Run":
         """Build the training of a recipe, then create the run directory. Nothing is trained yet.
 
@@ -138,27 +136,16 @@ class Run:
             out: The run directory, new or empty. None makes one below `runs`.
             data_root: The folder with published data sets.
             shared: A ledger that several runs charge.
-            model: The caller's module, where the recipe says "own".
-            data: The caller's data, where the recipe says "own"; or the recipe's data if they are
-                loaded already; or data whose records are elsewhere, for `make_engine`.
-            allow_code: Whether code that the recipe names may be run.
-            make_engine: Makes an engine that reaches clients elsewhere.
-            on_step: Called with what is done next, such as "reading data".
+            options: Further arguments of `build`. `data` are the caller's, where the recipe says
+                "own"; or the recipe's if they are loaded already; or data whose records are
+                elsewhere, for `make_engine`.
         """
         if out is not None:
             check_free(out)
         else:
             check_run_name(recipe.name)
-        data = check_own_parts(recipe, model, data)
-        training = build(
-            recipe,
-            data_root,
-            data=data,
-            model=model,
-            allow_code=allow_code,
-            make_engine=make_engine,
-            on_step=on_step,
-        )
+        options["data"] = check_own_parts(recipe, options.get("model"), options.get("data"))
+        training = build(recipe, data_root, **options)
         if shared is not None:
             with in_keys(recipe=recipe, **RECIPE_KEYS):
                 shared.check(training)
@@ -172,12 +159,8 @@ class Run:
         folder: Path,
         data_root: Path | None,
         *,
-        model: Model | None = None,
-        data: FederatedData | None = None,
-        allow_code: bool = False,
         where: Sequence[str] = (),
-        make_engine: EngineMaker | None = None,
-        on_step: Callable[[str], None] = lambda step: None,
+        **options: Unpack[BuildOptions],
     ) -> "Run":
         """Rebuild the training of an interrupted run from its directory. Nothing is trained yet.
 
@@ -186,16 +169,8 @@ class Run:
         not those of the start.
         """
         recipe = recipe_in(folder)
-        data = check_own_parts(recipe, model, data)
-        training = build(
-            with_engine(recipe, where),
-            data_root,
-            data=data,
-            model=model,
-            allow_code=allow_code,
-            make_engine=make_engine,
-            on_step=on_step,
-        )
+        options["data"] = check_own_parts(recipe, options.get("model"), options.get("data"))
+        training = build(with_engine(recipe, where), data_root, **options)
         training.open()
         return cls(folder, recipe, training, fresh=False)
 
