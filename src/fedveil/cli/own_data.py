@@ -25,9 +25,7 @@ def data() -> None:
 def check(
     tables: Annotated[
         list[Path],
-        Argument(
-            metavar="FILES...", help="CSV or Parquet files, a folder of them, or a recipe (.toml)."
-        ),
+        Argument(metavar="FILES...", help="CSV or Parquet files, a folder of them, or a recipe."),
     ],
     client: Annotated[str | None, Option(help="The column with the client of a row.")] = None,
     person: Annotated[str | None, Option(help="The column with the person of a row.")] = None,

@@ -41,9 +41,7 @@ def evaluate(
 
 def predict(
     run: Run,
-    rows: Annotated[
-        Path, Argument(metavar="INPUT", help="A .csv or .parquet table, or .npy records.")
-    ],
+    rows: Annotated[Path, Argument(metavar="INPUT", help="A .csv, .parquet or .npy file.")],
     id_: Annotated[
         str | None, Option("--id", help="A column of the table that is kept, such as an id.")
     ] = None,
@@ -103,9 +101,7 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        Option(
-            help="An HTML file; default: report.html in the run's directory, or here for several."
-        ),
+        Option(help="An HTML file; default: report.html in the run's folder, or here for several."),
     ] = None,
     audit: Annotated[
         list[Path] | None,
@@ -343,9 +339,7 @@ def ledger(
     verify: Annotated[
         bool, Option("--verify", help="Check charges, and the files of a run directory.")
     ] = False,
-    head: Annotated[
-        str | None, Option(help="HASH:LENGTH as known from elsewhere, for --verify.")
-    ] = None,
+    head: Annotated[str | None, Option(help="HASH:LENGTH from elsewhere, for --verify.")] = None,
     export: Annotated[Path | None, Option(help="Write everything as JSON.")] = None,
     json_: options.Json = False,
 ) -> None:

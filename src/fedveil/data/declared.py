@@ -102,13 +102,8 @@ def declared_schema(options: TableOptions) -> TableSchema:
 def _columns_of(options: TableOptions) -> list[str]:
     """The names of all columns that the options speak of."""
     special = (options.target, options.client_column, options.person)
-    return list(
-        dict.fromkeys(
-            name
-            for name in (*special, *(options.features or ()), *(options.declared_columns or {}))
-            if name is not None
-        )
-    )
+    named = (*special, *(options.features or ()), *(options.declared_columns or {}))
+    return [name for name in dict.fromkeys(named) if name is not None]
 
 
 def _empty_table(names: Sequence[str]) -> Table:

@@ -201,6 +201,7 @@ this claim
         )
         from fedveil.data.partition import partition as divide
 
+        each = each_file_a_client(table, client, partition)
         options = TableOptions(
             target,
             client,
@@ -211,7 +212,7 @@ this claim
             min_records,
             missing,
             person,
-            each_file_a_client(table, client, partition),
+            by_file,
         )
         kind = table_partition(options.client_column, partition, clients)
         data = divide(

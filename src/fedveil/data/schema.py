@@ -107,9 +107,8 @@ class TableSchema:
         """The shape of one record, or a dict of shapes by input name."""
         if self.by_name:
             return {column.name: column.shape or (column.width,) for column in self.feature_columns}
-        return self.feature_columns[0].shape or (
-            sum(column.width for column in self.feature_columns),
-        )
+        width = sum(column.width for column in self.feature_columns)
+        return self.feature_columns[0].shape or (width,)
 
     def encode(self, table: object) -> Inputs[Array]:
         """Records [rows, ...] of a table with the features, or a dict of such arrays by input name.
@@ -186,9 +185,7 @@ class TableSchema:
             columns = []
             for column in (*plain["features"], plain["target"]):
                 options = dict(column)
-                options |= {
-                    key: tuple(options[key]) for key in ("values", "shape") if key in column
-                }
+                options |= {k: tuple(options[k]) for k in ("values", "shape") if k in column}
                 if "text" in column:
                     options["text"] = Text.from_dict(column["text"])
                 columns.append(Column(**options))

@@ -183,9 +183,8 @@ def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         right = (logits > 0) == (targets > 0.5)
         return mean_over_places(nan_where_undefined(logits.unsqueeze(-1), right))
     real = targets != PADDING
-    return mean_over_places(
-        nan_where_undefined(outputs, (outputs.argmax(-1) == targets) & real), real
-    )
+    right = (outputs.argmax(-1) == targets) & real
+    return mean_over_places(nan_where_undefined(outputs, right), real)
 
 
 def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -218,14 +218,9 @@ def _reader(
             f"model.embedding is {reading.embedding} and model.heads {reading.heads}: heads have "
             "equal parts of the embedding, use a multiple"
         )
+    words, (length,) = reading.words, shape
     return TextTransformer(
-        reading.words,
-        shape[0],
-        reading.embedding,
-        reading.layers,
-        reading.heads,
-        outputs,
-        each=each,
+        words, length, reading.embedding, reading.layers, reading.heads, outputs, each=each
     )
 
 

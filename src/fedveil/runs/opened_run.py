@@ -277,13 +277,8 @@ class OpenedRun:
         stored = self.stored
         if stored.model.name != OWN:
             words = (stored.schema.vocabulary_size or stored.model.words) or 0
-            task = stored.model.build(
-                stored.record_shape,
-                stored.target,
-                self.recipe.seed,
-                words,
-                allow_code=self.allow_code,
-            )
+            shape, seed = stored.record_shape, self.recipe.seed
+            task = stored.model.build(shape, stored.target, seed, words, allow_code=self.allow_code)
         elif self.model is None:
             raise BadInput(
                 f"{self.folder} holds the weights of a module of its own, and not its code: "

@@ -138,9 +138,8 @@ def shipped_recipes() -> list[dict[str, str]]:
     for file in sorted(_SHIPPED.iterdir(), key=lambda f: f.name.removesuffix(".toml")):
         if file.name.endswith(".toml"):
             protects, paper = file.read_text().splitlines()[0].lstrip("# ").split(" | ")
-            out.append(
-                {"name": file.name.removesuffix(".toml"), "protects": protects, "paper": paper}
-            )
+            name = file.name.removesuffix(".toml")
+            out.append({"name": name, "protects": protects, "paper": paper})
     return out
 
 

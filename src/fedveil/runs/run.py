@@ -21,13 +21,7 @@ from fedveil.privacy.ledger.hash_chain import digest, verify
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs import checkpoint
-from fedveil.runs.build import (
-    RECIPE_KEYS,
-    BuildOptions,
-    build,
-    check_own_parts,
-    resolve_recipe,
-)
+from fedveil.runs.build import RECIPE_KEYS, BuildOptions, build, check_own_parts, resolve_recipe
 from fedveil.runs.ending import constant_note, diagnose, ending, noise_warning, room_warning
 from fedveil.runs.evidence import REPORT, complete_result, file_digests, ledger_path, read_head
 from fedveil.runs.ledgers import SharedLedger, check_ledger_of, open_ledger
@@ -297,15 +291,9 @@ class Run:
 
     def _open_logs(self, history: list[dict[str, Any]]) -> Logs:
         """Open the experiment trackers, and log the rounds of `history` to them."""
-        return open_logs(
-            self.logs,
-            self.folder,
-            self.folder.name,
-            {"recipe": self.recipe.name},
-            history,
-            live=self.training.gate.diagnostics,
-            remarks=self.remarks,
-        )
+        about, live = {"recipe": self.recipe.name}, self.training.gate.diagnostics
+        name, remarks = self.folder.name, self.remarks
+        return open_logs(self.logs, self.folder, name, about, history, live=live, remarks=remarks)
 
     def _open_ledger(self) -> Ledger:
         """Write recipe.toml of a new run, and open or create the ledger. The caller closes it.
@@ -431,14 +419,9 @@ class Run:
         measured = gate.last(history, state.params)
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.extra_attempts)
+        file, resume = ledger_path(self.folder), self.how_to_resume
         stopped, why = ending(
-            plan,
-            state.round,
-            claims,
-            ledger,
-            ledger_path(self.folder),
-            self.how_to_resume,
-            requested=self.stop_requested,
+            plan, state.round, claims, ledger, file, resume, requested=self.stop_requested
         )
         updates = sum(round.clients for round in rounds)
         refused = Counter(name for round in rounds for name in round.refused_names)

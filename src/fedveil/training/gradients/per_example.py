@@ -410,9 +410,8 @@ class ClippedExamples:
         """
         first: list[Any] = [taken(values, slice(1)) for values in self._sample]
         named = self._parameters(self._task.parameters.clone())
-        numbers = sum(
-            g.stored_numbers for g in self._layer_gradients(self._pass(named, *first)).values()
-        )
+        gradients = self._layer_gradients(self._pass(named, *first)).values()
+        numbers = sum(gradient.stored_numbers for gradient in gradients)
         images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self._layers.values())
         return max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // max(1, numbers)))
 
