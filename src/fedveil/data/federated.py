@@ -203,16 +203,7 @@ this claim
 
         each = each_file_a_client(table, client, partition)
         options = TableOptions(
-            target,
-            client,
-            features,
-            columns,
-            test,
-            statistics,
-            min_records,
-            missing,
-            person,
-            by_file,
+            target, client, features, columns, test, statistics, min_records, missing, person, each
         )
         kind = table_partition(options.client_column, partition, clients)
         data = divide(
