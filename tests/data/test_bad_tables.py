@@ -303,7 +303,7 @@ BAD = {
             "statistics": "held-out",
             **columns(age={"low": 0, "high": 100}, well={"values": ["no", "yes"]}),
         },
-        "statistics is 'held-out' and every column is declared: omit it",
+        "statistics is 'held-out', every column is declared: omit it",
     ),
     "one label": (
         text(rows()),

@@ -263,9 +263,7 @@ def _fitted_rows(split: "TableSplit", options: TableOptions) -> tuple[bool, Tabl
 def _check_statistics(options: TableOptions, fitted: str) -> None:
     """Raise BadInput if `statistics` is given and nothing was fitted."""
     if options.statistics is not None and not fitted:
-        raise BadInput(
-            f"statistics is {options.statistics!r} and every column is declared: omit it"
-        )
+        raise BadInput(f"statistics is {options.statistics!r}, every column is declared: omit it")
 
 
 def _check_declared(

@@ -107,9 +107,8 @@ class Graph:
                     values[at] = [v for v in tree_leaves(out) if isinstance(v, torch.Tensor)]
                 case _:
                     args = [_resolve(a, values) for a in step.args]
-                    values[at] = function(
-                        *args, **{k: _resolve(a, values) for k, a in step.kwargs.items()}
-                    )
+                    kwargs = {k: _resolve(a, values) for k, a in step.kwargs.items()}
+                    values[at] = function(*args, **kwargs)
             for number in unused:
                 values[number] = None
         output: torch.Tensor = values[-1]

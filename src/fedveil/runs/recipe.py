@@ -310,9 +310,8 @@ def _apply_overrides(raw: dict[str, Any], settings: Settings) -> None:
         for depth, part in enumerate(path[:-1]):
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
-                raise BadInput(
-                    f"--set {'.'.join(path)}: {'.'.join(path[: depth + 1])} is not a section"
-                )
+                above = ".".join(path[: depth + 1])
+                raise BadInput(f"--set {'.'.join(path)}: {above} is not a section")
         if value == "none" and path[-1] != "kind" and is_key(forms_of(Recipe), path):
             section.pop(path[-1], None)
         else:

@@ -244,9 +244,8 @@ def end(
     known = cohort.clipping_known or not release.adds_noise
     share_known = cohort.clipping_known and plan.noisy_steps is None
     most = int(ledger.turns(round.number).max()) if release.local else None
-    clip = (
-        None if round.clip is None or plan.noisy_steps else round.clip.gradient or round.clip.value
-    )
+    limit = None if plan.noisy_steps else round.clip
+    clip = None if limit is None else limit.gradient or limit.value
     return RoundResult(
         round=round.number,
         state=after,
