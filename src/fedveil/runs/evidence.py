@@ -2,10 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import BudgetLine
@@ -20,8 +20,6 @@ from fedveil.runs import checkpoint
 from fedveil.runs.ending import RESUMABLE
 from fedveil.runs.recipe import load_recipe, to_toml
 from fedveil.runs.run_directory import json_text, readable, write_atomic, write_new
-
-_R = TypeVar("_R")
 
 REPORT = "report.html"
 UNCHANGED = "recipe, metrics, model and result are those that the run left"
@@ -90,7 +88,10 @@ def statement_of(folder: Path) -> Statement | None:
     None for a ledger file, and for a directory that does not name its run in the ledger. Raises
     BadInput if the ledger cannot be read or does not know the run.
     """
-    return _of_run(folder, statement)
+    file = ledger_path(folder)
+    with ledger_snapshot(file):
+        name = _run_name(folder, list(read_runs(file)))
+        return None if name is None else statement(file, name)
 
 
 def read_charges_of(folder: Path) -> Charged | None:
@@ -98,15 +99,10 @@ def read_charges_of(folder: Path) -> Charged | None:
 
     None as in `statement_of`.
     """
-    return _of_run(folder, read_charged)
-
-
-def _of_run(folder: Path, read: Callable[[Path, str], _R]) -> _R | None:
-    """Return what `read` makes of the ledger and the name of the run in a directory, or None."""
     file = ledger_path(folder)
     with ledger_snapshot(file):
         name = _run_name(folder, list(read_runs(file)))
-        return None if name is None else read(file, name)
+        return None if name is None else read_charged(file, name)
 
 
 def verify_ledger(path: Path, head: str | None) -> str:

@@ -365,7 +365,8 @@ class Run:
             promise = plan.promise
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
             history.insert(0, {"round": 0, **spent, **gate.first_numbers(first.params)})
-        self.first_remarks += room_warning(ledger, plan.permitted, ledger_path(self.folder))
+        if ledger.shared is not None:
+            self.first_remarks += room_warning(ledger, plan.permitted, ledger_path(self.folder))
         if plan.metrics is not None and plan.metrics.warning is not None:
             self.remarks.append(plan.metrics.warning)
             self.first_remarks.append(plan.metrics.warning)

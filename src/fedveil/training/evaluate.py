@@ -66,7 +66,8 @@ def evaluate(
     {} without a test split. `batch` is the largest number of records measured at once. Raises
     BadInput if a metric would keep too much of the split (`check_kept`).
     """
-    check_kept(task, data)
+    if any(isinstance(metric, Metric) for metric in task.measures.values()):
+        check_kept(task, data)
     with one_thread():
         parts = evaluation_batches(data, batch)
         return combine_metrics(task, [measure_batch(task, params, data, part) for part in parts])
@@ -122,7 +123,8 @@ def check_measurable(task: Task, data: FederatedData) -> None:
         reason = why_unmeasurable(metric, data.classes, data.test_y)
         if reason:
             raise BadInput(f"metric {name!r} {reason}: omit it")
-    check_kept(task, data)
+    if any(isinstance(metric, Metric) for metric in task.measures.values()):
+        check_kept(task, data)
 
 
 def check_kept(task: Task, data: FederatedData) -> None:
@@ -133,7 +135,7 @@ def check_kept(task: Task, data: FederatedData) -> None:
     nothing is refused.
     """
     few = min(_FEW, len(data.test_y))
-    if few < 2 or not any(isinstance(metric, Metric) for metric in task.measures.values()):
+    if few < 2:
         return
     one, many = (
         _measure(task, task.parameters, data.test_x, data.test_y, slice(n)).batch_statistics

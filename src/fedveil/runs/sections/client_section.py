@@ -18,22 +18,6 @@ _WEIGHT_DECAY = (
     "This times the model is added to every local gradient; with optimizer 'adam' to every step "
     "instead (AdamW)."
 )
-_UNIT = setting(
-    default=None,
-    description="What is sampled and clipped: each 'record', or each 'person', by the mean of the "
-    "gradients of that person's records. 'person' needs cap and data that say whose records are "
-    "whose (data.person), and its claim is per person. For kind 'dp-sgd' and noise.where 'site'. "
-    "Default: 'record'.",
-)
-_CAP = setting(
-    checks.COUNT,
-    None,
-    description="How many records of one person count at most. A public rule chooses them. "
-    "With it the claim is per person. Under unit 'record' a person's records are sampled and "
-    "clipped one by one, and all of them are accounted together. For kind 'dp-sgd' and noise.where "
-    "'site', and data that say whose records are whose. Default: every record counts, and the "
-    "claim is per record.",
-)
 
 
 class PoissonSection(Section):
@@ -102,13 +86,30 @@ SampleSection = Annotated[
 ]
 
 
-class GradientSection(Section):
-    """`[client]` of kind "gradient": one gradient per round (FedSGD)."""
+class _PersonKeys(Section):
+    """The keys of steps that may be about persons."""
+
+    unit: Literal["record", "person"] | None = None
+    """What is sampled and clipped: each 'record', or each 'person', by the mean of the gradients of
+    that person's records. 'person' needs cap and data that say whose records are whose
+    (data.person), and its claim is per person. For kind 'dp-sgd' and noise.where 'site'. Default:
+    'record'."""
+    cap: int | None = setting(checks.COUNT, None)
+    """How many records of one person count at most. A public rule chooses them. With it the claim
+    is per person. Under unit 'record' a person's records are sampled and clipped one by one, and
+    all of them are accounted together. For kind 'dp-sgd' and noise.where 'site', and data that say
+    whose records are whose. Default: every record counts, and the claim is per record."""
+
+
+class _GradientKeys(Section):
+    """The first key of `[client]` of kind "gradient"."""
 
     kind: Literal["gradient"]
     """One gradient on all of a client's records (FedSGD); the learning rate is server.lr."""
-    unit: Literal["record", "person"] | None = _UNIT
-    cap: int | None = _CAP
+
+
+class GradientSection(_PersonKeys, _GradientKeys):
+    """`[client]` of kind "gradient": one gradient per round (FedSGD)."""
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
         """Build the client work: one gradient (FedSGD), or the noisy sum that `steps` describe.
@@ -236,8 +237,11 @@ class _DpSgdKeys(Section):
     """One number of records, or of people where these are sampled, for all clients, by which sums
     are divided, so that the claim covers how many a client has. With server.weights 'uniform'.
     Default: each client's own number, which is then public."""
-    unit: Literal["record", "person"] | None = _UNIT
-    cap: int | None = _CAP
+
+
+class _MomentumKeys(Section):
+    """The keys of DP-SGD that follow those about persons."""
+
     momentum: float | None = setting(
         checks.FRACTION, None, description=f"{_MOMENTUM} Default: 0.0."
     )
@@ -246,7 +250,7 @@ class _DpSgdKeys(Section):
     )
 
 
-class DpSgdSection(RateKeys, _LocalKeys, _DpSgdKeys):
+class DpSgdSection(RateKeys, _LocalKeys, _MomentumKeys, _PersonKeys, _DpSgdKeys):
     """`[client]` of kind "dp-sgd": local DP-SGD."""
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
