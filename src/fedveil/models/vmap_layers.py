@@ -297,7 +297,7 @@ class _Unrolled(nn.RNNBase):
         return out, state if has_cell else state[0]
 
     @abstractmethod
-    def step(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
+    def advance(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
         """The state after a step: (hidden, cell) for an LSTM, otherwise (hidden,).
 
         Args:
@@ -310,7 +310,7 @@ class _Unrolled(nn.RNNBase):
 class _Lstm(_Unrolled, nn.LSTM):
     """nn.LSTM that runs step by step under vmap."""
 
-    def step(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
+    def advance(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
         """(hidden, cell) after a step. Gates are in torch's order: input, forget, cell, output."""
         i, f, g, o = (drive + back).chunk(4, dim=-1)
         c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
@@ -320,7 +320,7 @@ class _Lstm(_Unrolled, nn.LSTM):
 class _Gru(_Unrolled, nn.GRU):
     """nn.GRU that runs step by step under vmap."""
 
-    def step(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
+    def advance(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
         """(hidden,) after a step. Gates are in torch's order: reset, update, new.
 
         The reset applies to `back`.
@@ -333,7 +333,7 @@ class _Gru(_Unrolled, nn.GRU):
 class _Rnn(_Unrolled, nn.RNN):
     """nn.RNN that runs step by step under vmap."""
 
-    def step(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
+    def advance(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
         """(hidden,) after a step with tanh or ReLU."""
         return ((torch.relu if self.nonlinearity == "relu" else torch.tanh)(drive + back),)
 
@@ -406,6 +406,6 @@ def _run_direction(
     backwards = suffix.endswith("_reverse")
     outputs = []
     for drive in reversed(driven) if backwards else driven:
-        state = layer.step(drive, product("hh", state[0]), state)
+        state = layer.advance(drive, product("hh", state[0]), state)
         outputs.append(state[0])
     return torch.stack(outputs[::-1] if backwards else outputs), state
