@@ -257,9 +257,7 @@ REPORT_EPSILON = number(
 )
 BIT_EPSILON = number(lambda v: v >= 0, "a number >= 0 is needed", 50)
 CLIP = number(
-    lambda v: SMALLEST_CLIP <= v < math.inf,
-    f"a number of at least {SMALLEST_CLIP} is needed",
-    1e30,
+    lambda v: SMALLEST_CLIP <= v < math.inf, f"a number of at least {SMALLEST_CLIP} is needed", 1e30
 )
 RADIUS = number(
     lambda v: SMALLEST_RADIUS <= v < math.inf, f"at least {SMALLEST_RADIUS} is needed", 1e30

@@ -202,17 +202,9 @@ this claim
         )
         from fedveil.data.partition import partition as divide
 
+        each = each_file_a_client(table, client, partition)
         options = TableOptions(
-            target,
-            client,
-            features,
-            columns,
-            test,
-            statistics,
-            min_records,
-            missing,
-            person,
-            each_file_a_client(table, client, partition),
+            target, client, features, columns, test, statistics, min_records, missing, person, each
         )
         kind = table_partition(options.client_column, partition, clients)
         data = divide(
@@ -321,9 +313,7 @@ this claim
             test_x = user_arrays.features_of("test features", test[0])
             test_y = user_arrays.array_of("test targets", test[1])
         else:
-            raise BadInput(
-                f"test is {shown(test)}: the pair (x, y) of records of no client is needed"
-            )
+            raise BadInput(f"test is {shown(test)}: use a pair (x, y) of records of no client")
         if shape_of(test_x) != shape_of(first_x):
             raise BadInput(
                 f"test records have shape {shape_of(test_x)}, training records {shape_of(first_x)}"

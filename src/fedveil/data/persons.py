@@ -144,13 +144,7 @@ def persons_of_records(
                 f"client {name!r} has {size} records and {len(entries)} persons: say of each "
                 "record whose it is"
             )
-        array = np.asarray(entries)
-        if array.ndim != 1 or array.dtype.kind not in "iuUO":
-            raise BadInput(
-                f"persons of client {name!r} are {shown(entries)}: texts or whole numbers are "
-                "needed"
-            )
-        for entry in array.tolist():
+        for entry in np.asarray(entries).tolist():
             if isinstance(entry, bool) or not isinstance(entry, str | int) or entry == "":
                 raise BadInput(
                     f"client {name!r} has the person {shown(entry)}: texts or whole numbers are "

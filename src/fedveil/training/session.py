@@ -147,9 +147,8 @@ class Training:
             texts += self.data.test_assumptions
         texts += self.task.assumptions
         if self.dishonest is not None:
-            assumption = self.dishonest.assumption(self.plan)
-            texts += [assumption] if assumption else []
-        for text in texts:
+            texts.append(self.dishonest.assumption(self.plan))
+        for text in filter(None, texts):
             object.__setattr__(self, "plan", self.plan.assuming(text))
         if self.dishonest is not None:
             reason = self.plan.release.requires.all_honest
