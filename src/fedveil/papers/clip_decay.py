@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,26 +26,14 @@ from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import TrialOutcome
 
 RATES = ("0.03", "0.1", "0.3", "1")
-TEXTS: dict[str, str] = read_tables("clip_decay")
+TEXTS: dict[str, Any] = read_tables("clip_decay")
 
 CLIPS = ("0.01", "0.05")
 POWERS = ("0.5", "1", "2")
 EPSILON, DELTA = 30.0, 1e-5
 
 BASELINE = "baseline"
-PUBLISHED = {
-    BASELINE: "the reference without privacy",
-    "clip0.01": "trains; behind adaptive0.01 early, ahead of it at the end",
-    "clip0.05": "trains; ends below poly(0.05)",
-    **{f"poly(0.01){power}": "ends below clip0.01" for power in POWERS},
-    **{f"poly(0.05){power}": "ends above clip0.05" for power in POWERS},
-    "quantile(0.01)10%": "does not train",
-    "quantile(0.01)50%": "does not train",
-    "adaptive0.01": "ahead of both constants early, below them at the end",
-    "adaptive0.05": "below the constants at the end; loss rises above clip0.05's",
-    "clip0.25": "not in the paper",
-    "poly(0.25)1": "not in the paper",
-}
+PUBLISHED: dict[str, str] = TEXTS["published"]
 """By the paper's names of schedules: its result in words."""
 
 Line = npt.NDArray[np.float64]
@@ -272,8 +261,27 @@ def schedules_page(experiment: Experiment, data: str, title: str) -> Page:
         sweeps[family] = sweep
         curves |= {n: curve_of(sweep.outcomes(c)) for c, n in enumerate(schedules)}
     page = Page(f"{title}: schedules of the clip under LDP-SGD")
-    page.setting_names.append(_settings(here, repetitions))
-    page.left_open += _left_open(here, rate, ends, sweeps["constant"])
+    second, third = here.refresh + 1, 2 * here.refresh + 1
+    page.setting_names.append(
+        TEXTS["settings"].format(
+            here=here,
+            bit_noise=here.cohort / 20,
+            second=second,
+            third=third,
+            repetitions=repetitions,
+        )
+    )
+    plan = sweeps["constant"].prepared[0].plan
+    multiplier = plan.release.settings(plan.clip_schedule)["multiplier"]
+    page.add_left_open(
+        TEXTS["left_open"],
+        here=here,
+        rate=rate,
+        ends=ends,
+        short=claim_of(sweeps["constant"]).short,
+        sigma=2 * multiplier,
+        multiplier=multiplier,
+    )
     page.add_table(
         ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here"),
         [
@@ -288,7 +296,7 @@ def schedules_page(experiment: Experiment, data: str, title: str) -> Page:
     page.add_table(("schedule", "claim"), rows, "What is claimed, strictly:")
     page.figures[f"clip-decay-{data}.png"] = _figure(curves, title, here, sweeps)
     page.statements += [finding(curves) for finding in FINDINGS]
-    page.page_notes += [_larger(curves), *_NOTES]
+    page.page_notes += [_larger(curves), *TEXTS["notes"]]
     return page
 
 
@@ -334,55 +342,6 @@ def _larger(curves: Curves) -> str:
         constant_end=mean_of(list(curves[constant].ends)),
         by=by,
     )
-
-
-def _settings(here: DecaySetting, repetitions: int) -> str:
-    """Return a paragraph on federation, schedules and repetitions."""
-    return TEXTS["settings"].format(
-        here=here,
-        bit_noise=here.cohort / 20,
-        second=here.refresh + 1,
-        third=2 * here.refresh + 1,
-        repetitions=repetitions,
-    )
-
-
-def _left_open(here: DecaySetting, rate: str, ends: str, constant: Sweep) -> list[tuple[str, str]]:
-    """Return pairs (setting that the paper omits, our choice).
-
-    Args:
-        here: The federation.
-        rate: The learning rate that was chosen.
-        ends: The losses of all rates as text.
-        constant: The sweep of constant clips, from which the noise is taken.
-    """
-    plan = constant.prepared[0].plan
-    multiplier = plan.release.settings(plan.clip_schedule)["multiplier"]
-    return [
-        ("data set and model", "as above; the paper's are not known to us"),
-        (
-            "clients",
-            f"{here.clients:,}, the training records dealt out evenly at random; at most "
-            f"{here.max_turns} turns each",
-        ),
-        (
-            "learning rate",
-            f"{rate}, the lowest test loss after {here.tried:,} rounds without clip and noise "
-            f"({ends}); the same for all schedules",
-        ),
-        (
-            "epsilon",
-            TEXTS["epsilon"].format(
-                short=claim_of(constant).short, sigma=2 * multiplier, multiplier=multiplier
-            ),
-        ),
-        ("number of rounds", f"{here.rounds:,}; the paper's run has several thousand"),
-        (
-            "bins of the histogram",
-            TEXTS["bins"],
-        ),
-        ("first histogram", "in round 1, so that C_0 of adaptive is in force in that round only"),
-    ]
 
 
 def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str, Sweep]) -> Figure:
@@ -433,9 +392,3 @@ _LOOKS = {
     "adaptive0.01": Stroke(COLOURS[4], "<", "-"),
     "adaptive0.05": Stroke(COLOURS[4], ">", "--"),
 }
-
-_NOTES = (
-    "Levels are not comparable with the paper's, which are not known to us; orders and shapes are.",
-    TEXTS["mixed"],
-    TEXTS["longer"],
-)

@@ -10,6 +10,7 @@ measured with today's attacks (membership, properties, gradient inversion) and a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fedveil.audit.audit_command import BOUNDS, COLUMNS, AuditSettings, run_attacks, summary
 from fedveil.audit.audit_folder import AuditCache, audited_digest
@@ -141,7 +142,7 @@ class Defence:
 
 TABLES = read_tables("naseri")
 """Federations and arenas by name, which `federation` and `naseri_backdoors.arena` read."""
-TEXTS: dict[str, str] = TABLES["texts"]
+TEXTS: dict[str, Any] = TABLES["texts"]
 
 
 def federation(name: str, experiment: Experiment) -> PaperFederation:
@@ -217,24 +218,12 @@ def utility(experiment: Experiment) -> Page:
         TEXTS["utility"].format(weak=WEAK, repetitions=repetitions),
         "\n".join(f"- {where}" for where in cases),
     ]
-    page.left_open += [
-        ("the paper's sizes, epsilons and accuracies", f"{UNPUBLISHED}; everything here is ours"),
-        (
-            "learning rates and bounds",
-            TEXTS["rates"],
-        ),
-        ("delta", f"{DELTA:g}"),
-    ]
+    page.add_left_open(TEXTS["utility_left_open"], unpublished=UNPUBLISHED, delta=DELTA)
     panels = [_add_utility(experiment, page, where, repetitions) for where in cases]
-    title = "What the defences cost: test accuracy by epsilon"
-    text = TEXTS["utility_figure"]
+    title, text = "What the defences cost: test accuracy by epsilon", TEXTS["utility_figure"]
     page.figures["naseri-utility.png"] = draw(title, [text], panels, len(panels))
-    page.page_notes += [
-        TEXTS["utility_units"],
-        "Under local DP a client is charged for every turn, at most "
-        + ", ".join(f"{f.max_turns} ({f.title})" for f in cases)
-        + TEXTS["turns"],
-    ]
+    turns = ", ".join(f"{f.max_turns} ({f.title})" for f in cases)
+    page.page_notes += [TEXTS["utility_units"], TEXTS["turns"].format(turns=turns)]
     return page
 
 
@@ -356,10 +345,10 @@ def privacy(experiment: Experiment) -> Page:
     page, repetitions = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
     cases = attacked_federations(experiment)
     audit = audit_settings(experiment, cases[0])
-    page.setting_names += [
+    page.setting_names.append(
         TEXTS["attacks"].format(unpublished=UNPUBLISHED, repetitions=repetitions, audit=audit)
-    ]
-    page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
+    )
+    page.add_left_open(TEXTS["privacy_left_open"], delta=DELTA)
     for where in cases:
         rows = [privacy_row(experiment, where, *row, repetitions) for row in rows_of(where)]
         page.setting_names.append(f"- {where}")

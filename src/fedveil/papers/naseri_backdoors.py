@@ -202,20 +202,11 @@ def settings_text(arena: Arena, repetitions: int) -> list[str]:
 
     `repetitions` is the number of trainings of each cell.
     """
-    short = (
-        "\n\nLeft out here, so that the task takes minutes: "
-        + "; ".join(arena.left_out)
-        + ". The tasks digits and femnist have all rows."
-    )
-    return [
-        f"**Federation.** {arena.paper_federation}.",
-        f"**Backdoor.** {arena.backdoor_text}.",
-        TEXTS["attacker"].format(arena=arena, attackers=ATTACKERS),
-        "**Rows.**\n\n"
-        + "\n".join(f"- {line}" for line in legend(arena))
-        + (short if arena.left_out else ""),
-        TEXTS["columns"].format(repetitions=repetitions, unpublished=UNPUBLISHED),
-    ]
+    left_out = TEXTS["left_out"].format(names="; ".join(arena.left_out)) if arena.left_out else ""
+    values = {"arena": arena, "attackers": ATTACKERS, "left_out": left_out}
+    values |= {"rows": "\n".join(f"- {line}" for line in legend(arena))}
+    values |= {"repetitions": repetitions, "unpublished": UNPUBLISHED}
+    return [text.format(**values) for text in TEXTS["settings"]]
 
 
 def notes(certificates: Sequence[str]) -> list[str]:
@@ -223,11 +214,8 @@ def notes(certificates: Sequence[str]) -> list[str]:
 
     `certificates` are sentences, one for each epsilon.
     """
-    return [
-        TEXTS["certificates"].format(base_rate=BASE_RATE)
-        + "\n".join(f"- {text}" for text in certificates),
-        TEXTS["limits"],
-    ]
+    texts = "\n".join(f"- {text}" for text in certificates)
+    return [TEXTS["certificates"].format(base_rate=BASE_RATE, certificates=texts), TEXTS["limits"]]
 
 
 def findings(
@@ -291,17 +279,9 @@ def defences(arena: Arena) -> list[Defence]:
 
 def legend(arena: Arena) -> list[str]:
     """Return an explanation of each kind of row, in Markdown, without list marks."""
-    where = arena.paper_federation
-    return [
-        f"*{NOBODY}*: the same training without an attacker, so what the model does by itself.",
-        f"*{UNDEFENDED}*: the server takes the mean of the updates.",
-        TEXTS["bound"].format(bound=BOUND, where=where, weak=WEAK),
-        TEXTS["robust"],
-        TEXTS["central"].format(central=CENTRAL),
-        TEXTS["dp_sgd"],
-        TEXTS["ldp_sgd"].format(boost=BOOST),
-        TEXTS["at_clients"],
-    ]
+    values = {"nobody": NOBODY, "undefended": UNDEFENDED, "bound": BOUND, "central": CENTRAL}
+    values |= {"where": arena.paper_federation, "weak": WEAK, "boost": BOOST}
+    return [text.format(**values) for text in TEXTS["legend"]]
 
 
 def _plain(arena: Arena) -> list[Defence]:

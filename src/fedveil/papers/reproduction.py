@@ -24,19 +24,12 @@ from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory
 
 PAPERS = {
-    "fu": ("fu", "fu_cnn"),
-    "clip-decay": ("clip_decay",),
-    "ldp-fl": ("ldp_fl",),
-    "naseri": ("naseri", "naseri_backdoors"),
+    "fu": ("Fu et al. 2021: tuning the numbers of iterations", "fu", "fu_cnn"),
+    "clip-decay": ("Clip decay: schedules of the clip for LDP-SGD", "clip_decay"),
+    "ldp-fl": ("Sun et al. 2021: LDP-FL", "ldp_fl"),
+    "naseri": ("Naseri et al. 2022: local and central DP", "naseri", "naseri_backdoors"),
 }
-"""By paper: the modules whose `ITEMS` are its items."""
-
-TITLES = {
-    "fu": "Fu et al. 2021: tuning the numbers of iterations",
-    "clip-decay": "Clip decay: schedules of the clip for LDP-SGD",
-    "ldp-fl": "Sun et al. 2021: LDP-FL",
-    "naseri": "Naseri et al. 2022: local and central DP",
-}
+"""By paper: its title, and the modules whose `ITEMS` are its items."""
 
 
 def read_tables(name: str) -> dict[str, Any]:
@@ -120,6 +113,10 @@ class Page:
             evidence: The rule and our numbers, in sentences.
         """
         self.statements.append(PaperStatement(statement, confirmed, evidence))
+
+    def add_left_open(self, choices: Sequence[Sequence[str]], **values: object) -> None:
+        """Append pairs (setting, our choice) to `left_open`, with `values` for names in braces."""
+        self.left_open += [(name, choice.format(**values)) for name, choice in choices]
 
     def markdown(self) -> str:
         """Return the page as Markdown that links its figures by file name. No figure is written."""
@@ -242,7 +239,7 @@ def items_of(paper: str, wanted: Sequence[str] = ()) -> dict[str, Item]:
     if paper not in PAPERS:
         raise BadInput(f"paper {paper!r} is unknown: use one of {', '.join(PAPERS)}")
     every: dict[str, Item] = {}
-    for module in PAPERS[paper]:
+    for module in PAPERS[paper][1:]:
         every |= import_module(f"fedveil.papers.{module}").ITEMS
     for name in wanted:
         if name not in every:
@@ -282,7 +279,7 @@ def reproduce(
     except OSError as e:
         raise BadInput(f"--out {out} cannot be made: {e.strerror}") from e
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("fedveil", "torch"))
-    text = f"# {TITLES[paper]}\n\nMade by `{command}` ({versions}).\n\n"
+    text = f"# {PAPERS[paper][0]}\n\nMade by `{command}` ({versions}).\n\n"
     try:
         with locked(out):
             for name, item in items.items():
