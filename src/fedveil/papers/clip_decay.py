@@ -132,27 +132,13 @@ def families(refresh: int) -> dict[str, tuple[str, tuple[Axis, ...], list[str]]]
     Each family is (overrides of the clip separated by spaces, axes, names of the cells in the order
     of the grid). `refresh` is the number of rounds between two histograms of the adaptive schedule.
     """
-    values = Axis("clip.value", CLIPS)
-    polynomials = [f"poly({c}){power}" for c in CLIPS for power in POWERS]
     return {
-        "constant": ("clip.kind=fixed", (values,), [f"clip{c}" for c in CLIPS]),
-        "poly": ("clip.kind=poly", (values, Axis("clip.power", POWERS)), polynomials),
-        "quantile": (
-            "clip.kind=quantile clip.value=0.01 clip.lr=0.2",
-            (Axis("clip.quantile", ("0.1", "0.5")),),
-            ["quantile(0.01)10%", "quantile(0.01)50%"],
-        ),
-        "adaptive": (
-            f"clip.kind=median clip.low=-10 clip.high=-3 clip.every={refresh} "
-            "clip.epsilon=0.8 clip.delta=1e-8",
-            (values,),
-            [f"adaptive{c}" for c in CLIPS],
-        ),
-        "larger": (
-            "clip.kind=poly clip.value=0.25",
-            (Axis("clip.power", ("0", "1")),),
-            ["clip0.25", "poly(0.25)1"],
-        ),
+        family: (
+            fields["overrides"].format(refresh=refresh),
+            tuple(Axis(key, tuple(values)) for key, values in fields["axes"].items()),
+            fields["schedules"],
+        )
+        for family, fields in TEXTS["families"].items()
     }
 
 
