@@ -214,8 +214,7 @@ class ReportAttack(Adversary):
     def send(self, context: AttackContext) -> ClientReports:
         """The reports that `change` returns for copies of the honest ones."""
         sent, round = context.honest_reports(), context.clients.round
-        if not isinstance(sent.reports, Rows):
-            raise AssertionError("an adversary sees reports one by one")
+        assert isinstance(sent.reports, Rows), "an adversary sees reports one by one"
         changed = self.change(round.number, round.ids, sent.reports.rows.clone())
         return replace(sent, reports=Rows.from_reports(changed, context.size))
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedveil.base.checks import COUNT
 from fedveil.base.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip, Norm
@@ -84,10 +85,9 @@ class SimulatedClient:
         with torch.enable_grad():
             if isinstance(self.work, OneGradient):
                 moved = _clip(-self._gradient(self.start_params, x, labels), self.clip)
-            elif isinstance(self.work, ClientSgd | ClientDpSgd):
-                moved = self._local_steps(self.work, x, labels)
             else:
-                raise AssertionError("a site's sum was refused")
+                assert not isinstance(self.work, SiteSum), "a site's sum was refused"
+                moved = self._local_steps(self.work, x, labels)
         if self.clamp is None:
             return moved
         low, high = self.clamp
@@ -237,8 +237,7 @@ class Inversion:
 
     def __post_init__(self) -> None:
         for name in ("steps", "restarts"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} is {getattr(self, name)}: at least 1 is needed")
+            COUNT.check(name, getattr(self, name))
 
     def invert(
         self,

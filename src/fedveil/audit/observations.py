@@ -516,8 +516,7 @@ def step_views(
                 round = Round(t + 1, ids[own], start, clip, state, streams)
                 cohort = CohortData(data, ids[own], whose[own])
                 sent = client_report(work, plan, ClientBatch.from_round(round, cohort, gradients))
-                if not isinstance(sent.reports, Rows):
-                    raise AssertionError("DP-SGD sends rows")
+                assert isinstance(sent.reports, Rows), "DP-SGD sends rows"
                 rows.append(sent.reports.rows.double())
             size = plan.noisy_steps.nominal or each // plan.noisy_steps.group
             seen = -(torch.cat(rows) @ along).numpy() * plan.noisy_steps.rate * size

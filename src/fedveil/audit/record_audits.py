@@ -30,7 +30,7 @@ from torch import Tensor
 from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit import observations
 from fedveil.audit.bounds import ComputedBound, Mask, Scores
-from fedveil.audit.findings import Attack, Finding, OnStep, ignore
+from fedveil.audit.findings import CANARY_COUNT, Attack, Finding, OnStep, ignore
 from fedveil.audit.observations import line_claim, serial_engine, strict_line
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import known_as
@@ -66,8 +66,7 @@ class OneRunAudit:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.canaries < 50:
-            raise BadInput(f"--canaries is {self.canaries}: at least 50 are needed")
+        CANARY_COUNT.check("--canaries", self.canaries)
 
     def findings(self, training: Training, on_step: OnStep = ignore) -> Iterator[Finding]:
         """Yield one finding if clients run DP-SGD with a claim or sites send sums, else nothing.
@@ -113,8 +112,7 @@ class OneRunAudit:
             return reports
 
         work = training.work
-        if plan.noisy_steps is None:
-            raise AssertionError("canary records are for DP-SGD and for sums of sites")
+        assert plan.noisy_steps is not None, "canary records are for DP-SGD and for sums of sites"
         if not isinstance(work, ClientDpSgd):  # a site's sum is one step, up to a public factor
             work = ClientDpSgd(plan.noisy_steps, lr=1.0)
         attacked = observations.rerun(

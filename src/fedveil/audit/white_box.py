@@ -31,7 +31,6 @@ from fedveil.base.platforms import one_thread
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
-from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.trajectories import example_gradients
@@ -96,10 +95,6 @@ class Ascending(Adversary):
         records = taken(self.asked.x, rows), self.asked.y[rows]
         step = raise_loss(self.task, round.start, *records) - round.start
         return context.sent(context.skipping(self.boost * step[None]))
-
-    def assumption(self, plan: PrivacyPlan) -> str:
-        """Return an assumption of the claims, without a full stop: one client attacks."""
-        return "one client attacks membership in this simulation: the claim is about the others"
 
 
 @dataclass(frozen=True, eq=False)
