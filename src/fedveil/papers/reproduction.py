@@ -20,7 +20,7 @@ from fedveil.runs.run_directory import locked, write_atomic
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.tuning.figures import png
 from fedveil.tuning.recipe_grid import Axis
-from fedveil.tuning.sweep import Sweep
+from fedveil.tuning.sweep import Sweep, make_folder
 from fedveil.tuning.trials import Laboratory
 
 PAPERS = {
@@ -274,10 +274,7 @@ def reproduce(
     """
     out = experiment.out
     made = [path for path in (out, *out.parents) if not path.exists()]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise BadInput(f"--out {out} cannot be made: {e.strerror}") from e
+    make_folder(out)
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("fedveil", "torch"))
     text = f"# {PAPERS[paper][0]}\n\nMade by `{command}` ({versions}).\n\n"
     try:

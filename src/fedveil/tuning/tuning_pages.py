@@ -17,6 +17,7 @@ from fedveil.pages.charts import Chart, Line, chart_rows, figure
 from fedveil.pages.heat_map import HeatMap, heat_figure
 from fedveil.pages.html import (
     FOOTER,
+    TEXTS,
     Content,
     Markup,
     bullet_list,
@@ -228,11 +229,6 @@ def _options_table(report: PlanReport) -> Markup:
 Cells = npt.NDArray[np.int64]
 
 _MOST_LINES, _MOST_MAPS = 8, 6
-_CHOICE = (
-    "Among cells with the same claim, the one with the lowest mean test loss. Cells whose "
-    "intervals overlap are not told apart by this sweep, and the best of several noisy numbers "
-    "looks better than it is: repeat it with other seeds before you rely on it."
-)
 
 
 @dataclass(frozen=True)
@@ -388,7 +384,7 @@ def _recommended_section(results: SweepResults) -> Markup:
             wide=True,
         ),
         bullet_list(commands),
-        tag("p", _CHOICE),
+        tag("p", TEXTS["best_cell"]),
         id="best",
     )
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from fedveil.base.errors import BadInput
 from fedveil.pages.charts import Chart, Line, chart_rows, figure
 from fedveil.pages.claim_sections import claim_box
-from fedveil.pages.html import Content, Markup, number_tiles, section, table, tag, value_text
+from fedveil.pages.html import TEXTS, Content, Markup, number_tiles, section, table, tag, value_text
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import central_line, least_noise
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -222,22 +222,6 @@ def recipe_text(settings: Settings) -> str:
     )
 
 
-_ABOUT = (
-    "Central DP with Gaussian noise: each client joins a round with the probability that is set, "
-    "its update is clipped, and a trusted server adds the noise. Nothing is trained and no data "
-    "are read: this is accounting alone."
-)
-_SOON = "A quick upper bound; the exact account follows."
-_SNR = (
-    "Signal to noise is shown at its best: every update as long as the clip norm, all of them in "
-    "one direction. A real run has less. Below 1, the noise of a round is larger than its signal."
-)
-_SPLITS = (
-    "The same expected client-rounds, over fewer or more rounds with the same noise multiplier. "
-    "More rounds of fewer clients cost less epsilon, and every round has more noise."
-)
-
-
 def what_if_page() -> bytes:
     """Return the HTML page, as bytes, with every slider at its first value and no answers yet."""
     button = {"type": "button", "id": "fit", "class_": "quiet"}
@@ -245,7 +229,7 @@ def what_if_page() -> bytes:
         "What if",
         "./what-if",
         tag("h1", "What if"),
-        tag("p", _ABOUT, class_="sub"),
+        tag("p", TEXTS["about"], class_="sub"),
         tag("div", *map(_slider, KNOBS), class_="knobs", id="knobs"),
         tag(
             "p",
@@ -287,7 +271,9 @@ def answer_parts(settings: Settings, *, exact: bool) -> str:
         parts["answer-splits"] = _splits_section(settings, answer)
     else:
         meaning = Meaning(quick_claims(settings))
-        parts["answer-claim"] = tag("div", claim_box(meaning), tag("p", _SOON, class_="note"))
+        parts["answer-claim"] = tag(
+            "div", claim_box(meaning), tag("p", TEXTS["soon"], class_="note")
+        )
         parts["answer-numbers"] = _round_numbers(settings)
     texts = {name: part.text for name, part in parts.items()}
     return json.dumps({"parts": texts, "needed": needed})
@@ -335,7 +321,7 @@ def _round_numbers(settings: Settings) -> Markup:
             "outright: fedveil run refuses it.",
             class_="warn",
         )
-    return tag("div", warning, number_tiles(numbers), tag("p", _SNR, class_="note"))
+    return tag("div", warning, number_tiles(numbers), tag("p", TEXTS["best_signal"], class_="note"))
 
 
 def _budget_section(settings: Settings, answer: FullAnswer) -> Markup:
@@ -382,6 +368,6 @@ def _splits_section(settings: Settings, answer: FullAnswer) -> Markup:
     numbers = table(rows, f"{value_text(settings.client_rounds)} client-rounds", wide=True)
     return section(
         "What these client-rounds cost",
-        chart_rows([figure(chart)], tag("p", _SPLITS)),
+        chart_rows([figure(chart)], tag("p", TEXTS["splits"])),
         numbers,
     )
