@@ -10,7 +10,9 @@ from fedveil.privacy.accounting.claims import Trust
 
 def test_every_text_is_on_a_page():
     sources = Path(fedveil.__file__).parent.rglob("*.py")
-    used = {name for p in sources for name in re.findall(r"TEXTS\[['\"](\w+)", p.read_text("utf-8"))}
+    used = {
+        name for p in sources for name in re.findall(r"TEXTS\[['\"](\w+)", p.read_text("utf-8"))
+    }
     assert set(TEXTS) <= used
 
 

@@ -137,7 +137,7 @@ def test_no_steps_and_no_rounds_are_refused(steps, rounds):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"convexity": 0.0}, "convexity is 0: the theory needs strongly convex"),
+        ({"convexity": 0.0}, "convexity is 0.0: the theory needs strongly convex"),
         ({"convexity": -1.0}, "simulate instead"),
         ({"convexity": 3.0}, "above smoothness"),
         ({"smoothness": math.inf}, "smoothness is inf"),

@@ -314,8 +314,8 @@ class BackdoorAttack(Adversary):
     def __post_init__(self) -> None:
         POSITIVE.check("attack.boost", self.boost)
         one_of("attack.noise", self.noise, AttackerNoise)
-        if len(self.attackers) != (0 if self.records is None else self.records.clients):
-            raise AssertionError("every attacker has its own poisoned records")
+        poisoned = 0 if self.records is None else self.records.clients
+        assert len(self.attackers) == poisoned, "every attacker has its own poisoned records"
 
     @classmethod
     def of(
@@ -451,11 +451,8 @@ class BackdoorAttack(Adversary):
                 "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: "
                 "omit it, or use noise.where = 'client'"
             )
-        if (
-            self.noise is AttackerNoise.SKIP
-            and not plan.release.adds_noise
-            and plan.noisy_steps is None
-        ):
+        noiseless = not plan.release.adds_noise and plan.noisy_steps is None
+        if self.noise is AttackerNoise.SKIP and noiseless:
             raise BadInput(
                 "attack.noise is 'skip' and clients add no noise: omit it (noise that the "
                 "server adds holds for attackers too)"

@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from fedveil.audit.bounds import Evidence, least, most
+from fedveil.audit.bounds import Evidence, Scores, least, most
 from fedveil.base.checks import whole
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
@@ -197,8 +197,6 @@ class Leak:
         measures = {measure.name: str(measure) for measure in self.measures}
         return {"attack": self.attack, "about": self.what, "claim": claim, **measures}
 
-
-Scores = npt.NDArray[np.float64]
 
 RATES = (0.001, 0.01)
 """The false positive rates at which the TPR is reported."""

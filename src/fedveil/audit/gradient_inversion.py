@@ -22,7 +22,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.base.checks import COUNT
 from fedveil.base.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip, Norm
@@ -219,8 +218,6 @@ class InvertedRecords:
 class Inversion:
     """A search by one method from several random guesses. The closest result counts.
 
-    Fewer than 1 step or 1 restart is BadInput.
-
     Attributes:
         method: The distance and its optimiser.
         steps: Steps of the optimiser from each guess.
@@ -234,10 +231,6 @@ class Inversion:
     restarts: int = 2
     lr: float = 0.1
     smooth: float = 1e-3
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "restarts"):
-            COUNT.check(name, getattr(self, name))
 
     def invert(
         self,

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import expit
 
-from fedveil.audit.audit_folder import AuditCache
+from fedveil.audit.audit_folder import AuditCache, Numbers
 from fedveil.audit.findings import Attack, Leak, OnStep, Roc, ignore, roc_figure
 from fedveil.audit.observations import check_unattacked, rerun, serial_engine
 from fedveil.base.checks import number
@@ -43,7 +43,6 @@ from fedveil.training.in_step import repetitions_per_chunk, train_in_step
 from fedveil.training.session import Training
 from fedveil.tuning.trials import pool_outcomes
 
-Numbers = npt.NDArray[np.float64]
 Inside = npt.NDArray[np.bool_]
 
 

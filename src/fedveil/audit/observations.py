@@ -113,6 +113,11 @@ def claim_against(view: View, plan: PrivacyPlan) -> PrivacyClaim | None:
     return None if view is View.REPORT and plan.release.requires.only_sum else strict_claim(plan)
 
 
+def real_records(data: FederatedData) -> bool:
+    """Return whether records are real numbers in one array."""
+    return not isinstance(data.x, dict) and data.x.dtype.kind == "f"
+
+
 def check_unattacked(training: Training, attack: str) -> None:
     """Raise BadInput if the training has dishonest clients. `attack` is a name for the message."""
     if type(training.participants) is not Participants:

@@ -29,7 +29,7 @@ from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit import observations
 from fedveil.audit.findings import Attack, Leak, Measure, OnStep, auc, auc_interval, ignore
 from fedveil.audit.observations import Observer
-from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
+from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, Values, property_labels
 from fedveil.base.checks import whole
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated, named_values, seed_of
@@ -39,7 +39,6 @@ from fedveil.privacy.release import Ids
 from fedveil.training.reports import ClientReports
 from fedveil.training.session import Training
 
-Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]
 
 _RANK = 1e-6

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit import membership
 from fedveil.audit.findings import Attack, Leak, OnStep, Roc, ignore, roc_figure
-from fedveil.audit.membership import ShadowModels, ShadowRunner, losses_of
+from fedveil.audit.membership import Numbers, ShadowModels, ShadowRunner, losses_of
 from fedveil.audit.observations import check_unattacked, serial_engine
 from fedveil.base.identity import Stated, named_values
 from fedveil.base.inputs import Inputs, count, mapped, taken
@@ -38,7 +38,6 @@ from fedveil.training.reports import ClientReports, CohortSum
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training
 
-Numbers = npt.NDArray[np.float64]
 WATCHED = 5
 """The number of rounds that attackers watch, the last round among them."""
 

@@ -98,15 +98,8 @@ def _cell(
         colour = "#" + "".join(f"{part:02x}" for part in rgb)
         classes = "best" if best else ""
         text_class = f"middle {'bright' if _luminance(rgb) < _DARK else 'deep'}"
-    box = tag(
-        "rect",
-        fill=colour,
-        class_=classes or None,
-        height=_CELL - 2,
-        x=f"{x + 1:.1f}",
-        y=f"{y + 1:.1f}",
-        width=f"{width - 2:.1f}",
-    )
+    corner = {"x": f"{x + 1:.1f}", "y": f"{y + 1:.1f}", "width": f"{width - 2:.1f}"}
+    box = tag("rect", fill=colour, class_=classes or None, height=_CELL - 2, **corner)
     if math.isnan(value):
         return box
     at = {"x": f"{x + width / 2:.1f}", "y": f"{y + _CELL / 2 + 4:.1f}"}

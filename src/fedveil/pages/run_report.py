@@ -194,7 +194,10 @@ def run_page(
         texts = {name: value_text(value) for name, value in attack.items()}
         simulation.append(section("Attack in this simulation", definition_list(texts)))
     diagnosed = bool(contents.points("clients"))
-    no_diagnostics = TEXTS["diagnostics_hidden"] if contents.has_secure_noise else TEXTS["no_clip"]
+    diagnostics, missing = [figure(chart) for chart in diagnostic_charts(contents)], None
+    if not contents.points("clipped"):
+        name = "diagnostics_hidden" if contents.has_secure_noise else "no_clip"
+        missing = tag("p", TEXTS[name])
     return page(
         title,
         tag("h1", title),
@@ -207,14 +210,7 @@ def run_page(
         section("Learning and spending", chart_rows(curves), id="curves"),
         meaning_section(meaning, [TEXTS["diagnostics_shown"]] if diagnosed and claims else []),
         readings_section(claims),
-        section(
-            "Clip and noise",
-            chart_rows(
-                [figure(chart) for chart in diagnostic_charts(contents)],
-                None if contents.points("clipped") else tag("p", no_diagnostics),
-            ),
-            id="clip",
-        ),
+        section("Clip and noise", chart_rows(diagnostics, missing), id="clip"),
         *sections,
         *simulation,
         _ledger_section(contents),
@@ -325,16 +321,11 @@ def _ledger_section(contents: RunContents) -> Markup:
         parts.append(table(rows, f"Charges of {statement.run}", wide=True) if rows else None)
         parts.append(tag("p", f"{capitalize_first(statement.remainder())}."))
         parts.append(tag("p", TEXTS["no_times"], class_="note") if secure and rows else None)
-    check = tag(
-        "p",
-        "The ledger covers this page and the files that it is drawn from. Check them with ",
-        tag("code", f"fedveil ledger {contents.name} --verify"),
-        ", and draw the page again with ",
-        tag("code", f"fedveil report {contents.name}"),
-        ".",
-        class_="note",
-    )
-    return section("Ledger", *parts, check, id="ledger")
+    about = "The ledger covers this page and the files that it is drawn from. Check them with "
+    check = tag("code", f"fedveil ledger {contents.name} --verify")
+    again = tag("code", f"fedveil report {contents.name}")
+    note = tag("p", about, check, ", and draw the page again with ", again, ".", class_="note")
+    return section("Ledger", *parts, note, id="ledger")
 
 
 def _recipe_sections(contents: RunContents) -> list[Markup]:

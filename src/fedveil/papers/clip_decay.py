@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement, read_tables
 from fedveil.papers.sweep_results import claim_of
 from fedveil.tuning import figures
-from fedveil.tuning.figures import COLOURS, Panel, Series, Stroke
+from fedveil.tuning.figures import Panel, Series, Stroke
 from fedveil.tuning.recipe_grid import Axis
 from fedveil.tuning.repetitions import mean_of
 from fedveil.tuning.sweep import Sweep
@@ -27,6 +27,9 @@ from fedveil.tuning.trials import TrialOutcome
 
 RATES = ("0.03", "0.1", "0.3", "1")
 TEXTS: dict[str, Any] = read_tables("clip_decay")
+
+GROUPS: dict[str, list[str]] = TEXTS["groups"]
+"""Schedules by the column of the figure in which they are drawn."""
 
 CLIPS = ("0.01", "0.05")
 POWERS = ("0.5", "1", "2")
@@ -155,7 +158,7 @@ def decay_effect(curves: Curves, clip: str) -> PaperStatement:
         f"Decay {effect} a {size} clip: poly({clip}) ends {end} clip{clip}.",
         all(_higher(d, constant) if helps else _higher(constant, d) for d in decayed),
         f"Rule: the accuracy after the last round is {order} at every power, in every repetition. "
-        + f"{_ends(curves, _GROUPS[f'From {clip}'][1:])}.",
+        + f"{_ends(curves, GROUPS[f'From {clip}'][1:])}.",
     )
 
 
@@ -168,7 +171,7 @@ def adaptive_fades(curves: Curves) -> PaperStatement:
     leads = all(_higher(adaptive.early, constant.early) for constant in constants)
     lower = all(_higher(constant.ends, adaptive.ends) for constant in constants)
     shown = ("adaptive0.01", *_CONSTANTS)
-    early = ", ".join(f"{name} {mean_of(list(curves[name].early))}" for name in shown)
+    early = ", ".join(f"{name} {mean_of(curves[name].early)}" for name in shown)
     return PaperStatement(
         "adaptive0.01 leads early and ends lower than the constants.",
         leads and lower,
@@ -190,8 +193,8 @@ def adaptive_loss_rises(curves: Curves) -> PaperStatement:
         "The loss of adaptive0.05 rises above that of clip0.05.",
         above and rises,
         "Rule: in every repetition its loss after the last round is above clip0.05's and above "
-        f"its own lowest. It ends at {mean_of(list(last))}, its lowest is "
-        f"{mean_of(list(lowest))} ({_met(rises)}); clip0.05 ends at {mean_of(list(other))} "
+        f"its own lowest. It ends at {mean_of(last)}, its lowest is "
+        f"{mean_of(lowest)} ({_met(rises)}); clip0.05 ends at {mean_of(other)} "
         f"({_met(above)}).",
     )
 
@@ -207,7 +210,7 @@ def quantile_fails(curves: Curves) -> PaperStatement:
         "Following a quantile does not train, at 10 % or at 50 %.",
         all(_higher(limit, curves[name].ends) for name in names),
         "Rule: the accuracy after the last round is less than half of the lower constant's, at "
-        f"both quantiles and in every repetition. Half of it is {mean_of(list(limit))}; here "
+        f"both quantiles and in every repetition. Half of it is {mean_of(limit)}; here "
         f"{_ends(curves, names)}.",
     )
 
@@ -271,7 +274,7 @@ def schedules_page(experiment: Experiment, data: str, title: str) -> Page:
     page.add_table(
         ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here"),
         [
-            (n, text, *(str(mean_of(list(v))) for v in (curves[n].ends, curves[n].loss[:, -1])))
+            (n, text, *(str(mean_of(v)) for v in (curves[n].ends, curves[n].loss[:, -1])))
             for n, text in PUBLISHED.items()
         ],
         "Test accuracy and loss after the last round:",
@@ -309,7 +312,7 @@ def _higher(higher: Line, lower: Line) -> bool:
 
 def _ends(curves: Curves, names: Sequence[str]) -> str:
     """Return final accuracies as text, "schedule mean +- half interval", separated by commas."""
-    return ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in names)
+    return ", ".join(f"{name} {mean_of(curves[name].ends)}" for name in names)
 
 
 def _met(held: bool) -> str:
@@ -320,14 +323,9 @@ def _met(held: bool) -> str:
 def _larger(curves: Curves) -> str:
     """Return a paragraph on what decay does to a clip of 0.25."""
     constant, decayed = "clip0.25", "poly(0.25)1"
-    by = mean_of(list(100 * (curves[decayed].ends - curves[constant].ends)))
-    return TEXTS["larger"].format(
-        decayed=decayed,
-        decayed_end=mean_of(list(curves[decayed].ends)),
-        constant=constant,
-        constant_end=mean_of(list(curves[constant].ends)),
-        by=by,
-    )
+    by = mean_of(100 * (curves[decayed].ends - curves[constant].ends))
+    ends = [mean_of(curves[name].ends) for name in (decayed, constant)]
+    return str(TEXTS["larger"].format(decayed=decayed, constant=constant, by=by, ends=ends))
 
 
 def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str, Sweep]) -> Figure:
@@ -340,41 +338,16 @@ def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str,
     panels = []
     for metric, up in _UPS.items():
         accuracy = metric == "accuracy"
-        for group, names in _GROUPS.items():
+        for group, names in GROUPS.items():
             series = []
             for n in names:
                 line: Line = getattr(curves[n], metric)
-                means = [mean_of(list(column)) for column in line.T]
-                series.append(Series(n, curves[n].rounds, means, _LOOKS[n]))
+                means = [mean_of(column) for column in line.T]
+                series.append(Series(n, curves[n].rounds, means, Stroke(*TEXTS["looks"][n])))
             head, within = (group, figures.SHARE) if accuracy else ("", figures.ANYWHERE)
             panels.append(Panel(series, "rounds done", up, head, log_y=not accuracy, within=within))
     what = f"Schedules of the clip bound on {title}: test accuracy and loss during training"
-    return figures.draw(what, [said, *figures.claim_terms(claims)], panels, columns=len(_GROUPS))
+    return figures.draw(what, [said, *figures.claim_terms(claims)], panels, columns=len(GROUPS))
 
 
 _UPS = {"accuracy": "test accuracy\n(share of records)", "loss": "test loss\n(cross-entropy, nats)"}
-_GROUPS = {
-    f"From {clip}": (BASELINE, f"clip{clip}", *(f"poly({clip}){p}" for p in POWERS))
-    for clip in CLIPS
-} | {
-    "Other schedules": (
-        BASELINE,
-        *("clip0.25", "poly(0.25)1"),
-        *("quantile(0.01)10%", "quantile(0.01)50%"),
-        *("adaptive0.01", "adaptive0.05"),
-    )
-}
-_LOOKS = {
-    BASELINE: Stroke("#1b1f24", "o", "-"),
-    **{
-        name: Stroke(COLOURS[i], marker, dashes)
-        for i, names in enumerate(list(_GROUPS.values())[:-1])
-        for name, marker, dashes in zip(names[1:], "s^Dv", figures.DASHES, strict=True)
-    },
-    "clip0.25": Stroke(COLOURS[3], "s", "-"),
-    "poly(0.25)1": Stroke(COLOURS[3], "^", "--"),
-    "quantile(0.01)10%": Stroke(COLOURS[2], "P", "-."),
-    "quantile(0.01)50%": Stroke(COLOURS[2], "X", ":"),
-    "adaptive0.01": Stroke(COLOURS[4], "<", "-"),
-    "adaptive0.05": Stroke(COLOURS[4], ">", "--"),
-}

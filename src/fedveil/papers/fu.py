@@ -67,11 +67,10 @@ def setting(experiment: Experiment, *, everyone: bool = False) -> FuSetting:
     All are in every round if `everyone`. Quick scale has the real clients. Paper scale draws as
     many as the paper has.
     """
-    clients, how = 5000, "5,000 clients of 80 loans drawn with replacement from the real ones"
-    if experiment.is_quick:
-        clients, how = 1349, "1,349 clients, the real loans of the training split, each once"
-    cohort = clients if everyone else clients // 10 + (clients % 10 > 0)
-    return FuSetting(clients, cohort, f"{how}, sorted by interest rate; {cohort:,} per round")
+    scale = TEXTS["scales"][experiment.scale]
+    clients = scale["clients"]
+    cohort = clients if everyone else -(-clients // 10)
+    return FuSetting(clients, cohort, scale["label"].format(cohort=cohort))
 
 
 Lines = Sequence[Sequence[Mean]] | Mapping[str, Sequence[Mean]]

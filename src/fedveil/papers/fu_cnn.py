@@ -65,10 +65,7 @@ class CnnSetting:
 
 def setting(experiment: Experiment) -> CnnSetting:
     """Return the federation of the scale: 100 writers of 40 images if quick, otherwise 430."""
-    if experiment.is_quick:
-        return CnnSetting(100, 10, 40, DELTA, "100 writers with 40 images each, 10 per round")
-    label = "430 writers of at least 40 images (the paper has 3,500), 43 per round"
-    return CnnSetting(430, 43, None, 1e-6, label)
+    return CnnSetting(**{"most_records": None, **TEXTS["cnn_scales"][experiment.scale]})
 
 
 def learning_rate(experiment: Experiment) -> tuple[str, str]:
@@ -198,9 +195,5 @@ def _run_grid(
     paper = replace(claim_of(sweep), delta=DELTA)
     page.setting_names.append(meaning(paper))
     level = f"the paper's epsilon, whose noise this is, {paper.terms}"
-    unit, subject = (
-        "test accuracy (share of records)",
-        "a CNN on FEMNIST. Epsilons are the paper's, whose noise this is; what the reports are "
-        "worth here, strictly, is in the tables.",
-    )
+    unit, subject = "test accuracy (share of records)", TEXTS["cnn_subject"]
     return EpsilonGrid(page, sweep, paper, EPSILONS, level, "accuracy", unit, subject)

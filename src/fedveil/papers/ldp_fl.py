@@ -33,11 +33,7 @@ from fedveil.tuning.sweep import Sweep
 PUBLISHED = "at delta 0 per weight (replace, local trust, as published, not a guarantee)"
 """The terms of the paper's epsilons."""
 
-READINGS = (
-    "epsilon at delta 1e-05 per client (replace, shuffled trust), behind an ideal shuffler",
-    "epsilon at delta 1e-05 per client (replace, local trust), without a shuffler",
-    "epsilon at delta 0 per client (replace, local trust), epsilons added up",
-)
+READINGS = tuple(TEXTS["readings"])
 
 HIGH, COLLAPSED = 5.0, 10.0
 """Accuracy is high up to `HIGH` points below the noise-free run, and has collapsed if it is more
@@ -95,13 +91,8 @@ def epsilon(experiment: Experiment) -> Page:
             collapses(paper, accuracies),
             one_budget(paper.title, paper.epsilon, shuffled),
         ]
-    columns = (
-        *("data", "clients, paper", "here", _EPSILON),
-        *("accuracy, paper", "weights, here", "difference"),
-        *("below noise-free, paper", "below noise-free, here", "noise-free, here"),
-        "update, here",
-    )
-    page.add_table(columns, headline, "The headline runs:")
+    columns = [column.format(epsilon=_EPSILON) for column in TEXTS["headline_columns"]]
+    page.add_table(tuple(columns), headline, "The headline runs:")
     page.tables.insert(0, page.tables.pop())
     title, texts = "Test accuracy by epsilon per weight", [_SOURCE, f"Epsilon {PUBLISHED}."]
     page.figures["ldp-fl-epsilon.png"] = draw(title, texts, panels, len(panels))

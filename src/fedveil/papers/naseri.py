@@ -102,7 +102,7 @@ class PaperFederation:
     def __str__(self) -> str:
         own = "all their records" if self.records is None else f"at most {self.records} records"
         taken = f"batches of {self.batch}" if self.batch else "all records"
-        return TEXTS["federation"].format(self=self, own=own, taken=taken)
+        return str(TEXTS["federation"].format(self=self, own=own, taken=taken))
 
 
 @dataclass(frozen=True)
@@ -311,16 +311,13 @@ def audit_settings(experiment: Experiment, where: PaperFederation) -> AuditSetti
     The digits get all attacks that fit the training. Other data get no property attack and no
     inversion.
     """
+    sizes = TABLES["attacks"][experiment.scale]
     of_records = (*BOUNDS, Attack.MEMBERSHIP, Attack.WHITE_BOX)
     return AuditSettings(
         None if where.data == "digits" else of_records,
-        draws=experiment.choose(20_000, 100_000),
-        canaries=experiment.choose(200, 1000),
-        references=experiment.choose(10, 64),
+        **sizes["audit"],
         workers=experiment.workers,
-        inversion=InversionAudit(
-            steps=experiment.choose(200, 600), restarts=experiment.choose(1, 2)
-        ),
+        inversion=InversionAudit(**sizes["inversion"]),
         cluster=experiment.cluster,
     )
 

@@ -152,10 +152,6 @@ class DefenceResult:
         return list(map(Rates, self.at_end(MAIN), self.at_end(BACKDOOR)))
 
 
-Table = Mapping[str, DefenceResult]
-"""Results by the name of the defence."""
-
-
 def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) -> Page:
     """Run every defence of one arena against its backdoor, and return their page.
 
@@ -281,8 +277,8 @@ def defences(arena: Arena) -> list[Defence]:
 
 def legend(arena: Arena) -> list[str]:
     """Return an explanation of each kind of row, in Markdown, without list marks."""
-    values = {"nobody": NOBODY, "undefended": UNDEFENDED, "bound": BOUND, "central": CENTRAL}
-    values |= {"where": arena.paper_federation, "weak": WEAK, "boost": BOOST}
+    names = {"nobody": NOBODY, "undefended": UNDEFENDED, "bound": BOUND, "central": CENTRAL}
+    values = {**names, "where": arena.paper_federation, "weak": WEAK, "boost": BOOST}
     return [text.format(**values) for text in TEXTS["legend"]]
 
 
@@ -309,7 +305,7 @@ def _run_defences(
     return results
 
 
-def _figure(arena: Arena, results: Table) -> Figure:
+def _figure(arena: Arena, results: Mapping[str, DefenceResult]) -> Figure:
     """Draw both metrics, a row each: by round without a claim, and by epsilon with one."""
     panels = [panel(results, up) for up in _UPS for panel in (_over_rounds, _over_epsilon)]
     claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
@@ -317,7 +313,7 @@ def _figure(arena: Arena, results: Table) -> Figure:
     return draw(f"{arena.title}, by defence", [said, *claim_terms(claims)], panels, columns=2)
 
 
-def _over_rounds(results: Table, metric: str) -> Panel:
+def _over_rounds(results: Mapping[str, DefenceResult], metric: str) -> Panel:
     """Return the panel of a metric during training, in percent, for defences without a claim."""
     shown = [one for one in results.values() if not one.sweep.prepared[0].shown_claims]
     lines = []
@@ -328,7 +324,7 @@ def _over_rounds(results: Table, metric: str) -> Panel:
     return Panel(lines, "rounds done", _UPS[metric], title, within=PERCENT)
 
 
-def _over_epsilon(results: Table, metric: str) -> Panel:
+def _over_epsilon(results: Mapping[str, DefenceResult], metric: str) -> Panel:
     """Return the panel of a metric at the end by epsilon, in percent, for private defences."""
     claimless = sum(not one.sweep.prepared[0].shown_claims for one in results.values())
     places, series = [float(epsilon) for epsilon in EPSILONS], []

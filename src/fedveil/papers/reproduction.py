@@ -47,8 +47,7 @@ class TextTable:
 
     def __post_init__(self) -> None:
         for row in self.text_rows:
-            if len(row) != len(self.headers):
-                raise AssertionError(f"{row} does not fit under {self.headers}")
+            assert len(row) == len(self.headers), f"{row} does not fit under {self.headers}"
 
     def markdown(self) -> str:
         """Return a Markdown table below its title.

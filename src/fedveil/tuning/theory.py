@@ -93,7 +93,6 @@ class Sizes:
     parameters: int
 
     def __post_init__(self) -> None:
-        COUNT.check("clients", self.clients)
         COUNT.check("parameters", self.parameters)
         if not 1 <= self.cohort <= self.clients:
             raise BadInput(

@@ -123,20 +123,12 @@ def _live_page(title: str, below: Markup | None, events: str) -> bytes:
         below: Shown under the heading. None shows nothing.
         events: The address of the cards' events.
     """
+    question = tag("h2", "End ", tag("span", id="stop-name"), " after its round?", id="stop-title")
+    yes = tag("button", "End it", type="button", id="stop-yes")
     button = {"type": "button", "id": "stop-no", "class_": "quiet"}
-    dialog = tag(
-        "dialog",
-        tag("h2", "End ", tag("span", id="stop-name"), " after its round?", id="stop-title"),
-        tag("p", TEXTS["ending"]),
-        tag(
-            "p",
-            tag("button", "End it", type="button", id="stop-yes"),
-            " ",
-            tag("button", "Let it train", **button, autofocus=True),
-        ),
-        id="stop",
-        aria_labelledby="stop-title",
-    )
+    no = tag("button", "Let it train", **button, autofocus=True)
+    parts = question, tag("p", TEXTS["ending"]), tag("p", yes, " ", no)
+    dialog = tag("dialog", *parts, id="stop", aria_labelledby="stop-title")
     return served_page(
         title,
         "./" if title == "Runs" else "",
@@ -310,9 +302,9 @@ def _details(status: RunStatus, *, full: bool) -> Markup:
                 "for": charge.covers,
                 "each": event_text(from_dict(charge.event)),
             }
-            rows.append(
-                row if contents.has_secure_noise else {**row, "charged at": charge.charged_at}
-            )
+            if not contents.has_secure_noise:
+                row["charged at"] = charge.charged_at
+            rows.append(row)
         total = f"The last of {value_text(len(charges))} charges"
         latest = table(rows, "Last charges, the latest first", wide=True)
         parts.append(tag("details", tag("summary", total), latest))

@@ -85,15 +85,7 @@ class Knob:
         return value
 
 
-KNOBS = (
-    Knob("clients", 10, 1e7, 100, "clients", "in the whole population", whole=True),
-    Knob("rate", 1e-4, 1, 0.5, "rate", "probability that a client joins a round"),
-    Knob("rounds", 1, 1e5, 40, "rounds", "that are trained", whole=True),
-    Knob("noise", 0.3, 100, 2, "noise multiplier", "std of the sum's noise / clip norm"),
-    Knob("delta", 1e-10, 1e-2, 1e-5, "delta", "of the claim; below 1 / clients"),
-    Knob("epsilon", 0.1, 100, 8, "budget", "epsilon at which a run stops, by the claim below"),
-    Knob("parameters", 10, 1e9, 650, "parameters", "of the model", whole=True),
-)
+KNOBS = tuple(Knob(**fields) for fields in TEXTS["knobs"])
 
 
 @dataclass(frozen=True)
@@ -225,24 +217,18 @@ def recipe_text(settings: Settings) -> str:
 def what_if_page() -> bytes:
     """Return the HTML page, as bytes, with every slider at its first value and no answers yet."""
     button = {"type": "button", "id": "fit", "class_": "quiet"}
+    fit = tag("button", "Take the noise that fits the budget", **button, disabled=True)
+    recipe = tag("a", "The recipe of these settings", id="recipe", href="./recipe")
+    answers = [tag("div", id=f"answer-{name}") for name in ("claim", "numbers", "budget", "splits")]
     return served_page(
         "What if",
         "./what-if",
         tag("h1", "What if"),
         tag("p", TEXTS["about"], class_="sub"),
         tag("div", *map(_slider, KNOBS), class_="knobs", id="knobs"),
-        tag(
-            "p",
-            tag("a", "The recipe of these settings", id="recipe", href="./recipe"),
-            ", for fedveil run what-if.toml. ",
-            tag("button", "Take the noise that fits the budget", **button, disabled=True),
-        ),
+        tag("p", recipe, ", for fedveil run what-if.toml. ", fit),
         tag("p", "", id="trouble", role="status", class_="warn"),
-        tag(
-            "div",
-            *(tag("div", id=f"answer-{name}") for name in ("claim", "numbers", "budget", "splits")),
-            id="answer",
-        ),
+        tag("div", *answers, id="answer"),
         script="what_if.js",
     )
 
@@ -315,12 +301,8 @@ def _round_numbers(settings: Settings) -> Markup:
     )
     warning = None
     if settings.delta >= 1 / settings.clients:
-        warning = tag(
-            "p",
-            f"A delta of {settings.delta:g} permits publishing one of {settings.clients:,} clients "
-            "outright: fedveil run refuses it.",
-            class_="warn",
-        )
+        text = TEXTS["large_delta"].format(settings=settings)
+        warning = tag("p", text, class_="warn")
     return tag("div", warning, number_tiles(numbers), tag("p", TEXTS["best_signal"], class_="note"))
 
 
@@ -366,8 +348,5 @@ def _splits_section(settings: Settings, answer: FullAnswer) -> Markup:
         from_zero=True,
     )
     numbers = table(rows, f"{value_text(settings.client_rounds)} client-rounds", wide=True)
-    return section(
-        "What these client-rounds cost",
-        chart_rows([figure(chart)], tag("p", TEXTS["splits"])),
-        numbers,
-    )
+    charts = chart_rows([figure(chart)], tag("p", TEXTS["splits"]))
+    return section("What these client-rounds cost", charts, numbers)
