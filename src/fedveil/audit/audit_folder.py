@@ -180,9 +180,9 @@ def audit_section(audit: Path, run: Path) -> Markup:
         raise BadInput(f"{audit / FOUND} cannot be read: {e}") from e
     content: list[Content] = []
     if findings:
-        verdict = (
-            tag("p", TEXTS["violated"], class_="warn") if violated else tag("p", TEXTS["holds"])
-        )
+        verdict = tag("p", TEXTS["holds"])
+        if violated:
+            verdict = tag("p", TEXTS["violated"], class_="warn")
         content += [verdict, table(findings, "Claimed beside empirical", wide=True)]
         if any(one["likeliest epsilon"] for one in findings):
             content.append(tag("p", TEXTS["likeliest"], class_="note"))

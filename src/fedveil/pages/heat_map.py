@@ -64,9 +64,8 @@ def heat_figure(heat: HeatMap) -> Markup:
         y = _TOP + i * _CELL
         parts.append(tag("text", name, class_="end", x=_LEFT - 6, y=y + _CELL / 2 + 4))
         row: dict[str, Content] = {heat.y_label: name}
-        for j, (column, value) in enumerate(
-            zip(heat.column_names, heat.cell_values[i], strict=True)
-        ):
+        values = zip(heat.column_names, heat.cell_values[i], strict=True)
+        for j, (column, value) in enumerate(values):
             x, best = _LEFT + j * width, heat.best_cell == (i, j)
             parts.append(_cell(value, low, high, x, y, width, best=best))
             row[column] = _value_text(value)

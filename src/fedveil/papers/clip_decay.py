@@ -250,27 +250,14 @@ def schedules_page(experiment: Experiment, data: str, title: str) -> Page:
         sweeps[family] = sweep
         curves |= {n: curve_of(sweep.outcomes(c)) for c, n in enumerate(schedules)}
     page = Page(f"{title}: schedules of the clip under LDP-SGD")
-    second, third = here.refresh + 1, 2 * here.refresh + 1
-    page.setting_names.append(
-        TEXTS["settings"].format(
-            here=here,
-            bit_noise=here.cohort / 20,
-            second=second,
-            third=third,
-            repetitions=repetitions,
-        )
-    )
+    values: dict[str, Any] = {"here": here, "repetitions": repetitions}
+    values |= {"second": here.refresh + 1, "third": 2 * here.refresh + 1}
+    values |= {"bit_noise": here.cohort / 20}
+    page.setting_names.append(TEXTS["settings"].format(**values))
     plan = sweeps["constant"].prepared[0].plan
     multiplier = plan.release.settings(plan.clip_schedule)["multiplier"]
-    page.add_left_open(
-        TEXTS["left_open"],
-        here=here,
-        rate=rate,
-        ends=ends,
-        short=claim_of(sweeps["constant"]).short,
-        sigma=2 * multiplier,
-        multiplier=multiplier,
-    )
+    values |= {"sigma": 2 * multiplier, "multiplier": multiplier, "rate": rate, "ends": ends}
+    page.add_left_open(TEXTS["left_open"], short=claim_of(sweeps["constant"]).short, **values)
     page.add_table(
         ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here"),
         [

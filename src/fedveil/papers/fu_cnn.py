@@ -182,13 +182,8 @@ def _run_grid(
     here, repeat = setting(experiment), experiment.repetitions(1, 1)
     page = Page(title)
     page.setting_names.append(TEXTS["cnn"].format(here=here, clip=CLIP, repeat=repeat))
-    page.add_left_open(
-        TEXTS["cnn_left_open"],
-        rate=rate,
-        rates_tried=rates_tried,
-        constant=constant,
-        constants_tried=constants_tried,
-    )
+    tried = {"rates_tried": rates_tried, "constants_tried": constants_tried}
+    page.add_left_open(TEXTS["cnn_left_open"], rate=rate, constant=constant, **tried)
     settings = [*here.overrides, f"client.lr={rate}", f"noise.c2={constant}", *keys.split()]
     grid = [Axis("budget.epsilon", tuple(map(here.epsilon, EPSILONS))), *axes]
     sweep = experiment.sweep(name, "dp-fedavg-gaussian", settings, grid, repeat, curves=curves)
