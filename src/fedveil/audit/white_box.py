@@ -22,8 +22,9 @@ from torch import Tensor
 
 from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit import membership
+from fedveil.audit.audit_folder import Numbers
 from fedveil.audit.findings import Attack, Leak, OnStep, Roc, ignore, roc_figure
-from fedveil.audit.membership import Numbers, ShadowModels, ShadowRunner, losses_of
+from fedveil.audit.membership import ShadowModels, ShadowRunner, losses_of
 from fedveil.audit.observations import check_unattacked, serial_engine
 from fedveil.base.identity import Stated, named_values
 from fedveil.base.inputs import Inputs, count, mapped, taken

@@ -196,8 +196,8 @@ def run_page(
     diagnosed = bool(contents.points("clients"))
     diagnostics, missing = [figure(chart) for chart in diagnostic_charts(contents)], None
     if not contents.points("clipped"):
-        name = "diagnostics_hidden" if contents.has_secure_noise else "no_clip"
-        missing = tag("p", TEXTS[name])
+        secure = contents.has_secure_noise
+        missing = tag("p", TEXTS["diagnostics_hidden"] if secure else TEXTS["no_clip"])
     return page(
         title,
         tag("h1", title),
