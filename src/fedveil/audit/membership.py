@@ -331,8 +331,8 @@ def rmia(
     reference models that were not trained on the record count, and `outside_mean` estimates the
     rest, with a scale fitted on the reference models' own training records.
 
-    A record exceeds another if its ratio is at least as large: the paper's gamma is 1. Within one
-    model every gamma gives the same order up to ties, and 1 has the fewest.
+    A record exceeds another if its ratio is at least as large, so gamma of the paper is 1 here.
+    Within one model every gamma gives the same order up to ties, and 1 has the fewest ties.
 
     Ties are broken by the ratios, within half a step. Otherwise all records that exceed the whole
     population would have one score, and no threshold could have few false alarms.
