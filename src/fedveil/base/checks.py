@@ -231,6 +231,8 @@ CLIP_EVERY = whole(1, "at least 1 round is needed")
 TEXT_LENGTH = whole(1, "at least one word is needed", 10_000)
 VOCABULARY = whole(1, most=1_000_000)
 
+PORT = number(lambda v: 0 <= v < 2**16, "0 (any) to 65535 is needed", whole=True)
+
 POSITIVE = number(lambda v: 0 < v < math.inf, "a positive number is needed")
 NOT_NEGATIVE = number(lambda v: 0 <= v < math.inf, "a number >= 0 is needed")
 GROWTH = number(lambda v: 1 <= v < math.inf, "a number >= 1 is needed")
