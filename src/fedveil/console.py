@@ -247,7 +247,7 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     console.print(
         Panel(
             Group(table, *guarantee, Text(f"\n{result['why']}")),
-            title=f"{result['recipe']}: {result['rounds']} rounds, {stopped}",
+            title=Text(f"{result['recipe']}: {result['rounds']} rounds, {stopped}"),  # no markup
             title_align="left",
         )
     )

@@ -316,7 +316,7 @@ HEAVY = ("torch", "numpy", "scipy", "sklearn", "dp_accounting", "matplotlib")
         "noise.multiplier=-1",
         "engine.chunk=-3",
         "engine.workers=1000",
-        "client.lr=0",
+        "server.lr=0",
         "budget.delta=2",
         "clip.value=nan",
     ],

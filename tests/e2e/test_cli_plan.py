@@ -126,7 +126,10 @@ BAD = {
     "out without a recipe": ([*FORMULA, "--out", "x.toml"], "--out and --data need a recipe"),
     "simulating without a recipe": ([*FORMULA, "--simulate"], "need a recipe"),
     "sizes beside a recipe": (["dp-fedavg", *sets("clients=9")], "clients"),
-    "delta beside a recipe": (["dp-fedavg", *sets("delta=1e-6")], "did you mean budget.delta?"),
+    "delta beside a recipe": (
+        ["dp-fedavg", *sets("delta=1e-6")],
+        "unknown key delta: did you mean clip.delta, budget.delta or evaluate.delta?",
+    ),
     "a recipe's key without a recipe": ([*FORMULA, *sets("budget.epsilon=1")], "or name a recipe"),
     "an unknown size": ([*FORMULA, *sets("client=9")], "did you mean clients"),
     "a size that is no number": ([*FORMULA, *sets("clients=many")], "clients is 'many': a whole"),

@@ -87,7 +87,7 @@ def test_what_draws_and_what_compiles_is_not_imported_before_the_first_round(tmp
 @pytest.mark.slow
 def test_the_word_is_gone_when_the_run_begins(tmp_path):
     told, _ = on_a_terminal(*DEMO, folder=tmp_path, until=b"round 1/1")
-    beginning, _, rest = told.partition("central: ")
+    beginning, _, rest = told.partition("people: ")
     steps = (
         "loading libraries",
         "reading data",

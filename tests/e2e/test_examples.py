@@ -180,7 +180,7 @@ def test_the_notebook_runs_with_a_bar_and_shows_its_claims():
     bar, shown = cells[1].outputs
     assert '<progress value="20" max="20">' in bar.data["text/html"]
     assert "round 20/20" in bar.data["text/html"]
-    assert "stopped by rounds" in shown.data["text/html"]
+    assert "20 rounds, completed" in shown.data["text/html"]
     assert "zero-out" in cells[2].outputs[0].data["text/html"]
     assert "prediction" in cells[3].outputs[0].data["text/plain"]
 

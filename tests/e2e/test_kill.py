@@ -177,7 +177,7 @@ def renamed(prefix):
 
 IN_ROUNDS = {  # what kills a run in each of its rounds, and whether the round's charge is lost
     "after the sample": (after(FixedSize, "cohort"), False),
-    "during the charge": (after(Ledger, "_insert"), False),
+    "during the charge": (after(Ledger, "_append_charge"), False),
     "after the charge": (after(Ledger, "charge"), True),
     "in training": (after(ClientSgd, "updates"), True),
     "after noise at the clients": (after(serial, "client_report"), True),

@@ -102,7 +102,8 @@ def test_a_killed_run_is_resumed_with_an_attempt_that_is_charged(name, tmp_path)
         assert (claim["noise"], claim["as_published"] or claim["delta"] > 0) == ("secure", True)
 
 
-ALSO = {"central": ("canaries",), "dp-sgd": ("sensitivity",), "sites": ("sensitivity",)}
+ALSO = {"central": ("canaries",), "people": ("canaries",)}
+ALSO |= {"dp-sgd": ("sensitivity",), "sites": ("sensitivity",)}
 
 
 @pytest.mark.slow

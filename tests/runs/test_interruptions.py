@@ -38,7 +38,7 @@ PLACES = {  # whose call is interrupted, which one, and the rounds that the run 
     "stepping": (SgdServer, "step", 3, True, 2),
     "before the line": (RoundResult, "numbers", 3, False, 2),
     "after the line": (RoundResult, "numbers", 3, True, 2),
-    "before the round is kept": (Gate, "names", 3, False, 2),
+    "before the round is kept": (Gate, "refused_names", 3, False, 2),
     "after the round is kept": (runs, "json_text", 4, False, 3),
     "writing metrics": (runs, "json_text", 4, True, 3),
     "saving": (checkpoint, "save", 3, False, 3),

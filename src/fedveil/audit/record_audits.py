@@ -189,6 +189,9 @@ def _insert_canaries(
 ) -> FederatedData:
     """Return data in which each client's records are followed by its canaries that are in.
 
+    They count beside the records that `most_records` left, and no other record goes for them. So
+    the result declares no `most_records`, and a canary is all that differs between neighbours.
+
     Args:
         data: The clients' data.
         canaries: The canaries, one client each.
@@ -213,6 +216,7 @@ def _insert_canaries(
         x=np.concatenate([part for s, m in both for part in (x[s], more[m])]),
         y=np.concatenate([part for s, m in both for part in (data.y[s], canaries.y[m])]),
         offsets=np.cumsum([0, *(len(data.y[s]) + len(m) for s, m in both)], dtype=np.int64),
+        most_records=None,
     )
 
 

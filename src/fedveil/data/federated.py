@@ -361,7 +361,9 @@ this claim
         the others fitted on their test records counts as fitted on clients': these may be
         anybody's here. Raises BadInput for records at sites, and for different schemas, shapes,
         numbers of classes or caps, types that lose digits in the first's, and capped data beside
-        others whose persons nobody knows.
+        others whose persons nobody knows. `most_records` is the largest of the parts', and all
+        declare one or none does: records that were left out of one part must not be forgotten
+        (`training.agreement.check_units`), nor a private number become a public one.
         """
         parts = [self, *others]
         if any(part.elsewhere for part in parts):
@@ -398,6 +400,12 @@ this claim
                 "with others: cap all of them alike, or none"
             )
         persons = np.concatenate(known) if len(known) == len(parts) else None
+        declared = [part.most_records for part in parts if part.most_records is not None]
+        if 0 < len(declared) < len(parts):
+            raise BadInput(
+                f"data whose most_records is {max(declared)} cannot be joined with others that "
+                f"declare none: use data.shortened({max(declared)}) on all of them, or on none"
+            )
         return replace(
             self,
             x=join_inputs([part.x for part in parts], in_first_type),
@@ -408,6 +416,7 @@ this claim
             declared_public=public and len(fitted) == len(with_fits),
             remarks=tuple(dict.fromkeys(text for part in parts for text in part.remarks)),
             persons=persons,
+            most_records=max(declared, default=None),
         )
 
     def with_clients(

@@ -103,9 +103,9 @@ def canvas(
     )
     figure = Figure(figsize=(width, whole), layout=between, facecolor="white")
     left, top = _EDGE / width, 1 - _EDGE / whole
-    figure.text(left, top, "\n".join(head), va="top", size=_TITLE, weight="bold", color=INK)
+    figure.text(left, top, "\n".join(head), va="top", size=_TITLE, weight="bold", color=INK, parse_math=False)
     top -= len(head) * _TITLE_LINE / whole
-    figure.text(left, top, "\n".join(lines), va="top", size=SMALL, linespacing=1.3, color=SOFT)
+    figure.text(left, top, "\n".join(lines), va="top", size=SMALL, linespacing=1.3, color=SOFT, parse_math=False)
     if len(names) > 1:
         legend = figure.legend(
             handles=[
@@ -121,6 +121,8 @@ def canvas(
             borderaxespad=0.3,
         )
         legend.set_in_layout(False)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
     return figure
 
 
@@ -132,9 +134,9 @@ def line_style(look: Stroke) -> dict[str, Any]:
 
 def name_axes(at: Axes, across: str, up: str, title: str = "") -> None:
     """Label the axes `at`, set their title, draw a light grid, and hide the top and right frame."""
-    at.set_xlabel(across, size=TEXT, color=INK)
-    at.set_ylabel(up, size=TEXT, color=INK)
-    at.set_title(title, loc="left", size=TEXT, weight="bold", color=INK)
+    at.set_xlabel(across, size=TEXT, color=INK, parse_math=False)
+    at.set_ylabel(up, size=TEXT, color=INK, parse_math=False)
+    at.set_title(title, loc="left", size=TEXT, weight="bold", color=INK, parse_math=False)
     at.tick_params(labelsize=SMALL, labelcolor=INK)
     at.grid(color=GRID, linewidth=0.6)
     at.set_axisbelow(True)
@@ -367,4 +369,5 @@ def _draw_levels(at: Axes, levels: Mapping[str, float]) -> None:
             va="center",
             size=SMALL,
             color=SOFT,
+            parse_math=False,
         )

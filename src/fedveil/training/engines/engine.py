@@ -6,7 +6,7 @@ memory that it keeps (`keep_memory`), so that rounding does not depend on the nu
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -89,9 +89,16 @@ class Job:
 
     @cached_property
     def records(self) -> FederatedData:
-        """The clients' records, followed by the records that dishonest participants bring."""
+        """The clients' records, followed by the records that dishonest participants bring.
+
+        These may be more than `most_records`, which is then left out. Whatever depends on it, such
+        as the room of a slot, follows from `data`.
+        """
         more = None if self.participants is None else self.participants.records
-        return self.data if more is None else self.data.concatenated(more)
+        if more is None:
+            return self.data
+        own, brought = (replace(data, most_records=None) for data in (self.data, more))
+        return own.concatenated(brought)
 
 
 def why_one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: str = "") -> str:
