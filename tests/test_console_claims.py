@@ -16,6 +16,7 @@ from fedveil.console import (
     print_findings,
     print_promise,
     print_result,
+    print_rows,
     print_statements,
     round_text,
 )
@@ -131,6 +132,17 @@ def test_a_result_ends_in_the_guarantee_its_conditions_and_why_it_ended(console)
     places = [text.index(part) for part in told]
     assert places == sorted(places)
     assert text.index("run directory") < places[0]
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "[red]", "a[bold]b[/]", ":warning:", "[/]", "\\[b]"])
+def test_a_text_of_a_user_is_no_markup(console, name):
+    changed = {"recipe": name, "run_dir": name, "why": name, "notes": [name], "metrics": {name: 1}}
+    print_result(console, RESULT | changed)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].startswith(f"╭─ {name}: 3 rounds, completed ─")
+    assert printed(console).count(name) == 5
+    print_rows(console, name, [{name: name}])
+    assert printed(console).count(name) == 5 + 3
 
 
 def test_a_result_without_a_claim_says_so(console):

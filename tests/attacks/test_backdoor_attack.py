@@ -11,7 +11,7 @@ import fedveil as fv
 from fedveil.attacks.adversary import AttackerNoise, BackdoorAttack, When
 from fedveil.attacks.backdoors import PixelTrigger
 from fedveil.privacy.ranges import Perturb
-from fedveil.training.participants import Participants
+from fedveil.training.participants import Group, Participants
 
 CLIENTS, SIDE = 12, 4
 TRIGGER = PixelTrigger(target=1, size=1, row=0, column=0, value=5.0)
@@ -375,3 +375,28 @@ def test_a_backdoor_is_measured_on_records_that_nobody_was_taught(data):
     assert changed[..., 0, 0].all()
     assert not changed[..., 1:, :].any()
     assert set(answers) == {TRIGGER.target}
+
+
+@pytest.mark.parametrize("brought", [None, 30])
+def test_an_attacker_may_bring_more_records_than_clients_may_have(data, brought):
+    """The attacker's records are beside those that a public number limits, declared or not."""
+    short = data.shortened(4)
+    lesson = data.with_clients(data.x[:30], data.y[:30], np.array([0, 30]))
+
+    class Poisoner(Participants):
+        records = lesson if brought is None else lesson.shortened(brought)
+
+        def groups(self, round, ids):
+            bad = ids == 0
+            yield Group(ids[~bad])
+            yield Group(ids[bad], is_honest=False, other_records=np.zeros(bad.sum(), np.int64))
+
+    plan = fv.unprotected(fv.samplers.Everyone(), CLIENTS, rounds=1)
+    poisoned = fv.Training(task(), short, plan, WORK, participants=Poisoner(), workers=1)
+    records = poisoned.engine.job.records
+    assert records.sizes.tolist() == [4] * CLIENTS + [30]
+    assert (records.most_records, poisoned.data.most_records) == (None, 4)
+    (result,) = fv.train(poisoned)
+    honest = fv.Training(task(), short, plan, WORK, workers=1)
+    (other,) = fv.train(honest)
+    assert not torch.equal(result.state.params, other.state.params)

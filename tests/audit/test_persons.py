@@ -89,6 +89,30 @@ def test_a_canary_is_inserted_with_as_many_records_as_count():
     assert both.person_index.record_counts.max() == CAP
 
 
+def test_canaries_are_beside_the_records_that_a_public_number_leaves():
+    """Every record that was left stays, and a nominal number of records is no contradiction."""
+    plan = fv.dp_sgd(
+        fv.samplers.Everyone(),
+        6,
+        1.0,
+        rate=1.0,
+        steps=1,
+        rounds=1,
+        budget=fv.Budget(float("inf"), 1e-5),
+        multiplier=0.01,
+    )
+    data = replace(patients(features=300), persons=None, cap=None).shortened(4)
+    work = fv.ClientDpSgd(plan.noisy_steps, lr=0.1)
+    task = fv.Task(torch.nn.Linear(300, 2), fv.cross_entropy)
+    inside, scores = OneRunAudit(50).scores(fv.Training(task, data, plan, work, workers=1))
+    assert ((scores > np.median(scores)) == inside).mean() > 0.8
+    canaries = data.with_clients(data.x[:3], data.y[:3], np.arange(4))
+    both = _insert_canaries(data, canaries, np.zeros(3, dtype=int), np.array([True, False, True]))
+    assert (both.sizes - data.sizes).tolist() == [2, 0, 0, 0, 0, 0]
+    assert (both.most_records, data.most_records) == (None, 4)
+    assert both.x[:6].tolist() == [*data.x[:4].tolist(), *data.x[[0, 2]].tolist()]
+
+
 def test_little_noise_is_found_by_canaries():
     """The claim is of another plan than what runs."""
     weak = training(multiplier=0.01, rounds=2, rate=1.0, data=patients(features=300))

@@ -6,7 +6,7 @@ False alarms: 1 % over all recipes together, on fixed seeds.
 import pytest
 
 from fedveil.audit.canary_clients import Canaries
-from fedveil.audit.randomisers import Randomiser, self_test
+from fedveil.audit.randomisers import Randomiser, plans, self_test
 from fedveil.audit.record_audits import OneRunAudit, sensitivity_findings, standardisation_findings
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe, shipped_recipes

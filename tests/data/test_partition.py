@@ -341,6 +341,16 @@ def test_shortening_chooses_by_the_seed():
     assert first == again != other
 
 
+def test_joined_data_forget_no_shortening_and_declare_no_private_number():
+    whole = partition(make(100), kind="iid", clients=5, seed=0)
+    four, nine = whole.shortened(4), whole.shortened(9)
+    assert whole.concatenated(whole).most_records is None
+    assert four.concatenated(nine).most_records == nine.concatenated(four).most_records == 9
+    for first, other in ((four, whole), (whole, four)):
+        with pytest.raises(BadInput, match=r"most_records is 4 cannot.*use data.shortened\(4\) on"):
+            first.concatenated(other)
+
+
 def test_no_client_can_be_without_records():
     whole = partition(make(10), kind="iid", clients=5, seed=0)
     with pytest.raises(BadInput, match="most_records is 0"):

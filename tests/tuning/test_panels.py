@@ -1,9 +1,11 @@
 """Panels: where intervals end, what marks at the frame mean, and levels that keep apart."""
 
+import io
 import math
 
 import pytest
 from matplotlib.markers import CARETDOWN
+from matplotlib.text import Text
 
 from fedveil.tuning.figures import (
     COLOURS,
@@ -95,6 +97,18 @@ def test_one_line_needs_no_legend_and_thirteen_can_be_told_apart_in_grey():
     assert [text.get_text() for text in legend.get_texts()] == list(looks)
     assert len({look.marker for look in looks.values()}) == 13
     assert len({stroke(k).colour for k in range(8)}) == len(COLOURS) == 8
+
+
+def test_dollars_are_no_formula():
+    """A recipe's name is a figure's title, and values of an axis name its lines."""
+    name = r"$\frac{$ and $x^"
+    means = [Mean(0.0, 1.0, 2)]
+    lines = [series(*means, name=f"{name} {k}", number=k) for k in range(2)]
+    figure = draw(name, [name], [Panel(lines, name, name, name, levels={name: 0.5})])
+    figure.savefig(io.BytesIO(), format="png", dpi=20)
+    shown = [text for text in figure.findobj(Text) if name in text.get_text().replace("\n", " ")]
+    assert len(shown) == 8
+    assert not any(text.get_parse_math() for text in shown)
 
 
 def test_lines_by_name_have_strokes_of_their_own():
