@@ -58,7 +58,7 @@ def test_superlink_leaves_no_model_and_no_report_on_disk(federation):
     """Of a run in which it saw every site's update; what it writes is for its owner alone."""
     federation.use("fedavg", ALL, "rounds=2")
     federation.run("seen")
-    kept = [federation.site(name) / "ledger" / "answer.safetensors" for name in federation.names]
+    kept = [federation.owner(name) / "ledger" / "answer.safetensors" for name in federation.names]
     vectors = [load_file(path)["report"] for path in kept]
     newest = max((federation.server / "seen" / "checkpoint").glob("*.safetensors"))
     vectors.append(load_file(newest)["params"])

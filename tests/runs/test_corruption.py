@@ -41,6 +41,15 @@ def cut(name, keep):
     return damage
 
 
+def cut_before(name, text):
+    def damage(run, other):
+        before, found, _ = (run / name).read_text().partition(text)
+        assert found
+        (run / name).write_text(before)
+
+    return damage
+
+
 def remove(*names):
     def damage(run, other):
         for name in names:
@@ -174,7 +183,12 @@ REFUSED = {
     "recipe removed": ("cut", remove("recipe.toml"), "has no recipe.toml"),
     "recipe empty": ("cut", write("recipe.toml", b""), "recipe"),
     "recipe of noise": ("cut", write("recipe.toml", b"\xff\xfe\x00"), "cannot be read"),
-    "recipe cut": ("cut", cut("recipe.toml", 0.5), "recipe|budget"),
+    "recipe cut": (
+        "cut",
+        cut_before("recipe.toml", "[noise]"),
+        "sample.max_participations is for local DP, where turns are counted",
+    ),
+    "recipe cut in a line": ("cut", cut_before("recipe.toml", "_participations"), "is not TOML"),
     "recipe of another run": ("cut", swap("recipe.toml"), "recipe is .* in the ledger"),
     "more rounds": ("cut", edit("recipe.toml", "rounds = 4", "rounds = 8"), "recipe is"),
     "less noise": ("cut", edit("recipe.toml", "multiplier = 2.0", "multiplier = 1.0"), "recipe is"),
