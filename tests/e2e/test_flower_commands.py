@@ -101,7 +101,7 @@ def test_a_demonstration_shows_its_rounds_and_leaves_nobody_behind(deploy, tmp_p
     assert lines[2].startswith("SuperLink is up: https://127.0.0.1:")
     assert lines[3] == "sites are connected: site-1, site-2"
     assert lines[4].startswith("round 1 | ")
-    claim = r"epsilon (9\.99\d*|10) at delta 1e-05 per client \(replace, local trust"
+    claim = r"epsilon +(9\.99\d*|10) at delta 1e-05 per client \(replace, local trust"
     assert re.search(claim, lines[4])
     assert len(re.findall(claim, process.output)) >= 2  # and in the result
     wait_for(lambda: not processes_of(tmp_path), "all ended")

@@ -74,7 +74,7 @@ def test_a_site_that_is_killed_in_a_round_costs_no_round_and_comes_back(tmp_path
         wait_for(lambda: asked(3), "round 3 was asked for")
         live.federation.sites["east"].kill()
         wait_for(lambda: len(live.outcomes("run")) >= 3, "round 3 was over")
-        live.federation.start_site("east")
+        east = live.federation.start_site("east")  # as soon as that, SuperLink takes it for online
         run.wait(PATIENCE)
         result = live.federation.read_result()
         assert (result["rounds"], result["stopped"]) == (8, "rounds")
@@ -87,6 +87,7 @@ def test_a_site_that_is_killed_in_a_round_costs_no_round_and_comes_back(tmp_path
         assert "east" in lines[-1]["answered"]
         charged = read_charges(live.server / "run" / "ledger.db")
         assert [charge.round for charge in charged] == [*range(1, 9)]
+        assert east.running
         for name in NAMES:
             answers = sum(name in line["answered"] for line in lines)
             assert answers <= len(live.charges(name)) <= 8

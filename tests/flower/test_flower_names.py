@@ -27,6 +27,18 @@ def raises(*_, **__):
     raise Called
 
 
+class Silent:
+    """In place of what tells SuperLink that a SuperNode is there."""
+
+    is_running = False
+
+    def __init__(self, _):
+        pass
+
+    def start(self):
+        pass
+
+
 @pytest.fixture
 def replaced(monkeypatch):
     """Replaces a name for one test, as the programs do for a process."""
@@ -150,17 +162,21 @@ def test_superlink_keeps_messages_in_memory_whatever_its_database(monkeypatch, t
 
 
 @contextmanager
-def clients(monkeypatch):
-    """Flower's clients, put right again, and their responses, which no server makes."""
+def clients(monkeypatch, refusals=()):
+    """Flower's clients, put right again, and their responses, which no server makes.
+
+    The first have the status codes `refusals`.
+    """
     import httpx
     from flwr.supercore.protobuf.client import ProtobufClient
 
     monkeypatch.setattr(ProtobufClient, "__init__", ProtobufClient.__init__)
-    seen = []
+    seen, refusals = [], list(refusals)
 
     def answer(transport, request):
         seen.append(request)
-        return httpx.Response(200, headers=responses[0], content=b"")
+        refused = refusals.pop(0) if refusals else None
+        return httpx.Response(refused or 200, headers=responses[0], content=b"")
 
     responses = [{"content-length": "0"}]
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
@@ -228,6 +244,48 @@ def test_a_site_reads_no_response_that_is_too_long(monkeypatch, headers, passes)
         finally:
             client.close()
         assert (done == "passed") == passes, done
+
+
+@pytest.mark.parametrize(
+    ("refusals", "requests", "ends"),
+    [
+        ([], 1, True),
+        ([412] * 14, 15, True),
+        ([412] * 15, 16, True),
+        ([412] * 16, 16, False),
+        ([412, 401], 2, False),
+        ([500], 1, False),
+    ],
+)
+def test_a_site_that_was_killed_is_let_in_again(monkeypatch, capsys, refusals, requests, ends):
+    """It waits until SuperLink has missed the SuperNode before, and says once what that may be."""
+    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE
+    from flwr.supernode import fleet_http_connection
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    from fedveil.flower.flwr_private import supernode
+
+    monkeypatch.setattr(FleetHttpClient, "ActivateNode", FleetHttpClient.ActivateNode)
+    monkeypatch.setattr(fleet_http_connection, "HeartbeatSender", Silent)
+    pauses = []
+    with clients(monkeypatch, refusals) as (seen, _):
+        supernode.watch_responses(1000)
+        supernode.try_activation_again(pauses.append)
+        keys = fleet_http_connection.generate_key_pairs()
+        connection = fleet_http_connection.http_request_response(
+            "127.0.0.1:9", True, authentication_keys=keys
+        )
+        if ends:
+            with connection:
+                pass
+        else:
+            with pytest.raises(SystemExit), connection:
+                pass
+    assert [request.url.path for request in seen][:requests] == ["/v1/fleet/activate-node"] * requests
+    assert len(seen) == requests + ends  # and it signs off
+    assert pauses == [5.0] * refusals[:15].count(412)
+    assert sum([5.0] * 15) > HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
+    assert capsys.readouterr().err.count("up to a minute after it was killed") == (412 in refusals)
 
 
 def test_superexec_starts_programs_by_what_replaces_subprocess(replaced):

@@ -43,7 +43,7 @@ from fedveil.flower.flwr_private.arrays import bound_arrays
 from fedveil.flower.messages import answer_forms
 
 def peak():
-    """In MB. That of getrusage begins at the size of the process that started this one."""
+    # in MB; that of getrusage begins at the size of the process that started this one
     lines = Path("/proc/self/status").read_text().splitlines()
     (high,) = (line for line in lines if line.startswith("VmHWM:"))
     return int(high.split()[1]) // 1024

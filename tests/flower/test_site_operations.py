@@ -113,6 +113,7 @@ def test_a_key_that_is_not_registered_is_named(tmp_path, monkeypatch):
     cause = cause_of(412, None, "/v1/fleet/activate-node", NOW)
     assert "SHA256:" in cause
     assert "not registered" in cause
+    assert "still counts a SuperNode with it as online" in cause
     for status, path in ((200, "/v1/fleet/activate-node"), (412, "/v1/fleet/push-messages")):
         assert cause_of(status, None, path, NOW) == ""
 

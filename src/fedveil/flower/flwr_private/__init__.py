@@ -31,6 +31,7 @@ REPLACED = (
     ("flwr.superlink.grid.http_grid", "pull_objects", "looks again soon, and not for long"),
     ("flwr.app.message.array", "Array", "joins no more chunks than the plan needs"),
     ("flwr.supercore.superexec.executor.subprocess_executor", "subprocess", "forks"),
+    ("flwr.supernode.fleet_http_client", "FleetHttpClient", "is let in again after it was killed"),
     ("flwr.supernode.start_client_internal", "time", "polls often during a run"),
     ("flwr.supernode.start_client_internal", "pull_objects", "pulls no more than the plan needs"),
 )

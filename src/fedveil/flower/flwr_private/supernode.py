@@ -27,6 +27,8 @@ _MODULE = "flwr.supernode.start_client_internal"
 _IDLE, _STEP = 3.0, 0.5  # Flower's pauses: without a message, and while one is being answered
 _BUSY, _BUSY_STEP = 0.2, 0.05
 _BUSY_SECONDS = 120.0  # after the last message
+_ONLINE = 75.0  # SuperLink misses a SuperNode that was killed after two heartbeats, of 30 s each
+_AGAIN = 5.0
 _LEAST_BYTES = 1 << 24  # of what a SuperNode may pull for an ask, whatever the plan
 
 
@@ -58,7 +60,8 @@ def run_supernode(arguments: Sequence[str]) -> None:
 
     It starts only if the canary passes, in a process of its own. It pulls no more bytes for an ask
     than one and a half times the plan's, and at least 16 MiB. What keeps SuperLink from letting it
-    in is named: a key that is not registered, a clock that differs.
+    in is named: a key that is not registered, a clock that differs. After it was killed it waits
+    until SuperLink lets it in again.
     """
     import flwr
 
@@ -69,6 +72,7 @@ def run_supernode(arguments: Sequence[str]) -> None:
     replace_flower_name(_MODULE, "time", Pauses())
     bound_pulls(most)
     watch_responses(most)
+    try_activation_again()
     from flwr.supernode.cli import flower_supernode
 
     flower_supernode()
@@ -129,13 +133,15 @@ def bound_pulls(most: int) -> None:
 def watch_responses(most: int) -> None:
     """Let the clients of this process read no response above `most` bytes, and explain refusals."""
     client = flower_name("flwr.supercore.protobuf.client", "ProtobufClient")
-    make = client.__init__
+    make, last = client.__init__, ""
 
     def look(response: Any) -> None:
-        """Look at the head of a response, before its body is read."""
+        """Look at the head of a response, before its body is read. A cause is printed once."""
+        nonlocal last
         cause = cause_of(response.status_code, response.headers.get("date"), response.url.path)
-        if cause:
+        if cause and cause != last:
             print(f"error: {cause}", file=sys.stderr, flush=True)
+        last = cause
         length, encoding = (
             response.headers.get("content-length"),
             response.headers.get("content-encoding"),
@@ -149,6 +155,31 @@ def watch_responses(most: int) -> None:
         self._client.event_hooks = {"request": [], "response": [look]}
 
     client.__init__ = make_watching
+
+
+def try_activation_again(sleep: Callable[[float], None] = time.sleep) -> None:
+    """Let a SuperNode of this process ask SuperLink for 75 s to let it in, where it is refused.
+
+    A SuperNode that was killed counts as online for a minute, and SuperLink takes the one that
+    follows for a second one. Flower would end it.
+    """
+    import httpx
+
+    client = flower_name("flwr.supernode.fleet_http_client", "FleetHttpClient")
+    activate = client.ActivateNode
+
+    def activate_in_time(self: Any, request: Any) -> Any:
+        """Activate the node, or raise what the last request raised."""
+        for _ in range(int(_ONLINE / _AGAIN)):
+            try:
+                return activate(self, request)
+            except httpx.HTTPStatusError as e:
+                if e.response.status_code != 412:
+                    raise
+            sleep(_AGAIN)
+        return activate(self, request)
+
+    client.ActivateNode = activate_in_time
 
 
 def cause_of(status: int, date: str | None, path: str, now: datetime | None = None) -> str:
@@ -167,7 +198,8 @@ def cause_of(status: int, date: str | None, path: str, now: datetime | None = No
     if status == 412 and path.endswith("/activate-node"):
         return (
             f"this site's key{_fingerprint()} is not registered with SuperLink, or was taken out: "
-            "send node.pub to the operator, who registers it"
+            "send node.pub to the operator, who registers it; or SuperLink still counts a "
+            "SuperNode with it as online, up to a minute after it was killed: wait"
         )
     return ""
 
