@@ -254,9 +254,9 @@ class Federation(Section):
             )
         if self.mixer is not None and not shuffled:
             raise BadInput("federation: [mixer] is for recipes with [shuffle]: omit it")
-        if not plan.secret_cohort and plan.expected_cohort < self.minimum:
+        if not plan.secret_cohort and plan.asked < self.minimum:
             raise BadInput(
-                f"federation: minimum is {self.minimum} and a round asks {plan.expected_cohort:g} "
+                f"federation: minimum is {self.minimum} and a round asks {plan.asked:g} "
                 "sites: lower it, or ask more"
             )
 

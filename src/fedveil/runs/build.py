@@ -192,7 +192,7 @@ def _build_plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
     _check_sections(recipe)
     metrics, noise = inputs.metrics, recipe.noise
     beside = metrics if metrics is not None and metrics.of_clients else None
-    if beside is not None and noise.where != "server":
+    if beside is not None and (noise.where != "server" or recipe.sum is not None):
         raise BadInput(
             "evaluate.epsilon would measure the clients themselves, and whoever measures sees "
             "records that this recipe keeps from everybody but their client: hold owners out "
@@ -263,10 +263,10 @@ def _check_sections(recipe: Recipe) -> None:
     if (recipe.client.kind == "dp-sgd") != (noise.where == "training"):
         raise BadInput("client.kind 'dp-sgd' and noise.where = 'training' go together")
     if recipe.sum is not None:
-        if noise.where != "site":
+        if noise.where not in ("site", "server") or not noise.claim:
             raise BadInput(
-                "[sum] is for noise.where = 'site', as in the recipe 'sites': omit it "
-                "(--set sum=none)"
+                "[sum] is for noise that is claimed and of noise.where 'site' or 'server', as in "
+                "the recipes 'sites' and 'central': omit it (--set sum=none)"
             )
         if getattr(noise, "share", None) == "whole":
             raise BadInput(

@@ -15,6 +15,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
+from fedveil.privacy.releases.secure_sum import report_grid
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.participants import Participants
 from fedveil.training.reports import CohortSum
@@ -200,9 +201,12 @@ def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tens
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
     if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:
-        if plan.noisy_steps is None:
-            raise AssertionError("reports on a grid have noise of their own")
-        channel.hand_on_(cohort.total, reports, plan.noisy_steps.multiplier, round)
+        size, joint = len(cohort.total), channel is plan.release.statistic_channel
+        statistic = cohort.statistic_values if joint else cohort.statistic_values[:0]
+        together = torch.cat([cohort.total, statistic])
+        channel.hand_on_(together, reports, report_grid(plan, round.clip, size))
+        cohort.total.copy_(together[:size])
+        statistic.copy_(together[size:])
     plan.release.noise_(cohort.total, round)
     return cohort.total
 
@@ -239,7 +243,10 @@ def end(
     after = replace(state, round=round.number)
     if cohort.enough and cohort.weight >= release.channel.minimum:
         after = server.step(state, mean)
-        adaptive_state = plan.next_state(round, cohort.statistic_values, after.params)
+        few = cohort.weight < release.statistic_channel.minimum
+        adaptive_state = plan.next_state(
+            round, None if few else cohort.statistic_values, after.params
+        )
         after = replace(after, adaptive_state=adaptive_state)
     noise = release.noise_length(round, len(mean))
     known = cohort.clipping_known or not release.adds_noise
