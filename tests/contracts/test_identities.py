@@ -45,12 +45,13 @@ from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.release import NoisySteps, Release
 from fedveil.privacy.releases.central import CentralNoise, central
+from fedveil.privacy.releases.central_sum import ClientShares
 from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports
 from fedveil.privacy.releases.sites import SiteNoise
 from fedveil.privacy.releases.two_point import TwoPointReports
-from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
+from fedveil.privacy.sampling import Everyone, FixedSize, OwnCoins, Poisson, RoundRobin
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.cohort import Batches
 from fedveil.training.participants import Participants
@@ -121,6 +122,7 @@ PARTS = (
     (Poisson(0.5), {"rate": 0.25}),
     (FixedSize(3), {"size": 2, "max_participations": 1}),
     (RoundRobin(3), {"size": 2}),
+    (OwnCoins(0.5), {"rate": 0.25}),
     (Everyone(), {}),
     (Fixed(1.0), {"value": 2.0, "norm": Norm.L1}),
     (
@@ -189,6 +191,16 @@ PARTS = (
             "masks": ELSEWHERE,
             "cap": 3,
             "unit": Apart(SiteNoise(2.0, 0.5, 3, 90, "whole", cap=3), Unit.PERSON),
+        },
+    ),
+    (
+        ClientShares(2.0, 5, 4, 4),
+        {
+            "multiplier": 3.0,
+            "clients": 6,
+            "threshold": 5,
+            "honest": 5,
+            "masks": ELSEWHERE,
         },
     ),
     (

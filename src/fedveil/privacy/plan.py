@@ -24,7 +24,7 @@ from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.ranges import Ranges
 from fedveil.privacy.release import SERVER, NoisySteps, Release, Round
-from fedveil.privacy.sampling import Counts, Sampler
+from fedveil.privacy.sampling import Counts, OwnCoins, Sampler
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,9 @@ class PrivacyPlan:
             "secure": any(line.noise is NoiseSource.SECURE for line in self.lines),
             "every_line": (*self.lines, *metrics),
             "expected_cohort": self.sampler.expected(self.population),
-            "asked": self.sampler.asked(self.population),
+            "asked": float(self.population)
+            if type(self.sampler) is OwnCoins
+            else self.sampler.expected(self.population),
             "width": 0 if self.statistic is None else self.statistic.width,
             "noisy_steps": self.release.requires.noisy_steps,
             "counted_clients": self.population if self.release.local else 0,
@@ -390,6 +392,16 @@ class PrivacyPlan:
             cache[place] = clip
         return cache[place]
 
+    def own_coins(self, round: Round) -> npt.NDArray[np.bool_] | None:
+        """Which clients of a block report their update, and not zero, bool [K].
+
+        None if all of them do: only `OwnCoins` leaves that to the clients. Secure coins are drawn
+        anew at each call.
+        """
+        if type(self.sampler) is not OwnCoins:
+            return None
+        return self.sampler.coins(round.ids, round.number, round.streams)
+
     def client_statistic(
         self,
         lengths: Lengths,
@@ -399,8 +411,8 @@ class PrivacyPlan:
         """The statistic that each client sends for an adaptive clip, float64 [K, width].
 
         Rows are cut to their norm bound, and bits randomised, or shares of noise added, if clients
-        do that themselves. Zeros in a round without reports. `contributes` are the coins of the
-        clients, None if all of them contribute.
+        do that themselves. Zeros in a round without reports. `contributes` is the result of
+        `own_coins` for these clients.
 
         Guarantee: a client's row depends on the client alone. A schedule that is not ours is asked
         for one client at a time.

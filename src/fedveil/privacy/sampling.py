@@ -78,20 +78,6 @@ class Sampler(Protocol):
         """The public number of clients by which the sum of a round is divided."""
         ...
 
-    def asked(self, population: int) -> float:
-        """The expected number of clients that report in a round. By default `expected`."""
-        return self.expected(population)
-
-    def contributes(
-        self, ids: Cohort, round: int, streams: "KeySource"
-    ) -> npt.NDArray[np.bool_] | None:
-        """Which of the clients `ids` of a round report their update, and not zero, bool [K].
-
-        By default None: all of them do. Clients decide this themselves, so that the server does not
-        know.
-        """
-        return None
-
     def event(self, release: Gaussian, population: int) -> Event:
         """The event of one round, as it concerns one client. By default `release` itself.
 
@@ -201,20 +187,16 @@ class OwnCoins(Sampler):
         """rate x N, fixed in advance, however coins fall."""
         return self.rate * population
 
-    def asked(self, population: int) -> float:
-        """`population`, as a float."""
-        return float(population)
-
     def event(self, release: Gaussian, population: int) -> Event:
         """`PoissonSampled`, or the plain `release` at rate 1."""
         return release if self.rate == 1 else PoissonSampled(self.rate, release)
 
-    def contributes(
+    def coins(
         self, ids: Cohort, round: int, streams: "KeySource"
     ) -> npt.NDArray[np.bool_] | None:
-        """The coins of the clients `ids`, bool [K]. None at rate 1.
+        """Which of the clients `ids` of a round report their update, bool [K]. None at rate 1.
 
-        Seeded, a client's coin follows from the seed, the round and the client. Secure, each call
+        The others report zero. Seeded, a client's coin follows from the seed, the round and the client. Secure, each call
         draws new ones.
         """
         if self.rate == 1:

@@ -39,7 +39,7 @@ def client_report(
 
     Guarantee: what is randomised is finite and within the clip, whoever wrote `work`. A client that
     diverged sends a randomised zero: that it diverged is private as well. So does one whose own
-    coin decides against its update (`Sampler.contributes`). It is computed all the same, so that
+    coin decides against its update (`OwnCoins`). It is computed all the same, so that
     the time tells nothing.
     """
     round, release = batch.round, plan.release
@@ -60,7 +60,7 @@ def client_report(
     if release.adds_noise:
         own = accept(rows, round.clip)
         clipped, diverged = clipped | own.clipped, own.refused
-        contributes = plan.sampler.contributes(round.ids, round.number, round.streams)
+        contributes = plan.own_coins(round)
         if contributes is not None:
             rows.rows.mul_(torch.from_numpy(contributes)[:, None])
         before_noise(rows)

@@ -16,7 +16,6 @@ from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
-from fedveil.privacy.noise.grid import LARGEST_SUM
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import (
@@ -35,7 +34,12 @@ from fedveil.privacy.releases.central import (
     joint_multiplier,
     update_multiplier,
 )
-from fedveil.privacy.releases.secure_sum import EVERY_SITE, SecureSum, check_shares
+from fedveil.privacy.releases.secure_sum import (
+    EVERY_SITE,
+    SecureSum,
+    check_shares,
+    check_statistic_shares,
+)
 from fedveil.privacy.sampling import Everyone, OwnCoins, Poisson, Sampler
 
 
@@ -109,23 +113,15 @@ class ClientShares(Release):
 
         Also for sums that would be too long for a grid.
         """
-        if plan.sampler.asked(plan.population) < self.threshold:
+        if plan.asked < self.threshold:
             raise BadArgument(
-                f"a round asks {plan.sampler.asked(plan.population):g} clients and {{threshold}} is "
+                f"a round asks {plan.asked:g} clients and {{threshold}} is "
                 f"{self.threshold}: no sum would be handed on; ask more (sample.kind = 'poisson' "
                 "asks all of them)",
                 "threshold",
             )
-        check_shares(plan, self.report_noise, self.clients, self.clients)
-        statistic = plan.statistic
-        if plan.secure and statistic is not None:
-            spacing = statistic.share_grid(self.channel.divisor).spacing
-            if self.clients / spacing > LARGEST_SUM:
-                raise BadArgument(
-                    f"{{noise}} is {statistic.noise:g}: the sum of {self.clients:,} clients' "
-                    f"{statistic.word} is too long for the grid; raise it",
-                    "noise",
-                )
+        check_shares(plan, self.report_noise, self.clients, self.clients, "clients")
+        check_statistic_shares(plan, self.clients)
 
     def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
         """How the plan falls short of what a strict line claims, as a clause, None if it does not.
@@ -223,7 +219,7 @@ def central_sum(
     check_multiplier(multiplier)
     check_central_clip(schedule)
     if isinstance(sampler, Poisson):
-        sampler = OwnCoins(sampler.rate)
+        sampler = OwnCoins(sampler.rate) if sampler.rate < 1 else Everyone()
     check_sampler(sampler, population, rounds)
     channel = SecureSum(population, threshold, honest, masks)
 

@@ -104,7 +104,9 @@ def report_grid(plan: "PrivacyPlan", clip: Clip | None, size: int) -> ReportGrid
     return ReportGrid(tuple(parts))
 
 
-def check_shares(plan: "PrivacyPlan", multiplier: float, sites: int, units: int) -> None:
+def check_shares(
+    plan: "PrivacyPlan", multiplier: float, sites: int, units: int, what: str
+) -> None:
     """Raise BadInput if secure noise in shares has no grid, or its sums are not exact on it.
 
     Does nothing for a plan with seeded noise, or without a number of parameters.
@@ -114,6 +116,7 @@ def check_shares(plan: "PrivacyPlan", multiplier: float, sites: int, units: int)
         multiplier: The noise of one site, in clips.
         sites: The number of sites.
         units: The largest number of rows, each as long as the clip, in a sum.
+        what: Whose rows these are, in words.
     """
     if not plan.secure or plan.parameters is None:
         return
@@ -130,10 +133,29 @@ def check_shares(plan: "PrivacyPlan", multiplier: float, sites: int, units: int)
     # to twice as many steps.
     if units * 2.0 / spacing > LARGEST_SUM:
         raise BadArgument(
-            f"{{source}} is 'secure', {{multiplier}} {multiplier:.4g} and {units:,} "
-            f"{plan.lines[0].unit}s: their sum is too long for the grid; raise the multiplier",
+            f"{{source}} is 'secure', {{multiplier}} {multiplier:.4g} and {units:,} {what}: their "
+            "sum is too long for the grid; raise the multiplier",
             "source",
             "multiplier",
+        )
+
+
+def check_statistic_shares(plan: "PrivacyPlan", clients: int) -> None:
+    """Raise BadInput if shares of the noise of a clip's statistic do not add up to one Gaussian.
+
+    Also if the sum of `clients` statistics is not exact on their grid. Does nothing for a plan with
+    seeded noise, or without such a statistic.
+    """
+    statistic, honest = plan.statistic, plan.release.statistic_channel.divisor
+    if not plan.secure or statistic is None or not honest:
+        return
+    spacing = statistic.share_grid(honest).spacing
+    if statistic.share(honest) / spacing < LEAST_STEPS or clients / spacing > LARGEST_SUM:
+        raise BadArgument(
+            f"{{noise}} is {statistic.noise:g} on the sum of {clients:,} clients' "
+            f"{statistic.word}: secure shares of it need 2^16 steps of a grid that holds the sum; "
+            f"{statistic.remedy}",
+            "noise",
         )
 
 

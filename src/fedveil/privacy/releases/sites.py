@@ -127,7 +127,7 @@ class SiteNoise(Release):
         return f"{each} {self.site_count} sites, {self.together:.4g} in their sum"
 
     def check(self, plan: PrivacyPlan) -> None:
-        check_shares(plan, self.report_noise, self.site_count, self.records)
+        check_shares(plan, self.report_noise, self.site_count, self.records, "records")
 
     def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
         trusts = Trust.SITE, Trust.SECURE_SUM, Trust.CENTRAL
