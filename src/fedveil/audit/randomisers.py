@@ -82,7 +82,8 @@ class Randomiser:
                 yield self._shuffled(plan, line)
         elif plan.release.local:
             if line.trust is Trust.SECURE_SUM:  # about the sum: a single report is a site's own
-                (line,) = (each for each in plan.lines if each.trust is Trust.SITE)
+                own = (Trust.SITE, Trust.LOCAL)
+                (line,) = (each for each in plan.lines if each.trust in own)
             most = line.participations(plan.rounds)
             for turns in sorted({1, min(2, most), min(most, _MOST_TURNS)}):
                 yield self._client(plan, line, turns)

@@ -263,10 +263,13 @@ def _check_sections(recipe: Recipe) -> None:
     if (recipe.client.kind == "dp-sgd") != (noise.where == "training"):
         raise BadInput("client.kind 'dp-sgd' and noise.where = 'training' go together")
     if recipe.sum is not None:
-        if noise.where not in ("site", "server") or not noise.claim:
+        adaptive = clip is not None and clip.kind in ("quantile", "median")
+        of_clip = noise.where == "client" and noise.kind == "gaussian" and adaptive
+        if not noise.claim or not (noise.where in ("site", "server") or of_clip):
             raise BadInput(
                 "[sum] is for noise that is claimed and of noise.where 'site' or 'server', as in "
-                "the recipes 'sites' and 'central': omit it (--set sum=none)"
+                "the recipes 'sites' and 'central', and for clip.kind 'quantile' or 'median' where "
+                "clients add Gaussian noise: omit it (--set sum=none)"
             )
         if getattr(noise, "share", None) == "whole":
             raise BadInput(

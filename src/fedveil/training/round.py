@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy as np
 import torch
 
 from fedveil.base.errors import BadInput, BudgetExhausted
@@ -15,7 +16,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
-from fedveil.privacy.releases.secure_sum import report_grid
+from fedveil.privacy.releases.secure_sum import ReportGrid, report_grid
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.participants import Participants
 from fedveil.training.reports import CohortSum
@@ -207,8 +208,29 @@ def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tens
         channel.hand_on_(together, reports, report_grid(plan, round.clip, size))
         cohort.total.copy_(together[:size])
         statistic.copy_(together[size:])
+    elif reports is not None:
+        _open_statistic(plan, round, cohort, reports)
     plan.release.noise_(cohort.total, round)
     return cohort.total
+
+
+def _open_statistic(
+    plan: PrivacyPlan, round: Round, cohort: CohortSum, reports: list[tuple[Ids, torch.Tensor]]
+) -> None:
+    """Replace the sum of a clip's statistics by the one that a secure sum of their own opens.
+
+    Does nothing without masks, in a round without statistics, and below the threshold. The sites of
+    the sum are the round's clients, in their order.
+    """
+    channel, statistic = plan.release.statistic_channel, plan.statistic
+    due = statistic is not None and statistic.due(round.number)
+    if statistic is None or not (channel.keeps_reports and due):
+        return
+    if cohort.weight < channel.minimum:
+        return
+    rows = [(np.searchsorted(round.ids, ids), each[:, -statistic.width :]) for ids, each in reports]
+    grid = ReportGrid(((statistic.share_grid(channel.divisor), statistic.width),))
+    channel.hand_on_(cohort.statistic_values, rows, grid)
 
 
 def end(

@@ -377,7 +377,8 @@ class SumSection(Section):
     """Masks hide what a site sends, and cancel in the sum (Bonawitz et al. 2017). For noise.where
     'site' and 'server', with a part of the noise from each site. With 'server' and sample.kind
     'poisson' every site reports in every round, and a coin of its own decides whether its update is
-    in the report."""
+    in the report. With noise.where 'client' the bits or norms of an adaptive clip go through the
+    sum, in simulations, and clients' reports do not."""
     threshold: int | None = setting(whole(1, "at least 1 site is needed"), None)
     """Sites of which a sum is handed on at least. Each adds noise for the least number of honest
     ones among so many. Default: the smallest that protects, which is more than half of the sites
@@ -423,6 +424,8 @@ def _client_noise_plan(
     """
     from fedveil.privacy.accounting.claims import Unit
     from fedveil.privacy.releases.client_noise import Published, client_noise
+    from fedveil.privacy.releases.secure_sum import SecureSum
+    from fedveil.privacy.sampling import Poisson
 
     recipe, budget, schedule = inputs.recipe, inputs.recipe.budget, inputs.build_schedule()
     if budget is None:
@@ -432,6 +435,15 @@ def _client_noise_plan(
         per_gradient = getattr(recipe.clip, "each", "") == "gradient"
         published = Published(c2, Unit.RECORD if per_gradient else Unit.CLIENT)
     epsilons = budget.epsilons or [budget.epsilon]
+    secure_sum, section = None, recipe.sum
+    if section is not None:
+        if isinstance(inputs.sampler, Poisson):
+            raise BadInput(
+                "[sum] with noise.where 'client' needs cohorts of one size: use sample.kind "
+                "'fixed', 'round-robin' or 'all'"
+            )
+        count = int(inputs.sampler.expected(inputs.clients))
+        secure_sum = SecureSum(count, **section.settings(count))
     return client_noise(
         inputs.sampler,
         inputs.clients,
@@ -442,6 +454,7 @@ def _client_noise_plan(
         group_of=_budget_groups(inputs.clients, len(epsilons), recipe.seed),
         multiplier=multiplier,
         published=published,
+        secure_sum=secure_sum,
     )
 
 
