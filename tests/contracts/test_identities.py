@@ -49,6 +49,7 @@ from fedveil.privacy.releases.central_sum import ClientShares
 from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports
+from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import SiteNoise
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.sampling import Everyone, FixedSize, OwnCoins, Poisson, RoundRobin
@@ -172,6 +173,7 @@ PARTS = (
             "mechanism": LaplaceMechanism(1.0),
             "relation": Relation.ZERO_OUT,
             "multipliers": np.ones(CLIENTS),
+            "statistic_channel": SecureSum(5, 5, 5),
         },
     ),
     (
@@ -194,12 +196,12 @@ PARTS = (
         },
     ),
     (
-        ClientShares(2.0, 5, 4, 4),
+        ClientShares(2.0, 5, 5, 5),
         {
             "multiplier": 3.0,
             "clients": 6,
-            "threshold": 5,
-            "honest": 5,
+            "threshold": 4,
+            "honest": 4,
             "masks": ELSEWHERE,
         },
     ),
