@@ -119,7 +119,7 @@ def test_a_killed_run_goes_on_where_it_was(cli, tmp_path):
         patch.setattr("fedveil.training.session.end", stop)
         cli("run", "central", *sets, "--out", cut, "--quiet")
     assert ended == [1, 1]
-    code, _, _ = cli("resume", cut, "--quiet")
+    code, _, _ = cli("run", "--resume", cut, "--quiet")
     assert code == 0
     models = [(folder / "model.safetensors").read_bytes() for folder in (whole, cut)]
     assert models[0] == models[1]
