@@ -1,4 +1,4 @@
-"""`central` behind a secure sum, over messages: each site flips its own coin, the server sees sums."""
+"""`central` behind a secure sum, over messages: sites flip their coins, the server sees sums."""
 
 from contextlib import suppress
 
@@ -93,7 +93,7 @@ def test_a_run_is_the_sum_of_all_sites_reports_and_moves_the_clip(tmp_path, repo
 
 
 def test_every_site_is_asked_and_flips_a_coin_of_its_own(tmp_path, monkeypatch, reports):
-    """A site whose coin says no works all the same, and sends zero with its noise, silenced here."""
+    """A site whose coin says no works all the same, and sends noise alone, silenced here."""
     drawn, worked = [], []
     from fedveil.training.work import ClientSgd
 
@@ -173,7 +173,9 @@ def test_only_the_cohort_that_was_drawn_is_asked_and_masks(tmp_path, reports):
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, Killed])
-def test_a_server_that_was_stopped_begins_another_attempt_with_new_coins(tmp_path, end, monkeypatch):
+def test_a_server_that_was_stopped_begins_another_attempt_with_new_coins(
+    tmp_path, end, monkeypatch
+):
     flips = []
     coins = OwnCoins.coins
 
@@ -234,5 +236,3 @@ def test_seeded_noise_is_no_vector_of_integers(tmp_path):
     recipe = {**SUMMED, "noise": {**SUMMED["noise"], "source": "seeded"}}
     with pytest.raises(BadInput, match="masks are for integers"):
         Clients(tmp_path, recipe, 3)
-
-

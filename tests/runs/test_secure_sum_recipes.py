@@ -133,7 +133,11 @@ REFUSED = {
     ],
     ("central", r"sum\.threshold is 3 and sum\.honest is 6 of 6"): ["sum.threshold=3"],
     ("central", "a secure sum adds up parts"): ["noise.share=whole"],
-    ("central", "noise that is claimed"): ["noise.claim=false", "noise.multiplier=1", "budget=none"],
+    ("central", "noise that is claimed"): [
+        "noise.claim=false",
+        "noise.multiplier=1",
+        "budget=none",
+    ],
     ("ldp-sgd", "for clip.kind 'quantile' or 'median'"): [],
     ("ldp-sgd", "use clip.kind 'median', or 'quantile' with bit_noise"): [
         "clip.kind=quantile",

@@ -108,9 +108,7 @@ def test_every_sum_has_the_noise_that_is_accounted(make_family, answering, secur
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_client_that_is_not_drawn_sends_its_noise_share_and_nothing_else(
-    make_family, secure
-):
+def test_a_client_that_is_not_drawn_sends_its_noise_share_and_nothing_else(make_family, secure):
     """Its report is the same whatever its records are; one that is drawn shows a difference."""
     task, data = make_family("softmax", SIZES)
     other = replace(data, x=data.x[::-1].copy())
@@ -133,7 +131,9 @@ def test_bits_of_clients_that_are_not_drawn_are_zero(make_family, monkeypatch):
     plan, streams = plan_of(data, clip=BITS), Streams(5)
     silence(monkeypatch)
     coins = plan.sampler.coins(np.arange(5), 1, streams)
-    values = [float(sent.statistic_values) for sent in reports_of(plan, task, data, streams, range(5))]
+    values = [
+        float(sent.statistic_values) for sent in reports_of(plan, task, data, streams, range(5))
+    ]
     assert [value != 0 for value in values] == list(coins)
     assert all(abs(value) in (0.0, 0.5) for value in values)
 
@@ -297,8 +297,8 @@ def test_what_breaks_a_claim_about_the_sum_is_refused(make_family):
     plan = plan_of(data)
     with pytest.raises(BadInput, match="looks at updates one by one"):
         Training(task, data, plan, SGD, aggregate=Krum(1))
+    attack = ReportAttack(lambda round, ids, rows: rows)
     with pytest.raises(BadInput, match="counts on the noise of every site"):
-        attack = ReportAttack(lambda round, ids, rows: rows)
         Training(task, data, plan, SGD, participants=attack)
     with pytest.raises(BadInput, match="of many records would exceed the clip"):
         Training(task, data, plan, SGD, weights=Weights.EXAMPLES)

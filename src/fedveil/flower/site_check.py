@@ -169,7 +169,9 @@ def _outgoing_texts(site: Site) -> list[str]:
         what = f"in each turn a sum of {size:,} numbers over its records, with noise of its own"
     elif plan.release.adds_noise:
         masked = " and masked" if plan.release.channel.hides_reports else ""
-        what = f"in each turn a report of {size:,} numbers, randomised here{masked} before it leaves"
+        what = (
+            f"in each turn a report of {size:,} numbers, randomised here{masked} before it leaves"
+        )
         if type(plan.sampler) is OwnCoins:
             what += "; a coin of this site decides whether more than noise is in it"
     elif plan.noisy_steps is not None:

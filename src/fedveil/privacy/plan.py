@@ -435,9 +435,7 @@ class PrivacyPlan:
         if honest:
             if contributes is not None:
                 rows.mul_(torch.from_numpy(contributes)[:, None])
-            keys = round.streams.keys(
-                f"client-{statistic.purpose}-noise", round.number, round.ids
-            )
+            keys = round.streams.keys(f"client-{statistic.purpose}-noise", round.number, round.ids)
             statistic.add_shares_(rows, honest, keys)
             return rows
         return statistic.cut_to_grid(rows) if round.streams.secure else rows

@@ -146,7 +146,7 @@ class Poisson(Sampler):
 
 @dataclass(frozen=True)
 class OwnCoins(Sampler):
-    """Every client reports in every round, and by a coin of its own decides whether it reports zero.
+    """Every client reports in every round. A coin of its own decides whether it reports zero.
 
     The coin falls inside the client, and nobody else knows it. It is for reports that have noise
     before they leave: without noise, zero would show how the coin fell.
@@ -191,12 +191,11 @@ class OwnCoins(Sampler):
         """`PoissonSampled`, or the plain `release` at rate 1."""
         return release if self.rate == 1 else PoissonSampled(self.rate, release)
 
-    def coins(
-        self, ids: Cohort, round: int, streams: "KeySource"
-    ) -> npt.NDArray[np.bool_] | None:
+    def coins(self, ids: Cohort, round: int, streams: "KeySource") -> npt.NDArray[np.bool_] | None:
         """Which of the clients `ids` of a round report their update, bool [K]. None at rate 1.
 
-        The others report zero. Seeded, a client's coin follows from the seed, the round and the client. Secure, each call
+        The others report zero. Seeded, a client's coin follows from the seed, the round and the
+        client. Secure, each call
         draws new ones.
         """
         if self.rate == 1:

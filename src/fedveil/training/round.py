@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy as np
 import torch
 
 from fedveil.base.errors import BadInput, BudgetExhausted

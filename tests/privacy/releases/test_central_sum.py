@@ -1,4 +1,4 @@
-"""Central DP in shares: what each line claims, the clients' coins, and plans that claim too much."""
+"""Central DP in shares: what each line claims, clients' coins, and plans that claim too much."""
 
 import math
 from dataclasses import replace
@@ -201,7 +201,7 @@ def test_sums_that_would_not_be_exact_are_refused():
         with_secure_noise(many, 1000, diagnostics=False)
     bits = plan_of(clip=WATCHED, multiplier=3.0, budget=planned_for(FREE))
     small = replace(bits, clip_schedule=replace(WATCHED, noise=1e-9))
-    with pytest.raises(BadInput, match="bits: secure shares of it need 2.16 steps"):
+    with pytest.raises(BadInput, match=r"bits: secure shares of it need 2\^16 steps"):
         with_secure_noise(small, 1000, diagnostics=False)
 
 

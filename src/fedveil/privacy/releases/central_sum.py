@@ -1,4 +1,4 @@
-"""Central DP without a trusted server: every client adds a share of the noise, behind a secure sum."""
+"""Central DP without a trusted server: clients add shares of the noise, behind a secure sum."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -93,7 +93,7 @@ class ClientShares(Release):
 
     @property
     def report_noise(self) -> float:
-        """The noise multiplier of one client's update: multiplier / sqrt(honest clients in a sum)."""
+        """The noise multiplier of one client's update, `multiplier` / sqrt(`channel.divisor`)."""
         return self.multiplier / math.sqrt(self.channel.divisor)
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:

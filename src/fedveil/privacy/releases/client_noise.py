@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -74,7 +74,7 @@ class ClientNoise(Release):
     mechanism: GaussianMechanism | LaplaceMechanism
     relation: Relation
     multipliers: npt.NDArray[np.float64] | None = None
-    statistic_channel: Channel = Channel()
+    statistic_channel: Channel = field(default_factory=Channel)
 
     local = True
     additive = True
@@ -411,7 +411,7 @@ def client_noise(
     | published Gaussian of Fu without c2 | BadInput |
     | a secure sum, and no adaptive clip with noise, several budgets, or a published account |
         BadInput |
-    | a secure sum of Poisson cohorts, or of another number of clients than a round asks | BadInput |
+    | a secure sum of Poisson cohorts, or of more or fewer clients than a round asks | BadInput |
     | fewer clients report than its threshold | the clip stays |
     | several budgets and a multiplier | BadInput |
     """
@@ -432,9 +432,7 @@ def client_noise(
         turns = replace(anyone, every=statistic.every).participations(rounds)
         curator = Curator(statistic, turns, secure_sum)
     if secure_sum is not None and published is not None:
-        raise BadArgument(
-            "{published} has a curator and no secure sum: leave one out", "published"
-        )
+        raise BadArgument("{published} has a curator and no secure sum: leave one out", "published")
     reports = _Reports(statistic, curator, laplace, published)
     groups = np.zeros(1, dtype=np.int64) if group_of is None else group_of
     grouped = groups.shape == (population,) or (group_of is None and len(budgets) == 1)

@@ -47,6 +47,7 @@ def site_grid(multiplier: float, clip: Clip | None, size: int) -> Grid:
     scale = multiplier * clip.sensitivity(Relation.ADD_REMOVE)
     return GaussianMechanism(multiplier).grid(scale, size)
 
+
 EVERY_SITE = "the claim about the sum counts on the noise of every site"
 """Why no dishonest clients are simulated behind a secure sum."""
 
@@ -104,9 +105,7 @@ def report_grid(plan: "PrivacyPlan", clip: Clip | None, size: int) -> ReportGrid
     return ReportGrid(tuple(parts))
 
 
-def check_shares(
-    plan: "PrivacyPlan", multiplier: float, sites: int, units: int, what: str
-) -> None:
+def check_shares(plan: "PrivacyPlan", multiplier: float, sites: int, units: int, what: str) -> None:
     """Raise BadInput if secure noise in shares has no grid, or its sums are not exact on it.
 
     Does nothing for a plan with seeded noise, or without a number of parameters.
