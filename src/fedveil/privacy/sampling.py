@@ -189,14 +189,13 @@ class OwnCoins(Sampler):
 
     def event(self, release: Gaussian, population: int) -> Event:
         """`PoissonSampled`, or the plain `release` at rate 1."""
-        return release if self.rate == 1 else PoissonSampled(self.rate, release)
+        return Poisson(self.rate).event(release, population)
 
     def coins(self, ids: Cohort, round: int, streams: "KeySource") -> npt.NDArray[np.bool_] | None:
         """Which of the clients `ids` of a round report their update, bool [K]. None at rate 1.
 
         The others report zero. Seeded, a client's coin follows from the seed, the round and the
-        client. Secure, each call
-        draws new ones.
+        client. Secure, each call draws new ones.
         """
         if self.rate == 1:
             return None

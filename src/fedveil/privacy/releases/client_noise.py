@@ -409,8 +409,8 @@ def client_noise(
     | Laplace with an adaptive clip | BadInput |
     | a curator that alone uses up the budget | BadInput |
     | published Gaussian of Fu without c2 | BadInput |
-    | a secure sum, and no adaptive clip with noise, several budgets, or a published account |
-        BadInput |
+    | a secure sum without an adaptive clip whose statistic has noise | BadInput |
+    | a secure sum with several budgets, or with a published account | BadInput |
     | a secure sum of Poisson cohorts, or of more or fewer clients than a round asks | BadInput |
     | fewer clients report than its threshold | the clip stays |
     | several budgets and a multiplier | BadInput |
