@@ -164,12 +164,15 @@ def test_plans_without_a_claim_have_no_findings():
 
 @pytest.mark.parametrize("name", ["shares", "bits"])
 def test_a_share_is_held_against_the_line_about_all_others(name, monkeypatch):
-    """A client's report has its own share of the noise alone. With half of it, the audit says so."""
+    """A client's report has its own share of the noise alone. With less, the audit says so."""
     budget = fv.Budget(1.0, 1e-5)
     if name == "shares":
         plan = central_sum(
             *(fv.samplers.Poisson(0.5), 5, fv.clips.Fixed(1.0)),
-            **{"threshold": 3, "honest": 5, "rounds": 1, "budget": budget},
+            threshold=3,
+            honest=5,
+            rounds=1,
+            budget=budget,
         )
         trust = Trust.SITE
     else:
