@@ -66,7 +66,7 @@ class ClientShares(Release):
     threshold: int
     honest: int
     masks: bool = False
-    channel: SecureSum = field(init=False, repr=False, compare=False)
+    channel: Channel = field(init=False, repr=False, compare=False)
     statistic_channel: Channel = field(init=False, repr=False, compare=False)
 
     local = True

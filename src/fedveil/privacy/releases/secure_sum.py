@@ -57,34 +57,34 @@ class ReportGrid:
     """The grids of what a site sends: of its update, and of an adaptive clip's statistic behind it.
 
     Attributes:
-        parts: The grid of each part, with its number of coordinates.
+        grids: The grid of each part, with its number of coordinates.
     """
 
-    parts: tuple[tuple[Grid, int], ...]
+    grids: tuple[tuple[Grid, int], ...]
 
     @property
     def size(self) -> int:
         """The number of coordinates of all parts."""
-        return sum(size for _, size in self.parts)
+        return sum(size for _, size in self.grids)
 
     def holds(self, report: torch.Tensor) -> bool:
         """Whether every coordinate of a report is a multiple of its part's spacing."""
-        pieces = zip(self.parts, self._pieces(report), strict=True)
+        pieces = zip(self.grids, self._pieces(report), strict=True)
         return all(grid.holds(piece) for (grid, _), piece in pieces)
 
     def quantise(self, report: torch.Tensor) -> torch.Tensor:
         """A report as numbers of steps, int64 [size], as `Grid.quantise`."""
-        pieces = zip(self.parts, self._pieces(report), strict=True)
+        pieces = zip(self.grids, self._pieces(report), strict=True)
         return torch.cat([grid.quantise(piece) for (grid, _), piece in pieces])
 
     def dequantise(self, steps: torch.Tensor) -> torch.Tensor:
         """The values of numbers of steps, float64 [size]."""
-        pieces = zip(self.parts, self._pieces(steps), strict=True)
+        pieces = zip(self.grids, self._pieces(steps), strict=True)
         return torch.cat([grid.dequantise(piece) for (grid, _), piece in pieces])
 
     def _pieces(self, whole: torch.Tensor) -> Sequence[torch.Tensor]:
         """The parts of a vector. Raises ValueError or RuntimeError for one of another length."""
-        return torch.split(whole, [size for _, size in self.parts])
+        return torch.split(whole, [size for _, size in self.grids])
 
 
 def report_grid(plan: "PrivacyPlan", clip: Clip | None, size: int) -> ReportGrid:
@@ -98,11 +98,11 @@ def report_grid(plan: "PrivacyPlan", clip: Clip | None, size: int) -> ReportGrid
         size: The number of parameters.
     """
     release, statistic = plan.release, plan.statistic
-    parts = [(site_grid(release.report_noise, clip, size), size)]
+    grids = [(site_grid(release.report_noise, clip, size), size)]
     if statistic is not None:
         honest = release.statistic_channel.divisor
-        parts.append((statistic.share_grid(honest), statistic.width))
-    return ReportGrid(tuple(parts))
+        grids.append((statistic.share_grid(honest), statistic.width))
+    return ReportGrid(tuple(grids))
 
 
 def check_shares(plan: "PrivacyPlan", multiplier: float, sites: int, units: int, what: str) -> None:
