@@ -8,15 +8,18 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.flower.federation_server import RemoteEngine
+from fedveil.flower.policy import terms_of
 from fedveil.flower.site_check import report_lines, site_report
 from fedveil.flower.site_sums import SiteSums
 from fedveil.masking.sum_messages import Kind
 from fedveil.privacy.accounting.claims import Trust
 from fedveil.privacy.ledger.file import read_charges
 from fedveil.privacy.noise import mechanisms
-from fedveil.privacy.releases.secure_sum import report_grid
+from fedveil.privacy.releases.secure_sum import SecureSum, report_grid
 from fedveil.privacy.sampling import OwnCoins
-from tests.flower.sites import CENTRAL, charges
+from fedveil.runs.build import build
+from fedveil.runs.recipe import load_recipe
+from tests.flower.sites import CENTRAL, LOCAL, charges
 from tests.flower.summing import Summing, kind_of
 from tests.flower.test_secure_sums import at, nothing
 from tests.flower.transports import Killed
@@ -230,6 +233,20 @@ def test_an_owner_sees_both_claims_and_what_leaves(tmp_path):
     assert "if all other sites side with the server" in text
     other = three.open("south", {**POLICY, "trust": ["local"]})
     assert any("trust" in str(objection) for objection in other.objections())
+
+
+def test_a_site_sends_no_bit_with_a_share_of_noise_that_is_not_masked(tmp_path):
+    """Under local DP a clip's sum is simulated: a server would see every single bit."""
+    recipe = {**LOCAL, "sum": {"kind": "secure"}}
+    recipe["clip"] = {"kind": "quantile", "value": 0.5, "bit_noise": 20.0}
+    recipe["noise"] = {**LOCAL["noise"], "multiplier": 2.0}
+    recipe["budget"] = {"epsilon": 100.0, "delta": 1e-5}
+    with pytest.raises(BadInput, match="is for simulations"):
+        Clients(tmp_path, recipe, 3)
+    plan = build(load_recipe({**recipe, "data": {"name": "digits", "clients": 3}})).plan
+    assert plan.release.statistic_channel == SecureSum(3, 2, 3)
+    with pytest.raises(BadInput, match="beside reports that are not masked"):
+        terms_of(plan, 0, 0)
 
 
 def test_seeded_noise_is_no_vector_of_integers(tmp_path):

@@ -62,11 +62,6 @@ class ReportGrid:
 
     grids: tuple[tuple[Grid, int], ...]
 
-    @property
-    def size(self) -> int:
-        """The number of coordinates of all parts."""
-        return sum(size for _, size in self.grids)
-
     def holds(self, report: torch.Tensor) -> bool:
         """Whether every coordinate of a report is a multiple of its part's spacing."""
         pieces = zip(self.grids, self._pieces(report), strict=True)
