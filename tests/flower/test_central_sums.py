@@ -172,6 +172,10 @@ def test_only_the_cohort_that_was_drawn_is_asked_and_masks(tmp_path, reports):
         assert torch.equal(reports[round], summed(reports, round, outcome.answered))
         masked = {key[1] for key in reports if isinstance(key, tuple) and key[0] == round}
         assert masked == {*outcome.invited}
+    # nobody of a roster was missing, so that no seed of a mask was opened
+    kinds = {kind_of(message) for sent in four.transport.sent.values() for message in sent}
+    assert Kind.REVEAL in kinds
+    assert Kind.AGREED not in kinds
     assert sum(charges(site) for site in four.transport.sites.values()) == 9
 
 

@@ -269,6 +269,18 @@ def test_noise_that_is_too_long_for_a_clip_is_not_clipped_away(make_family):
     assert torch.equal(total.statistic_values, bit)
 
 
+@pytest.mark.parametrize("value", [1e-6, 0.1, 1e6])
+def test_updates_and_bits_have_grids_of_their_own(make_family, value):
+    """However long updates are: bits would not be multiples of a large clip's grid."""
+    task, data = make_family("softmax", SIZES)
+    plan = plan_of(data, clip=replace(BITS, value=value), secure=task.size)
+    grid = report_grid(plan, plan.clip(plan.first_state(task.parameters), 1), task.size)
+    for sent in reports_of(plan, task, data, Streams(0, secure=True), range(5)):
+        report = torch.cat([sent.reports.rows[0], sent.statistic_values[0]])
+        assert grid.holds(report)
+        assert torch.equal(grid.dequantise(grid.quantise(report)), report)
+
+
 def test_a_fixed_cohort_is_all_who_report(make_family, open_ledger):
     task, data = make_family("softmax", SIZES)
     plan = plan_of(data, sampler=FixedSize(4), secure=task.size, masks=True)

@@ -192,7 +192,7 @@ def test_secure_claims_count_the_draws_of_all_clients():
     assert first.vouched < second.vouched
     # nine clients' shares, nine coins and nine bits, against one client's
     worth = math.exp(second.vouched - first.vouched)
-    assert worth == pytest.approx((9 * 1001 + 9) / (1001 + 9), rel=1e-3)
+    assert worth == pytest.approx((9 * 1001 + 9) / (1001 + 9), rel=1e-6)
 
 
 def test_sums_that_would_not_be_exact_are_refused():
