@@ -375,10 +375,8 @@ class SumSection(Section):
 
     kind: Literal["secure"]
     """Masks hide what a site sends, and cancel in the sum (Bonawitz et al. 2017). For noise.where
-    'site' and 'server', with a part of the noise from each site. With 'server' and sample.kind
-    'poisson' every site reports in every round, and a coin of its own decides whether its update is
-    in the report. With noise.where 'client' the bits or norms of an adaptive clip go through the
-    sum, in simulations, and clients' reports do not."""
+    'site' and 'server'; with 'server' and sample.kind 'poisson' each site flips a coin of its own.
+    With noise.where 'client', for the bits or norms of an adaptive clip, in simulations."""
     threshold: int | None = setting(whole(1, "at least 1 site is needed"), None)
     """The least number of sites in a sum that the server gets. Each site adds enough noise for the
     smallest number of honest sites that such a sum can contain. Default: the smallest that
