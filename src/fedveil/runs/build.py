@@ -202,7 +202,7 @@ def _build_plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
     _check_sections(recipe)
     metrics, noise = inputs.metrics, recipe.noise
     beside = metrics if metrics is not None and metrics.of_clients else None
-    if beside is not None and noise.where != "server":
+    if beside is not None and (noise.where != "server" or recipe.sum is not None):
         raise BadInput(
             "evaluate.epsilon would measure the clients themselves, and whoever measures sees "
             "records that this recipe keeps from everybody but their client: hold owners out "
@@ -269,10 +269,13 @@ def _check_sections(recipe: Recipe) -> None:
     if (recipe.client.kind == "dp-sgd") != (noise.where == "training"):
         raise BadInput("client.kind 'dp-sgd' and noise.where = 'training' go together")
     if recipe.sum is not None:
-        if noise.where != "site":
+        adaptive = clip is not None and clip.kind in ("quantile", "median")
+        of_clip = noise.where == "client" and noise.kind == "gaussian" and adaptive
+        if not noise.claim or not (noise.where in ("site", "server") or of_clip):
             raise BadInput(
-                "[sum] is for noise.where = 'site', as in the recipe 'sites': omit it "
-                "(--set sum=none)"
+                "[sum] is for noise that is claimed and of noise.where 'site' or 'server', as in "
+                "the recipes 'sites' and 'central', and for clip.kind 'quantile' or 'median' where "
+                "clients add Gaussian noise: omit it (--set sum=none)"
             )
         if getattr(noise, "share", None) == "whole":
             raise BadInput(

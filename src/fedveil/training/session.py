@@ -501,7 +501,7 @@ class Training:
             weights=self.weights,
             participants=self.dishonest,
             mixes=self.mixes,
-            keeps_updates=self.aggregate is not None or self.plan.release.channel.keeps_reports,
+            keeps_updates=self.aggregate is not None or self.plan.release.masks_reports,
         )
 
     @cached_property
