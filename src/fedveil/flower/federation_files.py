@@ -441,7 +441,7 @@ def read_site_file(path: Path) -> SiteFile:
     | `number` is not 0 to `clients` - 1 | BadInput |
     | `sizes` without `number`, or not one per site | BadInput |
     | a [policy] in it, as older versions had | BadInput: it is a file now |
-    | part of a table held back for tests, which nobody measures | BadInput |
+    | data.test = 'by-client' | BadInput: a site is one client |
     | a witness inside the ledger's folder | BadInput: both would be lost together |
     """
     try:
@@ -472,10 +472,10 @@ def read_site_file(path: Path) -> SiteFile:
             "needed, and this site's number"
         )
     test = site.data.test
-    if test is not None and test != "none" and not _names_rows(path.resolve().parent, test):
+    if test == "by-client":
         raise BadInput(
-            f"{path}: data.test is {shown(test)}, which would hold rows back, and a site measures "
-            "nothing: omit it, so that every row is used"
+            f"{path}: data.test is {shown(test)} and a site is one client: use a share of its rows "
+            "if sites measure (evaluate.where), or else omit it, so that every row is used"
         )
     folder, mixer = path.resolve().parent, site.mixer
     ledger = folder / site.ledger

@@ -28,6 +28,7 @@ from fedveil.flower.federation_files import (
 )
 from fedveil.flower.messages import (
     Answer,
+    MetricsAsk,
     Refusal,
     RoundAsk,
     Transport,
@@ -36,12 +37,14 @@ from fedveil.flower.messages import (
     new_run_id,
     plan_digest,
 )
+from fedveil.flower.metrics_round import ask_for_metrics
 from fedveil.flower.sum_rounds import SumRounds
 from fedveil.flower.sum_terms import sum_terms
 from fedveil.mixing.protocol import round_number
 from fedveil.privacy.release import Round
 from fedveil.privacy.releases.secure_sum import SecureSum, site_grid
 from fedveil.privacy.releases.two_point import Shuffler
+from fedveil.privacy.site_metrics import SiteMetrics
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.run import OnRound, Run
 from fedveil.runs.run_directory import write_atomic
@@ -335,6 +338,22 @@ class RemoteEngine:
         No site takes part.
         """
         return evaluate(self.job.task, params, self.job.data)
+
+    def site_metrics(self, params: torch.Tensor, round: int, attempt: int) -> dict[str, float]:
+        """Return the metrics that sites have measured on their held-out people, by name.
+
+        They were charged before this is called. {} if too few people were measured. The outcome is
+        logged.
+        """
+        metrics, federation = self.job.plan.metrics, self.federation
+        if not isinstance(metrics, SiteMetrics):
+            raise AssertionError("the plan has no metrics that sites measure")
+        run_id, plan = self.identity.run_id, self.identity.plan_digest
+        ask = MetricsAsk(run_id, round, attempt, plan, params)
+        found = ask_for_metrics(ask, metrics, federation, self.transport, self.clock)
+        self.round_log.append(found.to_dict(ask, federation.site_names))
+        most = {site.name: site.records for site in federation.sites}
+        return metrics.combined([*found.sums.values()], [most[name] for name in found.sums])
 
     def close(self) -> None:
         """Do nothing, since the maker of the transport closes it."""

@@ -126,6 +126,45 @@ class SumStep(_RoundMessage):
 
 
 @dataclass(frozen=True, eq=False)
+class MetricsAsk(_RoundMessage):
+    """A server's ask for the metrics of a model on the people whom a site holds out.
+
+    `round` is the round after which the model is measured.
+
+    Attributes:
+        plan: The digest of the plan.
+        params: The model, float32 [P].
+    """
+
+    plan: str
+    params: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
+        _check_vector("params", self.params, torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class MetricsAnswer(_RoundMessage):
+    """A site's noisy sums over the people whom it holds out (`SiteMetrics.noisy_sum`).
+
+    Attributes:
+        site: The name of the site.
+        sums: The sums, float64 [W], which are checked when they are combined.
+    """
+
+    site: str
+    sums: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_site_name(self.site)
+        if not isinstance(self.sums, torch.Tensor):
+            raise BadInput(f"sums is {shown(self.sums)}: a tensor is needed")
+
+
+@dataclass(frozen=True, eq=False)
 class Answer(_RoundMessage):
     """A site's answer to an ask.
 
@@ -170,18 +209,20 @@ class Refusal(_RoundMessage):
             raise BadInput(f"the reason of a refusal has at most {LONGEST_REASON} characters")
 
 
-ServerMessage = RoundAsk | SumStep
-Reply = Answer | SumStep | Refusal
-SiteMessage = RoundAsk | Answer | SumStep | Refusal
+ServerMessage = RoundAsk | MetricsAsk | SumStep
+Reply = Answer | MetricsAnswer | SumStep | Refusal
+SiteMessage = ServerMessage | Reply
 _KINDS: dict[str, type[SiteMessage]] = {
     "ask": RoundAsk,
     "masked-ask": MaskedAsk,
+    "metrics-ask": MetricsAsk,
     "answer": Answer,
+    "metrics-answer": MetricsAnswer,
     "sum-step": SumStep,
     "refusal": Refusal,
 }
-ASKS = ("ask", "masked-ask", "sum-step")
-"""The kinds of messages that a server sends."""
+ASKS = ("ask", "masked-ask", "metrics-ask", "sum-step")
+"""The kinds of messages that a server sends. Of these a site sends steps of a sum alone."""
 
 
 @dataclass(frozen=True)
@@ -272,6 +313,11 @@ def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
     """
     kind = "float64" if wide else "float32"
     return {"report": VectorForm(kind, size), "watched": VectorForm("float64", width)}
+
+
+def metrics_forms(width: int) -> Forms:
+    """Return the forms of a site's metrics: `width` numbers."""
+    return {"sums": VectorForm("float64", width)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,10 +452,13 @@ def plan_digest(recipe: Recipe, clients: int) -> str:
     """Return the SHA-256 digest, in hexadecimal, that identifies a plan on both sides.
 
     It covers everything in the recipe that a claim depends on, and the number of sites, `clients`,
-    online or not. The recipe's name, data, evaluation and engine may differ between the sides.
+    online or not. The recipe's name, data, evaluation and engine may differ between the sides. If
+    sites measure (evaluate.where), the digest covers the evaluation as well.
     """
     claimed = recipe.model_dump(mode="json", exclude_none=True, exclude=set(_NOT_CLAIMED))
-    content = {"format": FORMAT, "clients": clients, "recipe": claimed}
+    content: dict[str, Any] = {"format": FORMAT, "clients": clients, "recipe": claimed}
+    if recipe.evaluate.where == "site":  # then sites measure, and claims depend on how
+        content["evaluate"] = recipe.evaluate.model_dump(mode="json", exclude_none=True)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.base.checks import TABLE
+from fedveil.base.checks import TABLE, shown
 from fedveil.base.errors import BadInput, one_line
 from fedveil.base.inputs import taken
 from fedveil.base.platforms import one_thread
@@ -31,12 +31,15 @@ from fedveil.flower.federation_files import (
     read_site_file,
     with_absolute_paths,
 )
+from fedveil.flower.held_out import HeldOutPeople
 from fedveil.flower.kept_answer import KeptAnswer
 from fedveil.flower.messages import (
     LONGEST_REASON,
     Answer,
     Forms,
     MaskedAsk,
+    MetricsAnswer,
+    MetricsAsk,
     Refusal,
     Reply,
     RoundAsk,
@@ -90,6 +93,7 @@ class Site:
         found: The site's records as they were loaded.
         records: Those that count: all, or at most `client.cap` of a person.
         units: How many units may join a round: people, or records that count.
+        held_out: The people on whom this site measures models, None if it measures nothing.
     """
 
     def __init__(self, file: SiteFile, recipe: Recipe, records: FederatedData) -> None:
@@ -109,6 +113,7 @@ class Site:
         self.ledger = SiteLedger.from_site_file(file)
         self.mixer = _checked_mixer(file, self.plan)
         self.sums = SiteSums.of_site(file, self.plan, self.digest, self.training.task.size)
+        self.held_out = HeldOutPeople.of_site(self.records, self.training)
         self.log = SiteLog(self.ledger.folder / "log.jsonl")
         self._kept = KeptAnswer(self.ledger.folder / "answer.safetensors")
         self._first, self._lock = self.training.start(), threading.Lock()
@@ -157,7 +162,8 @@ class Site:
     def answer(self, ask: ServerMessage) -> Reply:
         """Return the site's report of a round, charged before it is computed, or a refusal.
 
-        With a secure sum the report is masked, and the later steps of the sum are answered too.
+        With a secure sum the report is masked, and the later steps of the sum are answered too. An
+        ask for metrics is answered by `_metrics_answer`.
 
         Never raises, whatever a server sends. A refusal reveals nothing about the site's records.
 
@@ -178,6 +184,8 @@ class Site:
         """
         if isinstance(ask, SumStep):
             return self._sum_step(ask)
+        if isinstance(ask, MetricsAsk):
+            return self._metrics_answer(ask)
         turn, began = (ask.run, ask.round, ask.attempt), time.monotonic()
         event, place = "answered", {"run": ask.run, "round": ask.round, "attempt": ask.attempt}
         try:
@@ -188,13 +196,7 @@ class Site:
                     self.ledger.check_whole()
                     self.log.write("answered again", **place)
                     return kept
-                about = {
-                    "site": self.name,
-                    "recipe": self.digest,
-                    "data": self.records.fingerprint,
-                    "noise": "secure" if self.plan.secure else "seeded",
-                    "seed": "",
-                }
+                about = self._about
                 if self.sums is not None and isinstance(ask, MaskedAsk):
                     self.sums.join_round(ask)
                 self.ledger.charge(*turn, about=about, terms=self.terms, policy=self.policy)
@@ -216,6 +218,57 @@ class Site:
             seconds = round(time.monotonic() - began, 3)
             self.log.write(event, **place, seconds=seconds, **self._spent(ask.run))
             return answer
+        self.log.write(event, **place, reason=reason)
+        return Refusal(*turn, self.name, reason)
+
+    @property
+    def _about(self) -> dict[str, str]:
+        """Return what the ledger notes of a run, beside its name and cost."""
+        return {
+            "site": self.name,
+            "recipe": self.digest,
+            "data": self.records.fingerprint,
+            "noise": "secure" if self.plan.secure else "seeded",
+            "seed": "",
+        }
+
+    def _metrics_answer(self, ask: MetricsAsk) -> Reply:
+        """Return noisy sums over the held-out people, charged before they are computed.
+
+        Never raises.
+
+        | edge | behaviour |
+        |---|---|
+        | another plan than that of the site's own copy | Refusal |
+        | the site measures nothing, or not after that round | Refusal, not charged |
+        | the very ask again, or an older one | Refusal, not charged: sums are sent once |
+        | as many measurements as the plan has were charged | Refusal |
+        | the ledger is lost, was put back or cannot be written | Refusal, the owner is told |
+        | the measurement fails | zeros with noise |
+        """
+        turn = (ask.run, ask.round, ask.attempt)
+        place = {"run": ask.run, "round": ask.round, "attempt": ask.attempt}
+        try:
+            with self._lock:
+                self._check_plan(ask)
+                if self.held_out is None or ask.round not in self.held_out.metrics.rounds:
+                    raise Declined(f"the plan has no measurement after round {ask.round}")
+                terms, policy = self.terms, self.policy
+                self.ledger.charge(
+                    *turn, about=self._about, terms=terms, policy=policy, metrics=True
+                )
+                streams = Streams(secrets.randbits(128), self.plan.secure)
+                sums = self.held_out.noisy_sums(ask.params, ask.round, streams)
+        except Declined as e:
+            event, reason = "declined", str(e)[:LONGEST_REASON]
+        except Exception as e:  # a full disk, a ledger that was changed: nothing to tell a server
+            LOG.error("round %d of run %s: %s: %s", ask.round, ask.run, type(e).__name__, e)
+            event, reason = "error", _UNUSABLE
+            place |= {"error": f"{type(e).__name__}: {one_line(e)}"}
+        else:
+            costs = [] if self.terms.metrics is None else self.terms.metrics.turn_costs
+            self.log.write("measured", **place, at_most=[claim.short for claim in costs])
+            return MetricsAnswer(*turn, self.name, sums)
         self.log.write(event, **place, reason=reason)
         return Refusal(*turn, self.name, reason)
 
@@ -266,11 +319,17 @@ class Site:
 
         Nothing is written or charged. The owner's log has the details.
         """
-        if ask.plan != self.digest:
-            raise Declined(OTHER_PLAN)
+        self._check_plan(ask)
         if isinstance(ask, MaskedAsk) != (self.sums is not None):
             what = "has no" if self.sums is None else "has a"
             raise Declined(f"the site's own recipe {what} secure sum, and the ask differs from it")
+        if not self.plan.reachable(ask.moving, ask.params, self._first.params, ask.round):
+            raise Declined("the clip or the ranges cannot be what they are in that round")
+
+    def _check_plan(self, ask: RoundAsk | MetricsAsk) -> None:
+        """Raise Declined for another plan, round or size of the model, or if the policy objects."""
+        if ask.plan != self.digest:
+            raise Declined(OTHER_PLAN)
         for objection in self.objections():
             LOG.warning("round %d of run %s: %s", ask.round, ask.run, objection)
             raise Declined(objection.reason)
@@ -285,8 +344,6 @@ class Site:
                 f"the model has {ask.params.numel()} parameters and this site's "
                 f"{self._first.params.numel()}"
             )
-        if not plan.reachable(ask.moving, ask.params, self._first.params, ask.round):
-            raise Declined("the clip or the ranges cannot be what they are in that round")
 
     def _report(self, ask: RoundAsk) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the report [P] for the server, and the statistic [W] of an adaptive clip.
@@ -368,9 +425,14 @@ def _checked_mixer(file: SiteFile, plan: PrivacyPlan) -> MixerSection | None:
 def _load_records(file: SiteFile, recipe: Recipe) -> FederatedData:
     """Load the site's records, as the data of one client.
 
-    Raises BadInput if there are several clients, or records are held back for tests.
+    Raises BadInput if there are several clients, or records are held back and nobody measures.
     """
-    section = file.data
+    section, test = file.data, file.data.test
+    if isinstance(test, float) and recipe.evaluate.where != "site":
+        raise BadInput(
+            f"data.test is {shown(test)}, which would hold rows back, and this site measures "
+            "nothing: omit it, so that every row is used"
+        )
     if section.name == TABLE and section.client is None and section.clients is None:
         alone = {"clients": 1, "partition": section.partition or "iid"}  # several files as well
         section = section.model_copy(update=alone)
@@ -380,10 +442,11 @@ def _load_records(file: SiteFile, recipe: Recipe) -> FederatedData:
             f"data has {data.clients} clients: a site is one; leave data.client out, or give it "
             "the records of one"
         )
-    if (data.owners_of_test != PUBLIC).any():
+    if (data.owners_of_test != PUBLIC).any() and recipe.evaluate.where != "site":
         raise BadInput(
             f"{section.path} holds back {len(data.test_y)} test records of this site's own, which "
-            "nobody measures: save the data without a test split, so that every record is used"
+            "nobody measures: save the data without a test split, so that every record is used, or "
+            "let sites measure (evaluate.where = 'site')"
         )
     data.check()
     return data
@@ -414,8 +477,8 @@ def site_training(
 ) -> Training:
     """Return the recipe's training over all sites as a site builds it: for plan and checks only.
 
-    It has no test split and no priced metrics, since nothing is measured at a site. Raises BadInput
-    for a recipe that is refused.
+    It has no test split. Metrics are priced only if sites measure them. Raises BadInput for a
+    recipe that is refused.
 
     Args:
         recipe: The owner's copy of the recipe.
@@ -425,10 +488,16 @@ def site_training(
         allow_code: Whether the code that the recipe names may be run.
     """
     model = with_absolute_paths(recipe.model, folder, "path", "weights")
-    free = {"epsilon": None, "delta": None, "loss_clip": None}
-    evaluate = recipe.evaluate.model_copy(update=free)
+    evaluate = recipe.evaluate
+    if evaluate.where != "site":
+        free = {"epsilon": None, "delta": None, "loss_clip": None}
+        evaluate = evaluate.model_copy(update=free)
     recipe = recipe.model_copy(update={"model": model, "evaluate": evaluate})
     everyone = data.at_sites([str(number) for number in range(len(sizes))], sizes)
-    no_test = taken(everyone.test_x, slice(0))
-    everyone = replace(everyone, test_x=no_test, test_y=everyone.test_y[:0], test_owners=None)
-    return build_for_plan(recipe, everyone, allow_code=allow_code)
+    return build_for_plan(recipe, without_test(everyone), allow_code=allow_code)
+
+
+def without_test(data: FederatedData) -> FederatedData:
+    """Return the data without a test split."""
+    none = {"test_owners": None, "test_persons": None}
+    return replace(data, test_x=taken(data.test_x, slice(0)), test_y=data.test_y[:0], **none)

@@ -211,7 +211,9 @@ def _build_plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
 def _check_sections(recipe: Recipe) -> None:
     """Raise BadInput if keys of a recipe contradict each other, mostly across sections."""
     evaluate = recipe.evaluate
-    for key in evaluate.present_values("delta", "loss_clip") if evaluate.epsilon is None else ():
+    for key in (
+        evaluate.present_values("delta", "loss_clip", "where") if evaluate.epsilon is None else ()
+    ):
         raise BadInput(f"evaluate.{key} has no effect without evaluate.epsilon")
     if evaluate.clients_every is not None and not evaluate.clients:
         raise BadInput("evaluate.clients_every has no effect without evaluate.clients = true")
