@@ -499,5 +499,5 @@ def site_training(
 
 def without_test(data: FederatedData) -> FederatedData:
     """Return the data without a test split."""
-    none = {"test_owners": None, "test_persons": None}
+    none: dict[str, Any] = {"test_owners": None, "test_persons": None}
     return replace(data, test_x=taken(data.test_x, slice(0)), test_y=data.test_y[:0], **none)
