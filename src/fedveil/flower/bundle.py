@@ -53,6 +53,7 @@ class Manifest(Section):
         address: HOST:PORT of SuperLink.
         port: The port of the site's own programs, on its machine.
         operator: The operator's public key, as in a .pub file.
+        rehearsal: How many records rounds are made long enough for, None if nobody measures it.
         mixer: Where the mixer is, for a recipe with [shuffle].
         public_keys: The public keys of all sites, in the order of numbers, for a recipe with [sum].
         files: The SHA-256 of each other file, by name.
@@ -69,6 +70,7 @@ class Manifest(Section):
     address: str
     port: int
     operator: str
+    rehearsal: int | None = None
     mixer: MixerSection | None = None
     public_keys: list[str] | None = None
     files: dict[str, str]

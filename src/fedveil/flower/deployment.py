@@ -55,6 +55,7 @@ from fedveil.runs.sections.data_section import DataSection
 from fedveil.training.session import Training
 
 _MIXER_ATTEMPTS = 10  # how often a round may be asked for before its mixer refuses
+_REHEARSAL = 10_000  # made-up records, where nobody says how many
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SUPERLINK_UNITS = ("fedveil-superlink.service", "superlink-compose.yaml")
 
@@ -135,6 +136,9 @@ class Deployment:
         data: The public form of the data, and the test split: clients at these sites.
         superlink: Where SuperLink is reached.
         deadline: Seconds that a round waits for answers.
+        rehearsal: How many made-up records sites rehearse a round on, where rounds take their
+            whole deadline, which then follows from that. None: rounds take `deadline` seconds.
+        default_rehearsal: Whether `rehearsal` is 10,000 where rounds take their whole deadline.
         mixer_address: Where the mixer is reached, for a recipe with [shuffle].
         allow_code: Whether the code that the recipe names may be run.
     """
@@ -144,13 +148,15 @@ class Deployment:
     data: FederatedData
     superlink: Address
     deadline: float = 600.0
+    rehearsal: int | None = None
+    default_rehearsal: bool = False
     mixer_address: Address | None = None
     allow_code: bool = False
 
     def __post_init__(self) -> None:
         recipe, count = self.recipe, len(self.sites)
         check_names(self.site_names)
-        self.federation.check()
+        self._federation(self.rehearsal).check()
         for site in self.sites:
             read_node_key(site.key)
         if self.superlink.site_port(count - 1) >= 2**16:
@@ -191,8 +197,19 @@ class Deployment:
         return [site.records for site in self.sites]
 
     @property
+    def chosen_rehearsal(self) -> int | None:
+        """Return how many records a round is rehearsed on, None if rounds are not rehearsed."""
+        if self.rehearsal is None and self.default_rehearsal and self.takes_whole_deadline:
+            return _REHEARSAL
+        return self.rehearsal
+
+    @property
     def federation(self) -> Federation:
         """Return the content of federation.toml, but for the paths of its files."""
+        return self._federation(self.chosen_rehearsal)
+
+    def _federation(self, rehearsal: int | None) -> Federation:
+        """Return the same with another rehearsal."""
         sample = getattr(self.recipe.sample, "size", len(self.sites))
         mixer = None
         if self.mixer_address is not None:
@@ -206,6 +223,7 @@ class Deployment:
             sites=list(self.sites),
             minimum=minimum,
             deadline=self.deadline,
+            rehearsal=rehearsal,
             mixer=mixer,
         )
 
@@ -290,6 +308,9 @@ class Deployment:
         deadline, minimum = self.deadline, self.federation.minimum
         fill("federation.toml", folder, deadline=deadline, minimum=minimum)
         with (folder / "federation.toml").open("a", encoding="utf-8", newline="\n") as file:
+            rehearsal = self.chosen_rehearsal
+            if rehearsal is not None:
+                file.write(f"rehearsal = {rehearsal}     # records that a round is rehearsed on\n")
             file.write("\n" + to_toml({"data": {"name": "saved", "path": "test"}}).lstrip())
             if mixer is not None:
                 file.write(to_toml({"mixer": mixer.admit(COLLECTOR, folder)}))
@@ -359,6 +380,7 @@ class Deployment:
             "address": str(self.superlink),
             "port": self.superlink.site_port(number),
             "operator": public_line(key),
+            "rehearsal": self.chosen_rehearsal,
             "mixer": None if mixer is None else mixer.admit(site.name, place, site.key),
             "public_keys": None if self.recipe.sum is None else [each.key for each in self.sites],
         }

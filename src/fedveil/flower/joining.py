@@ -92,6 +92,11 @@ class Joining:
             declared = manifest.sizes[manifest.number]
             several = "people" if samples_people(self.own_site.recipe.client) else "records"
             lines.append(f"declared  {declared:,} {several} of this site, which is public")
+        if manifest.rehearsal is not None:
+            lines.append(
+                f"rehearsal rounds are long enough for {manifest.rehearsal:,} records, whoever is "
+                "asked"
+            )
         if self.own_site.recipe.model.path is not None:
             lines.append(
                 f"code      {self.own_site.recipe.model.path} of the bundle runs at this site"
@@ -207,6 +212,7 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_c
         "clients": len(manifest.sites),
         "number": manifest.number,
         "sizes": manifest.sizes,
+        "rehearsal": manifest.rehearsal,
         "ledger": os.path.relpath(owner.ledger.folder, folder),
         "witness": os.path.relpath(owner.ledger.witness_path, folder),
         "policy": os.path.relpath(owner.policy_file, folder),

@@ -84,6 +84,15 @@ class RoundAsk(_RoundMessage):
 
 
 @dataclass(frozen=True, eq=False)
+class RehearsalAsk(RoundAsk):
+    """A server's ask to rehearse a round: as long as an ask, and answered by zeros.
+
+    The site works on records that are made up, so that the time of its answer is public. `run` is
+    no run's.
+    """
+
+
+@dataclass(frozen=True, eq=False)
 class MaskedAsk(RoundAsk):
     """A server's ask for a site's report under the masks of a secure sum.
 
@@ -216,12 +225,13 @@ _KINDS: dict[str, type[SiteMessage]] = {
     "ask": RoundAsk,
     "masked-ask": MaskedAsk,
     "metrics-ask": MetricsAsk,
+    "rehearsal-ask": RehearsalAsk,
     "answer": Answer,
     "metrics-answer": MetricsAnswer,
     "sum-step": SumStep,
     "refusal": Refusal,
 }
-ASKS = ("ask", "masked-ask", "metrics-ask", "sum-step")
+ASKS = ("ask", "masked-ask", "metrics-ask", "rehearsal-ask", "sum-step")
 """The kinds of messages that a server sends. Of these a site sends steps of a sum alone."""
 
 

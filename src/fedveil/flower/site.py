@@ -41,6 +41,7 @@ from fedveil.flower.messages import (
     MetricsAnswer,
     MetricsAsk,
     Refusal,
+    RehearsalAsk,
     Reply,
     RoundAsk,
     ServerMessage,
@@ -108,6 +109,11 @@ class Site:
         self.plan = self.training.plan
         check_units(self.plan, self.records)
         _check_size(self.training, self.units)
+        if file.rehearsal is not None and self.records.records > file.rehearsal:
+            raise BadInput(
+                f"there are {self.records.records:,} records and rounds are long enough for "
+                f"{file.rehearsal:,}: ask the operator to deploy with a larger --rehearsal"
+            )
         self.digest = plan_digest(recipe, file.clients)
         self.terms = terms_of(self.plan, file.number, self.policy.repeats)
         self.ledger = SiteLedger.from_site_file(file)
@@ -158,6 +164,8 @@ class Site:
     def prepare(self) -> None:
         """Make now what the first answer would make: a process that is forked does it once."""
         _ = self._gradients
+        if self.file.rehearsal is not None:
+            _ = self._made_up
 
     def answer(self, ask: ServerMessage) -> Reply:
         """Return the site's report of a round, charged before it is computed, or a refusal.
@@ -186,6 +194,8 @@ class Site:
             return self._sum_step(ask)
         if isinstance(ask, MetricsAsk):
             return self._metrics_answer(ask)
+        if isinstance(ask, RehearsalAsk):
+            return self._rehearsal_answer(ask)
         turn, began = (ask.run, ask.round, ask.attempt), time.monotonic()
         event, place = "answered", {"run": ask.run, "round": ask.round, "attempt": ask.attempt}
         try:
@@ -272,6 +282,39 @@ class Site:
         self.log.write(event, **place, reason=reason)
         return Refusal(*turn, self.name, reason)
 
+    def _rehearsal_answer(self, ask: RehearsalAsk) -> Reply:
+        """Return zeros, after a round's work on records that are made up. Never raises.
+
+        Nothing is noted or charged: nothing of the records enters. So the time that it takes is
+        public, but for what else the machine does.
+        """
+        turn = (ask.run, ask.round, ask.attempt)
+        try:
+            self._check(ask)
+            if self.file.rehearsal is None:
+                raise Declined("this site's site.toml has no rehearsal")
+            self._work_on(ask, *self._made_up)
+        except Declined as e:
+            return Refusal(*turn, self.name, str(e)[:LONGEST_REASON])
+        except Exception as e:
+            LOG.error("a rehearsal of run %s: %s: %s", ask.run, type(e).__name__, e)
+            return Refusal(*turn, self.name, _FAILED)
+        self.log.write("rehearsed", run=ask.run)
+        kind = torch.float64 if self.plan.release.wide else torch.float32
+        watched = torch.zeros(self.plan.width, dtype=torch.float64)
+        return Answer(*turn, self.name, torch.zeros(ask.params.numel(), dtype=kind), watched)
+
+    @cached_property
+    def _made_up(self) -> tuple[FederatedData, Gradients]:
+        """Return made-up records, `rehearsal` of them, and the way to compute their gradients.
+
+        They have the form of this site's records, and nothing else of them.
+        """
+        count = self.file.rehearsal or 1
+        x, y = without_test(self.records).examples(count)
+        data = self.records.with_clients(x, y, np.array([0, count]))
+        return data, self._gradients_of(data)
+
     def _sum_step(self, step: SumStep) -> Reply:
         """Return the site's answer to a later step of a secure sum, or a refusal. Never raises.
 
@@ -352,13 +395,7 @@ class Site:
         mixer does not count it. The simulator's own function computes the report, with randomness
         that no other answer has.
         """
-        streams = Streams(secrets.randbits(128), self.plan.secure)
-        ids = np.array([self.file.number or 0])
-        cohort = CohortData(self.records, ids, np.zeros(1, dtype=np.int64))
-        clip = self.plan.clip(ask.moving, ask.round)
-        round = Round(ask.round, ids, ask.params, clip, ask.moving, streams, ask.attempt)
-        with one_thread():
-            sent = self._client_report(ClientBatch.from_round(round, cohort, self._gradients))
+        sent, round = self._work_on(ask, self.records, self._gradients)
         if not isinstance(sent.reports, Rows):
             raise AssertionError("one client's report is a row")
         rows, channel = sent.reports.rows, self.plan.release.channel
@@ -369,6 +406,18 @@ class Site:
         number = round_number(ask.round, ask.attempt, self.plan.rounds)
         self.mixer.send_report(number, channel.messages(rows, round)[0], channel.minimum)
         return rows[0, :0], sent.statistic_values[0]
+
+    def _work_on(
+        self, ask: RoundAsk, records: FederatedData, gradients: Gradients
+    ) -> tuple[ClientReports, Round]:
+        """Do a round's work on records: (what a client sends, the round)."""
+        streams = Streams(secrets.randbits(128), self.plan.secure)
+        ids = np.array([self.file.number or 0])
+        cohort = CohortData(records, ids, np.zeros(1, dtype=np.int64))
+        clip = self.plan.clip(ask.moving, ask.round)
+        round = Round(ask.round, ids, ask.params, clip, ask.moving, streams, ask.attempt)
+        with one_thread():
+            return self._client_report(ClientBatch.from_round(round, cohort, gradients)), round
 
     def _client_report(self, clients: ClientBatch) -> ClientReports:
         """Train, clip and randomise. If the work fails, the report is a randomised zero.
@@ -386,11 +435,15 @@ class Site:
     @cached_property
     def _gradients(self) -> Gradients:
         """Return the way to compute gradients of the site's records, in the looped mode."""
+        return self._gradients_of(self.records)
+
+    def _gradients_of(self, records: FederatedData) -> Gradients:
+        """Return the way to compute gradients of records, in the looped mode."""
         training = self.training
         return gradients_of(
             training.task,
             Mode.LOOPED,
-            self.records,
+            records,
             mixes=training.mixes,
             private=training.plan.noisy_steps is not None,
         )
