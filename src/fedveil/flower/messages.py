@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,9 @@ from fedveil.runs.recipe import Recipe
 
 FORMAT = 1
 """The version of messages and plan digests. Both sides of a federation need the same."""
+
+VERSION = ".".join(version("fedveil").split(".")[:2])
+"""The minor version of fedveil, such as "0.2". All parties of a federation need the same."""
 
 LONGEST_REASON = 300
 
@@ -402,10 +406,10 @@ def fault_of(
 def to_parts(message: SiteMessage) -> tuple[dict[str, str | int], dict[str, np.ndarray]]:
     """Return a message as (values by name, arrays by name), which transports can carry.
 
-    Values have "format" and "kind" beside the message's own texts and numbers.
+    Values have "format", "version" and "kind" beside the message's own texts and numbers.
     """
     kind = next(kind for kind, known in _KINDS.items() if type(message) is known)
-    values: dict[str, str | int] = {"format": FORMAT, "kind": kind}
+    values: dict[str, str | int] = {"format": FORMAT, "version": VERSION, "kind": kind}
     arrays = {}
     for name, value in vars(message).items():
         if isinstance(value, torch.Tensor):
@@ -420,24 +424,20 @@ def from_parts(values: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -
 
     | edge | behaviour |
     |---|---|
-    | another format, an unknown kind, a part too few or too many | BadInput |
+    | another format or version, an unknown kind, a part too few or too many | BadInput |
     | a value of the wrong type, a number out of range, a name that is none | BadInput |
     | an ask whose arrays are not vectors of the right type, or not finite | BadInput |
     | an answer with an array that no tensor can hold (texts, objects) | BadInput |
     | an answer of another shape or type, or not finite | an `Answer`: `server_sum` refuses it |
     """
-    if values.get("format") != FORMAT:
-        raise BadInput(
-            f"a message of format {shown(values.get('format'))} and not {FORMAT}: use the same "
-            "version of fedveil on both sides"
-        )
+    check_version(values)
     name = str(values.get("kind"))
     kind = _KINDS.get(name)
     if kind is None:
         raise BadInput(f"a message of kind {shown(values.get('kind'))}, which nobody knows")
     tensors = [field.name for field in fields(kind) if field.type is torch.Tensor]
     plain = [field.name for field in fields(kind) if field.name not in tensors]
-    if set(values) != {"format", "kind", *plain} or set(arrays) != set(tensors):
+    if set(values) != {"format", "version", "kind", *plain} or set(arrays) != set(tensors):
         raise BadInput(f"a message of kind {name!r} with other parts than it has")
     parts: dict[str, Any] = {name: values[name] for name in plain}
     for name in tensors:
@@ -446,6 +446,16 @@ def from_parts(values: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -
         except (TypeError, ValueError, RuntimeError) as e:
             raise BadInput(f"{name} is no array of numbers") from e
     return kind(**parts)
+
+
+def check_version(values: Mapping[str, object]) -> None:
+    """Raise BadInput for a message of another minor version of fedveil, or of another format."""
+    for what, known in (("version", VERSION), ("format", FORMAT)):
+        if values.get(what) != known:
+            raise BadInput(
+                f"a message of {what} {shown(values.get(what))} and not {known}: use the same "
+                "version of fedveil on both sides"
+            )
 
 
 def bytes_tensor(content: bytes) -> torch.Tensor:
