@@ -204,7 +204,7 @@ def test_a_bundle_of_another_minor_version_is_refused_in_one_line(
     write_files(tmp_path)
     owners(tmp_path)
     another_version(lambda: deployed(tmp_path).write_folder(tmp_path / "fed"))
-    words = f"by fedveil '9.9', and this is fedveil {messages.VERSION}: use the version that the"
+    words = f"by fedveil '9.9', this is fedveil {messages.VERSION} with format"
     with pytest.raises(BadInput, match=re.escape(words)):
         Bundle.read(tmp_path / "fed" / "bundles" / "north")
 

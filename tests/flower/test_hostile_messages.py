@@ -337,7 +337,7 @@ def in_a_run(monkeypatch):
 @pytest.mark.slow
 def test_damaged_asks_for_metrics_are_charged_once_for_each_answer(tmp_path):
     rng = np.random.default_rng(37)
-    evaluate = {**EVALUATE, "epsilon": 200.0, "every": 1}
+    evaluate = {**EVALUATE, "epsilon": 20.0, "every": 1}
     site = site_at(tmp_path, {**MEASURED, "rounds": 200, "evaluate": evaluate}, 0)
     params, path = site.training.start().params, str(tmp_path / "north" / "site.toml")
     policy = {"epsilon": {"record": 1e6}, "delta": 0.1}

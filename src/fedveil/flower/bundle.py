@@ -111,7 +111,7 @@ class Bundle:
         if known != (FORMAT, VERSION):
             raise BadInput(
                 f"{folder} is a bundle of format {shown(known[0])} by fedveil {shown(known[1])}, "
-                f"and this is fedveil {VERSION}: use the version that the operator has"
+                f"this is fedveil {VERSION} with format {FORMAT}: install the operator's version"
             )
         try:
             manifest = Manifest.model_validate(raw)
