@@ -269,7 +269,7 @@ def sums_of(site: Site, data: fv.FederatedData, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(site_module.secrets, "randbits", lambda bits: 5)
     reply = Site(site.file, site.recipe, data).answer(ask(site, run=new_run_id()))
     assert isinstance(reply, MetricsAnswer)
-    return reply.sums
+    return reply.noisy_sums
 
 
 def test_held_out_records_are_never_trained_on_and_trained_ones_never_measured(
@@ -349,13 +349,13 @@ def test_what_a_failed_measurement_tells_nobody(
     answer: Any = site.answer(ask(site))
     assert isinstance(answer, MetricsAnswer)
     assert measured(site) == 1
-    assert own_metrics(site).refusal(answer.sums) == ""
+    assert own_metrics(site).refusal(answer.noisy_sums) == ""
 
 
 def test_secure_noise_is_on_the_grid_and_never_the_same(tmp_path: Path) -> None:
     site = site_at(tmp_path, SITES, 0)
     metrics = own_metrics(site)
-    sums = [site.answer(ask(site, round)).sums for round in (1, 2)]  # type: ignore[union-attr]
+    sums = [site.answer(ask(site, round)).noisy_sums for round in (1, 2)]  # type: ignore[union-attr]
     assert site.plan.secure
     assert not torch.equal(*sums)  # of the same model
     grid = metrics.mechanism.grid(metrics.mechanism.multiplier, metrics.width)
@@ -385,12 +385,12 @@ def a_report(transport: InProcess, ask: ServerMessage, reply: Reply) -> list[Arr
 
 
 LIES: dict[str, tuple[Any, str]] = {
-    "nan": (lies(sums=lambda a: torch.full_like(a.sums, torch.nan)), "not finite"),
-    "length": (lies(sums=lambda a: a.sums[:-1]), "another form"),
-    "dtype": (lies(sums=lambda a: a.sums.float()), "another form"),
-    "negative": (lies(sums=lambda a: a.sums - 1e4), "none that people can have"),
+    "nan": (lies(noisy_sums=lambda a: torch.full_like(a.noisy_sums, torch.nan)), "not finite"),
+    "length": (lies(noisy_sums=lambda a: a.noisy_sums[:-1]), "another form"),
+    "dtype": (lies(noisy_sums=lambda a: a.noisy_sums.float()), "another form"),
+    "negative": (lies(noisy_sums=lambda a: a.noisy_sums - 1e4), "none that people can have"),
     "better than all right": (
-        lies(sums=lambda a: a.sums * torch.tensor([9.0, 1.0, 1.0])),
+        lies(noisy_sums=lambda a: a.noisy_sums * torch.tensor([9.0, 1.0, 1.0])),
         "none that people can have",
     ),
     "name": (lies(site="west"), "in the name of 'west'"),
@@ -443,7 +443,9 @@ def asked(
     transport = InProcess(dict(sites), behaviour=behaviour or {})
     known = federation(records)
     found = ask_for_metrics(ASK, METRICS_OF_THREE, known, transport, transport.clock)
-    return found, METRICS_OF_THREE.combined([*found.sums.values()], [records] * len(found.sums))
+    return found, METRICS_OF_THREE.combined(
+        [*found.sums_by_site.values()], [records] * len(found.sums_by_site)
+    )
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -451,8 +453,8 @@ def test_a_site_that_lies_is_named_and_the_others_count(lie: str) -> None:
     behave, words = LIES[lie]
     found, metrics = asked({"south": behave})
     assert words in found.rejected["south"]
-    assert {"north", "west"} <= {*found.sums} <= {*NAMES}
-    assert ("south" in found.sums) is (lie == "twice")
+    assert {"north", "west"} <= {*found.sums_by_site} <= {*NAMES}
+    assert ("south" in found.sums_by_site) is (lie == "twice")
     line = found.to_dict(ASK, [*NAMES])
     assert (line["measured"], line["absent"]) == (2, [])
     assert abs(metrics["accuracy"] - 0.75) < 3 * metrics["accuracy/interval"] < 0.3
@@ -470,17 +472,17 @@ def test_a_site_that_answers_late_or_declines_or_is_away() -> None:
 def test_a_site_that_claims_a_crowd_weighs_what_it_declares() -> None:
     """A million people of whom none is right count as those whom the site has declared."""
     crowd = torch.tensor([0.0, 0.0, 1e6 * 0.2**0.5], dtype=torch.float64)
-    _, metrics = asked({"south": lies(sums=crowd)})
+    _, metrics = asked({"south": lies(noisy_sums=crowd)})
     assert abs(metrics["accuracy"] - 0.5) < 3 * metrics["accuracy/interval"] < 0.3
-    _, metrics = asked({"south": lies(sums=crowd)}, records=0)  # nothing is declared
+    _, metrics = asked({"south": lies(noisy_sums=crowd)}, records=0)  # nothing is declared
     assert metrics["accuracy"] < 0.01
 
 
 def test_a_metric_of_nobody_is_not_shown() -> None:
     """A quotient of two noises is no number."""
     nobody = torch.zeros(3, dtype=torch.float64)
-    found, metrics = asked(dict.fromkeys(NAMES, lies(sums=nobody)))
-    assert len(found.sums) == 3
+    found, metrics = asked(dict.fromkeys(NAMES, lies(noisy_sums=nobody)))
+    assert len(found.sums_by_site) == 3
     assert metrics == {}
     assert asked(dict.fromkeys(NAMES, a_report))[1] == {}
 
@@ -520,7 +522,7 @@ def test_messages_about_metrics_survive_the_wire(tmp_path: Path) -> None:
     assert torch.equal(read.params, asked.params)
     answer: Any = site.answer(read)
     back: Any = from_parts(*to_parts(answer))
-    assert torch.equal(back.sums, answer.sums)
+    assert torch.equal(back.noisy_sums, answer.noisy_sums)
     with pytest.raises(BadInput, match="params holds a number that is not finite"):
         ask(site, params=asked.params * torch.nan)
 

@@ -434,8 +434,8 @@ def test_metrics_and_rehearsals_come_back_as_they_were():
     assert type(from_records(to_records(rehearsal), ASKED)) is RehearsalAsk
     sums = MetricsAnswer(RUN, 3, 1, "north", torch.arange(3.0, dtype=torch.float64))
     back = from_records(to_records(sums), metrics_forms(3))
-    assert torch.equal(back.sums, sums.sums)
-    with pytest.raises(BadInput, match="sums is 'float64' of shape"):
+    assert torch.equal(back.noisy_sums, sums.noisy_sums)
+    with pytest.raises(BadInput, match="noisy_sums is 'float64' of shape"):
         from_records(to_records(sums), metrics_forms(4))
 
 

@@ -120,13 +120,19 @@ class MetricsPage(http.server.HTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     """Answers the requests of a `MetricsPage`."""
 
-    server: MetricsPage
     timeout = _SECONDS
     server_version, sys_version = "fedveil", ""
 
+    @property
+    def _page(self) -> MetricsPage:
+        """Return the server of the page."""
+        if not isinstance(self.server, MetricsPage):
+            raise AssertionError("this handler answers for a MetricsPage")
+        return self.server
+
     def do_GET(self) -> None:
         """Answer with the page."""
-        own = {f"127.0.0.1:{self.server.server_port}", f"localhost:{self.server.server_port}"}
+        own = {f"127.0.0.1:{self._page.server_port}", f"localhost:{self._page.server_port}"}
         if self.headers.get_all("Host") is None or {*self.headers.get_all("Host", [])} - own:
             self.send_error(HTTPStatus.FORBIDDEN, "this page is asked by its own address only")
             return
@@ -134,9 +140,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND, "the page is /metrics")
             return
         try:
-            content = "".join(map(str, self.server.draw())).encode()
+            content = "".join(map(str, self._page.draw())).encode()
         except Exception as e:
-            self.server.log(f"the page cannot be drawn: {type(e).__name__}: {e}")
+            self._page.log(f"the page cannot be drawn: {type(e).__name__}: {e}")
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "the page cannot be drawn")
             return
         self.send_response(HTTPStatus.OK)

@@ -357,7 +357,9 @@ class RemoteEngine:
         found = ask_for_metrics(ask, metrics, federation, self.transport, self.clock)
         self.round_log.append(found.to_dict(ask, federation.site_names))
         most = {site.name: site.records for site in federation.sites}
-        return metrics.combined([*found.sums.values()], [most[name] for name in found.sums])
+        return metrics.combined(
+            [*found.sums_by_site.values()], [most[name] for name in found.sums_by_site]
+        )
 
     def close(self) -> None:
         """Do nothing, since the maker of the transport closes it."""

@@ -23,7 +23,7 @@ class HeldOutPeople:
     """The people (or records) whom a site holds out, and the metrics that are measured on them.
 
     Guarantee: none of their records is among the training records, and no person has records on
-    both sides. What `noisy_sums` returns is one release of `metrics.line` about each of them.
+    both sides. What `noisy_sums` returns is one release of `site_metrics.line` about each of them.
 
     | edge | behaviour |
     |---|---|
@@ -35,8 +35,8 @@ class HeldOutPeople:
     | the measurement fails | zeros with noise: that it failed may depend on a record |
     """
 
-    metrics: SiteMetrics
-    owners: Owners
+    site_metrics: SiteMetrics
+    owner_records: Owners
     task: Task
 
     @classmethod
@@ -77,18 +77,18 @@ class HeldOutPeople:
 
     def __len__(self) -> int:
         """The number of people, or of records where nobody knows whose they are."""
-        return len(self.owners)
+        return len(self.owner_records)
 
     def noisy_sums(self, params: torch.Tensor, round: int, streams: Streams) -> torch.Tensor:
         """Return the sums that leave the site, float64 [W]. `params` [P] is the model.
 
         `streams` are those of this measurement alone.
         """
-        names, clip = self.metrics.names, self.metrics.loss_clip
+        names, clip = self.site_metrics.names, self.site_metrics.loss_clip
         try:
             with one_thread():
-                means = owner_means(self.task, params, self.owners, names, clip)
+                means = owner_means(self.task, params, self.owner_records, names, clip)
         except Exception:
             LOG.exception("the metrics after round %d could not be computed", round)
-            means = torch.zeros(len(self.owners), len(names), dtype=torch.float64)
-        return self.metrics.noisy_sum(means, round, streams)
+            means = torch.zeros(len(self.owner_records), len(names), dtype=torch.float64)
+        return self.site_metrics.noisy_sum(means, round, streams)

@@ -164,17 +164,17 @@ class MetricsAnswer(_RoundMessage):
 
     Attributes:
         site: The name of the site.
-        sums: The sums, float64 [W], which are checked when they are combined.
+        noisy_sums: The sums, float64 [W], which are checked when they are combined.
     """
 
     site: str
-    sums: torch.Tensor
+    noisy_sums: torch.Tensor
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_site_name(self.site)
-        if not isinstance(self.sums, torch.Tensor):
-            raise BadInput(f"sums is {shown(self.sums)}: a tensor is needed")
+        if not isinstance(self.noisy_sums, torch.Tensor):
+            raise BadInput(f"noisy_sums is {shown(self.noisy_sums)}: a tensor is needed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,7 +334,7 @@ def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
 
 def metrics_forms(width: int) -> Forms:
     """Return the forms of a site's metrics: `width` numbers."""
-    return {"sums": VectorForm("float64", width)}
+    return {"noisy_sums": VectorForm("float64", width)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,12 +23,12 @@ class Measured:
     """The answers of the sites to one ask for metrics.
 
     Attributes:
-        sums: By site, its noisy sums.
+        sums_by_site: The noisy sums of each site.
         rejected: By site, the reason why its sums do not count.
         declined: By site, its reason to take no part.
     """
 
-    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    sums_by_site: dict[str, torch.Tensor] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     declined: dict[str, str] = field(default_factory=dict)
 
@@ -37,11 +37,11 @@ class Measured:
 
         Keys: "measured" (the round), "attempt", "answered", "declined", "refused" and "absent".
         """
-        known = {*self.sums, *self.rejected, *self.declined}
+        known = {*self.sums_by_site, *self.rejected, *self.declined}
         return {
             "measured": ask.round,
             "attempt": ask.attempt,
-            "answered": list(self.sums),
+            "answered": list(self.sums_by_site),
             "declined": self.declined,
             "refused": self.rejected,
             "absent": [name for name in names if name not in known],
@@ -65,13 +65,13 @@ def ask_for_metrics(
     names, forms = federation.site_names, metrics_forms(metrics.width)
     messages = dict.fromkeys(names, ask)
     for arrival in transport.send(messages, federation.deadline, forms):
-        known = {*found.sums, *found.declined}
+        known = {*found.sums_by_site, *found.declined}
         site, message = arrival.site, arrival.message
         reason = fault_of(arrival, ask, names, known, late=clock() > until)
         if not reason and isinstance(message, MetricsAnswer):
-            reason = metrics.refusal(message.sums)
+            reason = metrics.refusal(message.noisy_sums)
             if not reason:
-                found.sums[site] = message.sums
+                found.sums_by_site[site] = message.noisy_sums
         elif not reason and isinstance(message, Refusal):
             found.declined[site] = message.reason
         elif not reason:

@@ -44,15 +44,15 @@ class Terms:
             the owner's `repeats`, as far as the run's budget goes.
         at_once: Whether all turns are charged when the site is first asked. Amplification by a
             secret cohort also counts the rounds to which the server does not invite the site.
-        metrics: The terms of measurements at this site, each of which is a turn. None: the site
-            measures nothing.
+        measurements: The terms of measurements at this site, each of which is a turn. None: the
+            site measures nothing.
     """
 
     lines: tuple[BudgetLine, ...]
     planned_turns: int
     permitted_turns: int
     at_once: bool
-    metrics: "Terms | None" = None
+    measurements: "Terms | None" = None
 
     @property
     def charged_lines(self) -> tuple[BudgetLine, ...]:
@@ -62,7 +62,7 @@ class Terms:
     @property
     def every_charged_line(self) -> tuple[BudgetLine, ...]:
         """Return the lines that are charged for turns, and for measurements."""
-        return (*self.charged_lines, *(self.metrics.lines if self.metrics else ()))
+        return (*self.charged_lines, *(self.measurements.lines if self.measurements else ()))
 
     @cached_property
     def turn_costs(self) -> tuple[PrivacyClaim, ...]:
@@ -72,7 +72,7 @@ class Terms:
     @cached_property
     def costs(self) -> tuple[PrivacyClaim, ...]:
         """Return what a run costs this site in all: its turns, and its measurements."""
-        return (*self.turn_costs, *(self.metrics.turn_costs if self.metrics else ()))
+        return (*self.turn_costs, *(self.measurements.turn_costs if self.measurements else ()))
 
     @cached_property
     def alone(self) -> tuple[PrivacyClaim, ...]:
@@ -126,11 +126,11 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
         for line in lines
     )
     within = (line.permitted_rounds(most + repeats) for line in own if not line.reading)
-    permitted, metrics = min(within, default=most + repeats), None
+    permitted, measurements = min(within, default=most + repeats), None
     if isinstance(plan.metrics, SiteMetrics):
         line, count = plan.metrics.line, len(plan.metrics.rounds)
-        metrics = Terms((replace(line, rounds=()),), count, count, at_once=False)
-    return Terms(own, most, permitted, plan.secret_cohort, metrics)
+        measurements = Terms((replace(line, rounds=()),), count, count, at_once=False)
+    return Terms(own, most, permitted, plan.secret_cohort, measurements)
 
 
 def _applies_to(line: BudgetLine, plan: PrivacyPlan, number: int | None) -> bool:

@@ -29,11 +29,11 @@ class Rehearsal:
     """The times of one rehearsal by all sites.
 
     Attributes:
-        seconds: By site, when its answer came, after the ask.
+        seconds_by_site: When each site's answer came, after the ask.
         absent: The sites that did not answer, or refused.
     """
 
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds_by_site: dict[str, float] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
 
 
@@ -48,11 +48,11 @@ def rehearse_round(
     names, began, found = federation.site_names, clock(), Rehearsal()
     for arrival in transport.ask(names, ask, federation.deadline, forms):
         late = clock() - began > federation.deadline
-        known = {*found.seconds}
+        known = {*found.seconds_by_site}
         fault = fault_of(arrival, ask, names, known, late=late)
         if not fault and isinstance(arrival.message, Answer):
-            found.seconds[arrival.site] = round(clock() - began, 3)
-    found.absent = [name for name in names if name not in found.seconds]
+            found.seconds_by_site[arrival.site] = round(clock() - began, 3)
+    found.absent = [name for name in names if name not in found.seconds_by_site]
     return found
 
 
@@ -70,9 +70,9 @@ def deadline_after(rehearsal: Rehearsal, configured: float) -> float:
     >>> deadline_after(Rehearsal({"north": 1.2, "south": 3.1}), 600.0)
     10.0
     """
-    if rehearsal.absent or not rehearsal.seconds:
+    if rehearsal.absent or not rehearsal.seconds_by_site:
         return configured
-    wanted, scale = MARGIN * max(rehearsal.seconds.values()), 1.0
+    wanted, scale = MARGIN * max(rehearsal.seconds_by_site.values()), 1.0
     while scale * _STEPS[-1] < wanted:
         if scale * _STEPS[0] * 10 > configured:
             return configured
@@ -86,7 +86,7 @@ def rehearsal_line(rehearsal: Rehearsal, deadline: float) -> Mapping[str, Any]:
     Keys: "rehearsed" (seconds by site), "absent" and "deadline".
     """
     return {
-        "rehearsed": rehearsal.seconds,
+        "rehearsed": rehearsal.seconds_by_site,
         "absent": rehearsal.absent,
         "deadline": deadline,
     }

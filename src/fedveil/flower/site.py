@@ -261,7 +261,7 @@ class Site:
         try:
             with self._lock:
                 self._check_plan(ask)
-                if self.held_out is None or ask.round not in self.held_out.metrics.rounds:
+                if self.held_out is None or ask.round not in self.held_out.site_metrics.rounds:
                     raise Declined(f"the plan has no measurement after round {ask.round}")
                 terms, policy = self.terms, self.policy
                 self.ledger.charge(
@@ -276,7 +276,7 @@ class Site:
             event, reason = "error", _UNUSABLE
             place |= {"error": f"{type(e).__name__}: {one_line(e)}"}
         else:
-            costs = [] if self.terms.metrics is None else self.terms.metrics.turn_costs
+            costs = [] if self.terms.measurements is None else self.terms.measurements.turn_costs
             self.log.write("measured", **place, at_most=[claim.short for claim in costs])
             return MetricsAnswer(*turn, self.name, sums)
         self.log.write(event, **place, reason=reason)

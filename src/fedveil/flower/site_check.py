@@ -199,7 +199,7 @@ def _metrics_text(site: Site) -> str:
     held_out = site.held_out
     if held_out is None:
         return "no metrics, and nothing else"
-    metrics = held_out.metrics
+    metrics = held_out.site_metrics
     whom = "people" if metrics.line.unit is Unit.PERSON else "records"
     rounds = ", ".join(map(str, metrics.rounds))
     return (

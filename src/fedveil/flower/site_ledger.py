@@ -105,13 +105,13 @@ class SiteLedger:
             about: Facts about the run for the ledger, beside its name and cost.
             terms: The budget lines and turns of this site.
             policy: The owner's limits.
-            metrics: Whether the ask is for a measurement. `terms.metrics` is then charged.
+            metrics: Whether the ask is for a measurement. `terms.measurements` is then charged.
         """
         whole = terms
         if metrics:
-            if terms.metrics is None:
+            if terms.measurements is None:
                 raise AssertionError("nothing is measured on these terms")
-            terms = terms.metrics
+            terms = terms.measurements
         name = run + METRICS if metrics else run
         costs = [{**claim.to_dict(), "assumptions": []} for claim in terms.turn_costs]
         about = {"run": name, **about, "cost": json.dumps(costs)}
