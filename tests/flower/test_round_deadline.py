@@ -199,3 +199,20 @@ def test_a_rehearsal_survives_the_wire(tmp_path: Path) -> None:
     read: Any = from_parts(*to_parts(asked))
     assert type(read) is RehearsalAsk
     assert torch.equal(read.params, asked.params)
+
+
+def test_a_rehearsal_that_fails_is_one_sentence_and_takes_the_memory_of_one_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    north = site(tmp_path, rehearsal=1_000_000)
+    made_up, _ = north._made_up
+    assert made_up.records == 1_000_000
+    assert not any(made_up.x.strides[:1])  # type: ignore[union-attr]
+
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("out of memory at 0x13")
+
+    monkeypatch.setattr("fedveil.flower.site.client_report", fails)
+    reply: Any = north.answer(ask(Asker(north)))
+    assert reply.reason == "the round could not be rehearsed: the site's owner was told why"
+    assert charges(north) == 0

@@ -19,7 +19,7 @@ import torch
 
 from fedveil.base.checks import TABLE, shown
 from fedveil.base.errors import BadInput, one_line
-from fedveil.base.inputs import taken
+from fedveil.base.inputs import mapped, taken
 from fedveil.base.platforms import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.data.provenance import PUBLIC
@@ -75,6 +75,7 @@ from fedveil.training.session import Training
 
 OTHER_PLAN = "the plan is not that of this site's own copy of the recipe"
 _UNUSABLE = "the site's ledger cannot be used: its owner was told why"
+_UNREHEARSED = "the round could not be rehearsed: the site's owner was told why"
 _FAILED = "the round was charged and could not be computed: the site's owner was told why"
 
 
@@ -293,12 +294,13 @@ class Site:
             self._check(ask)
             if self.file.rehearsal is None:
                 raise Declined("this site's site.toml has no rehearsal")
-            self._work_on(ask, *self._made_up)
         except Declined as e:
             return Refusal(*turn, self.name, str(e)[:LONGEST_REASON])
+        try:
+            self._work_on(ask, *self._made_up)
         except Exception as e:
             LOG.error("a rehearsal of run %s: %s: %s", ask.run, type(e).__name__, e)
-            return Refusal(*turn, self.name, _FAILED)
+            return Refusal(*turn, self.name, _UNREHEARSED)
         self.log.write("rehearsed", run=ask.run)
         kind = torch.float64 if self.plan.release.wide else torch.float32
         watched = torch.zeros(self.plan.width, dtype=torch.float64)
@@ -308,11 +310,17 @@ class Site:
     def _made_up(self) -> tuple[FederatedData, Gradients]:
         """Return made-up records, `rehearsal` of them, and the way to compute their gradients.
 
-        They have the form of this site's records, and nothing else of them.
+        They have the form of this site's records, and nothing else of them. All are the same one,
+        so that they take the memory of one.
         """
         count = self.file.rehearsal or 1
-        x, y = without_test(self.records).examples(count)
-        data = self.records.with_clients(x, y, np.array([0, count]))
+        x, y = without_test(self.records).examples(1)
+
+        def repeated(part: np.ndarray) -> np.ndarray:
+            """Return `count` views of an array's only row."""
+            return np.broadcast_to(part[0], (count, *part.shape[1:]))
+
+        data = self.records.with_clients(mapped(repeated, x), repeated(y), np.array([0, count]))
         return data, self._gradients_of(data)
 
     def _sum_step(self, step: SumStep) -> Reply:
