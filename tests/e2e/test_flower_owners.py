@@ -49,7 +49,7 @@ class Owned(LocalFederation):
 TESTED = ("--test", "public.csv")
 MEASURED = (
     *("--set", "data.test=0.3", "--set", "evaluate.where=site"),
-    *("--set", "evaluate.epsilon=60", "--set", "evaluate.every=3"),
+    *("--set", "evaluate.epsilon=15", "--set", "evaluate.every=3"),
 )
 
 
