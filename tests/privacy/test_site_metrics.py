@@ -189,3 +189,18 @@ def test_fewer_rounds_keep_the_noise_of_all() -> None:
     assert less.line.claims(less.line.participations(1))[0].epsilon < 1.0
     with pytest.raises(AssertionError):
         metrics.until(40, 2)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_has_the_size_that_the_line_accounts_for(secure: bool) -> None:
+    """Of 6,000 draws of a sum of nobody, the variance; false alarms about once in 1e6 (5 sigma).
+
+    The event is a Gaussian of that multiplier, and one person's row is at most 1 long.
+    """
+    metrics = of()
+    assert isinstance(metrics.line.event, Gaussian)
+    draws = torch.cat(
+        [metrics.noisy_sum(torch.zeros(0, 2), 2, Streams(k, secure=secure)) for k in range(2000)]
+    )
+    ratio = float((draws**2).mean()) / metrics.line.event.multiplier**2
+    assert abs(ratio - 1) < 5 * math.sqrt(2 / len(draws))
