@@ -26,7 +26,7 @@ def run_families(folder: RunsFolder) -> list[MetricFamily]:
 
     | edge | behaviour |
     |---|---|
-    | central trust and secure noise | nothing about who answered: a cohort may be secret |
+    | central trust or a secure sum, and secure noise | nothing about who answered |
     | what a run has spent is not known | neither its epsilon nor who answered |
     | a simulation | nothing about sites |
     """
@@ -82,7 +82,8 @@ def _may_show_sites(status: RunStatus) -> bool:
     claim = status.spent
     if claim is None:
         return status.spending_known and not status.contents.claims
-    return not (claim.trust is Trust.CENTRAL and claim.noise is NoiseSource.SECURE)
+    secret = claim.trust in (Trust.CENTRAL, Trust.SECURE_SUM)
+    return not (secret and claim.noise is NoiseSource.SECURE)
 
 
 def _outcomes(run: FollowedRun) -> dict[str, int]:
