@@ -53,6 +53,7 @@ from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import SiteNoise
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.sampling import Everyone, FixedSize, OwnCoins, Poisson, RoundRobin
+from fedveil.privacy.site_metrics import site_metrics
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.cohort import Batches
 from fedveil.training.participants import Participants
@@ -115,6 +116,9 @@ ACCOUNTS = "accounts for what is released, and decides nothing that is drawn"
 ELSEWHERE = "decides where and how fast it is computed"
 ACCOUNTS_TOO = "mechanism and line go together: another noise, or other rounds, below"
 MEASURED = "decides what is measured, which draws nothing"
+AT_SITES = site_metrics(
+    ["accuracy"], 3, budget=Budget(1.0, 1e-5), rounds=(2, 4), loss_clip=1.0, unit=Unit.RECORD
+)
 PRICED = priced_metrics(
     ["accuracy", "loss"], 8, budget=Budget(1.0, 0.01), rounds=(1, 2), loss_clip=1.0
 )
@@ -248,6 +252,16 @@ PARTS = (
             "names": ("loss", "accuracy"),
             "owners": 9,
             "of_clients": True,
+            "loss_clip": 2.0,
+            "mechanism": ACCOUNTS_TOO,
+            "line": ACCOUNTS_TOO,
+        },
+    ),
+    (
+        AT_SITES,
+        {
+            "names": ("loss",),
+            "sites": 4,
             "loss_clip": 2.0,
             "mechanism": ACCOUNTS_TOO,
             "line": ACCOUNTS_TOO,

@@ -13,7 +13,13 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.flower import flower_apps
-from fedveil.flower.messages import VectorForm, answer_forms, ask_forms, new_run_id
+from fedveil.flower.messages import (
+    VectorForm,
+    answer_forms,
+    ask_forms,
+    metrics_forms,
+    new_run_id,
+)
 from fedveil.privacy.ledger.file import read_charges
 
 pytest.importorskip("flwr")
@@ -22,8 +28,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedveil.flower.flower_apps import GridTransport, from_records, to_records
-from fedveil.flower.messages import Answer, RoundAsk
-from tests.flower.sites import LOCAL, POLICY, open_site
+from fedveil.flower.messages import Answer, MetricsAnswer, MetricsAsk, RoundAsk
+from tests.flower.sites import LOCAL, POLICY, open_site, write_policy
+from tests.flower.test_metrics_at_sites import EVALUATE, measured, site_at
+from tests.flower.test_metrics_at_sites import SITES as MEASURED
 from tests.flower.test_wire import ANSWERED, ASK, RUN, answer_of, asked, pair, replied  # noqa: F401
 
 MESSAGES = 200
@@ -324,3 +332,23 @@ def in_a_run(monkeypatch):
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(flower_apps, "_POLL_SECONDS", 0.01)
+
+
+@pytest.mark.slow
+def test_damaged_asks_for_metrics_are_charged_once_for_each_answer(tmp_path):
+    rng = np.random.default_rng(37)
+    evaluate = {**EVALUATE, "epsilon": 20.0, "every": 1}
+    site = site_at(tmp_path, {**MEASURED, "rounds": 200, "evaluate": evaluate}, 0)
+    params, path = site.training.start().params, str(tmp_path / "north" / "site.toml")
+    policy = {"epsilon": {"record": 1e6}, "delta": 0.1}
+    write_policy(tmp_path / "north", policy)
+    answers = 0
+    for number in range(1, MESSAGES + 1):
+        ask = MetricsAsk(RUN, number, 0, site.digest, params)
+        reply = replied(asked(damaged(to_records(ask), rng)), path)
+        if not reply.has_error():
+            answers += isinstance(from_records(reply.content, metrics_forms(3)), MetricsAnswer)
+    assert 0 < answers < MESSAGES / 4
+    assert measured(site) == answers  # numbers that are damaged are another model
+    ask = MetricsAsk(new_run_id(), 1, 0, site.digest, params)
+    assert not replied(asked(to_records(ask)), path).has_error()

@@ -14,17 +14,22 @@ from fedveil.base.errors import BadInput
 from fedveil.flower.federation_files import Federation, RegisteredSite, fingerprint
 from fedveil.flower.federation_server import TooFewSites
 from fedveil.flower.messages import (
+    VERSION,
     Answer,
     Arrival,
     BytesForm,
     MaskedAsk,
+    MetricsAnswer,
+    MetricsAsk,
     Refusal,
+    RehearsalAsk,
     RoundAsk,
     SumStep,
     answer_forms,
     ask_forms,
     bytes_tensor,
     from_parts,
+    metrics_forms,
     new_run_id,
     to_parts,
 )
@@ -418,3 +423,35 @@ def test_the_server_app_runs_a_recipe_over_flower(trio, tmp_path, monkeypatch, c
     assert torch.allclose(three.model("flower"), three.model("simulated"), atol=1e-5)
     assert Path(tmp_path / "flower" / "result.json").is_file()
     assert outcome(tmp_path)[0] == 0
+
+
+def test_metrics_and_rehearsals_come_back_as_they_were():
+    asked = MetricsAsk(RUN, 3, 1, PLAN, ASK.params)
+    back = from_records(to_records(asked), ASKED)
+    assert type(back) is MetricsAsk
+    assert torch.equal(back.params, ASK.params)
+    rehearsal = RehearsalAsk(*vars(ASK).values())
+    assert type(from_records(to_records(rehearsal), ASKED)) is RehearsalAsk
+    sums = MetricsAnswer(RUN, 3, 1, "north", torch.arange(3.0, dtype=torch.float64))
+    back = from_records(to_records(sums), metrics_forms(3))
+    assert torch.equal(back.noisy_sums, sums.noisy_sums)
+    with pytest.raises(BadInput, match="noisy_sums is 'float64' of shape"):
+        from_records(to_records(sums), metrics_forms(4))
+
+
+def test_a_site_that_sends_an_ask_has_not_answered(pair):
+    for asked in (ASK, MetricsAsk(RUN, 3, 1, PLAN, ASK.params)):
+        transport = pair(lambda message, asked=asked: Message(to_records(asked), reply_to=message))
+        (first, *_) = transport.ask(["north"], ASK, 5.0, ANSWERED)
+        assert first.message == "it asked, and was to answer"
+
+
+def test_a_site_names_a_server_of_another_version(tmp_path):
+    """Before it compares plans, whose digests another version may take otherwise."""
+    content = to_records(ASK)
+    content["fedveil"]["version"] = "9.9"
+    reply = replied(asked(content), str(write_site(tmp_path)))
+    assert reply.error.reason == (
+        "the site cannot read the ask: a message of version '9.9' and not "
+        f"{VERSION}: use the same version of fedveil on both sides"
+    )

@@ -208,6 +208,9 @@ class Federation(Section):
         deadline: Seconds that a round waits for answers.
         minimum: The number of sites that must be online before a round is charged.
         wait: Seconds that the server waits for them.
+        rehearsal: The number of made-up records on which sites rehearse a round before the first
+            one, where rounds take their whole deadline, which then follows from that. None: rounds
+            take `deadline` seconds.
         data: Where the test split is, if not where the recipe says.
         mixer: Where the server collects the multisets, for recipes with [shuffle].
     """
@@ -216,6 +219,7 @@ class Federation(Section):
     deadline: float = 600.0
     minimum: int = 1
     wait: float = 3600.0
+    rehearsal: int | None = None
     data: DataSection | None = None
     mixer: MixerSection | None = None
 
@@ -251,6 +255,11 @@ class Federation(Section):
                 "[shuffle] needs a mixer that sites reach by themselves: what carries these "
                 "messages knows who sent what; name it in federation.toml ([mixer]), or leave "
                 "[shuffle] out, so that trust is local"
+            )
+        if self.rehearsal is not None and not takes_whole_deadline(plan):
+            raise BadInput(
+                f"federation: rehearsal is {self.rehearsal} and rounds end when all have answered, "
+                "since the cohort is public or noise is seeded: omit it"
             )
         if self.mixer is not None and not shuffled:
             raise BadInput("federation: [mixer] is for recipes with [shuffle]: omit it")
@@ -291,6 +300,8 @@ class Federation(Section):
                 f"federation: minimum is {self.minimum}: 1 to {len(self.sites)}, the number of "
                 "sites, is needed"
             )
+        if self.rehearsal is not None:
+            REHEARSAL.check("federation: rehearsal", self.rehearsal)
         for name, seconds in (("deadline", self.deadline), ("wait", self.wait)):
             if not 0 < seconds <= _LONGEST_WAIT:
                 raise BadInput(
@@ -395,6 +406,10 @@ _MIXER_PATHS = ("ca", "certificate", "key")
 TABLES = (".csv", ".parquet")
 
 
+REHEARSAL = number(lambda v: 1 <= v <= 1_000_000, "1 to 1,000,000 records are needed", whole=True)
+"""How many made-up records a round is rehearsed on."""
+
+
 class SiteFile(Section):
     """A site's part in one federation. Paths are relative to the folder of `site.toml`."""
 
@@ -410,6 +425,10 @@ class SiteFile(Section):
     sizes: list[int] | None = setting(Each(COUNT), None)
     """How many records each site has by public declaration, or people where these are sampled, in
     the order of numbers. Default: as many as this site has, for plans that need no such numbers.
+    """
+    rehearsal: int | None = setting(REHEARSAL, None)
+    """How many records the server makes rounds long enough for, where their length must not depend
+    on who is asked. A site with more is refused. Default: rounds are as long as the server says.
     """
     ledger: str = "ledger"
     """The folder with the ledger of this owner's people, whatever federations they take part in;
@@ -447,7 +466,7 @@ def read_site_file(path: Path) -> SiteFile:
     | `number` is not 0 to `clients` - 1 | BadInput |
     | `sizes` without `number`, or not one per site | BadInput |
     | a [policy] in it, as older versions had | BadInput: it is a file now |
-    | part of a table held back for tests, which nobody measures | BadInput |
+    | data.test = 'by-client' | BadInput: a site is one client |
     | a witness inside the ledger's folder | BadInput: both would be lost together |
     """
     try:
@@ -478,10 +497,10 @@ def read_site_file(path: Path) -> SiteFile:
             "needed, and this site's number"
         )
     test = site.data.test
-    if test is not None and test != "none" and not _names_rows(path.resolve().parent, test):
+    if test == "by-client":
         raise BadInput(
-            f"{path}: data.test is {shown(test)}, which would hold rows back, and a site measures "
-            "nothing: omit it, so that every row is used"
+            f"{path}: data.test is {shown(test)} and a site is one client: use a share of its rows "
+            "if sites measure (evaluate.where), or else omit it, so that every row is used"
         )
     folder, mixer = path.resolve().parent, site.mixer
     ledger = folder / site.ledger

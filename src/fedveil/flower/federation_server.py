@@ -28,7 +28,9 @@ from fedveil.flower.federation_files import (
 )
 from fedveil.flower.messages import (
     Answer,
+    MetricsAsk,
     Refusal,
+    RehearsalAsk,
     RoundAsk,
     Transport,
     answer_forms,
@@ -36,12 +38,15 @@ from fedveil.flower.messages import (
     new_run_id,
     plan_digest,
 )
+from fedveil.flower.metrics_round import ask_for_metrics
+from fedveil.flower.round_deadline import deadline_after, rehearsal_line, rehearse_round
 from fedveil.flower.sum_rounds import SumRounds
 from fedveil.flower.sum_terms import sum_terms
 from fedveil.mixing.protocol import round_number
 from fedveil.privacy.release import Round
 from fedveil.privacy.releases.secure_sum import SecureSum, report_grid
 from fedveil.privacy.releases.two_point import Shuffler
+from fedveil.privacy.site_metrics import SiteMetrics
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.run import OnRound, Run
 from fedveil.runs.run_directory import write_atomic
@@ -255,10 +260,12 @@ class RemoteEngine:
     on_outcome: Callable[[Outcome], None] = lambda outcome: None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    deadline: float = field(init=False)
 
     def __post_init__(self) -> None:
         """Raise BadInput unless a mixer and `minimum` fit the plan."""
         self.federation.check_plan(self.job.plan)
+        object.__setattr__(self, "deadline", self.federation.deadline)
 
     def run(self, round: Round) -> CohortSum:
         """Ask a round's clients, and return the sum of their answers in the order of clients.
@@ -284,7 +291,7 @@ class RemoteEngine:
             return replace(total, clipping_known=False, enough=outcome.enough)
         answers = self._answers(ask, outcome, began)
         if takes_whole_deadline(self.job.plan):
-            self.sleep(max(0.0, began + self.federation.deadline - self.clock()))
+            self.sleep(max(0.0, began + self.deadline - self.clock()))
         outcome.answered = [name for name in outcome.invited if name in answers]
         secret = self.job.plan.secret_cohort
         outcome.enough = secret or len(answers) >= self.federation.minimum
@@ -336,6 +343,24 @@ class RemoteEngine:
         """
         return evaluate(self.job.task, params, self.job.data)
 
+    def site_metrics(self, params: torch.Tensor, round: int, attempt: int) -> dict[str, float]:
+        """Return the metrics that sites have measured on their held-out people, by name.
+
+        They were charged before this is called. {} if too few people were measured. The outcome is
+        logged.
+        """
+        metrics, federation = self.job.plan.metrics, self.federation
+        if not isinstance(metrics, SiteMetrics):
+            raise AssertionError("the plan has no metrics that sites measure")
+        run_id, plan = self.identity.run_id, self.identity.plan_digest
+        ask = MetricsAsk(run_id, round, attempt, plan, params)
+        found = ask_for_metrics(ask, metrics, federation, self.transport, self.clock)
+        self.round_log.append(found.to_dict(ask, federation.site_names))
+        most = {site.name: site.records for site in federation.sites}
+        return metrics.combined(
+            [*found.sums_by_site.values()], [most[name] for name in found.sums_by_site]
+        )
+
     def close(self) -> None:
         """Do nothing, since the maker of the transport closes it."""
 
@@ -348,11 +373,11 @@ class RemoteEngine:
         answers: dict[str, Answer] = {}
         if not outcome.invited:
             return answers
-        until = began + self.federation.deadline
+        until = began + self.deadline
         size = 0 if self.federation.mixer else self.job.task.size
         wide = self.job.plan.release.wide
         forms = answer_forms(size, self.job.plan.width, wide=wide)
-        for arrival in self.transport.ask(outcome.invited, ask, self.federation.deadline, forms):
+        for arrival in self.transport.ask(outcome.invited, ask, self.deadline, forms):
             known = {*answers, *outcome.declined}
             site, message = arrival.site, arrival.message
             reason = fault_of(arrival, ask, outcome.invited, known, late=self.clock() > until)
@@ -364,6 +389,24 @@ class RemoteEngine:
                 answers[site] = message
                 outcome.seconds = round(self.clock() - began, 3)
         return answers
+
+    def rehearse(self, state: ServerState) -> None:
+        """Let all sites rehearse a round, and set the deadline of all rounds by how long it took.
+
+        Does nothing without `rehearsal` in the federation. Sites rehearse twice, and the first time
+        does not count: programs start then. No record and no cohort has a part in it.
+        """
+        federation, plan = self.federation, self.job.plan
+        if federation.rehearsal is None:
+            return
+        forms = answer_forms(self.job.task.size, plan.width, wide=plan.release.wide)
+        for _ in range(2):
+            ask = RehearsalAsk(
+                new_run_id(), 1, 0, self.identity.plan_digest, state.params, state.adaptive_state
+            )
+            found = rehearse_round(ask, forms, federation, self.transport, self.clock)
+        object.__setattr__(self, "deadline", deadline_after(found, federation.deadline))
+        self.round_log.append(dict(rehearsal_line(found, self.deadline)))
 
     @property
     def _once(self) -> bool:
@@ -540,6 +583,7 @@ class Server:
     def serve(self, on_round: OnRound = lambda line: None) -> dict[str, Any]:
         """Train to the end of the plan or the budget, and return the result as `Run.execute` does.
 
+        Where the federation has a rehearsal, it comes first, also of a run that is resumed.
         `on_round` is called with each round's line of metrics. A round is charged only when
         `minimum` sites are online. If they do not come, the run ends as after Ctrl-C, and
         TooFewSites is raised.
@@ -555,6 +599,9 @@ class Server:
                 self._wait_for_sites()
 
         self._wait_for_sites()
+        engine, training = self.run.training.engine, self.run.training
+        if isinstance(engine, RemoteEngine):
+            engine.rehearse(training.start())
         return self.run.execute(next_round)
 
     def _wait_for_sites(self) -> None:

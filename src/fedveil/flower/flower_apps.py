@@ -42,6 +42,7 @@ from fedveil.flower.messages import (
     RoundAsk,
     ServerMessage,
     SiteMessage,
+    check_version,
     from_parts,
     to_parts,
 )
@@ -223,7 +224,7 @@ def _read_reply(reply: Message | Exception, node: int, forms: Forms) -> Reply | 
     if reply.metadata.src_node_id != node:
         return "its answer came from another node"
     try:
-        if values_of(reply.content).get("kind") in ASKS[:2]:
+        if values_of(reply.content).get("kind") in ASKS[:-1]:
             return "it asked, and was to answer"
         return from_records(reply.content, forms)  # type: ignore[return-value]
     except BadInput as e:
@@ -275,7 +276,9 @@ def answer(message: Message, context: Context) -> Message:
 
     try:
         values = values_of(message.content)
+        check_version(values)
     except BadInput as e:
+        LOG.warning("an ask cannot be read: %s", one_line(e))
         return failed(f"the site cannot read the ask: {one_line(e)}")
     if values.get("kind") not in ASKS:
         return failed("the site answers asks and nothing else")

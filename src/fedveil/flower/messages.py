@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,9 @@ from fedveil.runs.recipe import Recipe
 
 FORMAT = 1
 """The version of messages and plan digests. Both sides of a federation need the same."""
+
+VERSION = ".".join(version("fedveil").split(".")[:2])
+"""The minor version of fedveil, such as "0.2". All parties of a federation need the same."""
 
 LONGEST_REASON = 300
 
@@ -84,6 +88,15 @@ class RoundAsk(_RoundMessage):
 
 
 @dataclass(frozen=True, eq=False)
+class RehearsalAsk(RoundAsk):
+    """A server's ask to rehearse a round: as long as an ask, and answered by zeros.
+
+    The site works on records that are made up, so that the time of its answer is public. `run` is
+    no run's.
+    """
+
+
+@dataclass(frozen=True, eq=False)
 class MaskedAsk(RoundAsk):
     """A server's ask for a site's report under the masks of a secure sum.
 
@@ -123,6 +136,45 @@ class SumStep(_RoundMessage):
     def encoded(self) -> bytes:
         """Return the message of `masking`."""
         return self.content.numpy().tobytes()
+
+
+@dataclass(frozen=True, eq=False)
+class MetricsAsk(_RoundMessage):
+    """A server's ask for the metrics of a model on the people whom a site holds out.
+
+    `round` is the round after which the model is measured.
+
+    Attributes:
+        plan: The digest of the plan.
+        params: The model, float32 [P].
+    """
+
+    plan: str
+    params: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
+        _check_vector("params", self.params, torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class MetricsAnswer(_RoundMessage):
+    """A site's noisy sums over the people whom it holds out (`SiteMetrics.noisy_sum`).
+
+    Attributes:
+        site: The name of the site.
+        noisy_sums: The sums, float64 [W], which are checked when they are combined.
+    """
+
+    site: str
+    noisy_sums: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_site_name(self.site)
+        if not isinstance(self.noisy_sums, torch.Tensor):
+            raise BadInput(f"noisy_sums is {shown(self.noisy_sums)}: a tensor is needed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,18 +222,21 @@ class Refusal(_RoundMessage):
             raise BadInput(f"the reason of a refusal has at most {LONGEST_REASON} characters")
 
 
-ServerMessage = RoundAsk | SumStep
-Reply = Answer | SumStep | Refusal
-SiteMessage = RoundAsk | Answer | SumStep | Refusal
+ServerMessage = RoundAsk | MetricsAsk | SumStep
+Reply = Answer | MetricsAnswer | SumStep | Refusal
+SiteMessage = ServerMessage | Reply
 _KINDS: dict[str, type[SiteMessage]] = {
     "ask": RoundAsk,
     "masked-ask": MaskedAsk,
+    "metrics-ask": MetricsAsk,
+    "rehearsal-ask": RehearsalAsk,
     "answer": Answer,
+    "metrics-answer": MetricsAnswer,
     "sum-step": SumStep,
     "refusal": Refusal,
 }
-ASKS = ("ask", "masked-ask", "sum-step")
-"""The kinds of messages that a server sends."""
+ASKS = ("ask", "masked-ask", "metrics-ask", "rehearsal-ask", "sum-step")
+"""The kinds of messages that a server sends. Of these a site sends steps of a sum alone."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +332,11 @@ def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
     return {"report": VectorForm(kind, size), "watched": VectorForm("float64", width)}
 
 
+def metrics_forms(width: int) -> Forms:
+    """Return the forms of a site's metrics: `width` numbers."""
+    return {"noisy_sums": VectorForm("float64", width)}
+
+
 @dataclass(frozen=True, eq=False)
 class Arrival:
     """A message that a transport has received.
@@ -349,10 +409,10 @@ def fault_of(
 def to_parts(message: SiteMessage) -> tuple[dict[str, str | int], dict[str, np.ndarray]]:
     """Return a message as (values by name, arrays by name), which transports can carry.
 
-    Values have "format" and "kind" beside the message's own texts and numbers.
+    Values have "format", "version" and "kind" beside the message's own texts and numbers.
     """
     kind = next(kind for kind, known in _KINDS.items() if type(message) is known)
-    values: dict[str, str | int] = {"format": FORMAT, "kind": kind}
+    values: dict[str, str | int] = {"format": FORMAT, "version": VERSION, "kind": kind}
     arrays = {}
     for name, value in vars(message).items():
         if isinstance(value, torch.Tensor):
@@ -367,24 +427,20 @@ def from_parts(values: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -
 
     | edge | behaviour |
     |---|---|
-    | another format, an unknown kind, a part too few or too many | BadInput |
+    | another format or version, an unknown kind, a part too few or too many | BadInput |
     | a value of the wrong type, a number out of range, a name that is none | BadInput |
     | an ask whose arrays are not vectors of the right type, or not finite | BadInput |
     | an answer with an array that no tensor can hold (texts, objects) | BadInput |
     | an answer of another shape or type, or not finite | an `Answer`: `server_sum` refuses it |
     """
-    if values.get("format") != FORMAT:
-        raise BadInput(
-            f"a message of format {shown(values.get('format'))} and not {FORMAT}: use the same "
-            "version of fedveil on both sides"
-        )
+    check_version(values)
     name = str(values.get("kind"))
     kind = _KINDS.get(name)
     if kind is None:
         raise BadInput(f"a message of kind {shown(values.get('kind'))}, which nobody knows")
     tensors = [field.name for field in fields(kind) if field.type is torch.Tensor]
     plain = [field.name for field in fields(kind) if field.name not in tensors]
-    if set(values) != {"format", "kind", *plain} or set(arrays) != set(tensors):
+    if set(values) != {"format", "version", "kind", *plain} or set(arrays) != set(tensors):
         raise BadInput(f"a message of kind {name!r} with other parts than it has")
     parts: dict[str, Any] = {name: values[name] for name in plain}
     for name in tensors:
@@ -393,6 +449,16 @@ def from_parts(values: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -
         except (TypeError, ValueError, RuntimeError) as e:
             raise BadInput(f"{name} is no array of numbers") from e
     return kind(**parts)
+
+
+def check_version(values: Mapping[str, object]) -> None:
+    """Raise BadInput for a message of another minor version of fedveil, or of another format."""
+    for what, known in (("version", VERSION), ("format", FORMAT)):
+        if values.get(what) != known:
+            raise BadInput(
+                f"a message of {what} {shown(values.get(what))} and not {known}: use the same "
+                "version of fedveil on both sides"
+            )
 
 
 def bytes_tensor(content: bytes) -> torch.Tensor:
@@ -409,10 +475,13 @@ def plan_digest(recipe: Recipe, clients: int) -> str:
     """Return the SHA-256 digest, in hexadecimal, that identifies a plan on both sides.
 
     It covers everything in the recipe that a claim depends on, and the number of sites, `clients`,
-    online or not. The recipe's name, data, evaluation and engine may differ between the sides.
+    online or not. The recipe's name, data, evaluation and engine may differ between the sides. If
+    sites measure (evaluate.where), the digest covers the evaluation as well.
     """
     claimed = recipe.model_dump(mode="json", exclude_none=True, exclude=set(_NOT_CLAIMED))
-    content = {"format": FORMAT, "clients": clients, "recipe": claimed}
+    content: dict[str, Any] = {"format": FORMAT, "clients": clients, "recipe": claimed}
+    if recipe.evaluate.where == "site":  # then sites measure, and claims depend on how
+        content["evaluate"] = recipe.evaluate.model_dump(mode="json", exclude_none=True)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

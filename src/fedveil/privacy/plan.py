@@ -25,6 +25,7 @@ from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.ranges import Ranges
 from fedveil.privacy.release import SERVER, NoisySteps, Release, Round
 from fedveil.privacy.sampling import Counts, OwnCoins, Sampler
+from fedveil.privacy.site_metrics import SiteMetrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class PrivacyPlan:
     release: Release = field(default_factory=Release)
     lines: tuple[BudgetLine, ...] = ()
     parameters: int | None = None
-    metrics: PricedMetrics | None = None
+    metrics: PricedMetrics | SiteMetrics | None = None
     statistic: ClipStatistic | None = field(init=False, repr=False, default=None)
     norm: Norm | None = field(init=False, repr=False, default=None)
     secure: bool = field(init=False, repr=False)
@@ -229,7 +230,9 @@ class PrivacyPlan:
         metrics = self.metrics and replace(self.metrics, line=lines[-1])
         return replace(self, lines=tuple(lines[: len(self.lines)]), metrics=metrics)
 
-    def measuring(self, metrics: PricedMetrics, every: int | None = None) -> "PrivacyPlan":
+    def measuring(
+        self, metrics: PricedMetrics | SiteMetrics, every: int | None = None
+    ) -> "PrivacyPlan":
         """The plan with priced metrics, measured up to the last round that it permits.
 
         `every` is as in `measurement_rounds`: None for four measurements.
@@ -506,12 +509,12 @@ def unprotected(
     return PrivacyPlan(sampler, population, rounds, clip_schedule=schedule)
 
 
-def _uncounted_metrics(metrics: PricedMetrics, line: BudgetLine) -> str:
+def _uncounted_metrics(metrics: PricedMetrics | SiteMetrics, line: BudgetLine) -> str:
     """How a line about clients leaves out metrics measured on them, as a clause.
 
     "" if the line counts them, or if they are measured on held-out owners.
     """
-    if not metrics.of_clients:
+    if isinstance(metrics, SiteMetrics) or not metrics.of_clients:
         return ""
     event, (measured, count) = line.event, metrics.beside
     if line.relation is not metrics.line.relation or line.trust is not Trust.CENTRAL:

@@ -35,6 +35,7 @@ from fedveil.training.engines.engine import (
     EngineMaker,
     GoesOn,
     Job,
+    MeasuresAtSites,
     keep_memory,
     why_one_by_one,
 )
@@ -250,6 +251,7 @@ class Training:
             in_clear=self._clear_metrics,
             across=self.across_clients,
             diagnostics=shown,
+            at_sites=self._site_metrics,
         )
 
     def __repr__(self) -> str:
@@ -371,7 +373,9 @@ class Training:
         notes, dishonest = {}, self.dishonest
         if dishonest is not None:
             notes = dishonest.summary(cohort.notes, cohort.clients)
-        metrics = self.gate.evaluate_round(result.state, ledger, round.server_streams)
+        metrics = self.gate.evaluate_round(
+            result.state, ledger, round.server_streams, round.attempt
+        )
         seconds = time.perf_counter() - round.began
         return self.gate.result(replace(result, metrics=metrics, notes=notes, seconds=seconds))
 
@@ -541,6 +545,15 @@ class Training:
         if self.dishonest is not None:
             metrics |= self.dishonest.measure(self.task, params)
         return metrics
+
+    def _site_metrics(self, params: torch.Tensor, round: int, attempt: int) -> dict[str, float]:
+        """Metrics of a model on the people whom sites hold out, by name, with the sites' noise.
+
+        {} if too few sites answer.
+        """
+        if not isinstance(self.engine, MeasuresAtSites):
+            raise AssertionError("this engine has no sites that measure")
+        return self.engine.site_metrics(params, round, attempt)
 
     def across_clients(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics across clients, on their own records in the clear (`client_spread`)."""
