@@ -14,7 +14,14 @@ import torch
 import fedveil as fv
 from fedveil.flower.federation_files import Federation, RegisteredSite
 from fedveil.flower.federation_server import Server
-from fedveil.flower.messages import Answer, RoundAsk, ServerMessage
+from fedveil.flower.messages import (
+    Answer,
+    HeadAsk,
+    HeadReply,
+    Reply,
+    RoundAsk,
+    ServerMessage,
+)
 from fedveil.runs.evidence import statements_of
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -121,7 +128,10 @@ class StandIn:
     def __init__(self, name: str, number: int, width: int = 0, length: float = 0.1) -> None:
         self.name, self.number, self.width, self.length = name, number, width, length
 
-    def answer(self, ask: ServerMessage) -> Answer:
+    def answer(self, ask: ServerMessage) -> Reply:
+        if isinstance(ask, HeadAsk):
+            nothing = torch.zeros(0, dtype=torch.uint8)
+            return HeadReply(ask.run, ask.round, ask.attempt, self.name, nothing)
         assert isinstance(ask, RoundAsk)
         report = torch.zeros_like(ask.params)
         report[self.number % len(report)] = self.length

@@ -362,6 +362,15 @@ def takes_whole_deadline(plan: PrivacyPlan) -> bool:
     return plan.secure and plan.secret_cohort
 
 
+def signs_answers(plan: PrivacyPlan) -> bool:
+    """Return whether sites sign the server's ledger with their answers.
+
+    Otherwise signatures are collected from every site alike. Where the cohort is secret, they would
+    show who answered, and with a secure sum answers are steps of its protocol.
+    """
+    return not plan.secret_cohort and not isinstance(plan.release.channel, SecureSum)
+
+
 def fingerprint(key: str) -> str:
     """Return the SHA-256 fingerprint of a public key as OpenSSH prints it.
 
@@ -413,6 +422,8 @@ class SiteFile(Section):
     or put back is noticed. Default: NAME.head.json beside site.toml."""
     policy: str = "policy.toml"
     """The owner's policy for all federations: a file. An empty one refuses everything."""
+    key: str | None = None
+    """The site's private key, which signs heads of the server's ledger. Default: none is signed."""
     allow_code: bool = False
     """Whether the code that the recipe names may be run (model.path)."""
     data: DataSection
@@ -491,7 +502,7 @@ def read_site_file(path: Path) -> SiteFile:
     head = os.path.normpath(witness)
     keys = None if site.sum_keys is None else with_absolute_paths(site.sum_keys, folder, "key")
     site = site.model_copy(update={"witness": head, "data": data, "mixer": mixer, "sum_keys": keys})
-    return with_absolute_paths(site, folder, "recipe", "ledger", "policy")
+    return with_absolute_paths(site, folder, "recipe", "ledger", "policy", "key")
 
 
 def _names_rows(folder: Path, test: float | str) -> bool:

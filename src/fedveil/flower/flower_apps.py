@@ -223,7 +223,7 @@ def _read_reply(reply: Message | Exception, node: int, forms: Forms) -> Reply | 
     if reply.metadata.src_node_id != node:
         return "its answer came from another node"
     try:
-        if values_of(reply.content).get("kind") in ASKS[:2]:
+        if values_of(reply.content).get("kind") in ASKS[:-1]:
             return "it asked, and was to answer"
         return from_records(reply.content, forms)  # type: ignore[return-value]
     except BadInput as e:

@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -19,6 +19,8 @@ import torch
 
 from fedveil.base.checks import MOST_ROUNDS, shown
 from fedveil.base.errors import BadInput
+from fedveil.flower.ledger_tail import most_tail_bytes
+from fedveil.privacy.ledger.hash_chain import json_digest
 from fedveil.runs.recipe import Recipe
 
 FORMAT = 1
@@ -29,6 +31,12 @@ LONGEST_REASON = 300
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RUN, _PLAN = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}")
 _NOT_CLAIMED = ("name", "data", "evaluate", "engine")
+_SIGNED_BYTES = 2048  # more than a signed head takes
+
+
+def _nothing() -> torch.Tensor:
+    """Return no bytes, as messages have them."""
+    return torch.zeros(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,21 +68,27 @@ class RoundAsk(_RoundMessage):
         plan: The digest of the plan (`plan_digest`).
         params: The round's model, float32 [P].
         moving: The adaptive state (a clip, ranges), float64 [M].
+        ledger: The end of the server's ledger (`LedgerTail`), uint8 [L].
     """
 
     plan: str
     params: torch.Tensor
     moving: torch.Tensor
+    ledger: torch.Tensor = field(default_factory=_nothing, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
         _check_vector("params", self.params, torch.float32)
         _check_vector("moving", self.moving, torch.float64)
+        _check_vector("ledger", self.ledger, torch.uint8)
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of everything in the ask, in hexadecimal."""
+        """Return the SHA-256, in hexadecimal, of everything that the answer depends on.
+
+        The server's ledger is not in it: it goes on from one ask to the next.
+        """
         place = json.dumps([FORMAT, self.run, self.round, self.attempt, self.plan])
         digest = hashlib.sha256(place.encode())
         for vector in (self.params, self.moving):
@@ -97,6 +111,42 @@ class MaskedAsk(RoundAsk):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_vector("roster_message", self.roster_message, torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadAsk(_RoundMessage):
+    """A server's ask for a site's signature of the end of its ledger, and for nothing else.
+
+    Attributes:
+        plan: The digest of the plan.
+        ledger: The end of the server's ledger (`LedgerTail`), uint8 [L].
+    """
+
+    plan: str
+    ledger: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
+        _check_vector("ledger", self.ledger, torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadReply(_RoundMessage):
+    """A site's signature of the end of the server's ledger.
+
+    Attributes:
+        site: The name of the site.
+        signature: The signed head (`SignedHead`) as JSON, uint8 [L]. Empty if the site signs none.
+    """
+
+    site: str
+    signature: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_site_name(self.site)
+        _check_vector("signature", self.signature, torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,15 +185,18 @@ class Answer(_RoundMessage):
         site: The name of the site.
         report: The report, float32 [P], or float64 where the release is wide.
         watched: The statistic of an adaptive clip, float64 [W].
+        signature: The signed head of the ledger in the ask, as in `HeadReply`.
     """
 
     site: str
     report: torch.Tensor
     watched: torch.Tensor
+    signature: torch.Tensor = field(default_factory=_nothing, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_site_name(self.site)
+        _check_vector("signature", self.signature, torch.uint8)
         for name in ("report", "watched"):
             if not isinstance(getattr(self, name), torch.Tensor):
                 raise BadInput(f"{name} is {shown(getattr(self, name))}: a tensor is needed")
@@ -170,18 +223,20 @@ class Refusal(_RoundMessage):
             raise BadInput(f"the reason of a refusal has at most {LONGEST_REASON} characters")
 
 
-ServerMessage = RoundAsk | SumStep
-Reply = Answer | SumStep | Refusal
-SiteMessage = RoundAsk | Answer | SumStep | Refusal
+ServerMessage = RoundAsk | HeadAsk | SumStep
+Reply = Answer | HeadReply | SumStep | Refusal
+SiteMessage = ServerMessage | Reply
 _KINDS: dict[str, type[SiteMessage]] = {
     "ask": RoundAsk,
     "masked-ask": MaskedAsk,
     "answer": Answer,
+    "head-ask": HeadAsk,
+    "head-reply": HeadReply,
     "sum-step": SumStep,
     "refusal": Refusal,
 }
-ASKS = ("ask", "masked-ask", "sum-step")
-"""The kinds of messages that a server sends."""
+ASKS = ("ask", "masked-ask", "head-ask", "sum-step")
+"""The kinds of messages that a server sends. Only the last is also one that a site sends."""
 
 
 @dataclass(frozen=True)
@@ -260,9 +315,17 @@ Forms = Mapping[str, VectorForm]
 """The forms of a message's vectors, by name."""
 
 
-def ask_forms(size: int, moving: int) -> Forms:
-    """Return the forms of an ask: `size` parameters, and an adaptive state of `moving` numbers."""
-    return {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
+HEAD_FORMS: Forms = {"signature": BytesForm(_SIGNED_BYTES)}
+"""The forms of a `HeadReply`."""
+
+
+def ask_forms(size: int, moving: int, sites: int) -> Forms:
+    """Return the forms of an ask: `size` parameters, and an adaptive state of `moving` numbers.
+
+    With them goes the end of the server's ledger, and what each of the `sites` has signed of it.
+    """
+    numbers = {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
+    return {**numbers, "ledger": BytesForm(most_tail_bytes(sites))}
 
 
 def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
@@ -271,7 +334,8 @@ def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
     A `wide` report is float64, since sums of multiples of a grid are exact only there.
     """
     kind = "float64" if wide else "float32"
-    return {"report": VectorForm(kind, size), "watched": VectorForm("float64", width)}
+    numbers = {"report": VectorForm(kind, size), "watched": VectorForm("float64", width)}
+    return {**numbers, **HEAD_FORMS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,9 +472,16 @@ def plan_digest(recipe: Recipe, clients: int) -> str:
     It covers everything in the recipe that a claim depends on, and the number of sites, `clients`,
     online or not. The recipe's name, data, evaluation and engine may differ between the sides.
     """
+    return json_digest(plan_content(recipe, clients))
+
+
+def plan_content(recipe: Recipe, clients: int) -> dict[str, Any]:
+    """Return JSON values of everything that `plan_digest` covers.
+
+    Keys: "format", "clients" and "recipe".
+    """
     claimed = recipe.model_dump(mode="json", exclude_none=True, exclude=set(_NOT_CLAIMED))
-    content = {"format": FORMAT, "clients": clients, "recipe": claimed}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return {"format": FORMAT, "clients": clients, "recipe": claimed}
 
 
 def check_site_name(name: object) -> None:
