@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 import fedveil as fv
+from fedveil.flower.certificates import write_node_key
 from fedveil.flower.federation_files import Federation, RegisteredSite
 from fedveil.flower.federation_server import Server
 from fedveil.flower.messages import (
@@ -22,6 +23,7 @@ from fedveil.flower.messages import (
     RoundAsk,
     ServerMessage,
 )
+from fedveil.flower.site import Site
 from fedveil.runs.evidence import statements_of
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -93,13 +95,16 @@ class Trio:
     recipe: dict[str, Any]
     transport: InProcess
     outcomes: list[Any]
+    keys: dict[str, str] = field(default_factory=dict)
 
     def server(
         self, name: str = "run", recipe: dict[str, Any] | None = None, **keys: Any
     ) -> Server:
         known = {"deadline": 60.0, "minimum": 1, "wait": 5.0}
         sites = [
-            RegisteredSite(name=name, key=f"SHA256:{k:043d}", records=12 + 3 * k)
+            RegisteredSite(
+                name=name, key=self.keys.get(name, f"SHA256:{k:043d}"), records=12 + 3 * k
+            )
             for k, name in enumerate(self.transport.sites)
         ]
         return Server.start_or_resume(
@@ -161,6 +166,23 @@ def trio(tmp_path: Path) -> Make:
             for k, name in enumerate(NAMES)
         }
         return Trio(tmp_path, said, InProcess(dict(sites)), [])
+
+    return make
+
+
+@pytest.fixture
+def signing_trio(trio: Make) -> Make:
+    """The same three sites with keys, with which they sign the server's ledger."""
+
+    def make(recipe: dict[str, Any]) -> Trio:
+        three = trio(recipe)
+        for name in NAMES:
+            folder = three.folder / name
+            three.keys[name] = write_node_key(folder, name)
+            path = folder / "site.toml"
+            path.write_text(f'key = "node"\n{path.read_text()}')
+            three.transport.sites[name] = Site.open(path)
+        return three
 
     return make
 

@@ -18,9 +18,6 @@ For recipes with [shuffle], sites and server reach the mixer by its `MixerSectio
 """
 
 import asyncio
-import base64
-import binascii
-import hashlib
 import os
 import ssl
 import tomllib
@@ -36,6 +33,7 @@ from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import Policy
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
+from fedveil.privacy.ledger.signed_head import key_fingerprint
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import PART
@@ -383,14 +381,12 @@ def fingerprint(key: str) -> str:
     if len(words) == 1 and key.startswith(_FINGERPRINT) and len(key) == len(_FINGERPRINT) + 43:
         return key
     try:
-        blob = base64.b64decode(words[1], validate=True)
-    except (IndexError, binascii.Error) as e:
+        return key_fingerprint(key)
+    except ValueError as e:
         raise BadInput(
             f"federation: key is {shown(key)}: a public key as in a .pub file, or the fingerprint "
             "that ssh-keygen -lf prints of it (SHA256:...), is needed"
         ) from e
-    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-    return _FINGERPRINT + digest
 
 
 _LARGEST = 1 << 18

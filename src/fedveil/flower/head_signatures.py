@@ -22,12 +22,14 @@ from fedveil.flower.messages import (
     fault_of,
 )
 from fedveil.privacy.ledger.hash_chain import json_digest, read_hashes
-from fedveil.privacy.ledger.signed_head import SignedHead, history_of
+from fedveil.privacy.ledger.signed_head import (
+    SIGNATURES,
+    SignedHead,
+    history_of,
+    read_signatures,
+)
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.run_directory import write_atomic
-
-FILE = "signatures.jsonl"
-"""The file of a run directory with every signature that the server has from a site."""
 
 PARTIES = "parties.json"
 """The file of a run directory with the plan, the sites and the server's software."""
@@ -89,7 +91,7 @@ class HeadSignatures:
         if self._last is None:
             self._last = {
                 name: head
-                for name, head in read_signatures(self.folder / FILE, self.run).items()
+                for name, head in read_signatures(self.folder / SIGNATURES, self.run).items()
                 if name in self.federation.site_names
             }
         return self._last
@@ -193,7 +195,7 @@ class HeadSignatures:
 
     def _append(self, head: SignedHead) -> None:
         """Append a signature to the file, which is for the server alone. It is on disk on return."""
-        path, flags = self.folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        path, flags = self.folder / SIGNATURES, os.O_WRONLY | os.O_CREAT | os.O_APPEND
         before = path.read_bytes()[-1:] if path.exists() else b""
         start = "\n" if before not in (b"", b"\n") else ""  # of a line that a crash cut off
         content = f"{start}{json.dumps(head.to_dict())}\n".encode()
@@ -201,25 +203,3 @@ class HeadSignatures:
             while content:
                 content = content[file.write(content) or 0 :]
             os.fsync(file.fileno())
-
-
-def read_signatures(path: Path, run: str) -> dict[str, SignedHead]:
-    """Return the longest signed head of each site in a file of signatures, unchecked.
-
-    {} without a file. Lines that cannot be read, and those of other runs, are left out.
-    """
-    last = dict[str, SignedHead]()
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
-        return last
-    except (OSError, ValueError) as e:
-        raise BadInput(f"{path} cannot be read: {e}") from e
-    for line in lines:
-        try:
-            head = SignedHead.from_dict(json.loads(line))
-        except (BadInput, ValueError, RecursionError):
-            continue
-        if head.run == run and (head.site not in last or last[head.site].length <= head.length):
-            last[head.site] = head
-    return last

@@ -5,9 +5,12 @@ the one that it signed last. The signature covers every hash up to there (`histo
 signature at the end speaks for the whole ledger. The proof note is docs/proofs/evidence.md.
 """
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -22,6 +25,9 @@ from cryptography.hazmat.primitives.serialization import (
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.hash_chain import digest
+
+SIGNATURES = "signatures.jsonl"
+"""The file of a run directory with every signature that the server has from a site."""
 
 _ALGORITHM = ec.ECDSA(hashes.SHA384())
 _WHAT = "head of a fedveil ledger"
@@ -131,6 +137,40 @@ class SignedHead:
         return head
 
 
+def key_fingerprint(line: str) -> str:
+    """Return the fingerprint of a line as in a .pub file, as ssh-keygen -lf prints it.
+
+    Raises ValueError for another text.
+    """
+    words = line.split()
+    if len(words) < 2:
+        raise ValueError("it is no line of a .pub file")
+    blob = hashlib.sha256(base64.b64decode(words[1], validate=True)).digest()
+    return f"SHA256:{base64.b64encode(blob).decode().rstrip('=')}"
+
+
 def key_line(key: ec.EllipticCurvePublicKey) -> str:
     """Return a public key as in a .pub file, without its comment."""
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def read_signatures(path: Path, run: str) -> dict[str, SignedHead]:
+    """Return the longest signed head of each site in a file of signatures, unchecked.
+
+    {} without a file. Lines that cannot be read, and those of other runs, are left out.
+    """
+    last = dict[str, SignedHead]()
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return last
+    except (OSError, ValueError) as e:
+        raise BadInput(f"{path} cannot be read: {e}") from e
+    for line in lines:
+        try:
+            head = SignedHead.from_dict(json.loads(line))
+        except (BadInput, ValueError, RecursionError):
+            continue
+        if head.run == run and (head.site not in last or last[head.site].length <= head.length):
+            last[head.site] = head
+    return last
