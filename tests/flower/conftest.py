@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,36 +156,30 @@ def described(folder: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     return {"engine": {"mode": "looped", "workers": 1}, **recipe, "data": data}
 
 
+def three_sites(folder: Path, recipe: dict[str, Any], *, sign: bool = False) -> Trio:
+    """Three sites of a recipe, whose data section is added, with keys of their own if they sign."""
+    data, said = records_of_all(), described(folder, recipe)
+    sites, keys = dict[str, Site](), dict[str, str]()
+    for k, name in enumerate(NAMES):
+        place = folder / name
+        place.mkdir()
+        if sign:
+            keys[name] = write_node_key(place, name)
+        own = {"name": name, "number": k, **({"key": "node"} if sign else {})}
+        sites[name] = open_site(place, said, POLICY, alone(data, k), **own)
+    return Trio(folder, said, InProcess(dict(sites)), [], keys)
+
+
 @pytest.fixture
 def trio(tmp_path: Path) -> Make:
     """Makes three sites of a recipe, whose data section is added."""
-
-    def make(recipe: dict[str, Any]) -> Trio:
-        data, said = records_of_all(), described(tmp_path, recipe)
-        sites = {
-            name: open_site(tmp_path / name, said, POLICY, alone(data, k), name=name, number=k)
-            for k, name in enumerate(NAMES)
-        }
-        return Trio(tmp_path, said, InProcess(dict(sites)), [])
-
-    return make
+    return partial(three_sites, tmp_path)
 
 
 @pytest.fixture
-def signing_trio(trio: Make) -> Make:
+def signing_trio(tmp_path: Path) -> Make:
     """The same three sites with keys, with which they sign the server's ledger."""
-
-    def make(recipe: dict[str, Any]) -> Trio:
-        three = trio(recipe)
-        for name in NAMES:
-            folder = three.folder / name
-            three.keys[name] = write_node_key(folder, name)
-            path = folder / "site.toml"
-            path.write_text(f'key = "node"\n{path.read_text()}')
-            three.transport.sites[name] = Site.open(path)
-        return three
-
-    return make
+    return partial(three_sites, tmp_path, sign=True)
 
 
 @pytest.fixture

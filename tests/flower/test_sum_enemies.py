@@ -22,8 +22,7 @@ from fedveil.masking.sum_messages import (
     with_length,
 )
 from fedveil.masking.sum_server import SumServer
-from tests.flower.sites import hashes_of, tail_of
-from tests.flower.sites import charges
+from tests.flower.sites import charges, hashes_of, tail_of
 from tests.flower.summing import SUMMED, Summing, kind_of
 
 

@@ -25,6 +25,7 @@ from fedveil.base.platforms import one_thread
 from fedveil.base.software import installed_software, software_digest
 from fedveil.data.federated import FederatedData
 from fedveil.data.provenance import PUBLIC
+from fedveil.flower.certificates import read_signing_key
 from fedveil.flower.federation_files import (
     MixerSection,
     SiteFile,
@@ -34,7 +35,6 @@ from fedveil.flower.federation_files import (
     signs_answers,
     with_absolute_paths,
 )
-from fedveil.flower.certificates import read_signing_key
 from fedveil.flower.kept_answer import KeptAnswer
 from fedveil.flower.ledger_tail import LedgerTail
 from fedveil.flower.messages import (

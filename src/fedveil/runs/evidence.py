@@ -389,6 +389,7 @@ def _run_name(path: Path, runs: list[str]) -> str | None:
 
 CLOSING_FILES = ("recipe.toml", "metrics.jsonl", "model.safetensors", "result.json", REPORT)
 
+
 def file_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file that the ledger's closing entry lists, by file name.
 
