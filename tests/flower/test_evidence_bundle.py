@@ -1,4 +1,4 @@
-"""`fedveil evidence` and `fedveil verify`: what nobody can change in a bundle without being found."""
+"""`fedveil evidence` and `verify`: what nobody can change in a bundle without being found."""
 
 import json
 import shutil
@@ -97,7 +97,8 @@ def test_nothing_private_is_in_a_bundle(ended: Any, bundle: Path) -> None:
     run = ended.folder / "run"
     assert read_about(run / "ledger.db")["salt"].encode() not in content
     assert ended.server().run.training.data.fingerprint.encode() not in content
-    assert b"answered" not in content and b"asking" not in content
+    assert b"answered" not in content
+    assert b"asking" not in content
     heads = [head for _, _, head in json.loads(parts["signatures.json"])["sites"]]
     assert {head["length"] for head in heads} == {4}
     assert all(entry.get("ids", "") == "" for entry in json.loads(parts["ledger.json"])["entries"])
@@ -422,7 +423,8 @@ def test_verify_is_quick_needs_no_torch_and_ends_with_2(bundle: Path, tmp_path: 
     wrong.write_bytes(bundle.read_bytes()[:-1])
     done = subprocess.run([*command, str(wrong)], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
     assert done.stdout == ""
 
 

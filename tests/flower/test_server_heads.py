@@ -73,7 +73,7 @@ def test_a_signature_is_of_every_value_and_of_its_own_key() -> None:
     other = ec.generate_private_key(ec.SECP384R1())
     for name, value in signed.to_dict().items():
         changed = value + 1 if name == "length" else value[:-1] + ("0" if value[-1] != "0" else "1")
-        with pytest.raises(BadInput, match="'north'|'nort"):
+        with pytest.raises(BadInput, match=r"'north'|'nort"):
             replace(signed, **{name: changed}).check()
     for wrong in (
         replace(signed, key=key_line(other.public_key())),
@@ -155,7 +155,7 @@ def test_a_file_that_was_put_back_is_noticed_by_the_server_s_copy(heads: SiteHea
     with pytest.raises(HeadRefused, match="signature at entry 5, and this site remembers 3"):
         heads.check(RUN, later)
     heads.path.unlink()
-    with pytest.raises(HeadRefused, match="remembers 0: .* lost or put back"):
+    with pytest.raises(HeadRefused, match=r"remembers 0: .* lost or put back"):
         heads.extend(RUN, later, None)
     heads.accept(Head(OTHER, 1))
     assert heads.extend(RUN, later, None)[1] == history_of("", hashes_of(6))
@@ -165,7 +165,7 @@ def test_a_file_that_was_put_back_is_noticed_by_the_server_s_copy(heads: SiteHea
     assert heads.extend(RUN, tail(6, 5, north=head(5)), None)[0] == hashes_of(6)[-1]
     assert heads.known(RUN) == {5: hashes_of(5)[-1], 6: hashes_of(6)[-1]}
     heads.check(RUN, tail(7, 4, north=head(5)))
-    with pytest.raises(HeadRefused, match="entry 5 .* rewritten"):
+    with pytest.raises(HeadRefused, match=r"entry 5 .* rewritten"):
         heads.check(RUN, tail(7, 4, [*hashes_of(4), OTHER, OTHER, OTHER]))
 
 
@@ -391,7 +391,7 @@ def test_ledger_and_witness_put_back_together_are_noticed_by_the_site_s_own_sign
     shutil.rmtree(site.ledger.folder / "none", ignore_errors=True)
     site.ledger.file.unlink()
     witness.unlink()
-    with pytest.raises(BadInput, match="heads.db remembers it"):
+    with pytest.raises(BadInput, match=r"heads\.db remembers it"):
         Site.open(tmp_path / "site.toml")
 
 

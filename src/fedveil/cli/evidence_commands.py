@@ -1,4 +1,4 @@
-"""`fedveil evidence` and `fedveil verify`: what the sites of a federation have signed of its run."""
+"""`fedveil evidence` and `verify`: what the sites of a federation have signed of its run."""
 
 from pathlib import Path
 from typing import Annotated

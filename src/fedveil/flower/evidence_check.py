@@ -227,7 +227,7 @@ def _read(path: Path) -> dict[str, bytes]:
 
 
 def _parsed(path: Path, name: str, content: bytes) -> Any:
-    """Return the value of a JSON file. Raises BadInput unless it is written as fedveil writes it."""
+    """Return the value of a JSON file. BadInput unless it is written as fedveil writes it."""
     try:
         value = json.loads(content)
         same = canonical_json(value) == content

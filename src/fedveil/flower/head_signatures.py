@@ -194,7 +194,7 @@ class HeadSignatures:
         return max(0 if head is None else head.length, self._seen.get(site, 0))
 
     def _append(self, head: SignedHead) -> None:
-        """Append a signature to the file, which is for the server alone. It is on disk on return."""
+        """Append a signature to the file, readable by its owner alone. It is on disk on return."""
         path, flags = self.folder / SIGNATURES, os.O_WRONLY | os.O_CREAT | os.O_APPEND
         before = path.read_bytes()[-1:] if path.exists() else b""
         start = "\n" if before not in (b"", b"\n") else ""  # of a line that a crash cut off

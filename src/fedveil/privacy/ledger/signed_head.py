@@ -1,4 +1,4 @@
-"""`SignedHead`: a ledger's head under the signature of a site, which the ledger's keeper cannot make.
+"""`SignedHead`: a ledger's head under the signature of a site, which no operator can make.
 
 A site signs the last hash of the server's ledger with its node key, and only if the ledger extends
 the one that it signed last. The signature covers every hash up to there (`history`), so that one
@@ -121,7 +121,7 @@ class SignedHead:
 
     @classmethod
     def from_dict(cls, values: object) -> "SignedHead":
-        """Return the head with these values, unchecked. Raises BadInput for others than `to_dict`'s.
+        """Return the head with these values, unchecked. Raises BadInput if there are others.
 
         Texts are texts, and the length is a whole number from 0.
         """
