@@ -244,6 +244,51 @@ def forged(ended: Any, bundle: Path, hand: tuple[str, ...], **recipe: Any) -> Pa
     }
 
 
+@pytest.mark.parametrize("name", ["ledger.json", "signatures.json", "plan.json", "software.json"])
+@pytest.mark.parametrize("value", [None, [], {}, 3, "x", [[]], {"entries": 3}, [None, None, None]])
+def test_files_with_other_values_are_one_line(
+    bundle: Path, tmp_path: Path, name: str, value: Any
+) -> None:
+    path = tmp_path / "odd.zip"
+    path.write_bytes(zipped({**parts_of(bundle), name: canonical_json(value)}))
+    refused(path)
+
+
+def test_entries_that_sites_signed_and_no_ledger_has_are_one_line(
+    ended: Any, bundle: Path, tmp_path: Path
+) -> None:
+    """Sites see hashes: what an entry says is for whoever checks the bundle."""
+    path = tmp_path / "odd.zip"
+    for number, key, value in (
+        (0, "event", "no event"),
+        (0, "event", "[]"),
+        (0, "round", None),
+        (1, "round", [3]),
+        (3, "files", "{"),
+        (3, "files", "[]"),
+    ):
+        ledger = json.loads(parts_of(bundle)["ledger.json"])
+        ledger["entries"][number][key] = value
+        path.write_bytes(zipped(signed_anew(ended, bundle, ledger)))
+        refused(path)
+
+
+def signed_anew(ended: Any, bundle: Path, ledger: Any, **files: bytes) -> Parts:
+    """A bundle with this ledger, whose end all sites have signed."""
+    parts = {**parts_of(bundle), **files}
+    hashes = [ledger["first"]]
+    for values in ledger["entries"]:
+        link = (Closing if "files" in values else Entry)(**values)
+        hashes.append(next_hash(hashes[-1], link))
+    signatures = json.loads(parts["signatures.json"])
+    for row in signatures["sites"]:
+        key = read_signing_key(ended.folder / row[0] / "node")
+        new = {"length": len(hashes) - 1, "hash": hashes[-1], "history": history_of("", hashes)}
+        row[2] = replace(SignedHead.from_dict(row[2]), **new).sign(key).to_dict()
+    parts["ledger.json"] = canonical_json(ledger)
+    return {**parts, "signatures.json": canonical_json(signatures)}
+
+
 def test_a_fork_is_found_as_long_as_one_site_is_honest(
     ended: Any, bundle: Path, tmp_path: Path
 ) -> None:
@@ -295,21 +340,9 @@ def test_claims_that_the_charges_do_not_come_to_are_found(
     closing = ledger["entries"][-1]
     files = {**json.loads(closing["files"]), "result.json": digest(parts["result.json"])}
     closing["files"] = json.dumps(files, sort_keys=True)
-    hashes = [ledger["first"]]
-    for values in ledger["entries"]:
-        link = (Closing if "files" in values else Entry)(**values)
-        hashes.append(next_hash(hashes[-1], link))
-    signatures = json.loads(parts["signatures.json"])
-    for row in signatures["sites"]:
-        key = read_signing_key(ended.folder / row[0] / "node")
-        new = {"hash": hashes[-1], "history": history_of("", hashes)}
-        row[2] = replace(SignedHead.from_dict(row[2]), **new).sign(key).to_dict()
-    parts |= {
-        "ledger.json": canonical_json(ledger),
-        "signatures.json": canonical_json(signatures),
-    }
     path = tmp_path / "lie.zip"
-    path.write_bytes(zipped(parts))
+    lie = {"result.json": parts["result.json"]}
+    path.write_bytes(zipped(signed_anew(ended, bundle, ledger, **lie)))
     refused(path, "not what the charges come to")
 
 
@@ -320,20 +353,9 @@ def test_a_missing_tail_is_found_with_a_site_s_own_ledger_alone(
     parts = parts_of(bundle)
     ledger = json.loads(parts["ledger.json"])
     ledger["entries"] = ledger["entries"][:2]
-    hashes = [ledger["first"]]
-    for values in ledger["entries"]:
-        hashes.append(next_hash(hashes[-1], Entry(**values)))
-    signatures = json.loads(parts["signatures.json"])
-    for row in signatures["sites"]:
-        key = read_signing_key(ended.folder / row[0] / "node")
-        new = {"length": 2, "hash": hashes[2], "history": history_of("", hashes)}
-        row[2] = replace(SignedHead.from_dict(row[2]), **new).sign(key).to_dict()
+    body = parts["recipe.toml"].split(b"\n", 1)[1]
+    parts = signed_anew(ended, bundle, ledger, **{"recipe.toml": body})
     del parts["result.json"]
-    parts |= {
-        "ledger.json": canonical_json(ledger),
-        "signatures.json": canonical_json(signatures),
-        "recipe.toml": parts["recipe.toml"].split(b"\n", 1)[1],
-    }
     path = tmp_path / "early.zip"
     path.write_bytes(zipped(parts))
     text = verify_evidence(path)

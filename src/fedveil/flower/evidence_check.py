@@ -175,6 +175,16 @@ def verify_evidence(path: Path, own: Path | None = None, absent: Sequence[str] =
         own: A site's own ledger folder, or its owner's, to look for missing entries at the end.
         absent: Sites that need not have signed the last entry, such as those that left.
     """
+    try:
+        return _verified(path, own, absent)
+    except BadInput:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        raise BadInput(f"{path} has something that fedveil does not write: {one_line(e)}") from e
+
+
+def _verified(path: Path, own: Path | None, absent: Sequence[str]) -> str:
+    """Do what `verify_evidence` does. Values of other types than fedveil writes may raise more."""
     files = _read(path)
     parsed = {name: _parsed(path, name, files[name]) for name in _ALWAYS if name != RECIPE}
     ledger = SignedLedger.read(path, parsed[LEDGER])
@@ -212,6 +222,8 @@ def _read(path: Path) -> dict[str, bytes]:
             raise BadInput(f"{path} is longer than {_LARGEST} bytes: no bundle is")
         content = path.read_bytes()
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if any(info.file_size > len(content) for info in archive.infolist()):
+                raise BadInput(f"{path}: a file in it is longer than it: it was changed")
             files = {name: archive.read(name) for name in archive.namelist()}
     except (OSError, ValueError, NotImplementedError, RuntimeError, EOFError) as e:
         raise BadInput(f"{path} is no evidence bundle: {one_line(e)}") from e

@@ -289,7 +289,8 @@ class Site:
                     tail = self._server_ledger(step)
                     self.ledger.check_whole()
                     signature = self._signature(step, tail, sign=True)
-                event, what = "server's ledger", f"entry {tail.length}"
+                event = "signed" if len(signature) else "ledger seen"
+                what = f"entry {tail.length} of the server's ledger"
                 reply = HeadReply(*turn, self.name, signature)
             elif self.sums is None:
                 raise Declined(OTHER_PLAN)
