@@ -532,8 +532,11 @@ def test_a_site_that_was_away_is_brought_up_to_date(signing_trio: Any) -> None:
     three.server().serve(stop_after(2))
     assert {*kept(three)} == {"north", "west"}
     three.transport.away = set()
-    three.server().serve()
+    server = three.server()
+    server.serve()
     assert all_signed(three)
+    assert server.heads.signers == [*NAMES]
+    assert three.outcomes[-1].answered == [*NAMES]  # no gap for south, nothing new for others
 
 
 def test_a_site_that_is_very_far_behind_signs_in_several_steps(

@@ -101,6 +101,13 @@ class HeadSignatures:
         """Return the digest of the plan."""
         return json_digest(self.plan_parts)
 
+    @property
+    def signers(self) -> list[str]:
+        """Return the sites that have signed the ledger as it is now."""
+        end = len(read_hashes(self.folder / "ledger.db")) - 1
+        names = self.federation.site_names
+        return [name for name in names if name in self.last and self.last[name].length == end]
+
     def write_parties(self) -> None:
         """Write plan, sites and software into the run directory, for `fedveil evidence`."""
         sites = [[site.name, fingerprint(site.key)] for site in self.federation.sites]
