@@ -320,9 +320,10 @@ HEAD_FORMS: Forms = {"signature": BytesForm(_SIGNED_BYTES)}
 
 
 def ask_forms(size: int, moving: int, sites: int) -> Forms:
-    """Return the forms of an ask: `size` parameters, and an adaptive state of `moving` numbers.
+    """Return type and length of each vector of a `RoundAsk`.
 
-    With them goes the end of the server's ledger, and what each of the `sites` has signed of it.
+    They are `size` parameters in float32, an adaptive state of `moving` numbers in float64, and the
+    end of the server's ledger, with what each of the `sites` has signed of it.
     """
     numbers = {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
     return {**numbers, "ledger": BytesForm(most_tail_bytes(sites))}

@@ -177,9 +177,13 @@ def _outgoing_texts(site: Site) -> list[str]:
         bits = [f"one of {statistic.word} by randomised response: {statistic.description}"]
     elif statistic is not None:
         bits = [f"WITHOUT noise, {statistic.word}: {statistic.description}"]
+    signed = []
+    if site.file.key is not None:
+        signed = ["its signature of the server's ledger, with the digest of its own software"]
     return [
         what,
         *bits,
+        *signed,
         "that it takes part, when, and how long it takes; one line where it refuses",
         "no metrics, and nothing else",
     ]
