@@ -311,6 +311,22 @@ def test_a_fork_is_found_as_long_as_one_site_is_honest(
         refused(path, f"not the one whose entry 4 {honest} has signed.*fork")
 
 
+def test_a_head_with_another_past_is_no_signature_of_this_ledger(
+    ended: Any, bundle: Path, tmp_path: Path
+) -> None:
+    """A site sees no entries: it was sent the hashes of one ledger, and then the end of another."""
+    parts = parts_of(bundle)
+    signatures = json.loads(parts["signatures.json"])
+    row = signatures["sites"][1]
+    head = SignedHead.from_dict(row[2])
+    past = history_of("", ["0" * 64] * head.length)
+    key = read_signing_key(ended.folder / row[0] / "node")
+    row[2] = replace(head, history=history_of(past, [head.hash])).sign(key).to_dict()
+    path = tmp_path / "past.zip"
+    path.write_bytes(zipped({**parts, "signatures.json": canonical_json(signatures)}))
+    refused(path, f"entry 4 {row[0]} has signed.*fork")
+
+
 def test_a_key_of_the_operator_s_own_has_another_fingerprint(bundle: Path, tmp_path: Path) -> None:
     """All a bundle can do is print the keys: whose they are, its reader has to know."""
     parts = parts_of(bundle)
