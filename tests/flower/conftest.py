@@ -162,7 +162,7 @@ def three_sites(folder: Path, recipe: dict[str, Any], *, sign: bool = False) -> 
     sites, keys = dict[str, Site](), dict[str, str]()
     for k, name in enumerate(NAMES):
         place = folder / name
-        place.mkdir()
+        place.mkdir(exist_ok=True)
         if sign:
             keys[name] = write_node_key(place, name)
         own = {"name": name, "number": k, **({"key": "node"} if sign else {})}

@@ -139,7 +139,7 @@ class Server:
             "plan": plan,
             "params": start.params,
             "moving": start.adaptive_state,
-            "ledger": tail_of(self.hashes, 0, self.signed),
+            "ledger_tail": tail_of(self.hashes, 0, self.signed),
         }
         return RoundAsk(**{**said, "round": round, "attempt": attempt, **changes})
 

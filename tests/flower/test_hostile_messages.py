@@ -231,7 +231,7 @@ def test_damaged_asks_keep_no_site_and_are_charged_at_most_once_each(tmp_path):
     answers = 0
     for number in range(1, MESSAGES + 1):
         parts = (RUN, number, 0, site.digest, start.params, start.adaptive_state)
-        ask = RoundAsk(*parts, ledger=tail_of(hashes_of(number)))
+        ask = RoundAsk(*parts, ledger_tail=tail_of(hashes_of(number)))
         reply = replied(asked(damaged(to_records(ask), rng)), path)
         if not reply.has_error():
             forms = answer_forms(site.training.task.size, site.plan.width)
@@ -240,7 +240,7 @@ def test_damaged_asks_keep_no_site_and_are_charged_at_most_once_each(tmp_path):
     assert len(charges) == answers  # numbers that are damaged are another model
     assert answers < MESSAGES / 4
     parts = (new_run_id(), 1, 0, site.digest, start.params, start.adaptive_state)
-    ask = RoundAsk(*parts, ledger=tail_of(hashes_of(1)))
+    ask = RoundAsk(*parts, ledger_tail=tail_of(hashes_of(1)))
     assert not replied(asked(to_records(ask)), path).has_error()
 
 
@@ -315,7 +315,7 @@ def test_forms_are_those_of_the_plan():
     assert {name: form.length for name, form in ask_forms(5, 2, 3).items()} == {
         "params": 5,
         "moving": 2,
-        "ledger": most_tail_bytes(3),
+        "ledger_tail": most_tail_bytes(3),
     }
     assert {name: form.dtype for name, form in answer_forms(5, 2).items()} == {
         "report": "float32",

@@ -146,22 +146,22 @@ def test_the_first_ask_of_a_run_begins_at_the_first_entry(heads: SiteHeads) -> N
 def test_a_file_that_was_put_back_is_noticed_by_the_server_s_copy(heads: SiteHeads) -> None:
     """The whole folder and the witness, from a backup: only the server knows a later head."""
     heads.extend(RUN, tail(3), None)
-    backup = heads.path.with_name("backup")
-    shutil.copy(heads.path, backup)
+    backup = heads.file_path.with_name("backup")
+    shutil.copy(heads.file_path, backup)
     heads.extend(RUN, tail(5), None)
     later = tail(6, north=head(5))
     heads.check(RUN, later)
-    shutil.copy(backup, heads.path)
+    shutil.copy(backup, heads.file_path)
     with pytest.raises(HeadRefused, match="signature at entry 5, and this site remembers 3"):
         heads.check(RUN, later)
-    heads.path.unlink()
+    heads.file_path.unlink()
     with pytest.raises(HeadRefused, match=r"remembers 0: .* lost or put back"):
         heads.extend(RUN, later, None)
-    heads.accept(Head(OTHER, 1))
+    heads.note_accepted(Head(OTHER, 1))
     assert heads.extend(RUN, later, None)[1] == history_of("", hashes_of(6))
     heads.check(RUN, tail(7, north=head(6)))
-    heads.path.unlink()
-    heads.accept(Head(OTHER, 1))
+    heads.file_path.unlink()
+    heads.note_accepted(Head(OTHER, 1))
     assert heads.extend(RUN, tail(6, 5, north=head(5)), None)[0] == hashes_of(6)[-1]
     assert heads.known(RUN) == {5: hashes_of(5)[-1], 6: hashes_of(6)[-1]}
     heads.check(RUN, tail(7, 4, north=head(5)))
@@ -170,7 +170,7 @@ def test_a_file_that_was_put_back_is_noticed_by_the_server_s_copy(heads: SiteHea
 
 
 def test_one_acceptance_is_for_one_head_of_each_run(heads: SiteHeads) -> None:
-    heads.accept(Head(OTHER, 1))
+    heads.note_accepted(Head(OTHER, 1))
     heads.extend(RUN, tail(6, north=head(5)), None)
     with pytest.raises(HeadRefused, match="lost or put back"):
         heads.check(RUN, tail(9, north=head(8)))
@@ -297,11 +297,11 @@ def test_a_server_that_forks_gets_no_answer_no_signature_and_no_charge(site: Sit
         (bytes_tensor(b""), "cannot be read"),
         (bytes_tensor(b"nonsense"), "cannot be read"),
     ):
-        refused(server.answer(2, ledger=ledger), words)
+        refused(server.answer(2, ledger_tail=ledger), words)
         ask = HeadAsk(server.run, 2, 0, site.digest, ledger)
         refused(site.answer(ask), words)
     assert charges(site) == 1
-    assert isinstance(server.answer(2, ledger=tail_of(honest)), Answer)
+    assert isinstance(server.answer(2, ledger_tail=tail_of(honest)), Answer)
 
 
 def test_what_was_signed_is_on_disk_before_it_is_sent(site: Site, monkeypatch: Any) -> None:
@@ -327,7 +327,7 @@ def test_a_charge_comes_before_the_head_is_kept(site: Site, monkeypatch: Any) ->
     """So that the head of the site's own ledger that goes with it has the charge."""
     server = Server(site)
     server.answer()
-    assert site.heads.own_head() == site.ledger.head()
+    assert site.heads.own_head() == site.ledger.current_head()
     assert charges(site) == 1
 
 
@@ -335,7 +335,7 @@ def test_an_answer_that_is_kept_is_signed_anew(site: Site) -> None:
     server = Server(site)
     ask = server.ask()
     first = site.answer(ask)
-    longer = replace(ask, ledger=tail_of([*server.hashes, OTHER]))
+    longer = replace(ask, ledger_tail=tail_of([*server.hashes, OTHER]))
     again = site.answer(longer)
     assert torch.equal(first.report, again.report)
     assert (signed_of(first).length, signed_of(again).length) == (1, 2)
@@ -354,7 +354,7 @@ def test_a_site_that_is_asked_for_a_signature_alone_is_charged_nothing(site: Sit
 def test_a_site_without_a_key_signs_nothing_and_looks_all_the_same(tmp_path: Path) -> None:
     server = Server(open_site(tmp_path))
     assert len(server.answer().signature) == 0
-    refused(server.answer(2, ledger=tail_of([OTHER])), "cut off")
+    refused(server.answer(2, ledger_tail=tail_of([OTHER])), "cut off")
 
 
 def test_with_a_secret_cohort_an_answer_has_no_signature(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_with_a_secret_cohort_an_answer_has_no_signature(tmp_path: Path) -> None
     assert not signs_answers(site.plan)
     server = Server(site)
     assert len(server.answer().signature) == 0
-    refused(server.answer(2, ledger=tail_of([OTHER])), "cut off")
+    refused(server.answer(2, ledger_tail=tail_of([OTHER])), "cut off")
     ask = HeadAsk(server.run, 2, 0, site.digest, tail_of(server.hashes))
     assert signed_of(site.answer(ask)).length == len(server.hashes) - 1
 
@@ -486,7 +486,7 @@ def test_a_ledger_that_the_operator_rewrites_gets_nothing_more(
     reasons = three.outcomes[-1].declined
     assert {*reasons} == {*NAMES}
     assert all("rewritten" in reason for reason in reasons.values())
-    assert all("rewritten" in reason for reason in run.heads.declined.values())
+    assert all("rewritten" in reason for reason in run.head_signatures.declined.values())
     assert {head.length for head in kept(three).values()} == {2}
 
 
@@ -521,9 +521,11 @@ def test_with_a_secret_cohort_all_sites_sign_in_the_same_rounds(signing_trio: An
     assert all_signed(three)
     assert {len(outcome.answered) for outcome in three.outcomes} == {1}
     assert all(len(a.signature) == 0 for sent in three.transport.sent.values() for a in sent)
-    tails = [LedgerTail.from_bytes(ask.ledger.numpy().tobytes()) for ask in three.transport.asks]
+    tails = [
+        LedgerTail.from_bytes(ask.ledger_tail.numpy().tobytes()) for ask in three.transport.asks
+    ]
     for before, found in zip(lengths, tails, strict=True):
-        assert {name: head.length for name, head in found.signed.items()} == before
+        assert {name: head.length for name, head in found.last_signed.items()} == before
 
 
 def test_a_site_that_was_away_is_brought_up_to_date(signing_trio: Any) -> None:
@@ -535,7 +537,7 @@ def test_a_site_that_was_away_is_brought_up_to_date(signing_trio: Any) -> None:
     server = three.server()
     server.serve()
     assert all_signed(three)
-    assert server.heads.signers == [*NAMES]
+    assert server.head_signatures.signers == [*NAMES]
     assert three.outcomes[-1].answered == [*NAMES]  # no gap for south, nothing new for others
 
 
@@ -578,7 +580,7 @@ def test_a_server_keeps_no_signature_that_it_did_not_ask_for(signing_trio: Any) 
     three = signing_trio(AT_SITE)
     server = three.server()
     server.serve(stop_after(2))
-    heads, good = server.heads, kept(three)["west"]
+    heads, good = server.head_signatures, kept(three)["west"]
     asked = heads.tail("west")
     asked = replace(asked, since=0, hashes=hashes(three)[:3])
     other = ec.generate_private_key(ec.SECP384R1())
@@ -590,14 +592,14 @@ def test_a_server_keeps_no_signature_that_it_did_not_ask_for(signing_trio: Any) 
         replace(good, length=1, hash=hashes(three)[1]).sign(key),
         replace(good, history=OTHER).sign(key),
         replace(good, hash=OTHER).sign(key),
-        replace(good, server=OTHER).sign(key),
+        replace(good, server_software=OTHER).sign(key),
         replace(good).sign(other),
         replace(good, software=OTHER),
     ):
         before = (three.folder / "run" / SIGNATURES).read_bytes()
-        assert heads.take("west", json.dumps(wrong.to_dict()).encode(), asked)
+        assert heads.add_signature("west", json.dumps(wrong.to_dict()).encode(), asked)
         assert (three.folder / "run" / SIGNATURES).read_bytes() == before
-    assert heads.take("west", json.dumps(good.to_dict()).encode(), asked) == ""
+    assert heads.add_signature("west", json.dumps(good.to_dict()).encode(), asked) == ""
 
 
 def test_a_line_of_signatures_that_a_crash_cut_off_is_left_out(signing_trio: Any) -> None:
@@ -624,6 +626,6 @@ def test_a_ledger_of_a_site_that_was_put_back_takes_no_part_while_the_others_go_
     server = three.server()
     assert server.serve()["rounds"] == 4
     assert "lost or put back" in three.outcomes[-1].declined["south"]
-    assert "lost or put back" in server.heads.declined["south"]
+    assert "lost or put back" in server.head_signatures.declined["south"]
     assert charges(three.transport.sites["south"]) == 1
     assert three.outcomes[-1].answered == ["north", "west"]

@@ -50,7 +50,7 @@ class Enemy:
     def ask(self, roster, round=1, attempt=0, **changes):
         params, moving = self.state.params, self.state.adaptive_state
         place = (self.run, round, attempt, self.digest, params, moving)
-        masked = MaskedAsk(*place, bytes_tensor(roster), ledger=tail_of(hashes_of(9)))
+        masked = MaskedAsk(*place, bytes_tensor(roster), ledger_tail=tail_of(hashes_of(9)))
         return replace(masked, **changes)
 
     def masked(self, round=1, attempt=0):

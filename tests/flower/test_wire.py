@@ -233,7 +233,7 @@ def test_more_bytes_than_a_step_has_are_not_decoded(content):
 
 def test_an_ask_with_a_roster_comes_back_as_it_was():
     *place, ledger = vars(ASK).values()
-    masked = MaskedAsk(*place, bytes_tensor(b"roster"), ledger=ledger)
+    masked = MaskedAsk(*place, bytes_tensor(b"roster"), ledger_tail=ledger)
     back = from_records(to_records(masked), {**ASKED, "roster_message": BytesForm(6)})
     assert type(back) is MaskedAsk
     assert torch.equal(back.roster_message, masked.roster_message)
@@ -311,7 +311,7 @@ def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     site = open_site(tmp_path, FEDAVG, policy)
     start = site.training.start()
     parts, ledger = (RUN, 1, 0, site.digest), tail_of(hashes_of(1))
-    ask = RoundAsk(*parts, start.params, start.adaptive_state, ledger=ledger)
+    ask = RoundAsk(*parts, start.params, start.adaptive_state, ledger_tail=ledger)
     reply = replied(asked(to_records(ask)), str(path))
     found = from_records(reply.content, site_forms(site))
     assert isinstance(found, Answer)
@@ -343,7 +343,7 @@ def test_whatever_goes_wrong_at_a_site_the_server_hears_one_sentence(tmp_path, m
     site = open_site(tmp_path)
     path, start = tmp_path / "site.toml", site.training.start()
     parts, ledger = (RUN, 1, 0, site.digest), tail_of(hashes_of(1))
-    ask = RoundAsk(*parts, start.params, start.adaptive_state, ledger=ledger)
+    ask = RoundAsk(*parts, start.params, start.adaptive_state, ledger_tail=ledger)
     (tmp_path / "ledger").write_text("no folder")
     told = [replied(asked(to_records(ask)), str(path))]
     (tmp_path / "ledger").unlink()

@@ -63,19 +63,19 @@ class SignedLedger:
     """A server's ledger as it stands in a bundle.
 
     Attributes:
-        path: The bundle, for messages.
-        runs: What each run registered with, as text, in order.
+        source: The bundle, for messages.
+        registered: What each run registered with, as text, in order.
         links: The entries, in order.
         hashes: The hash before the first entry, then one for each.
     """
 
-    path: Path
-    runs: list[str]
+    source: Path
+    registered: list[str]
     links: list[Link]
     hashes: list[str]
 
     @classmethod
-    def read(cls, path: Path, raw: Any) -> "SignedLedger":
+    def from_json(cls, path: Path, raw: Any) -> "SignedLedger":
         """Return the ledger in `ledger.json`, whose hashes are computed anew.
 
         Raises BadInput if a part is missing or of another type, or an entry was written for other
@@ -111,7 +111,7 @@ class SignedLedger:
     @property
     def about(self) -> dict[str, str]:
         """Return what the first run registered with. A federation's ledger has no other."""
-        return dict(json.loads(self.runs[0]))
+        return dict(json.loads(self.registered[0]))
 
     @property
     def closing_files(self) -> dict[str, str]:
@@ -123,17 +123,17 @@ class SignedLedger:
         """Raise BadInput unless a signed head is one of this ledger."""
         if head.length > self.length:
             raise BadInput(
-                f"{self.path}: {head.site} has signed entry {head.length} and the ledger has "
+                f"{self.source}: {head.site} has signed entry {head.length} and the ledger has "
                 f"{self.length}: its end was cut off"
             )
         history = history_of("", self.hashes[: head.length + 1])
         if (head.hash, head.history) != (self.hashes[head.length], history):
             raise BadInput(
-                f"{self.path}: the ledger is not the one whose entry {head.length} {head.site} has "
-                "signed: an entry was changed, removed, inserted or moved, or it is a fork"
+                f"{self.source}: the ledger is not the one whose entry {head.length} {head.site} "
+                "has signed: an entry was changed, removed, inserted or moved, or it is a fork"
             )
 
-    def claims(self) -> tuple[PrivacyClaim, ...] | None:
+    def charged_claims(self) -> tuple[PrivacyClaim, ...] | None:
         """Return the claims that the charges come to.
 
         None if they depend on how often each client took part: the bundle does not say that.
@@ -149,7 +149,7 @@ class SignedLedger:
                 place = (link.round, link.attempt, link.covers)
                 charges.append(Charge(*place, event, link.charged_at, link.run))
         charges.sort(key=lambda charge: (charge.round, charge.attempt, charge.covers))
-        return charged_of(self.path, about["run"], about, charges, None).claims()
+        return charged_of(self.source, about["run"], about, charges, None).claims()
 
 
 def verify_evidence(path: Path, own: Path | None = None, absent: Sequence[str] = ()) -> str:
@@ -187,7 +187,7 @@ def _verified(path: Path, own: Path | None, absent: Sequence[str]) -> str:
     """Do what `verify_evidence` does. Values of other types than fedveil writes may raise more."""
     files = _read(path)
     parsed = {name: _parsed(path, name, files[name]) for name in _ALWAYS if name != RECIPE}
-    ledger = SignedLedger.read(path, parsed[LEDGER])
+    ledger = SignedLedger.from_json(path, parsed[LEDGER])
     heads, keys, run = _heads(path, parsed[SIGNED], parsed[PLAN])
     for head in heads.values():
         head.check()
@@ -198,7 +198,7 @@ def _verified(path: Path, own: Path | None, absent: Sequence[str]) -> str:
     _check_signers(path, ledger, heads, keys, signers, absent)
     software = software_digest(parsed[SOFTWARE])
     for name in signers:
-        if heads[name].server != software:
+        if heads[name].server_software != software:
             raise BadInput(f"{path}: {SOFTWARE} is not what the server stated to {name}")
     claims = _check_files(path, ledger, files)
     lines = [
@@ -313,7 +313,7 @@ def _check_files(path: Path, ledger: SignedLedger, files: Mapping[str, bytes]) -
         raise BadInput(f"{path}: {RECIPE} is not the one that the run was started with")
     if bool(closed) != (RESULT in files):
         raise BadInput(f"{path}: {RESULT} and the end of the run do not belong together")
-    claims = ledger.claims()
+    claims = ledger.charged_claims()
     if not closed:
         counted = counting(claims or ())
         spent = "" if counted is None else f"; spent so far: {counted}"
@@ -352,12 +352,13 @@ def _tail_verdict(ledger: SignedLedger, run: str, own: Path | None) -> str:
     for length, seen in sorted(known.items()):
         if length <= ledger.length and ledger.hashes[length] != seen:
             raise BadInput(
-                f"{ledger.path}: entry {length} is not the one that {own} has seen: the ledger was "
-                "rewritten, or is a fork"
+                f"{ledger.source}: entry {length} is not the one that {own} has seen: the ledger "
+                "was rewritten, or is a fork"
             )
     last = max(known)
     if last > ledger.length:
         raise BadInput(
-            f"{ledger.path}: {ledger.length} entries, and {own} has seen {last}: the end is missing"
+            f"{ledger.source}: {ledger.length} entries, and {own} has seen {last}: the end is "
+            "missing"
         )
     return f"none missing at the end of the {last} entries that {own} has seen"

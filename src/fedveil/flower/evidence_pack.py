@@ -93,13 +93,13 @@ def _signed_ledger(folder: Path, end: int) -> tuple[SignedLedger, int]:
         "runs": texts,
         "entries": [vars(link) for link in links],
     }
-    return SignedLedger.read(file, content), length
+    return SignedLedger.from_json(file, content), length
 
 
 def _content(ledger: SignedLedger) -> dict[str, object]:
     """Return the content of ledger.json."""
     entries = [vars(link) for link in ledger.links]
-    return {"first": ledger.hashes[0], "runs": ledger.runs, "entries": entries}
+    return {"first": ledger.hashes[0], "runs": ledger.registered, "entries": entries}
 
 
 def _files(folder: Path, ledger: SignedLedger) -> dict[str, bytes]:

@@ -257,7 +257,7 @@ class RemoteEngine:
     transport: Transport
     identity: RunIdentity
     round_log: RoundLog
-    heads: HeadSignatures
+    head_signatures: HeadSignatures
     on_outcome: Callable[[Outcome], None] = lambda outcome: None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -277,15 +277,15 @@ class RemoteEngine:
         """
         site_names = self.federation.site_names
         if collects(self.job.plan, round.number):
-            self.heads.collect(self.transport, round.number, round.attempt)
+            self.head_signatures.collect(self.transport, round.number, round.attempt)
         began = self.clock()
         invited, going_on = [site_names[k] for k in round.ids], self._going_on(round)
         attempt = round.attempt
         if not going_on:
             attempt = max(attempt, self.round_log.attempts(round.number))
-        tail = self.heads.tail()
+        tail = self.head_signatures.tail()
         ask = self._ask(round.number, attempt, round.start, round.adaptive_state)
-        ask = replace(ask, ledger=bytes_tensor(tail.to_bytes()))
+        ask = replace(ask, ledger_tail=bytes_tensor(tail.to_bytes()))
         outcome = Outcome(round.number, attempt, invited)
         if not going_on:
             asking = {"asking": round.number, "attempt": attempt, "sites": invited}
@@ -297,7 +297,7 @@ class RemoteEngine:
             return replace(total, clipping_known=False, enough=outcome.enough)
         answers = self._answers(ask, outcome, began)
         for name, answer in answers.items() if signs_answers(self.job.plan) else ():
-            self.heads.take(name, answer.signature.numpy().tobytes(), tail)
+            self.head_signatures.add_signature(name, answer.signature.numpy().tobytes(), tail)
         if takes_whole_deadline(self.job.plan):
             self.sleep(max(0.0, began + self.federation.deadline - self.clock()))
         outcome.answered = [name for name in outcome.invited if name in answers]
@@ -485,7 +485,7 @@ class Server:
         run: The run and its directory.
         federation: The sites, and how long to wait for them.
         transport: Reaches the sites.
-        heads: The signatures that sites give the ledger.
+        head_signatures: The signatures that sites give the ledger.
         clock: Returns the time in seconds.
         sleep: Waits for a number of seconds.
     """
@@ -493,7 +493,7 @@ class Server:
     run: Run
     federation: Federation
     transport: Transport
-    heads: HeadSignatures
+    head_signatures: HeadSignatures
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -568,9 +568,9 @@ class Server:
                 self._wait_for_sites()
 
         self._wait_for_sites()
-        result = self.run.execute(next_round, self.heads.write_parties)
+        result = self.run.execute(next_round, self.head_signatures.write_parties)
         if result["stopped"] not in RESUMABLE:
-            self.heads.collect(self.transport, max(1, result["rounds"]), 0)
+            self.head_signatures.collect(self.transport, max(1, result["rounds"]), 0)
         return result
 
     def _wait_for_sites(self) -> None:

@@ -131,7 +131,7 @@ class HeadSignatures:
         digest = software_digest(installed_software())
         return LedgerTail(since, hashes[since:], digest, self.last)
 
-    def take(self, site: str, signature: bytes, tail: LedgerTail) -> str:
+    def add_signature(self, site: str, signature: bytes, tail: LedgerTail) -> str:
         """Keep a site's signature of the end of a tail. Returns why it is not kept, "" if it is.
 
         No signature, from a site that signs none, is no fault.
@@ -147,7 +147,7 @@ class HeadSignatures:
         key = fingerprint(self.federation.sites[self.federation.site_names.index(site)].key)
         hashes = read_hashes(self.folder / "ledger.db")[: tail.length + 1]
         expected = (self.run, self.plan, site, tail.length, tail.hashes[-1], tail.software)
-        found = (head.run, head.plan, head.site, head.length, head.hash, head.server)
+        found = (head.run, head.plan, head.site, head.length, head.hash, head.server_software)
         if found != expected or head.history != history_of("", hashes):
             return "it has signed another ledger than it was asked for"
         if fingerprint(head.key) != key:
@@ -180,7 +180,9 @@ class HeadSignatures:
                 if not reason and isinstance(message, Refusal):
                     reason = message.reason
                 elif not reason and isinstance(message, HeadReply):
-                    reason = self.take(site, message.signature.numpy().tobytes(), tails[site])
+                    reason = self.add_signature(
+                        site, message.signature.numpy().tobytes(), tails[site]
+                    )
                 if reason:
                     self.declined[site] = reason
                 else:

@@ -25,14 +25,14 @@ class LedgerTail:
         since: The number of entries before the first of the hashes.
         hashes: The ledger's hash after `since` entries, then one for each later entry.
         software: The digest of the server's software.
-        signed: By site, the last head that the server has from it. Of sites that have signed none
-            there is nothing.
+        last_signed: By site, the last head that the server has from it. Sites that have signed none
+            are left out.
     """
 
     since: int
     hashes: Sequence[str]
     software: str
-    signed: Mapping[str, SignedHead] = field(default_factory=dict)
+    last_signed: Mapping[str, SignedHead] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -41,7 +41,7 @@ class LedgerTail:
 
     def to_bytes(self) -> bytes:
         """Return the tail as JSON."""
-        signed = {name: head.to_dict() for name, head in self.signed.items()}
+        signed = {name: head.to_dict() for name, head in self.last_signed.items()}
         return json.dumps(
             {
                 "since": self.since,

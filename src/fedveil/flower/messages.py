@@ -68,20 +68,20 @@ class RoundAsk(_RoundMessage):
         plan: The digest of the plan (`plan_digest`).
         params: The round's model, float32 [P].
         moving: The adaptive state (a clip, ranges), float64 [M].
-        ledger: The end of the server's ledger (`LedgerTail`), uint8 [L].
+        ledger_tail: The end of the server's ledger (`LedgerTail`), uint8 [L].
     """
 
     plan: str
     params: torch.Tensor
     moving: torch.Tensor
-    ledger: torch.Tensor = field(default_factory=_nothing, kw_only=True)
+    ledger_tail: torch.Tensor = field(default_factory=_nothing, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
         _check_vector("params", self.params, torch.float32)
         _check_vector("moving", self.moving, torch.float64)
-        _check_vector("ledger", self.ledger, torch.uint8)
+        _check_vector("ledger_tail", self.ledger_tail, torch.uint8)
 
     @property
     def digest(self) -> str:
@@ -119,16 +119,16 @@ class HeadAsk(_RoundMessage):
 
     Attributes:
         plan: The digest of the plan.
-        ledger: The end of the server's ledger (`LedgerTail`), uint8 [L].
+        ledger_tail: The end of the server's ledger (`LedgerTail`), uint8 [L].
     """
 
     plan: str
-    ledger: torch.Tensor
+    ledger_tail: torch.Tensor
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
-        _check_vector("ledger", self.ledger, torch.uint8)
+        _check_vector("ledger_tail", self.ledger_tail, torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,7 +326,7 @@ def ask_forms(size: int, moving: int, sites: int) -> Forms:
     end of the server's ledger, with what each of the `sites` has signed of it.
     """
     numbers = {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
-    return {**numbers, "ledger": BytesForm(most_tail_bytes(sites))}
+    return {**numbers, "ledger_tail": BytesForm(most_tail_bytes(sites))}
 
 
 def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:

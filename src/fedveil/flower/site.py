@@ -244,7 +244,7 @@ class Site:
         Raises Declined unless it extends the ledger that this site knows. No head is written.
         """
         try:
-            tail = LedgerTail.from_bytes(ask.ledger.numpy().tobytes())
+            tail = LedgerTail.from_bytes(ask.ledger_tail.numpy().tobytes())
         except BadInput as e:
             raise Declined(str(e)) from e
         try:
@@ -260,7 +260,7 @@ class Site:
         Empty without a key, and unless it is to `sign`. Raises Declined as `_server_ledger`.
         """
         try:
-            hash, history = self.heads.extend(ask.run, tail, self.ledger.head())
+            hash, history = self.heads.extend(ask.run, tail, self.ledger.current_head())
         except HeadRefused as e:
             raise Declined(str(e)) from e
         if self._key is None or not sign:

@@ -47,7 +47,7 @@ class HeadRefused(Exception):
 
 @dataclass(frozen=True)
 class SiteHeads:
-    """What a site knows of servers' ledgers, in the file `path`.
+    """What a site knows of servers' ledgers, in the file `file_path`.
 
     Guarantee: for one run, all heads that `extend` has returned are of one ledger that only grew,
     whatever a server sends, in whatever order, and whatever crashes in between. What is returned is
@@ -64,12 +64,12 @@ class SiteHeads:
     | a head that this site is said to have signed and did not | HeadRefused |
 
     Attributes:
-        path: The file.
+        file_path: The file.
         site: The name of the site.
         public_key: The site's public key, as `key_line` writes it. "" if it signs nothing.
     """
 
-    path: Path
+    file_path: Path
     site: str = ""
     public_key: str = ""
 
@@ -78,7 +78,7 @@ class SiteHeads:
 
         No head is written. If the server has a signature of this site at a head that the file does
         not have, file and ledger were put back from a backup together: the server's copy knows a
-        later head. The owner may accept the ledger (`accept`), and then that head is taken over.
+        later head. The owner may accept the ledger (`note_accepted`). Then that head is taken over.
         """
         with self._opened() as db:
             self._new_heads(db, run, tail)
@@ -111,15 +111,15 @@ class SiteHeads:
             db.execute("INSERT OR REPLACE INTO signatures VALUES (?, ?, ?)", row)
 
     def own_head(self) -> Head | None:
-        """Return the site's own ledger as of the last `extend` or `accept`, None without one."""
-        if not self.path.exists():
+        """Return the head of the site's own ledger that was noted last, None without one."""
+        if not self.file_path.exists():
             return None
         with self._opened() as db:
             row = db.execute("SELECT hash, length FROM own_heads ORDER BY seq DESC LIMIT 1")
             found = row.fetchone()
         return None if found is None else Head(str(found[0]), int(found[1]))
 
-    def accept(self, own: Head) -> None:
+    def note_accepted(self, own: Head) -> None:
         """Take the site's own ledger as it is. Only owners may decide this.
 
         The next ask of each run may then bring a head that this site signed and has no copy of.
@@ -132,14 +132,14 @@ class SiteHeads:
 
         {} for an unknown run. Nothing is written, and a file that is missing is not made.
         """
-        if not self.path.exists():
+        if not self.file_path.exists():
             return {}
         try:
-            place = f"{self.path.resolve().as_uri()}?mode=ro"
+            place = f"{self.file_path.resolve().as_uri()}?mode=ro"
             with closing(sqlite3.connect(place, uri=True)) as db:
                 rows = db.execute("SELECT length, hash FROM heads WHERE run = ?", (run,)).fetchall()
         except (*DAMAGED, OSError) as e:
-            raise BadInput(f"{self.path} cannot be read: {one_line(e)}") from e
+            raise BadInput(f"{self.file_path} cannot be read: {one_line(e)}") from e
         return {int(length): str(hash) for length, hash in rows}
 
     def _new_heads(
@@ -192,7 +192,7 @@ class SiteHeads:
         None if there is no such head. Raises HeadRefused if there is and the owner has not accepted
         the ledger since, and for a head that this site has not signed.
         """
-        signed = tail.signed.get(self.site)
+        signed = tail.last_signed.get(self.site)
         if signed is None or not self.public_key:
             return None
         try:
@@ -232,10 +232,10 @@ class SiteHeads:
 
         Raises BadInput if the file cannot be read.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.file_path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with closing(connect(self.path)) as db:
+            with closing(connect(self.file_path)) as db:
                 db.executescript(_TABLES)
                 yield db
         except DAMAGED as e:
-            raise BadInput(f"{self.path} cannot be used: {one_line(e)}") from e
+            raise BadInput(f"{self.file_path} cannot be used: {one_line(e)}") from e

@@ -83,7 +83,7 @@ class SiteLedger:
         """Return the path of the database with the heads of servers' ledgers (`SiteHeads`)."""
         return self.folder / "heads.db"
 
-    def head(self) -> Head | None:
+    def current_head(self) -> Head | None:
         """Return the head of the ledger, unchecked. None without a ledger."""
         if not self.file.exists():
             return None
@@ -184,7 +184,7 @@ class SiteLedger:
         """
         with self._locked():
             head = verify(self.file)
-            SiteHeads(self.heads_file).accept(head)
+            SiteHeads(self.heads_file).note_accepted(head)
             self._write_witness(head)
         return head
 

@@ -76,7 +76,7 @@ class SumRounds:
             self._collect_keys(ask, outcome, min(deadline, KEY_SECONDS))
             roster = server.open(Place(ask.round, ask.attempt))
             places = (ask.run, ask.round, ask.attempt, ask.plan, ask.params, ask.moving)
-            masked = MaskedAsk(*places, bytes_tensor(roster), ledger=ask.ledger)
+            masked = MaskedAsk(*places, bytes_tensor(roster), ledger_tail=ask.ledger_tail)
             asked = [name for name in self.site_names if name in self._known]
             steps = dict.fromkeys(asked, masked)
             sent = self._exchange(steps, outcome, deadline, server.add_masked, None)

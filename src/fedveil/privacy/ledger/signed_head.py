@@ -65,7 +65,7 @@ class SignedHead:
         length: How many entries of the ledger the signature covers.
         hash: The ledger's hash after these entries.
         history: `history_of` all hashes up to there.
-        server: The digest of the server's software, as the server stated it.
+        server_software: The digest of the server's software, as the server stated it.
         software: The digest of the site's own software.
         key: The site's public key: type and key of a .pub file, without a comment.
         signature: The signature, in hexadecimal.
@@ -77,7 +77,7 @@ class SignedHead:
     length: int
     hash: str
     history: str
-    server: str
+    server_software: str
     software: str
     key: str = ""
     signature: str = ""
