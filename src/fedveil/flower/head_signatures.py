@@ -81,6 +81,7 @@ class HeadSignatures:
     declined: dict[str, str] = field(default_factory=dict)
     _last: dict[str, SignedHead] | None = None
     _seen: dict[str, int] = field(default_factory=dict)
+    _history: tuple[int, str] = (-1, "")
 
     @property
     def last(self) -> dict[str, SignedHead]:
@@ -145,10 +146,9 @@ class HeadSignatures:
         except (BadInput, ValueError, RecursionError):
             return "its signature of the ledger cannot be checked"
         key = fingerprint(self.federation.sites[self.federation.site_names.index(site)].key)
-        hashes = read_hashes(self.folder / "ledger.db")[: tail.length + 1]
         expected = (self.run, self.plan, site, tail.length, tail.hashes[-1], tail.software)
         found = (head.run, head.plan, head.site, head.length, head.hash, head.server_software)
-        if found != expected or head.history != history_of("", hashes):
+        if found != expected or head.history != self._history_at(tail.length):
             return "it has signed another ledger than it was asked for"
         if fingerprint(head.key) != key:
             return "it has signed the ledger with another key"
@@ -196,6 +196,13 @@ class HeadSignatures:
         online = transport.online()
         names = self.federation.site_names
         return [name for name in names if name in online and self._length(name) < end]
+
+    def _history_at(self, length: int) -> str:
+        """Return the ledger's history after so many entries. The last one is remembered."""
+        if self._history[0] != length:
+            hashes = read_hashes(self.folder / "ledger.db")[: length + 1]
+            self._history = (length, history_of("", hashes))
+        return self._history[1]
 
     def _length(self, site: str) -> int:
         """Return how many entries a site has signed, or has seen if it signs none."""
