@@ -56,7 +56,7 @@ class SignedHead:
     | any field but the signature differs | BadInput |
     | another key, or one that is no public key on a NIST curve | BadInput |
     | the key with a comment, or the signature not in lower-case hexadecimal | BadInput |
-    | the bytes of the content in another message of this key | no: they begin with what they are |
+    | something else that the key has signed | BadInput: what is signed begins with what it is |
 
     Attributes:
         run: The run's id.
@@ -86,7 +86,7 @@ class SignedHead:
     def content(self) -> bytes:
         """Return the bytes that are signed."""
         values = {key: value for key, value in asdict(self).items() if key != "signature"}
-        return json.dumps({"what": _WHAT, **values}, sort_keys=True).encode()
+        return f"{_WHAT}\n{json.dumps(values, sort_keys=True)}".encode()
 
     def sign(self, private_key: ec.EllipticCurvePrivateKey) -> "SignedHead":
         """Return the head with this key and its signature."""
