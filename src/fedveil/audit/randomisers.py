@@ -15,7 +15,7 @@ import torch
 from fedveil.audit import bounds, observations
 from fedveil.audit.bounds import Scores
 from fedveil.audit.findings import ALARM, Attack, Finding
-from fedveil.base.errors import BadInput
+from fedveil.base.checks import whole
 from fedveil.base.identity import seed_of
 from fedveil.privacy.accounting import events
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
@@ -59,8 +59,7 @@ class Randomiser:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.draws < 100:
-            raise BadInput(f"--draws is {self.draws}: at least 100 are needed")
+        whole(100, "at least 100 are needed").check("--draws", self.draws)
 
     def findings(self, plan: PrivacyPlan) -> Iterator[Finding]:
         """Yield a finding for each view of the plan's release.

@@ -24,7 +24,7 @@ from fedveil.privacy.ledger.statement import (
 from fedveil.runs import checkpoint
 from fedveil.runs.ending import RESUMABLE
 from fedveil.runs.recipe import load_recipe, to_toml
-from fedveil.runs.run_directory import json_text, write_atomic, write_new
+from fedveil.runs.run_directory import json_text, readable, write_atomic, write_new
 
 REPORT = "report.html"
 UNCHANGED = "recipe, metrics, model and result are those that the run left"
@@ -298,13 +298,11 @@ def ledger_path(path: Path) -> Path:
     cannot be read.
     """
     pointer = path / "ledger.json"
-    try:
+    with readable(pointer):
         if not path.is_dir():
             return path
         if pointer.is_file():
             return Path(json.loads(pointer.read_text())["path"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{pointer} cannot be read: {e}") from e
     return path / "ledger.db"
 
 
@@ -315,10 +313,8 @@ def ledger_run_name(folder: Path) -> str:
     without a readable ledger.json: only runs with a shared ledger have one.
     """
     pointer = folder / "ledger.json"
-    try:
+    with readable(pointer):
         return str(json.loads(pointer.read_text())["run"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{pointer} cannot be read: {e}") from e
 
 
 def unchanged_file(path: Path) -> Path:
@@ -342,11 +338,9 @@ def saved_heads(path: Path) -> list[Head]:
 
     Missing files have none. [] for a ledger file. Raises BadInput for a file that cannot be read.
     """
-    try:
+    with readable(path):
         if not path.is_dir():
             return []
-    except OSError as e:
-        raise BadInput(f"{path} cannot be read: {e}") from e
     heads = (
         read_head(path / "head.json"),
         read_head(path / "result.json"),
@@ -360,14 +354,12 @@ def read_head(path: Path) -> Head | None:
 
     Raises BadInput if the file has no readable head.
     """
-    try:
+    with readable(path):
         if not path.is_file():
             return None
         stored = json.loads(path.read_text())
         stored = stored["ledger"] if path.name == "result.json" else stored
         return Head(str(stored["head"]), int(stored["length"]))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
-        raise BadInput(f"{path} cannot be read: {e}") from e
 
 
 def _run_name(path: Path, runs: list[str]) -> str | None:

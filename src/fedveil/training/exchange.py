@@ -45,9 +45,7 @@ def client_report(
     diverged = torch.zeros(len(batch.cohort), dtype=torch.bool)
     norms = done.lengths if isinstance(done, DualUpdates) else done.norms
     if any(each.shape != diverged.shape for each in (done.clipped, norms)):
-        raise BadInput(
-            f"the work {type(work).__name__} must return one norm and one `clipped` per client"
-        )
+        raise BadInput(f"{type(work).__name__} must return one norm and one `clipped` per client")
     if isinstance(done, DualUpdates):
         if not batch.only_sum:
             raise AssertionError("updates in the span of records are for sums nobody looks into")
@@ -84,8 +82,7 @@ def forked_updates(work: ClientWork, batch: ClientBatch) -> Clipped:
                 f"the model draws random numbers from {drew} for some records, so no round could "
                 "be repeated: use dropout, which is keyed, or remove it"
             )
-        if not isinstance(done, Clipped):
-            raise AssertionError("one client after the other has rows")
+        assert isinstance(done, Clipped), "one client after the other has rows"
         return vars(done)
 
     return Clipped(**run_in_sealed_fork(updates))

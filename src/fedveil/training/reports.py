@@ -226,8 +226,7 @@ class CohortSum:
         AssertionError unless the sum was made by `zero` or `over`.
         """
         numbers = self.total._base
-        if numbers is None:
-            raise AssertionError("a sum is a view of its numbers")
+        assert numbers is not None, "a sum is a view of its numbers"
         return numbers
 
     @property
@@ -272,8 +271,7 @@ class CohortSum:
 
         AssertionError unless the sum keeps them (`keep`).
         """
-        if self.updates_by_client is None:
-            raise AssertionError("nobody asked for the updates one by one")
+        assert self.updates_by_client is not None, "nobody asked for the updates one by one"
         rows = [updates for _, updates in self.updates_by_client]
         return torch.cat(rows) if rows else self.total.new_zeros(0, len(self.total))
 

@@ -200,8 +200,7 @@ def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tens
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
     if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:
-        if plan.noisy_steps is None:
-            raise AssertionError("reports on a grid have noise of their own")
+        assert plan.noisy_steps is not None, "reports on a grid have noise of their own"
         channel.hand_on_(cohort.total, reports, plan.noisy_steps.multiplier, round)
     plan.release.noise_(cohort.total, round)
     return cohort.total
@@ -245,9 +244,8 @@ def end(
     known = cohort.clipping_known or not release.adds_noise
     share_known = cohort.clipping_known and plan.noisy_steps is None
     most = int(ledger.turns(round.number).max()) if release.local else None
-    clip = (
-        None if round.clip is None or plan.noisy_steps else round.clip.gradient or round.clip.value
-    )
+    limit = None if plan.noisy_steps else round.clip
+    clip = None if limit is None else limit.gradient or limit.value
     return RoundResult(
         round=round.number,
         state=after,

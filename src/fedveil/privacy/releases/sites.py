@@ -162,6 +162,8 @@ class SiteNoise(Release):
             return "the server adds no noise"
         if plan.population != self.site_count:
             return f"{self.site_count} sites add noise"
+        if type(plan.sampler) is not Everyone:
+            return "not every site takes part in every round"
         noise = self.noisy.multiplier if line.trust is Trust.SITE else self.together
         claimed = noise_in(line.event)
         if not covers(noise, claimed):
