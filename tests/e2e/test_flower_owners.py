@@ -129,6 +129,16 @@ def test_from_three_tables_to_predictions(running, tmp_path):
         turns = read_charges(tmp_path / name / "ledger" / "ledger.db")
         least = 2 if name == "south" else 3  # it was away in round 2, charged or not
         assert least <= len({charge.round for charge in turns}) <= 4
+    bundle = tmp_path / "bundle.zip"
+    told = fedveil(tmp_path, "evidence", running.server / "run", bundle)
+    assert all(name in told for name in NAMES)
+    assert "not by" not in told
+    for name in NAMES:
+        told = fedveil(tmp_path, "verify", bundle, "--site", name)
+        assert "none missing at the end" in told
+        assert told.count("the same software as the server") == 3
+    bundle.write_bytes(bundle.read_bytes()[:-1])
+    assert fedveil(tmp_path, "verify", bundle, code=2).startswith("error: ")
     new = tmp_path / "new.csv"
     new.write_text("".join(f"{line.rpartition(',')[0]}\n" for line in rows(4, 99).splitlines()))
     place = tmp_path / "north" / "federations" / "wards"  # which has net.py

@@ -13,6 +13,7 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.flower import flower_apps
+from fedveil.flower.ledger_tail import most_tail_bytes
 from fedveil.flower.messages import (
     VectorForm,
     answer_forms,
@@ -29,7 +30,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedveil.flower.flower_apps import GridTransport, from_records, to_records
 from fedveil.flower.messages import Answer, MetricsAnswer, MetricsAsk, RoundAsk
-from tests.flower.sites import LOCAL, POLICY, open_site, write_policy
+from tests.flower.sites import LOCAL, POLICY, hashes_of, open_site, tail_of, write_policy
 from tests.flower.test_metrics_at_sites import EVALUATE, measured, site_at
 from tests.flower.test_metrics_at_sites import SITES as MEASURED
 from tests.flower.test_wire import ANSWERED, ASK, RUN, answer_of, asked, pair, replied  # noqa: F401
@@ -237,7 +238,8 @@ def test_damaged_asks_keep_no_site_and_are_charged_at_most_once_each(tmp_path):
     start, path = site.training.start(), str(tmp_path / "site.toml")
     answers = 0
     for number in range(1, MESSAGES + 1):
-        ask = RoundAsk(RUN, number, 0, site.digest, start.params, start.adaptive_state)
+        parts = (RUN, number, 0, site.digest, start.params, start.adaptive_state)
+        ask = RoundAsk(*parts, ledger_tail=tail_of(hashes_of(number)))
         reply = replied(asked(damaged(to_records(ask), rng)), path)
         if not reply.has_error():
             forms = answer_forms(site.training.task.size, site.plan.width)
@@ -245,7 +247,8 @@ def test_damaged_asks_keep_no_site_and_are_charged_at_most_once_each(tmp_path):
     charges = read_charges(site.ledger.file) if site.ledger.file.exists() else []
     assert len(charges) == answers  # numbers that are damaged are another model
     assert answers < MESSAGES / 4
-    ask = RoundAsk(new_run_id(), 1, 0, site.digest, start.params, start.adaptive_state)
+    parts = (new_run_id(), 1, 0, site.digest, start.params, start.adaptive_state)
+    ask = RoundAsk(*parts, ledger_tail=tail_of(hashes_of(1)))
     assert not replied(asked(to_records(ask)), path).has_error()
 
 
@@ -317,13 +320,15 @@ def test_a_site_that_is_sent_another_model_says_whose_plan_differs(tmp_path):
 
 
 def test_forms_are_those_of_the_plan():
-    assert {name: form.length for name, form in ask_forms(5, 2).items()} == {
+    assert {name: form.length for name, form in ask_forms(5, 2, 3).items()} == {
         "params": 5,
         "moving": 2,
+        "ledger_tail": most_tail_bytes(3),
     }
     assert {name: form.dtype for name, form in answer_forms(5, 2).items()} == {
         "report": "float32",
         "watched": "float64",
+        "signature": "uint8",
     }
 
 

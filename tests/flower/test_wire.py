@@ -53,12 +53,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedveil.flower import flower_apps, prepared_site
 from fedveil.flower.flower_apps import GridTransport, from_records, key_of, to_records
-from tests.flower.sites import FEDAVG, open_site, write_site
+from tests.flower.sites import FEDAVG, hashes_of, open_site, tail_of, write_site
 
 RUN, PLAN = new_run_id(), "a" * 64
 ASK = RoundAsk(RUN, 3, 1, PLAN, torch.arange(4.0), torch.ones(1, dtype=torch.float64))
 
-ASKED, ANSWERED = ask_forms(4, 1), answer_forms(4, 1)
+ASKED, ANSWERED = ask_forms(4, 1, 3), answer_forms(4, 1)
 
 
 def keys(count: int) -> list[Any]:
@@ -237,7 +237,8 @@ def test_more_bytes_than_a_step_has_are_not_decoded(content):
 
 
 def test_an_ask_with_a_roster_comes_back_as_it_was():
-    masked = MaskedAsk(*vars(ASK).values(), bytes_tensor(b"roster"))
+    *place, ledger = vars(ASK).values()
+    masked = MaskedAsk(*place, bytes_tensor(b"roster"), ledger_tail=ledger)
     back = from_records(to_records(masked), {**ASKED, "roster_message": BytesForm(6)})
     assert type(back) is MaskedAsk
     assert torch.equal(back.roster_message, masked.roster_message)
@@ -314,13 +315,14 @@ def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     path = write_site(tmp_path, FEDAVG, policy)
     site = open_site(tmp_path, FEDAVG, policy)
     start = site.training.start()
-    ask = RoundAsk(RUN, 1, 0, site.digest, start.params, start.adaptive_state)
+    parts, ledger = (RUN, 1, 0, site.digest), tail_of(hashes_of(1))
+    ask = RoundAsk(*parts, start.params, start.adaptive_state, ledger_tail=ledger)
     reply = replied(asked(to_records(ask)), str(path))
     found = from_records(reply.content, site_forms(site))
     assert isinstance(found, Answer)
     assert (found.site, found.run, found.round) == ("north", RUN, 1)
     assert found.report.shape == start.params.shape
-    other = RoundAsk(RUN, 1, 0, site.digest, start.params + 1, start.adaptive_state)
+    other = replace(ask, params=start.params + 1)
     again = from_records(replied(asked(to_records(other)), str(path)).content, site_forms(site))
     assert isinstance(again, Refusal)
 
@@ -345,7 +347,8 @@ def test_whatever_goes_wrong_at_a_site_the_server_hears_one_sentence(tmp_path, m
     """Flower sends the words of an exception to the server."""
     site = open_site(tmp_path)
     path, start = tmp_path / "site.toml", site.training.start()
-    ask = RoundAsk(RUN, 1, 0, site.digest, start.params, start.adaptive_state)
+    parts, ledger = (RUN, 1, 0, site.digest), tail_of(hashes_of(1))
+    ask = RoundAsk(*parts, start.params, start.adaptive_state, ledger_tail=ledger)
     (tmp_path / "ledger").write_text("no folder")
     told = [replied(asked(to_records(ask)), str(path))]
     (tmp_path / "ledger").unlink()

@@ -18,9 +18,6 @@ For recipes with [shuffle], sites and server reach the mixer by its `MixerSectio
 """
 
 import asyncio
-import base64
-import binascii
-import hashlib
 import os
 import ssl
 import tomllib
@@ -36,6 +33,7 @@ from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import Policy
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
+from fedveil.privacy.ledger.signed_head import key_fingerprint
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import PART
@@ -379,6 +377,15 @@ def takes_whole_deadline(plan: PrivacyPlan) -> bool:
     return plan.secure and plan.secret_cohort
 
 
+def signs_answers(plan: PrivacyPlan) -> bool:
+    """Return whether sites sign the server's ledger with their answers.
+
+    Otherwise signatures are collected from every site alike. Where the cohort is secret, they would
+    show who answered, and with a secure sum answers are steps of its protocol.
+    """
+    return not plan.secret_cohort and not isinstance(plan.release.channel, SecureSum)
+
+
 def fingerprint(key: str) -> str:
     """Return the SHA-256 fingerprint of a public key as OpenSSH prints it.
 
@@ -391,14 +398,12 @@ def fingerprint(key: str) -> str:
     if len(words) == 1 and key.startswith(_FINGERPRINT) and len(key) == len(_FINGERPRINT) + 43:
         return key
     try:
-        blob = base64.b64decode(words[1], validate=True)
-    except (IndexError, binascii.Error) as e:
+        return key_fingerprint(key)
+    except ValueError as e:
         raise BadInput(
             f"federation: key is {shown(key)}: a public key as in a .pub file, or the fingerprint "
             "that ssh-keygen -lf prints of it (SHA256:...), is needed"
         ) from e
-    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-    return _FINGERPRINT + digest
 
 
 _LARGEST = 1 << 18
@@ -438,6 +443,8 @@ class SiteFile(Section):
     or put back is noticed. Default: NAME.head.json beside site.toml."""
     policy: str = "policy.toml"
     """The owner's policy for all federations: a file. An empty one refuses everything."""
+    key: str | None = None
+    """The site's private key, which signs heads of the server's ledger. Default: none is signed."""
     allow_code: bool = False
     """Whether the code that the recipe names may be run (model.path)."""
     data: DataSection
@@ -516,7 +523,7 @@ def read_site_file(path: Path) -> SiteFile:
     head = os.path.normpath(witness)
     keys = None if site.sum_keys is None else with_absolute_paths(site.sum_keys, folder, "key")
     site = site.model_copy(update={"witness": head, "data": data, "mixer": mixer, "sum_keys": keys})
-    return with_absolute_paths(site, folder, "recipe", "ledger", "policy")
+    return with_absolute_paths(site, folder, "recipe", "ledger", "policy", "key")
 
 
 def _names_rows(folder: Path, test: float | str) -> bool:

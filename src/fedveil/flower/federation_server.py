@@ -24,8 +24,10 @@ from fedveil.flower.federation_files import (
     Federation,
     MixerSection,
     check_recipe,
+    signs_answers,
     takes_whole_deadline,
 )
+from fedveil.flower.head_signatures import HeadSignatures, collects
 from fedveil.flower.messages import (
     Answer,
     MetricsAsk,
@@ -34,19 +36,22 @@ from fedveil.flower.messages import (
     RoundAsk,
     Transport,
     answer_forms,
+    bytes_tensor,
     fault_of,
     new_run_id,
-    plan_digest,
+    plan_content,
 )
 from fedveil.flower.metrics_round import ask_for_metrics
 from fedveil.flower.round_deadline import deadline_after, rehearsal_line, rehearse_round
 from fedveil.flower.sum_rounds import SumRounds
 from fedveil.flower.sum_terms import sum_terms
 from fedveil.mixing.protocol import round_number
+from fedveil.privacy.ledger.hash_chain import json_digest
 from fedveil.privacy.release import Round
 from fedveil.privacy.releases.secure_sum import SecureSum, report_grid
 from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.privacy.site_metrics import SiteMetrics
+from fedveil.runs.ending import RESUMABLE
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.run import OnRound, Run
 from fedveil.runs.run_directory import write_atomic
@@ -257,6 +262,7 @@ class RemoteEngine:
     transport: Transport
     identity: RunIdentity
     round_log: RoundLog
+    head_signatures: HeadSignatures
     on_outcome: Callable[[Outcome], None] = lambda outcome: None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -270,16 +276,23 @@ class RemoteEngine:
     def run(self, round: Round) -> CohortSum:
         """Ask a round's clients, and return the sum of their answers in the order of clients.
 
-        The ask is logged durably before it is sent, and the outcome after the deadline.
+        The ask is logged durably before it is sent, and the outcome after the deadline. It carries
+        the server's ledger, with the charge of this round. Answers have signatures of it, or these
+        are collected from all sites beforehand, in rounds that do not depend on who takes part.
         `on_outcome` is called with the outcome. `enough` of the sum is False if too few sites
         answered.
         """
-        began, site_names = self.clock(), self.federation.site_names
+        site_names = self.federation.site_names
+        if collects(self.job.plan, round.number):
+            self.head_signatures.collect(self.transport, round.number, round.attempt)
+        began = self.clock()
         invited, going_on = [site_names[k] for k in round.ids], self._going_on(round)
         attempt = round.attempt
         if not going_on:
             attempt = max(attempt, self.round_log.attempts(round.number))
+        tail = self.head_signatures.tail()
         ask = self._ask(round.number, attempt, round.start, round.adaptive_state)
+        ask = replace(ask, ledger_tail=bytes_tensor(tail.to_bytes()))
         outcome = Outcome(round.number, attempt, invited)
         if not going_on:
             asking = {"asking": round.number, "attempt": attempt, "sites": invited}
@@ -290,6 +303,8 @@ class RemoteEngine:
             self.on_outcome(outcome)
             return replace(total, clipping_known=False, enough=outcome.enough)
         answers = self._answers(ask, outcome, began)
+        for name, answer in answers.items() if signs_answers(self.job.plan) else ():
+            self.head_signatures.add_signature(name, answer.signature.numpy().tobytes(), tail)
         if takes_whole_deadline(self.job.plan):
             self.sleep(max(0.0, began + self.deadline - self.clock()))
         outcome.answered = [name for name in outcome.invited if name in answers]
@@ -520,6 +535,7 @@ class Server:
         run: The run and its directory.
         federation: The sites, and how long to wait for them.
         transport: Reaches the sites.
+        head_signatures: The signatures that sites give the ledger.
         clock: Returns the time in seconds.
         sleep: Waits for a number of seconds.
     """
@@ -527,6 +543,7 @@ class Server:
     run: Run
     federation: Federation
     transport: Transport
+    head_signatures: HeadSignatures
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -563,12 +580,15 @@ class Server:
         """
         federation.check()
         check_recipe(recipe)
-        identity = RunIdentity.read_or_make(folder, plan_digest(recipe, len(federation.sites)))
+        plan = plan_content(recipe, len(federation.sites))
+        identity = RunIdentity.read_or_make(folder, json_digest(plan))
+        heads = HeadSignatures(folder, identity.run_id, plan, federation, clock)
+        log = RoundLog(folder)
         own: dict[str, Any] = {
             "data": data_without_records(recipe, federation, data_root, identity.run_id),
             "allow_code": allow_code,
             "make_engine": lambda job: RemoteEngine(
-                job, federation, transport, identity, RoundLog(folder), on_outcome, clock, sleep
+                job, federation, transport, identity, log, heads, on_outcome, clock, sleep
             ),
         }
         if (folder / "recipe.toml").exists():
@@ -578,7 +598,7 @@ class Server:
             run = Run.start(recipe, folder, data_root, **own)
             identity.write(folder)
         _ = run.training.engine  # made now, so that it refuses before anything is charged
-        return cls(run, federation, transport, clock, sleep)
+        return cls(run, federation, transport, heads, clock, sleep)
 
     def serve(self, on_round: OnRound = lambda line: None) -> dict[str, Any]:
         """Train to the end of the plan or the budget, and return the result as `Run.execute` does.
@@ -586,7 +606,7 @@ class Server:
         Where the federation has a rehearsal, it comes first, also of a run that is resumed.
         `on_round` is called with each round's line of metrics. A round is charged only when
         `minimum` sites are online. If they do not come, the run ends as after Ctrl-C, and
-        TooFewSites is raised.
+        TooFewSites is raised. After the last round the sites that are online sign the ledger's end.
         """
         last = self.run.training.plan.permitted
 
@@ -602,7 +622,10 @@ class Server:
         engine, training = self.run.training.engine, self.run.training
         if isinstance(engine, RemoteEngine):
             engine.rehearse(training.start())
-        return self.run.execute(next_round)
+        result = self.run.execute(next_round, self.head_signatures.write_parties)
+        if result["stopped"] not in RESUMABLE:
+            self.head_signatures.collect(self.transport, max(1, result["rounds"]), 0)
+        return result
 
     def _wait_for_sites(self) -> None:
         """Wait until at least `federation.minimum` sites are online.

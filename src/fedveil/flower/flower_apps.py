@@ -358,7 +358,9 @@ def _train(grid: Grid, context: Context) -> str:
     LOG.info("%s", server.run.describe())
     result = server.serve(lambda line: LOG.info("%s", _round_text(server, line)))
     claim = counting([PrivacyClaim.from_dict(raw) for raw in result["claims"]])
-    return f"{claim or 'Nothing is claimed'}. {result['why']} Files: {result['run_dir']}"
+    signers = ", ".join(server.head_signatures.signers) or "no site"
+    text = f"{claim or 'Nothing is claimed'}. {result['why']} Files: {result['run_dir']}"
+    return f"{text}; the ledger's end is signed by {signers}"
 
 
 def _config_path(config: Any, key: str) -> str:

@@ -216,6 +216,7 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_c
         "ledger": os.path.relpath(owner.ledger.folder, folder),
         "witness": os.path.relpath(owner.ledger.witness_path, folder),
         "policy": os.path.relpath(owner.policy_file, folder),
+        "key": os.path.relpath(owner.private_key, folder),
         "allow_code": recipe.model.path is not None or None,
         "data": data_keys(recipe, owner.file.records, folder),
     }

@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -20,6 +20,8 @@ import torch
 
 from fedveil.base.checks import MOST_ROUNDS, shown
 from fedveil.base.errors import BadInput
+from fedveil.flower.ledger_tail import most_tail_bytes
+from fedveil.privacy.ledger.hash_chain import json_digest
 from fedveil.runs.recipe import Recipe
 
 FORMAT = 1
@@ -33,6 +35,12 @@ LONGEST_REASON = 300
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RUN, _PLAN = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}")
 _NOT_CLAIMED = ("name", "data", "evaluate", "engine")
+_SIGNED_BYTES = 2048  # more than a signed head takes
+
+
+def _nothing() -> torch.Tensor:
+    """Return no bytes, as messages have them."""
+    return torch.zeros(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,21 +72,27 @@ class RoundAsk(_RoundMessage):
         plan: The digest of the plan (`plan_digest`).
         params: The round's model, float32 [P].
         moving: The adaptive state (a clip, ranges), float64 [M].
+        ledger_tail: The end of the server's ledger (`LedgerTail`), uint8 [L].
     """
 
     plan: str
     params: torch.Tensor
     moving: torch.Tensor
+    ledger_tail: torch.Tensor = field(default_factory=_nothing, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
         _check_vector("params", self.params, torch.float32)
         _check_vector("moving", self.moving, torch.float64)
+        _check_vector("ledger_tail", self.ledger_tail, torch.uint8)
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of everything in the ask, in hexadecimal."""
+        """Return the SHA-256, in hexadecimal, of everything that the answer depends on.
+
+        The server's ledger is not in it: it goes on from one ask to the next.
+        """
         place = json.dumps([FORMAT, self.run, self.round, self.attempt, self.plan])
         digest = hashlib.sha256(place.encode())
         for vector in (self.params, self.moving):
@@ -110,6 +124,42 @@ class MaskedAsk(RoundAsk):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_vector("roster_message", self.roster_message, torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadAsk(_RoundMessage):
+    """A server's ask for a site's signature of the end of its ledger, and for nothing else.
+
+    Attributes:
+        plan: The digest of the plan.
+        ledger_tail: The end of the server's ledger (`LedgerTail`), uint8 [L].
+    """
+
+    plan: str
+    ledger_tail: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
+        _check_vector("ledger_tail", self.ledger_tail, torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadReply(_RoundMessage):
+    """A site's signature of the end of the server's ledger.
+
+    Attributes:
+        site: The name of the site.
+        signature: The signed head (`SignedHead`) as JSON, uint8 [L]. Empty if the site signs none.
+    """
+
+    site: str
+    signature: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_site_name(self.site)
+        _check_vector("signature", self.signature, torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,15 +237,18 @@ class Answer(_RoundMessage):
         site: The name of the site.
         report: The report, float32 [P], or float64 where the release is wide.
         watched: The statistic of an adaptive clip, float64 [W].
+        signature: The signed head of the ledger in the ask, as in `HeadReply`.
     """
 
     site: str
     report: torch.Tensor
     watched: torch.Tensor
+    signature: torch.Tensor = field(default_factory=_nothing, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_site_name(self.site)
+        _check_vector("signature", self.signature, torch.uint8)
         for name in ("report", "watched"):
             if not isinstance(getattr(self, name), torch.Tensor):
                 raise BadInput(f"{name} is {shown(getattr(self, name))}: a tensor is needed")
@@ -222,8 +275,8 @@ class Refusal(_RoundMessage):
             raise BadInput(f"the reason of a refusal has at most {LONGEST_REASON} characters")
 
 
-ServerMessage = RoundAsk | MetricsAsk | SumStep
-Reply = Answer | MetricsAnswer | SumStep | Refusal
+ServerMessage = RoundAsk | MetricsAsk | HeadAsk | SumStep
+Reply = Answer | MetricsAnswer | HeadReply | SumStep | Refusal
 SiteMessage = ServerMessage | Reply
 _KINDS: dict[str, type[SiteMessage]] = {
     "ask": RoundAsk,
@@ -232,10 +285,12 @@ _KINDS: dict[str, type[SiteMessage]] = {
     "rehearsal-ask": RehearsalAsk,
     "answer": Answer,
     "metrics-answer": MetricsAnswer,
+    "head-ask": HeadAsk,
+    "head-reply": HeadReply,
     "sum-step": SumStep,
     "refusal": Refusal,
 }
-ASKS = ("ask", "masked-ask", "metrics-ask", "rehearsal-ask", "sum-step")
+ASKS = ("ask", "masked-ask", "metrics-ask", "rehearsal-ask", "head-ask", "sum-step")
 """The kinds of messages that a server sends. Of these a site sends steps of a sum alone."""
 
 
@@ -315,12 +370,18 @@ Forms = Mapping[str, VectorForm]
 """The forms of a message's vectors, by name."""
 
 
-def ask_forms(size: int, moving: int) -> Forms:
+HEAD_FORMS: Forms = {"signature": BytesForm(_SIGNED_BYTES)}
+"""The forms of a `HeadReply`."""
+
+
+def ask_forms(size: int, moving: int, sites: int) -> Forms:
     """Return type and length of each vector of a `RoundAsk`.
 
-    They are `size` parameters in float32, and an adaptive state of `moving` numbers in float64.
+    They are `size` parameters in float32, an adaptive state of `moving` numbers in float64, and the
+    end of the server's ledger, with what each of the `sites` has signed of it.
     """
-    return {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
+    numbers = {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
+    return {**numbers, "ledger_tail": BytesForm(most_tail_bytes(sites))}
 
 
 def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
@@ -329,7 +390,8 @@ def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
     A `wide` report is float64, since sums of multiples of a grid are exact only there.
     """
     kind = "float64" if wide else "float32"
-    return {"report": VectorForm(kind, size), "watched": VectorForm("float64", width)}
+    numbers = {"report": VectorForm(kind, size), "watched": VectorForm("float64", width)}
+    return {**numbers, **HEAD_FORMS}
 
 
 def metrics_forms(width: int) -> Forms:
@@ -478,11 +540,19 @@ def plan_digest(recipe: Recipe, clients: int) -> str:
     online or not. The recipe's name, data, evaluation and engine may differ between the sides. If
     sites measure (evaluate.where), the digest covers the evaluation as well.
     """
+    return json_digest(plan_content(recipe, clients))
+
+
+def plan_content(recipe: Recipe, clients: int) -> dict[str, Any]:
+    """Return JSON values of everything that `plan_digest` covers.
+
+    Keys: "format", "clients" and "recipe".
+    """
     claimed = recipe.model_dump(mode="json", exclude_none=True, exclude=set(_NOT_CLAIMED))
     content: dict[str, Any] = {"format": FORMAT, "clients": clients, "recipe": claimed}
     if recipe.evaluate.where == "site":  # then sites measure, and claims depend on how
         content["evaluate"] = recipe.evaluate.model_dump(mode="json", exclude_none=True)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return content
 
 
 def check_site_name(name: object) -> None:

@@ -5,6 +5,7 @@ of the recipe. Of the server's message only the model and the adaptive state are
 checked. The proof note is docs/proofs/site.md.
 """
 
+import json
 import secrets
 import threading
 import time
@@ -21,22 +22,28 @@ from fedveil.base.checks import TABLE, shown
 from fedveil.base.errors import BadInput, one_line
 from fedveil.base.inputs import mapped, taken
 from fedveil.base.platforms import one_thread
+from fedveil.base.software import installed_software, software_digest
 from fedveil.data.federated import FederatedData
 from fedveil.data.provenance import PUBLIC
+from fedveil.flower.certificates import read_signing_key
 from fedveil.flower.federation_files import (
     MixerSection,
     SiteFile,
     check_recipe,
     read_policy,
     read_site_file,
+    signs_answers,
     with_absolute_paths,
 )
 from fedveil.flower.held_out import HeldOutPeople
 from fedveil.flower.kept_answer import KeptAnswer
+from fedveil.flower.ledger_tail import LedgerTail
 from fedveil.flower.messages import (
     LONGEST_REASON,
     Answer,
     Forms,
+    HeadAsk,
+    HeadReply,
     MaskedAsk,
     MetricsAnswer,
     MetricsAsk,
@@ -47,9 +54,11 @@ from fedveil.flower.messages import (
     ServerMessage,
     SumStep,
     ask_forms,
+    bytes_tensor,
     plan_digest,
 )
 from fedveil.flower.policy import Objection, Policy, build_for_plan, local_steps, terms_of
+from fedveil.flower.site_heads import HeadRefused, SiteHeads
 from fedveil.flower.site_ledger import LOG, Declined, SiteLedger
 from fedveil.flower.site_log import SiteLog
 from fedveil.flower.site_sums import SiteSums
@@ -58,6 +67,7 @@ from fedveil.masking.sum_messages import MessageRefused
 from fedveil.mixing.protocol import Refused, round_number
 from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.clip import Clipped
+from fedveil.privacy.ledger.signed_head import SignedHead, key_line
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Round
@@ -118,6 +128,9 @@ class Site:
         self.digest = plan_digest(recipe, file.clients)
         self.terms = terms_of(self.plan, file.number, self.policy.repeats)
         self.ledger = SiteLedger.from_site_file(file)
+        self._key = None if file.key is None else read_signing_key(Path(file.key))
+        public = "" if self._key is None else key_line(self._key.public_key())
+        self.heads = SiteHeads(self.ledger.heads_file, self.name, public)
         self.mixer = _checked_mixer(file, self.plan)
         self.sums = SiteSums.of_site(file, self.plan, self.digest, self.training.task.size)
         self.held_out = HeldOutPeople.of_site(self.records, self.training)
@@ -159,7 +172,8 @@ class Site:
     @property
     def ask_forms(self) -> Forms:
         """Return the forms of the vectors in an ask, which follow from the site's own plan."""
-        forms = ask_forms(self._first.params.numel(), self._first.adaptive_state.numel())
+        sizes = (self._first.params.numel(), self._first.adaptive_state.numel())
+        forms = ask_forms(*sizes, self.file.clients)
         return forms if self.sums is None else {**forms, **sum_ask_forms(self.file.clients)}
 
     def prepare(self) -> None:
@@ -172,7 +186,8 @@ class Site:
         """Return the site's report of a round, charged before it is computed, or a refusal.
 
         With a secure sum the report is masked, and the later steps of the sum are answered too. An
-        ask for metrics is answered by `_metrics_answer`.
+        ask for metrics is answered by `_metrics_answer`. An ask for a signature of the server's
+        ledger gets that alone.
 
         Never raises, whatever a server sends. A refusal reveals nothing about the site's records.
 
@@ -182,6 +197,7 @@ class Site:
         | a round beyond the plan, a model of another size, a clip out of reach | Refusal |
         | the very ask that was answered last | the same answer, bit for bit, not charged |
         | asked before, out of order, beyond the budget or the policy | Refusal, not charged |
+        | the server's ledger does not extend the one that this site knows | Refusal, not charged |
         | the ledger is lost, was put back or cannot be written | Refusal, the owner is told |
         | training diverges | the report is a randomised zero, where the site adds noise |
         | the work fails | the same; where the site does not randomise reports, Refusal |
@@ -191,8 +207,8 @@ class Site:
         | a roster that the protocol refuses | Refusal, not charged |
         | an ask under a secure sum for the second time | Refusal: a vector is sent once |
         """
-        if isinstance(ask, SumStep):
-            return self._sum_step(ask)
+        if isinstance(ask, SumStep | HeadAsk):
+            return self._step(ask)
         if isinstance(ask, MetricsAsk):
             return self._metrics_answer(ask)
         if isinstance(ask, RehearsalAsk):
@@ -202,15 +218,18 @@ class Site:
         try:
             with self._lock:
                 self._check(ask)
+                tail = self._server_ledger(ask)
                 kept = None if self.sums else self._kept.read(ask, self.name)
                 if kept is not None:
                     self.ledger.check_whole()
+                    signature = self._signature(ask, tail, sign=signs_answers(self.plan))
                     self.log.write("answered again", **place)
-                    return kept
+                    return replace(kept, signature=signature)
                 about = self._about
                 if self.sums is not None and isinstance(ask, MaskedAsk):
                     self.sums.join_round(ask)
                 self.ledger.charge(*turn, about=about, terms=self.terms, policy=self.policy)
+                signature = self._signature(ask, tail, sign=signs_answers(self.plan))
                 report, statistic = self._report(ask)
                 answer: Reply
                 if self.sums is not None and isinstance(ask, MaskedAsk):
@@ -218,7 +237,7 @@ class Site:
                     whole = torch.cat([report, statistic])
                     answer = self.sums.masked_report(ask, whole, clip)
                 else:
-                    answer = Answer(*turn, self.name, report, statistic)
+                    answer = Answer(*turn, self.name, report, statistic, signature=signature)
                     self._kept.write(ask, answer)
         except (Declined, Refused, MessageRefused) as e:
             event, reason = "declined", str(e)[:LONGEST_REASON]
@@ -324,19 +343,66 @@ class Site:
         data = self.records.with_clients(mapped(repeated, x), repeated(y), np.array([0, count]))
         return data, self._gradients_of(data)
 
-    def _sum_step(self, step: SumStep) -> Reply:
-        """Return the site's answer to a later step of a secure sum, or a refusal. Never raises.
+    def _server_ledger(self, ask: RoundAsk | HeadAsk) -> LedgerTail:
+        """Return the end of the server's ledger in an ask.
 
-        Nothing is charged: what a step opens is the sum that the vectors were charged for.
+        Raises Declined unless it extends the ledger that this site knows. No head is written.
+        """
+        try:
+            tail = LedgerTail.from_bytes(ask.ledger_tail.numpy().tobytes())
+        except BadInput as e:
+            raise Declined(str(e)) from e
+        try:
+            self.heads.check(ask.run, tail)
+        except HeadRefused as e:
+            LOG.error("round %d of run %s: %s", ask.round, ask.run, e)
+            raise Declined(str(e)) from e
+        return tail
+
+    def _signature(self, ask: RoundAsk | HeadAsk, tail: LedgerTail, *, sign: bool) -> torch.Tensor:
+        """Keep the server's ledger durably, then return this site's signature of its head.
+
+        Empty without a key, and unless it is to `sign`. Raises Declined as `_server_ledger`.
+        """
+        try:
+            hash, history = self.heads.extend(ask.run, tail, self.ledger.current_head())
+        except HeadRefused as e:
+            raise Declined(str(e)) from e
+        if self._key is None or not sign:
+            return bytes_tensor(b"")
+        place = (ask.run, self.digest, self.name, tail.length, hash, history)
+        own = software_digest(installed_software())
+        head = SignedHead(*place, tail.software, own).sign(self._key)
+        self.heads.keep(head)
+        return bytes_tensor(json.dumps(head.to_dict()).encode())
+
+    def _step(self, step: SumStep | HeadAsk) -> Reply:
+        """Return the site's answer to a message that asks for no report, or a refusal.
+
+        It is a signature, or a later step of a secure sum. Never raises. Nothing is charged: what a
+        step opens is the sum that the vectors were charged for.
         """
         turn = (step.run, step.round, step.attempt)
         place = {"run": step.run, "round": step.round, "attempt": step.attempt}
+        event = "secure sum"
+        reply: Reply
         try:
-            if step.plan != self.digest or self.sums is None:
+            if step.plan != self.digest:
                 raise Declined(OTHER_PLAN)
-            for objection in self.objections():
-                raise Declined(objection.reason)
-            what, reply = self.sums.reply_to(step)
+            if isinstance(step, HeadAsk):
+                with self._lock:
+                    tail = self._server_ledger(step)
+                    self.ledger.check_whole()
+                    signature = self._signature(step, tail, sign=True)
+                event = "signed" if len(signature) else "ledger seen"
+                what = f"entry {tail.length} of the server's ledger"
+                reply = HeadReply(*turn, self.name, signature)
+            elif self.sums is None:
+                raise Declined(OTHER_PLAN)
+            else:
+                for objection in self.objections():
+                    raise Declined(objection.reason)
+                what, reply = self.sums.reply_to(step)
         except (Declined, MessageRefused) as e:
             reason = str(e)[:LONGEST_REASON]
             self.log.write("declined", **place, reason=reason)
@@ -345,7 +411,7 @@ class Site:
             LOG.error("round %d of run %s: %s: %s", step.round, step.run, type(e).__name__, e)
             self.log.write("error", **place, error=f"{type(e).__name__}: {one_line(e)}")
             return Refusal(*turn, self.name, _UNUSABLE)
-        self.log.write("secure sum", **place, step=what)
+        self.log.write(event, **place, step=what)
         return reply
 
     def _spent(self, run: str) -> dict[str, Any]:

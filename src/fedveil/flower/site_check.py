@@ -189,9 +189,13 @@ def _outgoing_texts(site: Site) -> list[str]:
         bits = [f"{statistic.word} in the same masked report, with noise: {statistic.description}"]
     elif statistic is not None:
         bits = [f"WITHOUT noise, {statistic.word}: {statistic.description}"]
+    signed = []
+    if site.file.key is not None:
+        signed = ["its signature of the server's ledger, with the digest of its own software"]
     return [
         what,
         *bits,
+        *signed,
         "that it takes part, when, and how long it takes; one line where it refuses",
         _metrics_text(site),
     ]

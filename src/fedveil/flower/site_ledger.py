@@ -15,9 +15,10 @@ from pathlib import Path
 from fedveil.base.errors import BadInput, BudgetExhausted, one_line
 from fedveil.flower.federation_files import SiteFile
 from fedveil.flower.policy import Policy, RunCost, Terms
+from fedveil.flower.site_heads import SiteHeads
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.file import connect, ledger_snapshot, query, read_runs, transaction
-from fedveil.privacy.ledger.hash_chain import Head, verify
+from fedveil.privacy.ledger.hash_chain import Head, read_hashes, verify
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.runs.run_directory import lock_held, sync_folder, write_atomic
 
@@ -60,6 +61,7 @@ class SiteLedger:
     | turns that were charged at once, days ago | their run is as old as its last turn |
     | several processes | one after the other; waits at most a minute |
     | the ledger is gone, shorter or other than the witness has it | BadInput |
+    | the same, as the site's own last signature of a server's ledger has it | BadInput |
     | fewer asks are noted than the witness remembers | BadInput: some would be answered twice |
     | the witness is gone and the ledger is not empty | BadInput: `accept` makes a new one |
     | the asks of a run that was charged are gone | BadInput |
@@ -78,6 +80,18 @@ class SiteLedger:
     def file(self) -> Path:
         """Return the path of the database with the charges."""
         return self.folder / "ledger.db"
+
+    @property
+    def heads_file(self) -> Path:
+        """Return the path of the database with the heads of servers' ledgers (`SiteHeads`)."""
+        return self.folder / "heads.db"
+
+    def current_head(self) -> Head | None:
+        """Return the head of the ledger, unchecked. None without a ledger."""
+        if not self.file.exists():
+            return None
+        hashes = read_hashes(self.file)
+        return Head(hashes[-1], len(hashes) - 1)
 
     def charge(
         self,
@@ -184,10 +198,12 @@ class SiteLedger:
     def accept(self) -> Head:
         """Write a witness of the ledger as it is, and return its head. Only owners may decide this.
 
-        Raises BadInput if the ledger's hash chain is broken.
+        Later heads that a server has of this site's are then taken over. Raises BadInput if the
+        ledger's hash chain is broken.
         """
         with self._locked():
             head = verify(self.file)
+            SiteHeads(self.heads_file).note_accepted(head)
             self._write_witness(head)
         return head
 
@@ -201,15 +217,17 @@ class SiteLedger:
 
     def _check_whole(self) -> None:
         """Do what `check_whole` does. The caller has the lock."""
-        witness = self._read_witness()
+        witness, own = self._read_witness(), SiteHeads(self.heads_file).own_head()
         if not self.file.exists():
-            if witness is not None:
+            if witness is not None or own is not None:
+                remembers = self.heads_file if witness is None else self.witness_path
                 raise BadInput(
-                    f"{self.file} is missing and {self.witness_path} remembers it: what this site "
-                    "has spent is unknown; restore the ledger"
+                    f"{self.file} is missing and {remembers} remembers it: what this site has "
+                    "spent is unknown; restore the ledger"
                 )
             return
-        head = verify(self.file, *([] if witness is None else [witness[0]]))
+        known = [*([] if witness is None else [witness[0]]), *([] if own is None else [own])]
+        head = verify(self.file, *known)
         asks = len(self._asks())
         if witness is not None and asks < witness[1]:
             raise BadInput(

@@ -77,7 +77,7 @@ class SumRounds:
             invited = [self.site_names.index(name) for name in outcome.invited]
             roster = server.open(Place(ask.round, ask.attempt), invited)
             places = (ask.run, ask.round, ask.attempt, ask.plan, ask.params, ask.moving)
-            masked = MaskedAsk(*places, bytes_tensor(roster))
+            masked = MaskedAsk(*places, bytes_tensor(roster), ledger_tail=ask.ledger_tail)
             asked = [name for name in outcome.invited if name in self._known]
             steps = dict.fromkeys(asked, masked)
             sent = self._exchange(steps, outcome, deadline, server.add_masked, None)
