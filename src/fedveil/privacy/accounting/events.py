@@ -35,6 +35,25 @@ class Gaussian(_Noise):
 
 
 @dataclass(frozen=True)
+class Skellam(_Noise):
+    """Integer noise, the difference of two Poisson variables, on sums of integer rows.
+
+    Its standard deviation is `multiplier` times the L2 sensitivity, which is `sensitivity` steps
+    under the claim's own relation.
+    """
+
+    sensitivity: float
+
+    def __post_init__(self) -> None:
+        """Raise BadInput for a multiplier that `_Noise` refuses, or a sensitivity below 1."""
+        super().__post_init__()
+        if not 1 <= self.sensitivity < math.inf:
+            raise BadInput(
+                f"the sensitivity of integer rows is {self.sensitivity} steps: at least 1 is needed"
+            )
+
+
+@dataclass(frozen=True)
 class Laplace(_Noise):
     """Laplace noise of scale `multiplier` times the L1 sensitivity under the claim's relation."""
 
@@ -120,7 +139,7 @@ class PoissonSampled:
     """`event` on a cohort that every unit joins independently with probability `rate`."""
 
     rate: float
-    event: Gaussian
+    event: Gaussian | Skellam
 
     def __post_init__(self) -> None:
         """Raise BadInput for a rate outside (0, 1]."""
@@ -181,6 +200,7 @@ class WithMetrics:
 
 Event = (
     Gaussian
+    | Skellam
     | Laplace
     | FuGaussian
     | TwoPoint
@@ -196,6 +216,7 @@ Event = (
 
 KINDS: dict[type[Event], str] = {
     Gaussian: "gaussian",
+    Skellam: "skellam",
     Laplace: "laplace",
     FuGaussian: "fu-gaussian",
     TwoPoint: "two-point",
