@@ -40,7 +40,7 @@ from fedveil.flower.sum_rounds import SumRounds
 from fedveil.flower.sum_terms import sum_terms
 from fedveil.mixing.protocol import round_number
 from fedveil.privacy.release import Round
-from fedveil.privacy.releases.secure_sum import SecureSum, site_grid
+from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.run import OnRound, Run
@@ -384,17 +384,22 @@ class RemoteEngine:
     def _masked_sum(
         self, sums: SumRounds, round: Round, ask: RoundAsk, outcome: Outcome
     ) -> CohortSum:
-        """Return the sum that the sites' masked vectors open to.
+        """Return the sum that the sites' masked vectors open to, not decoded.
 
-        Zero, and `outcome.enough` False, if there is none.
+        Zero, and `outcome.enough` False, if there is none, or none that its plan has room for.
         """
-        job, size = self.job, self.job.task.size
+        job, size, channel = self.job, self.job.task.size, self.job.plan.release.channel
         total = CohortSum.zero(size, job.plan.width, noisy=False)
         steps = sums.opened_sum(ask, outcome, self.federation.deadline)
+        if not isinstance(channel, SecureSum) or job.plan.noisy_steps is None:
+            raise AssertionError("only a secure sum has masks, and only sites with noise")
+        if steps is not None and channel.rotated and not channel.rotated.plausible(steps):
+            outcome.lost = f"the sum is spread over all of 2^{channel.bits} steps"
+            steps = None
         outcome.enough = steps is not None
-        if steps is None or job.plan.noisy_steps is None:
+        if steps is None:
             return total
-        grid = site_grid(job.plan.noisy_steps.multiplier, round.clip, size)
+        grid = channel.grid(job.plan.noisy_steps.multiplier, round.clip, size)
         total.total.copy_(grid.dequantise(torch.from_numpy(steps)))
         total.clients = len(outcome.answered)
         total.weight = float(total.clients)

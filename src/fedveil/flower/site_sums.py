@@ -15,7 +15,7 @@ from fedveil.flower.sum_terms import sum_terms
 from fedveil.masking.sum_messages import MAGIC, Kind, Place
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.secure_sum import SecureSum, site_grid
+from fedveil.privacy.releases.secure_sum import SecureSum
 
 _STEPS = {Kind.CLOSING: KeeperStep.ANSWER, Kind.CERTIFICATE: KeeperStep.REVEAL}
 _JOURNAL = "sums.db"
@@ -97,7 +97,7 @@ class SiteSums:
 
     def masked_report(self, ask: MaskedAsk, report: torch.Tensor, clip: Clip | None) -> SumStep:
         """Return the report, float64 [P], under the masks of the round that was begun."""
-        grid = site_grid(self.multiplier, clip, len(report))
+        grid = self.secure_sum.grid(self.multiplier, clip, len(report))
         if not grid.holds(report):
             raise BadInput("a report is not on the grid of secure noise, and is not sent")
         vector = grid.quantise(report).numpy().astype("<i8").tobytes()

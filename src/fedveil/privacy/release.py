@@ -29,9 +29,16 @@ from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.accounting.events import Event, Gaussian, GroupSampled, PoissonSampled
+from fedveil.privacy.accounting.events import (
+    Event,
+    Gaussian,
+    GroupSampled,
+    PoissonSampled,
+    Skellam,
+)
 from fedveil.privacy.clip import Clip, add_weighted_
 from fedveil.privacy.clip_schedules import ClipSchedule
+from fedveil.privacy.noise.rotation import RotatedGrid
 from fedveil.privacy.noise.streams import JointStreams, Streams
 from fedveil.privacy.sampling import FixedSize, Sampler
 
@@ -94,12 +101,14 @@ class Channel:
     Attributes:
         minimum: The least number of reports of which a sum is handed on.
         keeps_reports: Whether `hand_on_` needs all reports of a round.
+        decodes: Whether `hand_on_` has to decode the sum, whoever has added it up.
         hides_reports: Why the server sees no single report; empty if it sees them all.
     """
 
     hides_reports = ""
     minimum = 0
     keeps_reports = False
+    decodes = False
 
     def add_(
         self, total: torch.Tensor, reports: torch.Tensor, weights: torch.Tensor, round: Round
@@ -130,17 +139,17 @@ class Channel:
     def hand_on_(
         self,
         total: torch.Tensor,
-        reports: list[tuple[Ids, torch.Tensor]],
+        reports: list[tuple[Ids, torch.Tensor]] | None,
         multiplier: float,
         round: Round,
     ) -> None:
         """Replace the round's total by what the server is to see. Here it stays as it is.
 
-        Called once, when all reports are in, if `keeps_reports`.
+        Called once, when all reports are in, if `keeps_reports` or `decodes`.
 
         Args:
             total: The sum of the reports, float64 [P].
-            reports: The clients, and their reports [K, P].
+            reports: The clients, and their reports [K, P]. None if they were not kept.
             multiplier: The noise of one client, in clips.
             round: The round in which they were made.
         """
@@ -170,11 +179,14 @@ class NoisySteps:
             records of a person.
         cap: The most records of a person that count, where persons are protected. None: records
             are.
+        rotated: The grid of small integers on which rows are rounded, with Skellam noise. `clips`
+            are then the bound on rounded rows. None: Gaussian noise.
 
     | edge | behaviour |
     |---|---|
     | rate outside (0, 1], steps < 1, nominal < 1, cap < 1, multiplier < 0 | BadInput |
     | persons join, and there is no cap | BadInput |
+    | Skellam noise, and all records of a person join by themselves | BadInput |
     | another unit than records and persons | BadInput |
     """
 
@@ -184,12 +196,13 @@ class NoisySteps:
     nominal: int | None = None
     unit: Unit = Unit.RECORD
     cap: int | None = None
+    rotated: RotatedGrid | None = None
 
     @property
     def identity(self) -> Stated:
         """Identity pairs: steps "noisy", then rate, count, multiplier and nominal.
 
-        Where persons are protected, also unit and cap.
+        Where persons are protected, also unit and cap, and for Skellam noise its grid.
         """
         return (
             ("steps", "noisy"),
@@ -197,6 +210,7 @@ class NoisySteps:
             ("count", self.steps),
             *named_values(self, "multiplier", "nominal"),
             *self.of_persons,
+            *(() if self.rotated is None else named_values(self, "rotated")),
         )
 
     @property
@@ -219,6 +233,9 @@ class NoisySteps:
 
         A person all of whose records join by themselves is a group of them.
         """
+        if self.rotated is not None:
+            skellam = Skellam(multiplier, self.rotated.sensitivity)
+            return skellam if self.rate == 1 else PoissonSampled(self.rate, skellam)
         gaussian = Gaussian(multiplier)
         if self.cap is not None and self.cap > self.group:
             return GroupSampled(self.rate, self.cap, gaussian)
@@ -255,6 +272,13 @@ class NoisySteps:
                 "at most",
                 "cap",
                 "unit",
+            )
+        if self.rotated is not None and self.cap is not None and self.cap > self.group:
+            raise BadArgument(
+                "{unit} is 'record' and {cap} is above 1: in a sum of fewer than 64 bits all "
+                "records of a person join together; use {unit} = 'person'",
+                "unit",
+                "cap",
             )
 
 

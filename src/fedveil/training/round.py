@@ -194,12 +194,13 @@ def checked_cohort(
 def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tensor:
     """Add the server's noise to `cohort.total` in place, and return it, float64 [P].
 
-    Real masks of a secure sum first replace it by the sum that their protocol opens. Where clients
-    add the noise themselves, nothing is added. With a private plan, and at least as many reports as
+    Real masks of a secure sum first replace it by the sum that their protocol opens, and sums of
+    few bits are decoded. Where clients add the noise themselves, nothing is added. With a private plan, and at least as many reports as
     the channel's minimum, the result may be published.
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
-    if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:
+    opens = channel.decodes or (channel.keeps_reports and reports is not None)
+    if opens and cohort.weight >= channel.minimum:
         if plan.noisy_steps is None:
             raise AssertionError("reports on a grid have noise of their own")
         channel.hand_on_(cohort.total, reports, plan.noisy_steps.multiplier, round)

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.base.checks import BUDGET, DELTA, MULTIPLIER, POSITIVE, REPORT_EPSILON, Each, whole
+from fedveil.base.checks import (
+    BUDGET,
+    DELTA,
+    MULTIPLIER,
+    POSITIVE,
+    REPORT_EPSILON,
+    SUM_BITS,
+    Each,
+    whole,
+)
 from fedveil.base.errors import BadInput
 from fedveil.runs.sections.client_section import ClientSection, DpSgdSection
 from fedveil.runs.sections.clip_section import FixedClipSection, RangeClipSection
@@ -183,6 +192,11 @@ class GaussianSection(Section):
         secure_sum: dict[str, Any] = {}
         if section is not None:
             share, secure_sum = "part", section.settings(inputs.clients)
+            if section.bits != 64 and self.source != "secure":
+                raise BadInput(
+                    f"sum.bits is {section.bits} and noise.source {self.source!r}: sums of fewer "
+                    "than 64 bits have secure noise only; use noise.source 'secure'"
+                )
         return sites(
             inputs.clients,
             clip.value,
@@ -192,6 +206,7 @@ class GaussianSection(Section):
             rounds=inputs.rounds,
             budget=inputs.single_budget("have no meaning for noise at the sites"),
             multiplier=self.multiplier,
+            parameters=inputs.task.size,
             **_persons(inputs.recipe.client),
             **secure_sum,
         )
@@ -368,13 +383,18 @@ class SumSection(Section):
     """Whether the simulation goes through the protocol's messages, masks included, which changes no
     sum. For noise.source 'secure'."""
 
+    bits: int = setting(SUM_BITS, 64)
+    """Bits of each number that is sent. With 16 to 32, rows are rotated and rounded, noise is
+    Skellam's, and epsilon is a little larger. For noise.source 'secure'."""
+
     def settings(self, sites: int) -> dict[str, Any]:
         """Return the arguments of `sites` that follow from this section, for so many sites."""
         from fedveil.privacy.releases.secure_sum import least_threshold
 
         honest = sites if self.honest is None else self.honest
         threshold = least_threshold(sites, honest) if self.threshold is None else self.threshold
-        return {"threshold": threshold, "honest": honest, "masks": self.masks}
+        masks, bits = self.masks, self.bits
+        return {"threshold": threshold, "honest": honest, "masks": masks, "bits": bits}
 
 
 class ShuffleSection(Section):
