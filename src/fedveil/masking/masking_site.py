@@ -39,6 +39,7 @@ from fedveil.masking.sum_messages import (
     set_digest,
 )
 
+
 @dataclass(eq=False)
 class _SiteRound:
     """What a site knows in a round, and forgets when the next one begins.

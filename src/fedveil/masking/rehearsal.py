@@ -18,8 +18,8 @@ def rehearse(
 ) -> Steps:
     """The sum of the sites' vectors, int64 [P] each, by the protocol with new keys for all parties.
 
-    It is modulo 2^bits, as numbers around 0. A site without a vector (None) drops out after the roster. Raises what `SumTerms` and
-    `SumServer` raise, and BadInput without any vector.
+    It is modulo 2^bits, as numbers around 0. A site without a vector (None) drops out after the
+    roster. Raises what `SumTerms` and `SumServer` raise, and BadInput without any vector.
 
     >>> import numpy as np
     >>> rehearse([np.array([site, -site]) for site in (1, 2, 3)], 2, 3, limit=100).tolist()

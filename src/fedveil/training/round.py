@@ -195,8 +195,8 @@ def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tens
     """Add the server's noise to `cohort.total` in place, and return it, float64 [P].
 
     Real masks of a secure sum first replace it by the sum that their protocol opens, and sums of
-    few bits are decoded. Where clients add the noise themselves, nothing is added. With a private plan, and at least as many reports as
-    the channel's minimum, the result may be published.
+    few bits are decoded. Where clients add the noise themselves, nothing is added. With a private
+    plan, and at least as many reports as the channel's minimum, the result may be published.
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
     opens = channel.decodes or (channel.keeps_reports and reports is not None)

@@ -128,11 +128,13 @@ def noise_in(event: Event) -> float:
     match event:
         case Gaussian(m) | Laplace(m) | FuGaussian(m, _) | GaussianWithBit(Gaussian(m), _):
             return m
-        case Skellam(m, _) | PoissonSampled(_, Skellam(m, _)):
+        case Skellam(m, _):
             return m
         case GaussianWithCurator(Gaussian(m), Gaussian(c), _):
             return min(m, c)
-        case PoissonSampled(_, Gaussian(m)) | GroupSampled(_, _, Gaussian(m)):
+        case PoissonSampled(_, inner):
+            return noise_in(inner)
+        case GroupSampled(_, _, Gaussian(m)):
             return m
         case FixedSampled(_, _, Gaussian(m)):
             return m

@@ -148,9 +148,9 @@ class RotatedGrid:
         are the same to the last bit.
         """
         out = np.array(rows, dtype=np.float64)
-        width = self._width
-        for part, signs in zip((slice(width), slice(-width, None)), self._signs(round), strict=True):
-            _transform_(out[:, part], signs, back=False)
+        first, second = self._signs(round)
+        _transform_(out[:, : self._width], first, back=False)
+        _transform_(out[:, -self._width :], second, back=False)
         return out
 
     def rotated_back(self, rows: Floats, round: int) -> Floats:
@@ -197,7 +197,8 @@ class RotatedGrid:
                 f"round {round}: the sum is spread over all of 2^{self.bits} steps: a site did not "
                 "follow the protocol, or sum.bits is too few; nothing is handed on"
             )
-        total.copy_(torch.from_numpy(self.rotated_back(steps[None] * self.spacing, round)[0]))
+        values = steps[None].astype(np.float64) * self.spacing
+        total.copy_(torch.from_numpy(self.rotated_back(values, round)[0]))
 
     def room_for(self, coordinate: float) -> bool:
         """Whether coordinates of that standard deviation, in steps, are within the modulus.

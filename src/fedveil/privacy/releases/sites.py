@@ -93,9 +93,7 @@ class SiteNoise(Release):
             own /= math.sqrt(channel.divisor)
         elif self.rotated is not None:
             raise BadArgument("{bits} is for sums of shares: leave it out", "bits")
-        noisy = NoisySteps(
-            self.rate, 1, own, unit=self.unit, cap=self.cap, rotated=self.rotated
-        )
+        noisy = NoisySteps(self.rate, 1, own, unit=self.unit, cap=self.cap, rotated=self.rotated)
         object.__setattr__(self, "noisy", noisy)
         object.__setattr__(self, "channel", channel)
 
@@ -183,9 +181,7 @@ class SiteNoise(Release):
         if not grid.room_for(grid.coordinate(clip, joined, largest)):
             enough = "64"
             for bits in range(grid.bits + 1, MOST_BITS + 1):
-                wider = finest_grid(
-                    bits, clip, grid.size, joined, largest, self.noisy.multiplier
-                )
+                wider = finest_grid(bits, clip, grid.size, joined, largest, self.noisy.multiplier)
                 if wider.room_for(wider.coordinate(clip, joined, largest)):
                     enough = str(bits)
                     break

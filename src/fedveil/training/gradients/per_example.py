@@ -128,7 +128,8 @@ class ClippedExamples:
         """The sum of the clipped gradients at `flat` of the records x, y, float64 [P].
 
         Each gradient is clipped and cut to the grid by itself, or with a `Rounding` rotated and
-        rounded at random by itself, so that the sum is exact in any order. Records are computed in slots, in pieces of few public sizes.
+        rounded at random by itself, so that the sum is exact in any order. Records are computed in
+        slots, in pieces of few public sizes.
 
         Guarantee: docs/proofs/secure-dp-sgd.md. A record's row is a function of the parameters and
         of that record, to the last bit: not of its slot, of the piece's size, or of other records.
