@@ -125,7 +125,7 @@ def test_the_ends_of_the_range():
     assert poisson_int(Played(0, 0, 0), 2.0, 1).tolist() == [0]
     far = poisson_int(Played(2**64 - 1, 2**64 - 1, 0), 2.0, 1).tolist()[0]
     assert 30 < far < 60
-    low = poisson_int(Played(0, 0, 5), 5000.0, 1).tolist()[0]
+    low = poisson_int(Played(0, 0, 2**40), 5000.0, 1).tolist()[0]
     assert low < 5000 - 12 * math.sqrt(5000)
 
 

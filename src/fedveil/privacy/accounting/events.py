@@ -6,7 +6,7 @@ its meaning; an event that an accountant does not know is refused.
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from fedveil.base.errors import BadArgument, BadInput
 
@@ -282,7 +282,7 @@ def from_dict(raw: dict[str, Any]) -> Event:
                 continue
             values[name] = from_dict(value)
             if not isinstance(values[name], types[name]):
-                wanted = getattr(types[name], "__name__", str(types[name]))
+                wanted = " or ".join(t.__name__ for t in get_args(types[name]) or (types[name],))
                 raise BadInput(f"a {raw['kind']} event holds a {wanted}")
         return kind(**values)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
