@@ -250,8 +250,8 @@ def _assumed(channel: Channel) -> tuple[str, ...]:
 
 
 def most_joined(rate: float, records: int) -> float:
-    """How many of `records` units join a round, and six standard deviations more."""
-    return min(records, rate * records + 6 * math.sqrt(rate * (1 - rate) * records))
+    """How many of `records` units join a round, and six standard deviations more and six units."""
+    return min(records, rate * records + 6 * math.sqrt(rate * (1 - rate) * records) + 6)
 
 
 _SUMS = "and sites send sums, which count alike"

@@ -70,7 +70,8 @@ class LocalTrajectory(ABC):
 
         In a batch of units of several records, of the mean gradients of the units. Exact, float64
         [P]. Cutting rounds towards zero. With a `Rounding`, each is rotated and rounded at random.
-        Gradients that are not finite count as zero. AssertionError unless the trajectory is looped and has one client.
+        Gradients that are not finite count as zero. AssertionError unless the trajectory is looped
+        and has one client.
 
         Guarantee: a record's term is a function of the parameters and of that record, to the last
         bit, and no longer than the clip (docs/proofs/secure-dp-sgd.md).
