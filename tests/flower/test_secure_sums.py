@@ -95,8 +95,8 @@ def test_sums_of_few_bits_go_through_the_same_messages(tmp_path, reports, missin
     grid, start = site.plan.release.rotated, three.server("fresh").run.training.start().params
     assert grid.bits == 20
     names = [name for name in three.names if name not in missing]
-    steps = sum(grid.reports.quantise(reports[1, name]).numpy() for name in names)
-    assert np.array_equal(grid.reports.quantise(reports[1]).numpy(), grid.centred(steps))
+    steps = sum(grid.report_grid.quantise(reports[1, name]).numpy() for name in names)
+    assert np.array_equal(grid.report_grid.quantise(reports[1]).numpy(), grid.centred(steps))
     for name in names:
         (masked,) = [m for m in three.transport.sent[name] if kind_of(m) is Kind.MASKED]
         boxes = (32 * len(three.names) + 16) * (len(three.names) - 1)
@@ -116,7 +116,7 @@ def test_a_sum_that_is_spread_over_the_whole_range_is_lost(tmp_path, monkeypatch
 
     def wrong(self, ask, report, clip):
         draw = np.random.default_rng(self.number).integers(-(2**19), 2**19, len(report))
-        grid = self.secure_sum.rotated.reports
+        grid = self.secure_sum.rotated.report_grid
         return mask(self, ask, grid.dequantise(torch.from_numpy(draw)), clip)
 
     monkeypatch.setattr(SiteSums, "masked_report", wrong)
@@ -132,7 +132,7 @@ def test_no_message_of_a_site_has_its_report(tmp_path, reports):
     three.server().serve()
     for name, sent in three.transport.sent.items():
         site = three.transport.sites[name]
-        grid = site.sums.secure_sum.grid(
+        grid = site.sums.secure_sum.site_grid(
             site.sums.multiplier, site.plan.clip(site.training.start().adaptive_state, 1), 15
         )
         plain = grid.quantise(reports[1, name]).numpy()

@@ -63,7 +63,7 @@ def report_of(task, data, plan, site=0):
     looped = gradients_of(task, Mode.LOOPED, data)
     batch = ClientBatch.from_round(asked, CohortData(data, ids), looped)
     report = client_report(SiteSum(plan.noisy_steps), plan, batch).reports.rows
-    grid = plan.release.rotated.reports
+    grid = plan.release.rotated.report_grid
     assert report.dtype is torch.float64
     assert grid.holds(report)
     return grid.quantise(report)[0].numpy()

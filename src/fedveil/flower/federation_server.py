@@ -399,7 +399,7 @@ class RemoteEngine:
         outcome.enough = steps is not None
         if steps is None:
             return total
-        grid = channel.grid(job.plan.noisy_steps.multiplier, round.clip, size)
+        grid = channel.site_grid(job.plan.noisy_steps.multiplier, round.clip, size)
         total.total.copy_(grid.dequantise(torch.from_numpy(steps)))
         total.clients = len(outcome.answered)
         total.weight = float(total.clients)

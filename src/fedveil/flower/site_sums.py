@@ -97,7 +97,7 @@ class SiteSums:
 
     def masked_report(self, ask: MaskedAsk, report: torch.Tensor, clip: Clip | None) -> SumStep:
         """Return the report, float64 [P], under the masks of the round that was begun."""
-        grid = self.secure_sum.grid(self.multiplier, clip, len(report))
+        grid = self.secure_sum.site_grid(self.multiplier, clip, len(report))
         if not grid.holds(report):
             raise BadInput("a report is not on the grid of secure noise, and is not sent")
         vector = grid.quantise(report).numpy().astype("<i8").tobytes()

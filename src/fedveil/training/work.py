@@ -459,9 +459,9 @@ def _rotated_sum(
         )
     rounding = Rounding(grid, round.number)
     exact = trajectory.clipped_sum_on_grid(None, batch, round.clip, rounding)
-    steps = grid.reports.quantise(exact).numpy()
+    steps = grid.report_grid.quantise(exact).numpy()
     grid.add_noise_(steps, noisy.multiplier)
-    return grid.reports.dequantise(torch.from_numpy(steps))[None, :]
+    return grid.report_grid.dequantise(torch.from_numpy(steps))[None, :]
 
 
 def noisy_batch(noisy: NoisySteps, clients: ClientBatch, step: int) -> Batch:

@@ -1,6 +1,7 @@
 """The account of Skellam noise: exact divergences, the papers' bounds, and a published value."""
 
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -150,6 +151,20 @@ def test_skellam_noise_counts_a_little_less_than_gaussian_noise(multiplier, sens
         assert alike > multiplier * (1 - 9 / (8 * variance) - 1e-12)
 
 
+@pytest.mark.parametrize("mu", [0.01, 0.5, 3.0, 50.0, 1e3, 1e5])
+def test_the_bound_is_above_the_largest_curvature(mu):
+    """ln(I_0 / I_1) is that of the logarithm of the law, at 0; the proof needs no less."""
+    largest = math.log(ive(0, mu) / ive(1, mu))
+    sensitivity = 5.0
+    alike = gaussian_alike(Skellam(math.sqrt(mu) / sensitivity, sensitivity)).multiplier
+    found = 1 / (2 * alike**2 * sensitivity**2)
+    assert found >= largest * (1 + 1e-12 - 1e-15 * mu)
+    exact = Decimal(mu)
+    root = (exact * exact + Decimal("2.25")).sqrt()
+    formula = float(((root + Decimal("0.5")) / exact).ln())
+    assert found == pytest.approx(max(formula, 1 / (2 * mu)), rel=1e-12)
+
+
 def test_edges():
     assert gaussian_alike(Skellam(0.0, 5.0)) == Gaussian(0.0)
     assert epsilon(Skellam(0.0, 5.0), 1, 1e-5, Relation.ZERO_OUT, RDP) == math.inf
@@ -194,6 +209,9 @@ def test_several_units_move_a_sum_by_so_many_sensitivities(units):
     (sampled,) = line_of(PoissonSampled(0.5, Skellam(20.0, 1000.0))).claims(10)
     found = sampled.for_units(units).epsilon
     assert sampled.epsilon < found <= several
+    exact_claim = line_of(PoissonSampled(0.5, Gaussian(20.0))).claims(10)[0]
+    assert exact_claim.accountant is Accountant.PLD
+    assert found >= exact_claim.for_units(units).epsilon
 
 
 def test_a_ledger_keeps_the_event():

@@ -30,11 +30,11 @@ def rows_of(size, count=5, seed=0):
 @pytest.mark.parametrize("size", SIZES)
 def test_rotations_keep_lengths_and_products_and_are_undone(size):
     grid, rows = grid_of(size), rows_of(size)
-    turned = grid.rotated(rows, 3)
+    turned = grid.rotate(rows, 3)
     assert np.allclose(turned @ turned.T, rows @ rows.T, rtol=1e-12, atol=1e-12)
-    assert np.allclose(grid.rotated_back(turned, 3), rows, atol=1e-12)
+    assert np.allclose(grid.rotate_back(turned, 3), rows, atol=1e-12)
     if size > 2:
-        assert not np.allclose(grid.rotated(rows, 4), turned)
+        assert not np.allclose(grid.rotate(rows, 4), turned)
 
 
 @pytest.mark.parametrize("size", [64, 100, 1000])
@@ -44,14 +44,14 @@ def test_a_rotated_row_has_no_large_coordinate(size):
     unit = np.eye(size)
     width = 1 << (size.bit_length() - 1)
     most = math.sqrt(2 * math.log(2 * size * size / ALARM))
-    assert np.abs(grid.rotated(unit, 1)).max() <= most / math.sqrt(width)
+    assert np.abs(grid.rotate(unit, 1)).max() <= most / math.sqrt(width)
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():
     grid, rows = grid_of(100), rows_of(100, 7)
-    together = grid.rotated(rows, 2)
+    together = grid.rotate(rows, 2)
     for k in range(7):
-        assert np.array_equal(grid.rotated(rows[k : k + 1], 2)[0], together[k])
+        assert np.array_equal(grid.rotate(rows[k : k + 1], 2)[0], together[k])
 
 
 def test_signs_are_public_and_each_round_has_its_own():
@@ -68,7 +68,7 @@ def test_rounded_rows_are_within_the_bound_and_right_on_average():
     grid = grid_of(50, length=20.0)
     row = rows_of(50, 1, seed=4)
     row *= 20.0 / np.linalg.norm(row) * (1 - 1e-6)
-    turned, drawn = grid.rotated(row, 1)[0], []
+    turned, drawn = grid.rotate(row, 1)[0], []
     for _ in range(3000):
         steps = grid._rounded(turned)
         assert int((steps * steps).sum()) <= grid.most
@@ -78,6 +78,8 @@ def test_rounded_rows_are_within_the_bound_and_right_on_average():
     assert np.abs(error).max() < 0.05 + 5 * 0.5 / math.sqrt(3000)  # the condition moves it a little
     spread = np.var(drawn, axis=0).sum()
     share = turned - np.floor(turned)
+    together = np.var(np.sum(drawn, axis=1))  # coordinates are rounded by themselves
+    assert together == pytest.approx((share * (1 - share)).sum(), rel=0.25)
     assert spread == pytest.approx((share * (1 - share)).sum(), rel=0.15)
 
 
@@ -134,7 +136,7 @@ def test_rounding_is_drawn_again_in_few_rows():
     rows *= 100.0 / np.linalg.norm(rows, axis=1)[:, None]
     original, rotation.SecureRandom = rotation.SecureRandom, Counting
     try:
-        for row in grid.rotated(rows, 1):
+        for row in grid.rotate(rows, 1):
             grid._rounded(row)
     finally:
         rotation.SecureRandom = original

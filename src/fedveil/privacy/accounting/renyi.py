@@ -104,7 +104,7 @@ def gaussian_alike(event: Skellam) -> Gaussian:
     Guarantee: docs/proofs/skellam.md. Noise of variance mu on integer rows that move a sum by at
     most D in L2 has, at every integer order a >= 2, a divergence of at most a D^2 l(mu), where
     l(mu) = log((1/2 + sqrt(mu^2 + 9/4)) / mu), which is 1 / 2 mu and a little more. A Gaussian has
-    a / 2 m^2, so that m = D^-1 (2 l(mu))^-1/2.
+    a / 2 m^2, so that m = D^-1 (2 l(mu))^-1/2. It is never counted as more than the multiplier.
 
     | edge | behaviour |
     |---|---|

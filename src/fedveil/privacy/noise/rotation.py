@@ -90,7 +90,7 @@ class RotatedGrid:
         return math.nextafter(math.sqrt(self.most), math.inf)
 
     @property
-    def reports(self) -> Grid:
+    def report_grid(self) -> Grid:
         """The grid of the reports, in rotated coordinates."""
         return Grid(self.spacing)
 
@@ -114,7 +114,7 @@ class RotatedGrid:
         `SecureRandom` call of its own, and has at most `most` squared steps.
         """
         total = np.zeros(self.size, dtype=np.int64)
-        for row in self.rotated(rows.numpy(), round) * _FINE:
+        for row in self.rotate(rows.numpy(), round) * _FINE:
             total += self._rounded(row)
         return total
 
@@ -140,7 +140,7 @@ class RotatedGrid:
         parts = (steps[a : a + piece] for a in range(0, len(steps), piece))
         return sum(int(np.dot(part, part)) for part in parts) <= self.most
 
-    def rotated(self, rows: Floats, round: int) -> Floats:
+    def rotate(self, rows: Floats, round: int) -> Floats:
         """Rows [B, P] in the rotated coordinates of a round, as a new array.
 
         Two Hadamard transforms, of the first 2^m coordinates and of the last 2^m, with 2^m the
@@ -153,8 +153,8 @@ class RotatedGrid:
         _transform_(out[:, -self._width :], second, back=False)
         return out
 
-    def rotated_back(self, rows: Floats, round: int) -> Floats:
-        """The rows [B, P] whose `rotated` rows are given, up to rounding, as a new array."""
+    def rotate_back(self, rows: Floats, round: int) -> Floats:
+        """The rows [B, P] whose rows that `rotate` has turned into these, up to rounding, as a new array."""
         out = np.array(rows, dtype=np.float64)
         first, second = self._signs(round)
         _transform_(out[:, -self._width :], second, back=True)
@@ -191,14 +191,14 @@ class RotatedGrid:
 
         Only the sum modulo 2^bits is used. Raises BadInput for one that is not `plausible`.
         """
-        steps = self.centred(self.reports.quantise(total).numpy())
+        steps = self.centred(self.report_grid.quantise(total).numpy())
         if not self.plausible(steps):
             raise BadInput(
                 f"round {round}: the sum is spread over all of 2^{self.bits} steps: a site did not "
                 "follow the protocol, or sum.bits is too few; nothing is handed on"
             )
         values = steps[None].astype(np.float64) * self.spacing
-        total.copy_(torch.from_numpy(self.rotated_back(values, round)[0]))
+        total.copy_(torch.from_numpy(self.rotate_back(values, round)[0]))
 
     def room_for(self, coordinate: float) -> bool:
         """Whether coordinates of that standard deviation, in steps, are within the modulus.
@@ -223,13 +223,13 @@ class RotatedGrid:
 class Rounding:
     """How the rows of a round are rounded: on a rotated grid, with the signs of that round."""
 
-    grid: RotatedGrid
+    rotated: RotatedGrid
     round: int
 
     @property
     def spacing(self) -> float:
         """The size of a step."""
-        return self.grid.spacing
+        return self.rotated.spacing
 
 
 def finest_grid(

@@ -72,7 +72,7 @@ class SecureSum(Channel):
         object.__setattr__(self, "decodes", self.rotated is not None)
         object.__setattr__(self, "bits", 64 if self.rotated is None else self.rotated.bits)
 
-    def grid(self, multiplier: float, clip: Clip | None, size: int) -> Grid:
+    def site_grid(self, multiplier: float, clip: Clip | None, size: int) -> Grid:
         """The grid of a site's report of `size` coordinates.
 
         Server and sites derive the same one from their plans. Raises AssertionError without a clip.
@@ -83,7 +83,7 @@ class SecureSum(Channel):
             size: The number of coordinates.
         """
         if self.rotated is not None:
-            return self.rotated.reports
+            return self.rotated.report_grid
         if clip is None:
             raise AssertionError("sites clip")
         scale = multiplier * clip.sensitivity(Relation.ADD_REMOVE)
@@ -114,7 +114,7 @@ class SecureSum(Channel):
         round: Round,
     ) -> None:
         """Replace the total by the sum of the reports, which goes through the messages."""
-        grid = self.grid(multiplier, round.clip, len(total))
+        grid = self.site_grid(multiplier, round.clip, len(total))
         by_site = {
             int(site): row for ids, rows in reports for site, row in zip(ids, rows, strict=True)
         }

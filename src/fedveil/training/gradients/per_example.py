@@ -221,8 +221,8 @@ class ClippedExamples:
             rows = torch.zeros(min(rows_in_memory, count - a), len(total), dtype=torch.float64)
             for k, row in enumerate(rows, start=a):
                 alone = {name: g.slots(slice(k, k + 1)) for name, g in gradients.items()}
-                self._add_steps_(row, alone, 1, clip, rounding.grid.fine)
-            total += torch.from_numpy(rounding.grid.rounded_sum(rows, rounding.round))
+                self._add_steps_(row, alone, 1, clip, rounding.rotated.fine)
+            total += torch.from_numpy(rounding.rotated.rounded_sum(rows, rounding.round))
 
     @cached_property
     def _sizes(self) -> tuple[int, ...]:
