@@ -154,7 +154,7 @@ class RotatedGrid:
         return out
 
     def rotate_back(self, rows: Floats, round: int) -> Floats:
-        """The rows [B, P] whose rows that `rotate` has turned into these, up to rounding, as a new array."""
+        """The rows [B, P] that `rotate` has turned into these, up to rounding, as a new array."""
         out = np.array(rows, dtype=np.float64)
         first, second = self._signs(round)
         _transform_(out[:, -self._width :], second, back=True)
