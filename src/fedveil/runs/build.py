@@ -58,6 +58,7 @@ RECIPE_KEYS = {
     "cap": "client.cap",
     "threshold": "sum.threshold",
     "honest": "sum.honest",
+    "bits": "sum.bits",
 }
 """The recipe's key of each argument that another part of the training may refuse."""
 
@@ -277,6 +278,11 @@ def _check_sections(recipe: Recipe) -> None:
             raise BadInput(
                 "sum.masks is true and noise.source is 'seeded': masks are for integers, and "
                 "seeded noise is not on a grid; use noise.source = 'secure', or leave sum.masks out"
+            )
+        if recipe.sum.bits != 64 and not secure:
+            raise BadInput(
+                f"sum.bits is {recipe.sum.bits} and noise.source is 'seeded': sums of fewer than 64 "
+                "bits have secure noise only; use noise.source = 'secure', or leave sum.bits out"
             )
     if recipe.shuffle is not None and noise.kind != "two-point":
         raise BadInput("[shuffle] is for noise.kind = 'two-point'")

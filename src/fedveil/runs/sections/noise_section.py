@@ -192,11 +192,6 @@ class GaussianSection(Section):
         secure_sum: dict[str, Any] = {}
         if section is not None:
             share, secure_sum = "part", section.settings(inputs.clients)
-            if section.bits != 64 and self.source != "secure":
-                raise BadInput(
-                    f"sum.bits is {section.bits} and noise.source {self.source!r}: sums of fewer "
-                    "than 64 bits have secure noise only; use noise.source 'secure'"
-                )
         return sites(
             inputs.clients,
             clip.value,
