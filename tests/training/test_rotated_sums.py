@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
+from fedveil.audit.audit_command import AuditSettings, run_attacks
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Accountant, Trust, Unit
@@ -28,7 +29,7 @@ from fedveil.training.exchange import client_report
 from fedveil.training.gradients.modes import Mode, gradients_of
 from fedveil.training.reports import ClientBatch
 from fedveil.training.session import Training, train
-from fedveil.training.work import SiteSum
+from fedveil.training.work import ClientDpSgd, SiteSum
 
 ALARM = 1e-6
 FREE = Budget(math.inf, 1e-5)
@@ -253,6 +254,16 @@ def test_plans_that_claim_more_than_they_do_are_refused(make_family, name, numbe
     lines[number] = replace(lines[number], event=CLAIMS_TOO_MUCH[name](lines[number].event))
     with pytest.raises(BadInput, match="the plan's line about"):
         replace(plan, lines=tuple(lines)).check_lines()
+
+
+def test_only_sites_and_no_audit_have_sums_of_few_bits(make_family):
+    """Rows of DP-SGD and of attacks would be in rotated coordinates that nobody decodes."""
+    task, data = make_family("softmax", (6, 3, 9))
+    plan = plan_of(data, task.size)
+    with pytest.raises(BadInput, match="for sums of sites"):
+        ClientDpSgd(plan.noisy_steps, lr=1.0)
+    with pytest.raises(BadInput, match=r"sum\.bits is 16: audits know sums of 64 bits only"):
+        run_attacks(training_of(task, data, plan), AuditSettings())
 
 
 def test_seeded_noise_is_refused(make_family):

@@ -310,6 +310,11 @@ class ClientDpSgd:
                 f"DP-SGD with steps {self.noisy!r}: its rate, steps and noise are the plan's; make "
                 "it as ClientDpSgd(plan.noisy_steps, lr=...)"
             )
+        if self.noisy.rotated is not None:
+            raise BadInput(
+                "DP-SGD with sums of fewer than 64 bits: these are for sums of sites, which a "
+                "server decodes; make the work as SiteSum(plan.noisy_steps)"
+            )
         _check_steps(self)
 
     def records_per_round(self, records: int) -> int:
