@@ -281,8 +281,8 @@ def _check_sections(recipe: Recipe) -> None:
             )
         if recipe.sum.bits != 64 and not secure:
             raise BadInput(
-                f"sum.bits is {recipe.sum.bits} and noise.source is 'seeded': sums of fewer than 64 "
-                "bits have secure noise only; use noise.source = 'secure', or leave sum.bits out"
+                f"sum.bits is {recipe.sum.bits} and noise.source is 'seeded': sums of fewer than "
+                "64 bits have secure noise only; use noise.source = 'secure', or omit sum.bits"
             )
     if recipe.shuffle is not None and noise.kind != "two-point":
         raise BadInput("[shuffle] is for noise.kind = 'two-point'")
