@@ -379,8 +379,8 @@ class SumSection(Section):
     sum. For noise.source 'secure'."""
 
     bits: int = setting(SUM_BITS, 64)
-    """Bits of each number that is sent. With 16 to 32, rows are rotated and rounded, noise is
-    Skellam's, and epsilon is a little larger. For noise.source 'secure'."""
+    """Bits of each number that is sent. With 16 to 32, rows are rotated and rounded, and Skellam
+    noise takes about a tenth more at the same epsilon. For noise.source 'secure'."""
 
     def settings(self, sites: int) -> dict[str, Any]:
         """Return the arguments of `sites` that follow from this section, for so many sites."""
