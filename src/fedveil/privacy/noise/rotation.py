@@ -8,7 +8,7 @@ docs/proofs/skellam.md.
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -168,10 +168,7 @@ class RotatedGrid:
 
     def _signs(self, round: int) -> tuple[Floats, Floats]:
         """The public signs of both transforms of a round, +1 and -1, each [2^m]."""
-        keys = mix(np.array([2 * round, 2 * round + 1], dtype=np.uint64) ^ _SIGNS)
-        words = words_at(keys[:, None], np.arange(self._width)[None, :])
-        first, second = 1.0 - 2.0 * (words >> np.uint64(63)).astype(np.float64)
-        return first, second
+        return _public_signs(self._width, round)
 
     def centred(self, steps: Integers) -> Integers:
         """Steps modulo 2^bits, as the numbers from -2^(bits - 1) to below 2^(bits - 1)."""
@@ -277,6 +274,17 @@ def bound(length: float, size: int) -> int:
     """
     root = math.sqrt(size)
     return max(1, math.floor(min((length + root) ** 2, length**2 + size / 4 + length + root / 2)))
+
+
+@lru_cache(maxsize=2)
+def _public_signs(width: int, round: int) -> tuple[Floats, Floats]:
+    """The signs of both transforms of a round, +1 and -1, each [width]. Cached, and read-only."""
+    keys = mix(np.array([2 * round, 2 * round + 1], dtype=np.uint64) ^ _SIGNS)
+    words = words_at(keys[:, None], np.arange(width)[None, :])
+    signs = 1.0 - 2.0 * (words >> np.uint64(63)).astype(np.float64)
+    signs.setflags(write=False)
+    first, second = signs
+    return first, second
 
 
 def _transform_(rows: Floats, signs: Floats, *, back: bool) -> None:
