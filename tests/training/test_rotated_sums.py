@@ -82,7 +82,10 @@ def no_noise(monkeypatch):
     monkeypatch.setattr(RotatedGrid, "add_noise_", lambda self, steps, multiplier: None)
 
 
-@pytest.mark.parametrize(("family", "clip"), [("softmax", 0.1), ("softmax", 50.0), ("mlp", 1e-3)])
+@pytest.mark.parametrize(
+    ("family", "clip"),
+    [("softmax", 0.1), pytest.param("softmax", 50.0, marks=pytest.mark.slow), ("mlp", 1e-3)],
+)
 def test_one_record_moves_a_report_by_no_more_than_the_claimed_sensitivity(
     make_family, no_noise, monkeypatch, family, clip
 ):
@@ -157,8 +160,7 @@ def test_released_noise_has_at_least_the_accounted_variance(
     assert plan.release.rotated.variance(plan.noisy_steps.multiplier) * least >= needed
 
 
-@pytest.mark.parametrize("bits", [16, 21, 32])
-@pytest.mark.parametrize("missing", [(), (0, 4)])
+@pytest.mark.parametrize(("bits", "missing"), [(16, ()), (21, (0, 4)), (32, ())])
 def test_masked_sums_are_those_in_the_clear_to_the_last_bit(
     make_family, open_ledger, monkeypatch, missing, bits
 ):
@@ -189,7 +191,7 @@ def test_masked_sums_are_those_in_the_clear_to_the_last_bit(
     assert torch.equal(result.state.params, model)
 
 
-@pytest.mark.parametrize("bits", [17, 32])
+@pytest.mark.parametrize("bits", [17, pytest.param(32, marks=pytest.mark.slow)])
 def test_a_round_is_the_step_of_exact_sums_up_to_rounding(make_family, monkeypatch, bits):
     """Without noise. Rounding has at most a quarter of a squared step per row and coordinate."""
     task, data = make_family("softmax", (60, 30, 90))
