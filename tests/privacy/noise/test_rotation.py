@@ -94,6 +94,7 @@ def test_rows_that_are_too_long_are_never_rounded_beyond_the_bound():
     assert grid._rounded(np.array([2.0, 0.0, 0.0, 0.0])).tolist() == [2, 0, 0, 0]
     assert not grid._within(np.array([2, 1, 0, 0]))
     assert not grid._within(np.array([2**40, 2**40, 0, 0]))
+    assert not RotatedGrid(1.0, 32, 2**60, 4)._within(np.array([2**59, 0, 0, 0]))
     assert grid._within(np.array([1, -1, 1, 1]))
 
 
