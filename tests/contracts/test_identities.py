@@ -46,12 +46,14 @@ from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.release import NoisySteps, Release
 from fedveil.privacy.releases.central import CentralNoise, central
+from fedveil.privacy.releases.central_sum import ClientShares
 from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports
+from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import SiteNoise
 from fedveil.privacy.releases.two_point import TwoPointReports
-from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
+from fedveil.privacy.sampling import Everyone, FixedSize, OwnCoins, Poisson, RoundRobin
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.cohort import Batches
 from fedveil.training.participants import Participants
@@ -123,6 +125,7 @@ PARTS = (
     (Poisson(0.5), {"rate": 0.25}),
     (FixedSize(3), {"size": 2, "max_participations": 1}),
     (RoundRobin(3), {"size": 2}),
+    (OwnCoins(0.5), {"rate": 0.25}),
     (Everyone(), {}),
     (Fixed(1.0), {"value": 2.0, "norm": Norm.L1}),
     (
@@ -172,6 +175,7 @@ PARTS = (
             "mechanism": LaplaceMechanism(1.0),
             "relation": Relation.ZERO_OUT,
             "multipliers": np.ones(CLIENTS),
+            "statistic_channel": SecureSum(5, 5, 5),
         },
     ),
     (
@@ -195,6 +199,16 @@ PARTS = (
         },
     ),
     (GRID, {"spacing": 0.25, "bits": 20, "most": 8, "size": 4}),
+    (
+        ClientShares(2.0, 5, 5, 5),
+        {
+            "multiplier": 3.0,
+            "clients": 6,
+            "threshold": 4,
+            "honest": 4,
+            "masks": ELSEWHERE,
+        },
+    ),
     (
         TwoPointReports(TwoPointMechanism(1.0), RANGES),
         {

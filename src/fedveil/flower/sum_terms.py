@@ -25,7 +25,7 @@ def sum_terms(channel: SecureSum, keys: Sequence[str], plan: str, run: str, size
         keys: The sites' public keys as in .pub files, in the order of their numbers.
         plan: The digest of the plan (`plan_digest`).
         run: The run's id.
-        size: The number of parameters.
+        size: The number of words of a vector: parameters, and the statistic of an adaptive clip.
     """
     public = [
         read_node_key(key).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
