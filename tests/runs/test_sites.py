@@ -86,6 +86,13 @@ REFUSED = {
     ],
     "masks are for integers": ["sum.kind=secure", "sum.masks=true"],
     r"sum\.bits is 16 and noise\.source is 'seeded'": ["sum.kind=secure", "sum.bits=16"],
+    r"sum\.bits is 16 and noise\.where 'server'": [
+        "sum.kind=secure",
+        "sum.bits=16",
+        "noise.where=server",
+        "noise.share=none",
+        "client.unit=none",
+    ],
     r"sum\.bits is 40: 64, or 16 to 32": ["sum.kind=secure", "sum.bits=40"],
     r"sum\.bits is 16: .* have no room in 2\^16 steps; use at least 1\d": [
         "sum.kind=secure",
