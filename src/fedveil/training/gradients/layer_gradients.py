@@ -140,7 +140,7 @@ class OuterProducts:
             input_products=None if products is None else torch.where(bad, 0.0, products),
         )
 
-    def chosen(self, some: slice) -> Self:
+    def sliced(self, some: slice) -> Self:
         """A copy with some of the examples, at the beginning of a cache line."""
         products = self.input_products
         return replace(
@@ -257,7 +257,7 @@ class FullGradients:
         if self.bias is not None:
             steps.add_(places["bias"], self.bias)
 
-    def chosen(self, some: slice) -> Self:
+    def sliced(self, some: slice) -> Self:
         """A copy with some of the examples, at the beginning of a cache line."""
         bias = None if self.bias is None else self.bias[some].clone()
         return replace(self, weight=self.weight[some].clone(), bias=bias)
@@ -313,7 +313,7 @@ class EmbeddingGradients:
         """The number of numbers that these gradients keep in memory."""
         return self.errors.numel()
 
-    def chosen(self, some: slice) -> Self:
+    def sliced(self, some: slice) -> Self:
         """A copy with some of the examples, at the beginning of a cache line."""
         return replace(self, tokens=self.tokens[some].clone(), errors=self.errors[some].clone())
 

@@ -221,7 +221,7 @@ class ClippedExamples:
         for a in range(0, count, rows_in_memory):
             rows = torch.zeros(min(rows_in_memory, count - a), len(total), dtype=torch.float64)
             for k, row in enumerate(rows, start=a):
-                alone = {name: g.chosen(slice(k, k + 1)) for name, g in gradients.items()}
+                alone = {name: g.sliced(slice(k, k + 1)) for name, g in gradients.items()}
                 self._add_steps_(row, alone, 1, clip, rounding.rotated.fine)
             total += torch.from_numpy(rounding.rotated.rounded_sum(rows, rounding.round))
 
