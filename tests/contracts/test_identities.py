@@ -40,6 +40,7 @@ from fedveil.privacy.clip_schedules import (
     _StartsAtValue,
 )
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
+from fedveil.privacy.noise.rotation import RotatedGrid
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.ranges import Perturb, Ranges
@@ -102,6 +103,7 @@ class Apart(NamedTuple):
 
 RATES = RateSchedule(RateShape.STEP, 5)
 STEPS = NoisySteps(0.5, 2, 1.0)
+GRID = RotatedGrid(0.5, 16, 9, 3)
 ONE_STEP = replace(STEPS, steps=1)
 SGD = ClientSgd(Batches(0, steps=2), 0.5)
 PLAN = central(
@@ -197,8 +199,10 @@ PARTS = (
             "masks": ELSEWHERE,
             "cap": 3,
             "unit": Apart(SiteNoise(2.0, 0.5, 3, 90, "whole", cap=3), Unit.PERSON),
+            "rotated": Apart(SiteNoise(2.0, 0.5, 3, 90, "part"), GRID),
         },
     ),
+    (GRID, {"spacing": 0.25, "bits": 20, "most": 8, "size": 4}),
     (
         ClientShares(2.0, 5, 5, 5),
         {
@@ -231,7 +235,7 @@ PARTS = (
     (
         STEPS,
         {"rate": 0.25, "steps": 3, "multiplier": 2.0, "nominal": 9, "cap": 3}
-        | {"unit": Apart(replace(STEPS, cap=3), Unit.PERSON)},
+        | {"unit": Apart(replace(STEPS, cap=3), Unit.PERSON), "rotated": GRID},
     ),
     (
         PLAN,

@@ -447,13 +447,17 @@ class RemoteEngine:
     def _masked_sum(
         self, sums: SumRounds, round: Round, ask: RoundAsk, outcome: Outcome
     ) -> CohortSum:
-        """Return the sum that the sites' masked vectors open to.
+        """Return the sum that the sites' masked vectors open to, not decoded.
 
-        Zero, and `outcome.enough` False, if there is none.
+        Zero, and `outcome.enough` False, if there is none, or none that its plan has room for.
         """
-        job, size = self.job, self.job.task.size
+        job, size, channel = self.job, self.job.task.size, self.job.plan.release.channel
         total = CohortSum.zero(size, job.plan.width, noisy=False)
         steps = sums.opened_sum(ask, outcome, self.federation.deadline)
+        rotated = channel.rotated if isinstance(channel, SecureSum) else None
+        if steps is not None and rotated is not None and not rotated.plausible(steps):
+            outcome.lost = f"the sum is spread over all of 2^{rotated.bits} steps"
+            steps = None
         outcome.enough = steps is not None
         if steps is None:
             return total

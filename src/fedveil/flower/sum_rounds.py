@@ -16,7 +16,7 @@ from fedveil.flower.messages import (
     fault_of,
 )
 from fedveil.flower.sum_terms import step_forms
-from fedveil.masking.masking_site import Steps
+from fedveil.masking.masks import Steps
 from fedveil.masking.sum_messages import MessageRefused, Place, SumTerms
 from fedveil.masking.sum_server import SumServer
 from fedveil.privacy.noise.grid import LARGEST_SUM
@@ -131,7 +131,8 @@ class SumRounds:
         Returns the names of the sites whose answers counted. It ends when `enough` have, None: when
         all have or time is over.
         """
-        counted, forms = set[str](), step_forms(self.terms.words, self.terms.sites)
+        terms, counted = self.terms, set[str]()
+        forms = step_forms(terms.words, terms.bits, terms.sites)
         if not messages:
             return counted
         ask = next(iter(messages.values()))

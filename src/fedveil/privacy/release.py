@@ -29,9 +29,16 @@ from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.accounting.events import Event, Gaussian, GroupSampled, PoissonSampled
+from fedveil.privacy.accounting.events import (
+    Event,
+    Gaussian,
+    GroupSampled,
+    PoissonSampled,
+    Skellam,
+)
 from fedveil.privacy.clip import Clip, add_weighted_
 from fedveil.privacy.clip_schedules import ClipSchedule
+from fedveil.privacy.noise.rotation import RotatedGrid
 from fedveil.privacy.noise.streams import JointStreams, Streams
 from fedveil.privacy.sampling import FixedSize, Sampler
 
@@ -147,6 +154,12 @@ class Channel:
             grid: The grid on which reports with secure noise are.
         """
 
+    def decode_(self, total: torch.Tensor, round: Round) -> None:
+        """Replace a sum of reports, float64 [P], by the sum of the updates that they stand for.
+
+        Called once, whoever has added the reports up. Here they are the updates themselves.
+        """
+
 
 MOST_RECORDS = 1 << 24
 """Records of a client whose batches are drawn by secure noise: each costs a word."""
@@ -172,11 +185,14 @@ class NoisySteps:
             records of a person.
         cap: The most records of a person that count, where persons are protected. None: records
             are.
+        rotated: The grid of small integers on which rows are rounded, with Skellam noise. `clips`
+            are then the bound on rounded rows. None: Gaussian noise.
 
     | edge | behaviour |
     |---|---|
     | rate outside (0, 1], steps < 1, nominal < 1, cap < 1, multiplier < 0 | BadInput |
     | persons join, and there is no cap | BadInput |
+    | Skellam noise, and all records of a person join by themselves | BadInput |
     | another unit than records and persons | BadInput |
     """
 
@@ -186,12 +202,13 @@ class NoisySteps:
     nominal: int | None = None
     unit: Unit = Unit.RECORD
     cap: int | None = None
+    rotated: RotatedGrid | None = None
 
     @property
     def identity(self) -> Stated:
         """Identity pairs: steps "noisy", then rate, count, multiplier and nominal.
 
-        Where persons are protected, also unit and cap.
+        Where persons are protected, also unit and cap, and for Skellam noise its grid.
         """
         return (
             ("steps", "noisy"),
@@ -199,6 +216,7 @@ class NoisySteps:
             ("count", self.steps),
             *named_values(self, "multiplier", "nominal"),
             *self.of_persons,
+            *(() if self.rotated is None else named_values(self, "rotated")),
         )
 
     @property
@@ -221,6 +239,9 @@ class NoisySteps:
 
         A person all of whose records join by themselves is a group of them.
         """
+        if self.rotated is not None:
+            skellam = Skellam(multiplier, self.rotated.sensitivity)
+            return skellam if self.rate == 1 else PoissonSampled(self.rate, skellam)
         gaussian = Gaussian(multiplier)
         if self.cap is not None and self.cap > self.group:
             return GroupSampled(self.rate, self.cap, gaussian)
@@ -257,6 +278,13 @@ class NoisySteps:
                 "at most",
                 "cap",
                 "unit",
+            )
+        if self.rotated is not None and self.cap is not None and self.cap > self.group:
+            raise BadArgument(
+                "{unit} is 'record' and {cap} is above 1: in a sum of fewer than 64 bits all "
+                "records of a person join together; use {unit} = 'person'",
+                "unit",
+                "cap",
             )
 
 

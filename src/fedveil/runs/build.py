@@ -60,6 +60,7 @@ RECIPE_KEYS = {
     "cap": "client.cap",
     "threshold": "sum.threshold",
     "honest": "sum.honest",
+    "bits": "sum.bits",
 }
 """The recipe's key of each argument that another part of the training may refuse."""
 
@@ -293,6 +294,16 @@ def _check_sections(recipe: Recipe) -> None:
             raise BadInput(
                 "sum.masks is true and noise.source is 'seeded': masks are for integers, and "
                 "seeded noise is not on a grid; use noise.source = 'secure', or leave sum.masks out"
+            )
+        if recipe.sum.bits != 64 and noise.where != "site":
+            raise BadInput(
+                f"sum.bits is {recipe.sum.bits} and noise.where {noise.where!r}: fewer than 64 "
+                "bits are for noise.where = 'site', as in the recipe 'sites'; omit sum.bits"
+            )
+        if recipe.sum.bits != 64 and not secure:
+            raise BadInput(
+                f"sum.bits is {recipe.sum.bits} and noise.source is 'seeded': sums of fewer than "
+                "64 bits have secure noise only; use noise.source = 'secure', or omit sum.bits"
             )
     if recipe.shuffle is not None and noise.kind != "two-point":
         raise BadInput("[shuffle] is for noise.kind = 'two-point'")

@@ -195,9 +195,9 @@ def checked_cohort(
 def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tensor:
     """Add the server's noise to `cohort.total` in place, and return it, float64 [P].
 
-    Real masks of a secure sum first replace it by the sum that their protocol opens. Where clients
-    add the noise themselves, nothing is added. With a private plan, and at least as many reports as
-    the channel's minimum, the result may be published.
+    Real masks of a secure sum first replace it by the sum that their protocol opens, and sums of
+    few bits are decoded. Where clients add the noise themselves, nothing is added. With a private
+    plan, and at least as many reports as the channel's minimum, the result may be published.
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
     if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:
@@ -209,6 +209,8 @@ def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tens
         statistic.copy_(together[size:])
     elif reports is not None:
         _open_statistic(plan, round, cohort, reports)
+    if cohort.weight >= channel.minimum:
+        channel.decode_(cohort.total, round)
     plan.release.noise_(cohort.total, round)
     return cohort.total
 

@@ -13,7 +13,8 @@ from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.grid import LARGEST_SUM, Grid
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
-from fedveil.privacy.release import Channel, Ids
+from fedveil.privacy.noise.rotation import RotatedGrid
+from fedveil.privacy.release import Channel, Ids, Round
 from fedveil.privacy.secure import check_grid
 
 if TYPE_CHECKING:
@@ -93,7 +94,11 @@ def report_grid(plan: "PrivacyPlan", clip: Clip | None, size: int) -> ReportGrid
         size: The number of parameters.
     """
     release, statistic = plan.release, plan.statistic
-    grids = [(site_grid(release.report_noise, clip, size), size)]
+    channel = release.channel
+    if isinstance(channel, SecureSum) and channel.rotated is not None:
+        grids = [(channel.rotated.report_grid, size)]
+    else:
+        grids = [(site_grid(release.report_noise, clip, size), size)]
     if statistic is not None:
         honest = release.statistic_channel.divisor
         grids.append((statistic.share_grid(honest), statistic.width))
@@ -166,8 +171,10 @@ class SecureSum(Channel):
         threshold: The least number of sites of which a sum is handed on.
         honest: How many sites the claim takes to be honest.
         masks: Whether a simulation goes through the protocol's messages.
+        rotated: The grid of sums of fewer than 64 bits. None: 64 bits.
         minimum: The threshold.
         keeps_reports: True with masks: the protocol begins with the reports of all sites.
+        bits: The number of bits of a word.
         divisor: The least number of honest sites in a sum, threshold - (sites - honest). A site's
             share of the noise has that part of its variance.
 
@@ -181,8 +188,10 @@ class SecureSum(Channel):
     threshold: int
     honest: int
     masks: bool = False
+    rotated: RotatedGrid | None = None
     minimum: int = field(init=False, repr=False, compare=False)
     keeps_reports: bool = field(init=False, repr=False, compare=False)
+    bits: int = field(init=False, repr=False, compare=False)
     divisor: int = field(init=False, repr=False, compare=False)
 
     hides_reports = "the secure sum hides what a single site sent"
@@ -192,6 +201,7 @@ class SecureSum(Channel):
         object.__setattr__(self, "divisor", divisor)
         object.__setattr__(self, "minimum", self.threshold)
         object.__setattr__(self, "keeps_reports", self.masks)
+        object.__setattr__(self, "bits", 64 if self.rotated is None else self.rotated.bits)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -225,5 +235,11 @@ class SecureSum(Channel):
             grid.quantise(by_site[site]).numpy() if site in by_site else None
             for site in range(self.sites)
         ]
-        summed = rehearse(vectors, self.threshold, self.honest, int(LARGEST_SUM))
+        limit = int(LARGEST_SUM)
+        summed = rehearse(vectors, self.threshold, self.honest, limit, self.bits)
         total.copy_(grid.dequantise(torch.from_numpy(summed)))
+
+    def decode_(self, total: torch.Tensor, round: Round) -> None:
+        """Turn a sum of fewer than 64 bits into that of the rows. Others stay as they are."""
+        if self.rotated is not None:
+            self.rotated.open_(total, round.number)
