@@ -433,7 +433,7 @@ def test_metrics_and_rehearsals_come_back_as_they_were():
     back = from_records(to_records(asked), ASKED)
     assert type(back) is MetricsAsk
     assert torch.equal(back.params, ASK.params)
-    rehearsal = RehearsalAsk(*vars(ASK).values())
+    rehearsal = RehearsalAsk(**vars(ASK))
     assert type(from_records(to_records(rehearsal), ASKED)) is RehearsalAsk
     sums = MetricsAnswer(RUN, 3, 1, "north", torch.arange(3.0, dtype=torch.float64))
     back = from_records(to_records(sums), metrics_forms(3))
