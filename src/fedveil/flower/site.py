@@ -111,7 +111,9 @@ class Site:
         self.sums = SiteSums.of_site(file, self.plan, self.digest, self.training.task.size)
         self.log = SiteLog(self.ledger.folder / "log.jsonl")
         self._kept = KeptAnswer(self.ledger.folder / "answer.safetensors")
-        self._first, self._lock = self.training.start(), threading.Lock()
+        self.training.keep_no_copy()
+        self._first, self._lock = self.training.task.parameters, threading.Lock()
+        self._moving_values = self.plan.first_state(self._first).numel()
 
     @classmethod
     def open(cls, path: Path | str) -> "Site":
@@ -147,7 +149,7 @@ class Site:
     @property
     def ask_forms(self) -> Forms:
         """Return the forms of the vectors in an ask, which follow from the site's own plan."""
-        forms = ask_forms(self._first.params.numel(), self._first.adaptive_state.numel())
+        forms = ask_forms(self._first.numel(), self._moving_values)
         return forms if self.sums is None else {**forms, **sum_ask_forms(self.file.clients)}
 
     def prepare(self) -> None:
@@ -280,12 +282,12 @@ class Site:
                 f"round {ask.round}, attempt {ask.attempt}, is beyond the plan's {plan.permitted} "
                 "rounds"
             )
-        if ask.params.shape != self._first.params.shape:
+        if ask.params.shape != self._first.shape:
             raise Declined(
                 f"the model has {ask.params.numel()} parameters and this site's "
-                f"{self._first.params.numel()}"
+                f"{self._first.numel()}"
             )
-        if not plan.reachable(ask.moving, ask.params, self._first.params, ask.round):
+        if not plan.reachable(ask.moving, ask.params, self._first, ask.round):
             raise Declined("the clip or the ranges cannot be what they are in that round")
 
     def _report(self, ask: RoundAsk) -> tuple[torch.Tensor, torch.Tensor]:
