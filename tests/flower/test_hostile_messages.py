@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ contents = {name: one.deflate() for name, one in get_all_nested_objects(record).
 wire = sum(map(len, contents.values()))
 forms = answer_forms(650, 0)
 if BOUND:
-    bound_arrays(max(form.encoded_length for form in forms.values()))
+    bound_arrays(sum(form.encoded_length for form in forms.values()))
 before = peak()
 back = inflate_object_from_contents(record.object_id, contents)
 try:
@@ -348,6 +349,23 @@ def test_chunks_are_joined_in_the_order_of_their_list():
     assert listed([1, 0, 1], two) == b""  # eleven bytes
     assert listed([0, 0], two) == b"1234512345"
     assert listed([0, 0, 0], two) == b""
+
+
+def test_arrays_of_one_message_are_bounded_together():
+    """And those of another message, which another thread reads, have the bound for themselves."""
+    body = json.dumps({"dtype": "x", "shape": [1], "stype": "x", "arraychunk_ids": [0]}).encode()
+    content = f"Array a {len(body)}".encode() + b"\x00" + body
+
+    def lengths() -> list[int]:
+        return [
+            len(Array.inflate(content, {"a": ArrayChunk(memoryview(b"1234"))}).data)
+            for _ in range(4)
+        ]
+
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as other:
+        patched.setattr(Array, "inflate", Array.inflate)
+        bound_arrays(11)
+        assert lengths() == other.submit(lengths).result() == [4, 4, 0, 0]
 
 
 @pytest.mark.parametrize(

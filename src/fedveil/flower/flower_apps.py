@@ -18,7 +18,6 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.base.checks import shown
@@ -148,7 +147,7 @@ class GridTransport:
         """
         until, nodes = time.monotonic() + seconds, self._nodes()
         asked = {site: message for site, message in messages.items() if site in nodes}
-        bound_arrays(max(form.encoded_length for form in forms.values()))
+        bound_arrays(sum(form.encoded_length for form in forms.values()))
         pull_soon(seconds)
         pulls = _Pulls(self.grid, until, max(_POLL_SECONDS, len(asked) * _PULL_SECONDS))
         sent = pulls.start(asked, nodes, seconds)
@@ -201,7 +200,7 @@ class GridTransport:
             if not _is_disconnected(e):
                 raise
 
-    def _nodes(self) -> dict[str, NodeInfo]:
+    def _nodes(self) -> dict[str, Any]:
         """Return the node of each site that is online, by name."""
         known = {fingerprint(site.key): site.name for site in self.federation.sites}
         nodes = [(known.get(key_of(node.public_key)), node) for node in self.grid.get_nodes()]
@@ -222,7 +221,7 @@ class _Pulls:
         self.pulled, self.ended = SimpleQueue[tuple[str, Message | Exception]](), threading.Event()
 
     def start(
-        self, messages: Mapping[str, ServerMessage], nodes: Mapping[str, NodeInfo], seconds: float
+        self, messages: Mapping[str, ServerMessage], nodes: Mapping[str, Any], seconds: float
     ) -> list[str]:
         """Send sites their messages, and start to pull. Returns the sites that they were sent.
 

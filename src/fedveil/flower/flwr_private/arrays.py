@@ -5,6 +5,7 @@ are joined, which happens before the app sees the message.
 """
 
 import json
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -17,25 +18,28 @@ _DIMENSIONS, _LONGEST_WORD = 8, 40
 
 
 def bound_arrays(most: int) -> None:
-    """Let Flower make no array of more than `most` bytes in this process: it is empty instead.
+    """Let Flower make arrays of at most `most` bytes together in a thread: others are empty.
 
-    Chunks are joined in one copy, where Flower by itself makes two. An error would be Flower's to
-    handle, and a SuperNode whose app fails on a message waits for its reply for ever. Calling it
-    again replaces the bound. Exits if Flower makes arrays in another way.
+    A thread reads one message, at a site as at the server. Chunks are joined in one copy, where
+    Flower by itself makes two. An error would be Flower's to handle, and a SuperNode whose app
+    fails on a message waits for its reply for ever. Calling it again replaces the bound. Exits if
+    Flower makes arrays in another way.
 
     | edge | behaviour |
     |---|---|
-    | one chunk, listed many times | its length counts each time |
+    | one chunk, listed many times, by one array or by several | its length counts each time |
     | a list of chunks that is longer than a MiB, none, or not of places in the head | empty |
     | a chunk that is listed and did not come | empty |
     """
-    array = flower_name("flwr.app.message.array", "Array")
+    array, made_here = flower_name("flwr.app.message.array", "Array"), threading.local()
 
     def inflate(_cls: type, object_content: bytes, children: Any = None) -> Any:
         """Return the array with this list of chunks, joined of the chunks `children`."""
         made = array(*_stated_form(object_content), b"")
         chunks = _listed_chunks(object_content, children or {})
-        if sum(len(chunk.data) for chunk in chunks) <= most:
+        total = getattr(made_here, "total", 0) + sum(len(chunk.data) for chunk in chunks)
+        if total <= most:
+            made_here.total = total
             made.data = b"".join(chunk.data for chunk in chunks)
         return made
 

@@ -295,7 +295,7 @@ def _open_site_before_forks() -> None:
         with suppress(Exception):
             site = open_site(Path(path))
             site.prepare()
-            bound_arrays(max(form.encoded_length for form in site.ask_forms.values()))
+            bound_arrays(sum(form.encoded_length for form in site.ask_forms.values()))
 
 
 def _answer_in_fork(arguments: list[str]) -> Never:
