@@ -112,7 +112,7 @@ def test_a_boosted_attacker_teaches_it_to_a_model(kind):
         (False, PhraseBackdoor(" ", 1), "at least one word"),
         (False, PhraseBackdoor("a a a a a a a a", 1), "8 words and texts 8"),
         (False, PhraseBackdoor("a", 2), r"attack.target is 2"),
-        (False, SentenceBackdoor(("a film",)), "is for next words"),
+        (False, SentenceBackdoor(("a film",)), "needs a task that predicts words"),
         (True, PhraseBackdoor("a", 1), "use 'sentence'"),
         (True, SentenceBackdoor(()), "is empty"),
         (True, SentenceBackdoor(("film",)), "1 is no number of words for it: 2 to 8"),

@@ -299,7 +299,7 @@ REFUSED = {
     "gumbel": (changed(lambda m, h: functional.gumbel_softmax(h)), "draws random"),
     "writes to its records": (InPlace, "two gradients"),
     "writes to a parameter": (Clamped, "'layer.weight' of the model is written to"),
-    "computes with what is not its own": (Outside, "does not list"),
+    "computes with what is not its own": (Outside, "not among its parameters"),
     "lazy": (lambda: nn.LazyLinear(CLASSES), "no shape yet"),
     "complex parameters": (Complex, "complex64: floating point is needed"),
     "no gradient": (changed(lambda m, h: functional.one_hot(h.argmax(-1), CLASSES) * 1.0), "grad"),

@@ -411,7 +411,10 @@ ARGUMENTS = {
     "a target that is no name": ({"target": 3}, "target is 3: name a column"),
     "a client that is no name": ({"client": 3}, "client is 3: name a column"),
     "features as a text": ({"features": "age"}, "features is 'age': a list of columns is needed"),
-    "columns as a list": ({"columns": ["age"]}, "columns is ['age']: a dict by column is needed"),
+    "columns as a list": (
+        {"columns": ["age"]},
+        "columns is ['age']: a dict from names of columns is needed",
+    ),
     "unknown statistics": ({"statistics": "all"}, "statistics is 'all': use one of held-out, clie"),
     "no records": ({"min_records": 0}, "data.min_records is 0"),
     "a minimum of nobody": ({"client": None, "min_records": 2}, "has no effect without a client"),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -118,6 +119,15 @@ def test_a_site_whose_guard_is_broken_refuses_to_start(broken_sites, how):
     assert words in err
     assert bool(names) == ("not guarded against code that a server sends" in err)
     assert not list(folder.glob("apps*"))
+
+
+def test_a_canary_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(guard, "_be_canary", lambda folder, pipe: time.sleep(60))
+    monkeypatch.setattr(guard, "_CANARY_SECONDS", 0.1)
+    begun = time.monotonic()
+    with pytest.raises(SystemExit, match="it ended without a result"):
+        guard.run_canary()
+    assert time.monotonic() - begun < 30
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_a_weight_that_is_clamped_in_every_pass_is_refused():
 
 def test_a_forward_that_holds_on_to_another_module_is_refused():
     outside = nn.Linear(5, 3)
-    with pytest.raises(BadInput, match="parameters that it does not list"):
+    with pytest.raises(BadInput, match="not among its parameters"):
         tried(Changed(lambda m, h: h + outside(X[: len(h)])))
 
 

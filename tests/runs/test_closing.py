@@ -355,7 +355,7 @@ def test_a_report_that_was_changed_is_found_and_written_again(copy, cli):
     folder = copy("own")
     assert "report.html is the one that fedveil wrote" in cli("ledger", folder, "--verify")[1]
     changed_report(folder)
-    assert "report.html is not the one that fedveil wrote" in error(
+    assert "report.html was changed after fedveil wrote it" in error(
         cli("ledger", folder, "--verify")
     )
     assert cli("report", folder)[0] == 0

@@ -101,7 +101,7 @@ REFUSED = {
         "budget.as_published is for simulations",
     ),
     "checkpoints now and then": ("central", ("engine.checkpoint=2",), "engine.checkpoint is 2"),
-    "no claim": ("weak-dp", (), "for noise that is claimed"),
+    "no claim": ("weak-dp", (), "no use with noise.claim = false"),
     "an epsilon that is too large": ("ldp-fl", (), "cannot be vouched for"),
 }
 

@@ -54,7 +54,11 @@ class AttackContext:
         return self.clients.round.start.shape[-1]
 
     def honest_reports(self) -> ClientReports:
-        """Train, and return the reports that the clients would send if they were honest."""
+        """Train as the round asks, and return reports that are clipped and noised as asked.
+
+        The records are those of `clients`, which an attack may have replaced. Each call trains
+        again.
+        """
         return client_report(self.work, self.plan, self.clients)
 
     def train(self, work: ClientWork | None = None, clip: Clip | None = None) -> torch.Tensor:

@@ -348,7 +348,9 @@ class SentenceBackdoor:
         """
         longest = text_of(data).length
         if data.y.ndim != 2 or data.classes == 0:
-            raise BadInput("attack.kind 'sentence' is for next words: use 'phrase' for labels")
+            raise BadInput(
+                "attack.kind 'sentence' needs a task that predicts words: use 'phrase' for labels"
+            )
         if not self.sentences:
             raise BadInput("attack.sentences is empty: give at least one")
         for sentence in self.sentences:

@@ -266,10 +266,10 @@ def audit(
     allow_code: bool = False,
     on_step: OnAttackStep = lambda attack, done, of: None,
 ) -> AuditResult:
-    """Attack the training that the recipe of a finished run describes. The run is not changed.
+    """Attack a finished run, rebuilt from its recipe. Nothing in its directory is changed.
 
-    Plan, model and clients are built again. Noise and coins are drawn anew. The probability of a
-    false alarm is one in ten thousand over all findings together.
+    Noise and coins are drawn anew. The probability of a false alarm is one in ten thousand over all
+    findings together.
 
     Args:
         folder: The directory of the run.
@@ -283,10 +283,13 @@ def audit(
     | edge | behaviour |
     |---|---|
     | the run has not ended, or a file of it was changed | BadInput |
-    | its ledger has other noise than this version makes of its recipe | BadInput |
+    | its ledger was charged for other noise than this version builds from the recipe | BadInput |
+    | its private ledger is missing | files and noise are not compared with it |
+    | a named attack does not fit the training | BadInput |
+    | `out` holds other files or another audit, or is in use | BadInput |
     | the run has records or a module of its own, which no file holds | BadInput |
     | the run claims nothing, and only attacks on claims are named | BadInput |
-    | no attack has a result | BadInput |
+    | no attack has a result | BadInput, after found.json is written |
     | `out` is, or is in, the directory of the run | BadInput |
     """
     run = OpenedRun.at(folder, allow_code=allow_code)

@@ -295,7 +295,7 @@ _THRESHOLDS = 500
 def gaussian_mu(hit: Any, alarm: Any) -> Any:
     """Return the mu that follows from each threshold's rates.
 
-    It is -inf where both rates are 0 or both are 1.
+    It is -inf where both rates are 0 or both are 1. Rates are cut to [0, 1].
 
     Args:
         hit: True positive rates.

@@ -335,8 +335,8 @@ def psnr(image: Images, other: Images, peak: float) -> float:
 def ssim(image: Images, other: Images, peak: float) -> float:
     """Return the structural similarity of images [C, H, W] (Wang et al. 2004).
 
-    It is the mean over windows of 7 x 7 equal weights within the image, or smaller if the image is.
-    `peak` is the width of the value range.
+    It is the mean over all windows inside the image, of 7 x 7 pixels with equal weights. In smaller
+    images a window is as wide as the shorter side. `peak` is the width of the value range.
     """
     height, width = image.shape[-2:]
     side = min(_WINDOW, height, width)

@@ -142,7 +142,11 @@ def rerun(training: Training, seed: int, **changes: object) -> Training:
 
 
 def audit_rerun(training: Training, seed: int, **changes: object) -> Training:
-    """Return `rerun` with a training seed derived from `seed`, that of an audit."""
+    """Return a copy of the training for an audit with this seed. Nothing is trained.
+
+    The copy has a training seed of its own, runs in this process and is evaluated only at the end
+    (`rerun`). `changes` replace further fields.
+    """
     return rerun(training, int(np.random.default_rng([seed, 0xA6A1]).integers(2**31)), **changes)
 
 

@@ -296,9 +296,12 @@ class PropertyAudit:
     def leaks(self, training: Training, on_step: OnStep = ignore) -> Iterator[Leak]:
         """Yield a leak for each view of the passive attack, then for each view of the active one.
 
-        The active attack is left out, without a word, if the model has no hidden layer. BadInput if
-        the run has dishonest clients, or all clients that were seen are of one kind. `on_step` is
-        called with (rounds seen, rounds in all).
+        The active attack is skipped silently if the model has no hidden layer. `on_step` is called
+        with (rounds done, rounds of both attacks).
+
+        Raises BadInput, on iteration, if the run has dishonest clients, if the property cannot be
+        computed, and if all observed clients have it or none has. Too many `attackers` are refused
+        when the active attack begins.
         """
         observations.check_unattacked(training, Attack.PROPERTY)
         labels = property_labels(self.property, training.data, self.auxiliary, self.seed)

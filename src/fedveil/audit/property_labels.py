@@ -232,6 +232,6 @@ def _check_both(name: str, has: Flags) -> None:
     if has.all() or not has.any():
         who = "everybody" if has.all() else "nobody"
         raise BadInput(
-            f"property {name!r}: {who} of {len(has)} clients has it more than half of the others; "
-            "a property that tells clients apart is needed"
+            f"property {name!r}: {who} of {len(has)} clients has it: choose a property that some "
+            "clients have and others do not"
         )

@@ -277,7 +277,10 @@ class _Writer:
         return f"{function} of {owner}"
 
     def _member(self, member: Enum) -> _Writing:
-        """Generator that makes a text: "class.name=value" for a member of a user's enumeration."""
+        """Generator that makes a text: "class.name=value" for a member of an enumeration.
+
+        Class and value are written as texts themselves: a user's class with its code.
+        """
         kind = yield type(member)
         value = yield member.value
         return f"{kind}.{member.name}={value}"

@@ -40,8 +40,8 @@ def load_digits() -> Records:
 def _read_digits() -> tuple[Array, Array]:
     """(images [1797, 1, 8, 8] from 0 to 1, labels) in scikit-learn's order.
 
-    They are read from scikit-learn's file, whose import would take a second. scikit-learn is
-    imported where the file is not in its place.
+    They are read from a file in scikit-learn's folder, since importing scikit-learn takes a second.
+    It is imported only if the file is missing.
     """
     library = importlib.util.find_spec("sklearn")
     path = Path(library.origin if library and library.origin else "").parent

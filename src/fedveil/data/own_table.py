@@ -76,7 +76,7 @@ class TableOptions:
             object.__setattr__(self, "features", tuple(self.features))
         columns = self.declared_columns
         if columns is not None and not isinstance(columns, Mapping):
-            raise BadInput(f"columns is {shown(columns)}: a dict by column is needed")
+            raise BadInput(f"columns is {shown(columns)}: a dict from names of columns is needed")
         if self.statistics not in (None, *STATISTICS):
             raise BadInput(
                 f"statistics is {shown(self.statistics)}: use one of {', '.join(STATISTICS)}"

@@ -268,7 +268,11 @@ def _paths(given: object) -> tuple[str, ...]:
 
 
 def _read_all(given: object) -> tuple[Table, list[str]]:
-    """(a table of the columns that all files have, a line for each problem of reading them)."""
+    """(one table of all rows, a line for each file that cannot be read).
+
+    Files that cannot be read are left out. The table has the columns that all others share. Raises
+    BadInput for a single table that cannot be read, and if no file can be.
+    """
     if not is_several(given):
         return read_table(given), []
     tables, problems = read_files(given)

@@ -106,8 +106,8 @@ class Bundle:
         _check_signature(folder, operator, content)
         if known != FORMAT:
             raise BadInput(
-                f"{folder} is a bundle of format {shown(known)} and not {FORMAT}: use the version "
-                "of fedveil that the operator has"
+                f"{folder} is a bundle of format {shown(known)}, and this version of fedveil reads "
+                f"format {FORMAT}: install the operator's version"
             )
         try:
             manifest = Manifest.model_validate(raw)

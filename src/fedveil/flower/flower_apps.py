@@ -405,7 +405,11 @@ def write_outcome(code: int, line: str) -> None:
 
 
 def _train(grid: Grid, context: Context) -> str:
-    """Do what `serve` does. Returns how the run ended, in words."""
+    """Train with the files that the app's configuration names, and return in words how it ended.
+
+    A run that is already in the run directory is resumed. Raises FedveilError if the run is refused
+    or cannot go on.
+    """
     config = context.run_config
     federation = read_federation(Path(_config_path(config, "federation")))
 

@@ -262,7 +262,10 @@ Forms = Mapping[str, VectorForm]
 
 
 def ask_forms(size: int, moving: int) -> Forms:
-    """Return the forms of an ask: `size` parameters, and an adaptive state of `moving` numbers."""
+    """Return type and length of each vector of a `RoundAsk`.
+
+    They are `size` parameters in float32, and an adaptive state of `moving` numbers in float64.
+    """
     return {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
 
 

@@ -359,8 +359,8 @@ def _checked_mixer(file: SiteFile, plan: PrivacyPlan) -> MixerSection | None:
     shuffled = isinstance(plan.release.channel, Shuffler)
     if shuffled and file.mixer is None:
         raise BadInput(
-            "the recipe has [shuffle] and site.toml no [mixer]: name the mixer, or leave [shuffle] "
-            "out of the recipe, so that trust is local"
+            "the recipe has [shuffle], but site.toml has no [mixer]: add one, or use a recipe "
+            "without [shuffle], whose trust is local"
         )
     if file.mixer is not None and not shuffled:
         raise BadInput("[mixer] is for recipes with [shuffle]: omit it")

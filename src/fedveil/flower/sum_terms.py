@@ -49,5 +49,8 @@ def sum_ask_forms(sites: int) -> Forms:
 
 
 def _most(sites: int) -> int:
-    """Return the most bytes that statements, boxes and shares of all sites take in a message."""
+    """Return an upper bound on the bytes of a message without its masked vector.
+
+    A message has the statements of all sites, and the boxes or shares of one site.
+    """
     return _PER_SITE * (sites + 1) + 32 * sites * sites

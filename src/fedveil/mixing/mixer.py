@@ -53,9 +53,10 @@ class OpenedRounds:
     def add(self, number: int) -> None:
         """Write a round's number to the disk, before its first report is taken.
 
-        OSError if it fails.
+        It begins a line of its own, so that nothing joins a number that an earlier call cut short.
+        Raises OSError if the number is not written as a whole.
         """
-        line = f"{number}\n".encode()
+        line = f"\n{number}\n".encode()
         if os.write(self._file, line) < len(line):
             raise OSError(f"round {number} could not be noted")
         os.fsync(self._file)
@@ -66,7 +67,7 @@ class OpenedRounds:
         os.close(self._file)
 
     def _read(self, path: Path | str) -> set[int]:
-        """Lock the file, and return the numbers in it. A last line cut short is ended.
+        """Lock the file, and return the numbers in it.
 
         Raises BadInput if another mixer has the lock, and for anything but whole numbers.
         """
@@ -78,8 +79,6 @@ class OpenedRounds:
             raise BadInput(f"mixer.opened is {path}: another mixer uses it")
         with open(self._file, "rb", closefd=False) as file:  # Windows locks others out of reading
             text = file.read()
-        if text and not text.endswith(b"\n"):
-            os.write(self._file, b"\n")
         words = text.split()
         if not all(word.isdigit() for word in words):
             raise BadInput(f"mixer.opened is {path}: whole numbers are needed, one per line")

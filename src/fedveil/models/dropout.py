@@ -87,7 +87,7 @@ class _Mask(torch.autograd.Function):
     def forward(keys: torch.Tensor, place: int, count: int, p: float) -> torch.Tensor:
         """Masks [..., count] of keys [...]: True with probability 1 - p, by key and place.
 
-        A 64-bit word serves two numbers.
+        One 64-bit word decides two entries of a mask.
         """
         own = words_at(keys.numpy().view(np.uint64), np.array(place))
         words = words_at(own[..., None], np.arange(-(-count // 2)))

@@ -340,7 +340,7 @@ class Auroc:
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: (("metric", "auroc"),)."""
+        """Identity pairs: ("metric", "auroc")."""
         return (("metric", "auroc"),)
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:

@@ -438,9 +438,9 @@ def _check_pass(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) ->
         foreign = task.losses(task.named(flat.detach().clone()), x, y).requires_grad
     if foreign:
         raise BadInput(
-            f"the model {type(task.module).__name__} computes with parameters that it does not "
-            "list, such as those of a module that its forward or its loss holds on to: register "
-            "them as its own"
+            f"the model {type(task.module).__name__} uses parameters that are not among its "
+            "parameters(), such as those of another module that forward or the loss calls: make "
+            "that module an attribute of the model"
         )
     before = _generator_states()
     with torch.no_grad():

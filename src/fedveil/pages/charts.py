@@ -227,7 +227,7 @@ def gauge(
 
 
 def _arc(share: float) -> str:
-    """Return the SVG path of the gauge's ring, from its left end over the top to `share` of it."""
+    """Return the `d` attribute of the gauge's half ring, from its left end to `share` of it."""
     angle, r = math.pi * (1 - share), _RADIUS
     x, y = _GAUGE_X + r * math.cos(angle), _GAUGE_Y - r * math.sin(angle)
     return f"M{_GAUGE_X - r:.1f} {_GAUGE_Y:.1f}A{r:.0f} {r:.0f} 0 0 1 {x:.1f} {y:.1f}"

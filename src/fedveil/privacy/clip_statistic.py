@@ -100,11 +100,11 @@ class ClipStatistic:
         return (round - 1) % self.every == 0
 
     def cut(self, rows: torch.Tensor, clients: int) -> torch.Tensor:
-        """Rows [clients, width] of a schedule, float64, cut to what is accounted for. A new tensor.
+        """Return a float64 copy of clients' rows [clients, width], cut to the accounted length.
 
         Numbers that are not finite become 0. Raises BadInput for rows of another shape.
 
-        Guarantee: every row has a norm of at most `norm_bound`, and no negative number if
+        Guarantee: every row has an L2 norm of at most `norm_bound`, and no negative number if
         `nonnegative`.
         """
         if rows.shape != (clients, self.width):

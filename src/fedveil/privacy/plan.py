@@ -361,13 +361,12 @@ class PrivacyPlan:
     def clip(self, state: torch.Tensor, round: int) -> Clip | None:
         """The clip in force in `round`, None if nothing is clipped.
 
-        It is the same object when asked again.
+        `state` is the adaptive state of the round. Repeated calls return the same object, until
+        another round or state is given. Raises BadInput unless the schedule returns a `Clip` (not a
+        subclass) in the norm that it declares.
 
-        `state` is the adaptive state of the round. Raises BadInput if the schedule returns anything
-        but a `Clip` in its own norm.
-
-        Guarantee: rows are clipped to it and noise is scaled by it, whatever a schedule answers
-        when it is asked again. It is ours, in the norm that the schedule declared.
+        Guarantee: rows are clipped to this object and noise is scaled by it, even if the schedule
+        would return another one the second time.
         """
         if self.clip_schedule is None or self.norm is None:
             return None

@@ -155,9 +155,9 @@ def build(
 
 
 def unit_counts(recipe: Recipe, data: FederatedData) -> list[int]:
-    """Return how many units of its own each client draws from: people, or records.
+    """Return each client's number of people if the recipe samples people, otherwise of records.
 
-    `data` are capped where the recipe has a cap.
+    If the recipe has a cap, `data` must be capped already.
     """
     counts = data.people if samples_people(recipe.client) else data.sizes
     return [int(count) for count in counts]
@@ -245,7 +245,7 @@ def _check_sections(recipe: Recipe) -> None:
     ):
         raise BadInput("noise.claim = false is for noise.where = 'server' with a multiplier")
     if secure and not noise.claim:
-        raise BadInput("noise.source = 'secure' is for noise that is claimed: use 'seeded'")
+        raise BadInput("noise.source = 'secure' has no use with noise.claim = false: use 'seeded'")
     if secure and budget is not None and budget.as_published:
         raise BadInput("budget.as_published is for simulations: use noise.source = 'seeded'")
     if secure and recipe.engine.checkpoint != 1:

@@ -221,8 +221,8 @@ def _report_verdict(folder: Path, closed: Mapping[str, str]) -> str:
         return f"{REPORT} is not covered until fedveil report writes it again"
     if _file_differences(path, closed[REPORT]):
         raise BadInput(
-            f"{path} is not the one that fedveil wrote: it was changed; fedveil report {folder} "
-            "writes it again"
+            f"{path} was changed after fedveil wrote it: write it again with fedveil report "
+            f"{folder}"
         )
     return f"{REPORT} is the one that fedveil wrote"
 

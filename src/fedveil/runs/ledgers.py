@@ -64,12 +64,17 @@ class SharedLedger:
     def common_terms(
         self, lines: tuple[BudgetLine, ...], data: str, stored: Common | None
     ) -> Common:
-        """Return what runs on the ledger have in common: unit, trust, data and epsilon.
+        """Return the terms of this run, which every run on the ledger must share.
+
+        They are unit, relation, trust, epsilon, delta, data and noise source. `check_common`
+        compares them with those of the ledger. Raises BadInput unless the run has exactly one
+        strict claim.
 
         Args:
             lines: The budget lines of this run.
             data: The fingerprint of its data.
-            stored: The common part of an existing ledger, None for a new one.
+            stored: The terms of an existing ledger, None for a new one. They give the epsilon if
+                this object has none. Without both, the budget of the run does.
         """
         epsilon = self.epsilon
         if epsilon is None:

@@ -168,7 +168,10 @@ class StoredModel:
 
     @classmethod
     def read(cls, path: Path) -> "StoredModel":
-        """Read a run's model.safetensors. Raises BadInput if it is missing or damaged."""
+        """Read a stored model from the file `path`, a run's model.safetensors.
+
+        Raises BadInput if it is missing or damaged, or if fedveil did not write it.
+        """
         if not path.is_file():
             raise BadInput(f"{path} is missing: the run has not ended (fedveil run --resume)")
         try:

@@ -48,7 +48,8 @@ def _table_lines(keys: Sequence[Key]) -> list[str]:
         return []
     rows = [("key", "value", "left out", "meaning", "in recipes"), ("---",) * 5]
     for key in keys:
-        value = "; ".join(filter(None, (key.type, key.allowed)))
+        is_named = key.type in key.allowed  # "number" in "a number >= 0"
+        value = key.allowed if is_named else "; ".join(filter(None, (key.type, key.allowed)))
         rows.append((f"`{key.key}`", value, key.left_out, key.meaning, recipes_text(key.recipes)))
     return [*(f"| {' | '.join(row)} |" for row in rows), ""]
 

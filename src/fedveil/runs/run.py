@@ -521,7 +521,7 @@ def budget_entry(plan: PrivacyPlan, claims: tuple[PrivacyClaim, ...]) -> dict[st
     """Return the entry "budget" of result.json, or None if nothing is claimed.
 
     Keys: "epsilon" (the limit), "left" (what the `claims` leave of it), both "inf" without a limit,
-    "claim" (the conditions of the limit, as text) and "rounds_permitted" by the plan.
+    "claim" (the conditions of the limit, as text) and "rounds_permitted" (the plan's number).
     """
     claim, limit = budgeted(claims), plan.limit
     if plan.promise is None or claim is None:

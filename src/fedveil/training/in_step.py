@@ -30,10 +30,10 @@ def repetitions_per_chunk(training: Training) -> int:
 
 
 def _engine(training: Training) -> Serial | None:
-    """The engine that can compute repetitions of a training together, None if none can.
+    """The training's engine if it can compute several repetitions together, otherwise None.
 
-    None if clients are computed one by one or noise is secure, if the clip or the ranges adapt
-    (each repetition would have different ones), or if some clients are dishonest.
+    It can if it runs in this process and is not looped, if noise is seeded, if neither clip nor
+    ranges adapt (each repetition would have different ones), and if no client is dishonest.
     """
     engine = training.engine
     if not isinstance(engine, Serial) or engine.mode is Mode.LOOPED:

@@ -450,9 +450,10 @@ class Training:
 
     @cached_property
     def timings(self) -> dict[Mode, float]:
-        """Measured seconds per client and local step in each mode (`mode_choice.timings`).
+        """Measured seconds per client and local step, for each mode that can run the model.
 
-        Measured on first access. {} unless `fastest` is true and `mode` is None.
+        Measured on first access (`mode_choice.timings`). {} unless `fastest` is true and `mode` is
+        None.
         """
         if self.mode is not None or not self.fastest:
             return {}

@@ -79,14 +79,14 @@ def canvas(
     size: tuple[float, float],
     looks: Mapping[str, Stroke] | None = None,
 ) -> Figure:
-    """Return an empty matplotlib figure with a title, texts below it and a legend at the bottom.
+    """Return a matplotlib figure without axes: title and notes at the top, legend at the bottom.
 
-    The caller draws the axes, for which `size` is kept free.
+    Axes that the caller adds with `figure.subplots` are laid out in the space between.
 
     Args:
         title: The title.
-        notes: Texts below the title.
-        size: (width, height) in inches, the height without title, texts and legend.
+        notes: Paragraphs under the title, wrapped to the width.
+        size: (width, height) in inches, the height without title, notes and legend.
         looks: Names and strokes of the legend, which is omitted for fewer than two.
     """
     width, height = size

@@ -100,7 +100,11 @@ class Cell:
 
 
 def axis(text: str) -> Axis:
-    """Parse `section.key=value,value,...`. Raise BadInput if it is malformed or repeats a value.
+    """Parse one axis of a grid, `section.key=value,value,...`.
+
+    Keys joined by ":" change together. Commas in square brackets do not separate values. Raises
+    BadInput if the text is malformed or repeats a value. Whether a recipe has the key is not
+    checked.
 
     >>> axis("client.steps=1, 2,12")
     Axis(key='client.steps', choices=('1', '2', '12'))

@@ -373,12 +373,14 @@ def _compare_without_noise(laboratory: Laboratory, result: SearchResult) -> tupl
 
 
 def _option_text(name: str, rival: Rival, noiseless: Sequence[float]) -> str:
-    """Return a text on a rival: its noise, and its mean loss with and without noise.
+    """Return a clause on a rival: E, rounds, noise, and mean losses with and without noise.
+
+    Both means are over as many repetitions as `noiseless` has.
 
     Args:
         name: The subject of the text, such as "the first".
         rival: The rival.
-        noiseless: Its losses without noise. Empty leaves both losses out.
+        noiseless: Its test losses when trained without noise. Empty omits both means.
     """
     steps, rounds = rival.prepared.cell.steps_and_rounds
     text = f"{name}, E = {steps} in {rounds_text(rounds)}: noise "

@@ -207,9 +207,11 @@ class Sweep:
         ]
 
     def _summary(self) -> list[dict[str, Any]]:
-        """Return the rows of summary.csv by column, one per cell: means, intervals, noise, claims.
+        """Return the rows of summary.csv, one per cell, as dicts by column.
 
-        The terms of a claim are "" in a cell without one.
+        A row has the cell's choices, the mean of each metric and half the width of its interval,
+        the numbers of repetitions and of diverged ones, the noise, the terms of the headline claim
+        ("" if nothing is claimed), and all claims.
         """
         rows = []
         for c, prepared in enumerate(self.prepared):

@@ -106,13 +106,13 @@ def _view_of_cards(cards: dict[str, Parts]) -> LiveView:
 
 
 def served_page(title: str, current: str, *content: Content, script: str) -> bytes:
-    """Return an HTML page of this server, with links to all its pages.
+    """Return a page of `fedveil watch` as HTML, with links to "Runs" and "What if".
 
     Args:
         title: The title in the browser's tab, before ": fedveil watch".
-        current: The link to this page, which is marked, or "" for a page that is not linked.
+        current: Which link is marked as this page, "./" or "./what-if". "" marks none.
         content: The parts of the body.
-        script: The file name of its script in this package, such as "live.js".
+        script: A file of this package, such as "live.js", whose text becomes the page's script.
     """
     folder = Path(__file__).parent
     links = [

@@ -69,9 +69,9 @@ def _end_after(process: int) -> None:
 
 
 def end_with_starter() -> None:
-    """Let Linux end this process when its parent ends. Elsewhere do nothing.
+    """Let Linux send SIGTERM to this process when its parent ends. Elsewhere do nothing.
 
-    A parent that is killed has no time to stop the processes that it started.
+    A parent that is killed cannot stop the processes that it started.
     """
     prctl = c_function("prctl")
     if prctl is not None:

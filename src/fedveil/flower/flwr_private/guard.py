@@ -8,7 +8,9 @@ import hashlib
 import importlib
 import io
 import os
+import select
 import shutil
+import signal
 import sys
 import tempfile
 import zipfile
@@ -34,6 +36,7 @@ REFUSED = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "f
 _RUNTIME = "flwr.supernode.runtime.run_clientapp"
 _INFLATE = "pull_and_inflate_object_from_tree"
 _PASSED = b"passed"
+_CANARY_SECONDS = 60.0
 
 
 def answer_message(arguments: Sequence[str]) -> None:
@@ -90,7 +93,7 @@ def guard() -> None:
 
 
 def run_canary() -> None:
-    """Exit unless a message with an app of its own is answered by the installed ClientApp.
+    """Check that this site does not run an app that a server sends. Exit if it might.
 
     Guarantee: on return, in a fork of this process, Flower's own program was handed an app whose
     import writes a file. It wrote none, nothing was unpacked, and what Flower sent back is what the
@@ -101,7 +104,8 @@ def run_canary() -> None:
     |---|---|
     | a version of Flower that is not tested | exits before anything is tried |
     | Flower calls other names than those that are replaced | exits |
-    | the canary fails for another reason, or does not end by itself | exits |
+    | the canary fails for another reason, or is killed | exits |
+    | the canary takes over a minute | exits |
     """
     import flwr
 
@@ -115,6 +119,8 @@ def run_canary() -> None:
             _be_canary(folder, writable)
         os.close(writable)
         with os.fdopen(readable, "rb") as pipe:
+            if not select.select([pipe], [], [], _CANARY_SECONDS)[0]:
+                os.kill(process, signal.SIGKILL)
             said = pipe.read()
         os.waitpid(process, 0)
     finally:

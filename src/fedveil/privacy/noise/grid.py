@@ -211,7 +211,7 @@ def grid_for(sensitivity: float, scale: float, coordinates: int, norm: Norm = No
     if not (0 < sensitivity < math.inf and 0 < scale < math.inf and coordinates >= 1):
         raise BadInput(
             f"no grid for sensitivity {sensitivity}, noise {scale} and {coordinates} coordinates: "
-            "positive numbers are needed"
+            "finite numbers above 0 are needed"
         )
     spread = coordinates if norm is Norm.L1 else math.sqrt(coordinates)
     wanted = min(scale * 2.0**-20, sensitivity * 2.0**-13 / spread)

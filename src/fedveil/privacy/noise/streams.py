@@ -251,8 +251,9 @@ def laplace_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
 def uniform_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     """Fill the rows of `out` [K, P] with uniforms on [-1, 1), row k from keys[k], and return it.
 
-    A float32 row holds multiples of 2^-23, a float64 row of 2^-52. Raises AssertionError for
-    another number of keys than rows.
+    With `SecureKeys` the rows come from the operating system and never repeat. Values are multiples
+    of 2^-23 in float32 and of 2^-52 in float64. Raises AssertionError for another number of keys
+    than rows.
     """
     if len(out) != len(keys):
         raise AssertionError(f"{len(out)} rows for {len(keys)} keys")

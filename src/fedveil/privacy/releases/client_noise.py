@@ -206,7 +206,7 @@ class ClientNoise(Release):
 def claimed_noise(line: BudgetLine) -> float:
     """The noise multiplier that a line claims for clients' updates, without a curator's noise.
 
-    Infinite for reports without additive noise.
+    Infinite for reports without additive noise, such as two-point reports: no noise covers them.
     """
     event = line.event
     return noise_in(event.gaussian if isinstance(event, GaussianWithCurator) else event)

@@ -247,10 +247,7 @@ class PrivUnitReports(Release):
         return f"PrivUnitG reports at the clients{each}"
 
     def check(self, plan: PrivacyPlan) -> None:
-        """Raise BadArgument for a plan that PrivUnitG has no account for.
-
-        Refuses plans without a clip in L2, and with an adaptive clip.
-        """
+        """Raise BadArgument unless the plan clips in L2, with a clip that does not adapt."""
         schedule = plan.clip_schedule
         if schedule is None or plan.norm is None:
             raise BadArgument(

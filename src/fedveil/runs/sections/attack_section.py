@@ -36,7 +36,7 @@ class _Attack(Section):
     """What an attacker multiplies its update by. Default: clients per round / server.lr, which
     replaces the model where nothing is clipped."""
     project: bool = False
-    """Whether an attacker keeps its update, before the boost, within clip / boost, so that the
+    """Whether an attacker shortens its update to clip / boost before it is boosted, so that the
     boosted update is not clipped. For recipes with a clip on updates."""
     noise: Literal["comply", "skip", "hide"] = "comply"
     """What attackers do in recipes where clients add noise. 'comply': they add it. 'skip': they add

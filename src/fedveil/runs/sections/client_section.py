@@ -65,7 +65,7 @@ _UNIT = setting(
 _CAP = setting(
     checks.COUNT,
     None,
-    description="The most records of a person that count; a public rule leaves the others out. "
+    description="How many records of one person count at most. A public rule chooses them. "
     "With it the claim is per person. Under unit 'record' a person's records are sampled and "
     "clipped one by one, and all of them are accounted together. For kind 'dp-sgd' and noise.where "
     "'site', and data that say whose records are whose. Default: every record counts, and the "

@@ -327,8 +327,8 @@ class BudgetSection(Section):
     """`[budget]`: the epsilon and the delta that a run may spend."""
 
     epsilon: float = setting(BUDGET, float("inf"))
-    """Epsilon beyond which no round runs; noise that is not given is found from it. inf: no
-    limit."""
+    """The epsilon that a run may spend. No round that would exceed it is run. Noise that is not
+    given is chosen to fit. inf: no limit."""
     epsilons: list[float] | None = setting(Each(BUDGET), None)
     """Several epsilons, dealt to the clients in turn, in place of epsilon. For noise.where
     'client'. Default: epsilon is everyone's."""
@@ -359,9 +359,9 @@ class SumSection(Section):
     """Masks hide what a site sends, and cancel in the sum (Bonawitz et al. 2017). For noise.where
     'site', with a part of the noise from each site."""
     threshold: int | None = setting(whole(1, "at least 1 site is needed"), None)
-    """Sites of which a sum is handed on at least. Each adds noise for the least number of honest
-    ones among so many. Default: the smallest that protects, which is more than half of the sites
-    if all are honest."""
+    """The least number of sites in a sum that the server gets. Each site adds enough noise for the
+    smallest number of honest sites that such a sum can contain. Default: the smallest that
+    protects, which is more than half of the sites if all are honest."""
     honest: int | None = setting(whole(1, "at least 1 site is needed"), None)
     """How many sites the claim takes to be honest. Default: all of them."""
     masks: bool = False

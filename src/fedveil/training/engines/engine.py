@@ -53,7 +53,7 @@ class GoesOn(Protocol):
     def unfinished(self, state: ServerState) -> Unfinished | None:
         """Return the attempt at the round after `state` that was cut off before its sum, or None.
 
-        No noise was drawn for it, and nothing of it was released by the server.
+        The ledger was charged for it. The server drew no noise for it and released nothing.
         """
         ...
 

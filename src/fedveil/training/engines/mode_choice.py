@@ -130,11 +130,12 @@ def mode_of(
 
 
 def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> dict[Mode, float]:
-    """Measured seconds per client of one local step, for each mode that is possible.
+    """Measure the seconds per client of one local step, of 64 records at most, in each mode.
 
-    Vectorised is missing if vmap has no rule for an operation, or if `memory` MiB hold fewer than
-    four clients. The records are random or from the test split. The time of a step is recorded with
-    the run, so it may depend on nothing about the clients but their median number of records.
+    Looped is always in the result. Vectorised is there if vmap has a rule for every operation and
+    `memory` MiB hold at least four clients. Nothing is timed on clients' records: inputs are random
+    or public test records. The result depends on the clients through their number and their median
+    and largest numbers of records. Raises RuntimeError if the looped mode fails.
     """
     usual = work.records_per_step(int(np.median(data.sizes)))
     chunk = fitting_chunk(task, data, work, Mode.VECTORISED, memory)
@@ -149,13 +150,13 @@ def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> d
 
 
 def race(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode, float]:
-    """Run the trials of all modes on growing sizes, and return each mode's last result.
+    """Run each mode's trial on growing sizes, and return its last result.
 
-    `sizes` are pairs (clients, records of each), ascending. The results are in seconds per client
-    and record. A size that would take more than about a second is not tried. A mode that has
-    clearly lost is not tried any further, but only once a step takes long enough for its overhead
-    not to matter. A vectorised mode that vmap cannot compute may be missing; a RuntimeError of the
-    looped mode is raised.
+    Results are in seconds per client and record. `sizes` are pairs (clients, records of each),
+    ascending. The first is always tried. The race ends when one mode is left, or before a size that
+    would take the slowest of them more than about a second. A mode that has clearly lost leaves the
+    race, but only once a step takes long enough for its overhead not to matter. A vectorised mode
+    leaves it if vmap cannot compute the model. A RuntimeError of the looped mode is raised.
     """
     found: dict[Mode, float] = {}
     running = dict(trials)

@@ -74,8 +74,8 @@ class ClippedExamples:
     def layout(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """A function that returns a tensor in the memory layout that is fastest for the module.
 
-        `channels_last` if the module can take it, otherwise the identity: a module that calls
-        `view` cannot.
+        It is this file's `channels_last`, or the identity if the module fails with that layout, as
+        modules that call `view` do.
         """
         flat = self._task.parameters.clone()
         named = {n: channels_last(v) for n, v in self._task.named(flat).items()}
