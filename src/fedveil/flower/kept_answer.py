@@ -64,7 +64,7 @@ class KeptAnswer:
 
 def _parts_of(answer: Answer, digest: str) -> Iterator[bytes | memoryview]:
     """Yield a safetensors file with an answer, part by part, of which none copies a vector."""
-    vectors = {"report": answer.report.contiguous(), "watched": answer.watched.contiguous()}
+    vectors = {"report": answer.report.detach().contiguous(), "watched": answer.watched.contiguous()}
     head: dict[str, object] = {"__metadata__": {"ask": digest, "site": answer.site}}
     start = 0
     for name, vector in vectors.items():
