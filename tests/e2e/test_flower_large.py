@@ -25,13 +25,15 @@ pytest.importorskip("flwr")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 NAMES = ("north", "south")
-WIDE, SMALL = 5450, 2300
+WIDE, SMALL, DEPTH = 2450, 1037, 5
 CHUNK = 5 * MIB
 NET = """
 from torch import nn
 
 def make(width):
-    layers = nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+    layers = [nn.Linear(64, width), nn.ReLU()]
+    for _ in range(5):
+        layers += [nn.Linear(width, width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(width, 10))
 """
 LORA = """
@@ -61,7 +63,7 @@ NEW = ["*lora_*", "embed.*", "head.*"]
 
 
 def parameters(width):
-    return 64 * width + width + width * width + width + 10 * width + 10
+    return 65 * width + DEPTH * (width + 1) * width + 10 * width + 10
 
 
 @contextmanager
@@ -123,7 +125,7 @@ def measured(folder, width):
 
 
 def test_memory_and_bytes_of_a_model_of_thirty_million_parameters(tmp_path):
-    """Memory is beyond that of the same processes with a model of 6,310 parameters."""
+    """Memory is beyond that of the same processes with a model of 16,510 parameters."""
     small = measured(tmp_path / "small", 50)
     large = measured(tmp_path / "large", WIDE)
     model = 4 * parameters(WIDE)
