@@ -295,7 +295,7 @@ def test_a_node_that_stays_away_is_absent_and_asked_once(pair, monkeypatch):
         transport.grid.nodes[:] = transport.grid.nodes[1:]
         return away(message)
 
-    assert list(transport.ask(["north"], ASK, 0.2, ANSWERED)) == []
+    assert list(transport.ask(["north"], ASK, 1.0, ANSWERED)) == []
     assert len(transport.grid.pushed) == 1
 
 
