@@ -382,7 +382,9 @@ def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     site = open_site(tmp_path, FEDAVG, policy)
     start = site.training.start()
     ask = RoundAsk(RUN, 1, 0, site.digest, start.params, start.adaptive_state)
-    reply = replied(asked(to_records(ask)), str(path))
+    message = asked(to_records(ask))
+    reply = replied(message, str(path))
+    assert not message.content["arrays"]  # what was received is not kept beside the ask
     found = from_records(reply.content, site_forms(site))
     assert isinstance(found, Answer)
     assert (found.site, found.run, found.round) == ("north", RUN, 1)

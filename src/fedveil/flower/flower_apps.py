@@ -362,7 +362,7 @@ def answer(message: Message, context: Context) -> Message:
         site = open_site(Path(path))
         try:
             ask = from_records(message.content, site.ask_forms)
-            message.content = RecordDict()  # the ask alone keeps the model, until it is answered
+            message.content[_ARRAYS].clear()  # the ask has the one copy of the model
         except BadInput as e:
             other = values.get("plan") != site.digest
             LOG.warning("an ask cannot be read: %s", one_line(e))

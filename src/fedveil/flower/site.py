@@ -64,7 +64,7 @@ from fedveil.runs.sections.client_section import client_cap
 from fedveil.training.agreement import check_units
 from fedveil.training.cohort import CohortData
 from fedveil.training.exchange import client_report
-from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.gradients.modes import Looped, Mode, gradients_of
 from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import ClientBatch, ClientReports, Rows
 from fedveil.training.session import Training
@@ -154,7 +154,8 @@ class Site:
 
     def prepare(self) -> None:
         """Make now what the first answer would make: a process that is forked does it once."""
-        _ = self._gradients
+        if isinstance(self._gradients, Looped) and not self._gradients.forks:
+            _ = self._gradients.examples.layout
 
     def answer(self, ask: ServerMessage) -> Reply:
         """Return the site's report of a round, charged before it is computed, or a refusal.

@@ -67,7 +67,6 @@ class ClippedExamples:
 
     def prepare(self) -> None:
         """Choose and check the method of computing gradients now, not at the first use."""
-        _ = self.layout
         _ = self._piece if self._by_layers else self._example_gradients
 
     @cached_property
