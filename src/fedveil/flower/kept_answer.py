@@ -64,7 +64,8 @@ class KeptAnswer:
 
 def _parts_of(answer: Answer, digest: str) -> Iterator[bytes | memoryview]:
     """Yield a safetensors file with an answer, part by part, of which none copies a vector."""
-    vectors = {"report": answer.report.detach().contiguous(), "watched": answer.watched.contiguous()}
+    parts = {"report": answer.report, "watched": answer.watched}
+    vectors = {name: vector.detach().contiguous() for name, vector in parts.items()}
     head: dict[str, object] = {"__metadata__": {"ask": digest, "site": answer.site}}
     start = 0
     for name, vector in vectors.items():
