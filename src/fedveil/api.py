@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rich.console import Console
 
 from fedveil.base.checks import check_ledger_epsilon
 from fedveil.console import Line, in_notebook, notebook_progress, progress_line
 from fedveil.data.federated import FederatedData
+from fedveil.runs.build import BuildOptions
 from fedveil.runs.ledgers import SharedLedger
 from fedveil.runs.logs import check_logs
 from fedveil.runs.modules import Model
@@ -48,9 +49,8 @@ def run(
     watch` does the same, and the result says "request". A run that was killed is continued by
     `resume` as well.
     """
-    prepared = _start_run(
-        recipe, set, out, data_root, ledger, ledger_epsilon, model, data, allow_code, log
-    )
+    own: BuildOptions = {"model": model, "data": data, "allow_code": allow_code}
+    prepared = _start_run(recipe, set, out, data_root, ledger, ledger_epsilon, log, **own)
     return _execute(prepared, model, allow_code, on_round, quiet=quiet)
 
 
@@ -97,9 +97,8 @@ def rounds(
     Arguments are those of `run`. The directory is created at once, training begins with the loop.
     Leaving the loop ends the run in its directory, which `open_run` opens and `resume` continues.
     """
-    prepared = _start_run(
-        recipe, set, out, data_root, ledger, ledger_epsilon, model, data, allow_code, log
-    )
+    own: BuildOptions = {"model": model, "data": data, "allow_code": allow_code}
+    prepared = _start_run(recipe, set, out, data_root, ledger, ledger_epsilon, log, **own)
     return prepared.metric_lines()
 
 
@@ -120,24 +119,20 @@ def _start_run(
     data_root: Path | str | None,
     ledger: Path | str | None,
     epsilon: float | None,
-    model: Model | None,
-    data: FederatedData | None,
-    allow_code: bool,
     log: str | Iterable[str],
+    **options: Unpack[BuildOptions],
 ) -> Run:
     """Create the run directory of a recipe, ready to train. Arguments are those of `run`."""
     kinds = _check_kinds(log)
     check_ledger_epsilon("ledger_epsilon", epsilon, ledger)
-    own = [name for name, part in (("model", model), ("data", data)) if part is not None]
+    own = [name for name in ("model", "data") if options.get(name) is not None]
     path = _as_path(ledger)
     prepared = Run.start(
         load_recipe(recipe, settings, own),
         _as_path(out),
         _as_path(data_root),
         None if path is None else SharedLedger(path, epsilon),
-        model=model,
-        data=data,
-        allow_code=allow_code,
+        **options,
     )
     prepared.logs = kinds
     return prepared

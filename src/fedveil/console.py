@@ -19,23 +19,11 @@ from rich.text import Text
 
 from fedveil.base.checks import INTERVAL
 from fedveil.pages.run_report import ended_text
-from fedveil.privacy.accounting.claims import (
-    PrivacyClaim,
-    Trust,
-    Unit,
-    measured_on,
-    rendered,
-)
+from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit, measured_on, rendered
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.accounting.meaning import Meaning, budgeted, counting
 from fedveil.privacy.ledger.statement import Statement
-from fedveil.runs.explain import (
-    ExplainedRecipe,
-    Part,
-    recipe_value,
-    recipes_text,
-    split_kind,
-)
+from fedveil.runs.explain import ExplainedRecipe, Part, recipe_value, recipes_text, split_kind
 from fedveil.runs.glossary import Term, terms, terms_line
 
 if TYPE_CHECKING:  # tables need no torch

@@ -56,12 +56,12 @@ def test_counts_that_cannot_be_are_refused(hits, positives, alarms, negatives):
 @pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1])
 def test_no_confidence_is_refused(alpha):
     with pytest.raises(BadInput, match="alpha is"):
-        Counts(1, 2, 1, 2).least_hit(alpha)
+        Counts(1, 2, 1, 2).rate_ends(alpha)
 
 
 def test_any_mechanism_is_the_textbook_formula():
     counts = Counts(900, 1000, 100, 1000)
-    low, high = counts.least_hit(0.025), counts.most_alarm(0.025)
+    low, high = counts.rate_ends(0.025)
     found = GeneralBound(counts, 0.01).lower_bound(0.05)
     assert found == pytest.approx(math.log((low - 0.01) / high))
     assert found < math.log(0.89 / 0.1)
@@ -123,7 +123,7 @@ def test_the_claimed_kind_rules_out_exactly_what_the_claim_rules_out():
         return epsilon(event, 5, delta, Relation.ZERO_OUT, interval=1e-3)
 
     counts = Counts(600, 1000, 300, 1000)
-    low, high = counts.least_hit(0.025), counts.most_alarm(0.025)
+    low, high = counts.rate_ends(0.025)
     found = SameKindBound(counts, 1e-5, sampled).lower_bound(0.05)
 
     def contradicts(noise):

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from fedveil.audit.observations import real_records
 from fedveil.audit.record_audits import NoNoiseBound, standard_p_value
+from fedveil.data.federated import FederatedData
 
 RECORDS = (50, 200, 2000)
 
@@ -92,3 +94,10 @@ def test_edges():
     assert standard_p_value(balanced) == (1.0, 0)
     assert NoNoiseBound(1e-6, 5).lower_bound(1e-4) == np.inf
     assert NoNoiseBound(1e-3, 5).lower_bound(1e-4) == 0
+
+
+def test_only_real_numbers_in_one_array_are_tested():
+    for dtype, real in ((np.float32, True), (np.int64, False)):
+        x, y = np.zeros((2, 3), dtype=dtype), np.zeros(2, dtype=np.int64)
+        data = FederatedData.from_clients([("a", x, y)], test=(x, y), classes=1)
+        assert real_records(data) == real

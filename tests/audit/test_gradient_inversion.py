@@ -92,12 +92,6 @@ def test_a_28_x_28_digit_is_seen_through_the_cnn():
     assert psnr(found.x[0], x[0], 1.0) > 20
 
 
-@pytest.mark.parametrize("settings", [{"steps": 0}, {"restarts": 0}])
-def test_bad_numbers_are_refused(settings):
-    with pytest.raises(BadInput, match="at least 1 is needed"):
-        Inversion(**settings)
-
-
 def test_a_range_of_nothing_is_refused():
     with pytest.raises(BadInput, match="from 1 to 1: a range is needed"):
         Pixels(1.0, 1.0)

@@ -128,6 +128,7 @@ def test_a_run_is_left_as_it_was(tmp_path):
         ({"clients": 0}, "--clients is 0"),
         ({"records": 0}, "--records is 0"),
         ({"round": 0}, "--round is 0"),
+        ({"steps": 0}, "--steps is 0: at least 1 is needed"),
         ({"restarts": 0}, "--restarts is 0"),
     ],
 )

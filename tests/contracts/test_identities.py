@@ -45,12 +45,14 @@ from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.release import NoisySteps, Release
 from fedveil.privacy.releases.central import CentralNoise, central
+from fedveil.privacy.releases.central_sum import ClientShares
 from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports
+from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import SiteNoise
 from fedveil.privacy.releases.two_point import TwoPointReports
-from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
+from fedveil.privacy.sampling import Everyone, FixedSize, OwnCoins, Poisson, RoundRobin
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.cohort import Batches
 from fedveil.training.participants import Participants
@@ -121,6 +123,7 @@ PARTS = (
     (Poisson(0.5), {"rate": 0.25}),
     (FixedSize(3), {"size": 2, "max_participations": 1}),
     (RoundRobin(3), {"size": 2}),
+    (OwnCoins(0.5), {"rate": 0.25}),
     (Everyone(), {}),
     (Fixed(1.0), {"value": 2.0, "norm": Norm.L1}),
     (
@@ -170,6 +173,7 @@ PARTS = (
             "mechanism": LaplaceMechanism(1.0),
             "relation": Relation.ZERO_OUT,
             "multipliers": np.ones(CLIENTS),
+            "statistic_channel": SecureSum(5, 5, 5),
         },
     ),
     (
@@ -189,6 +193,16 @@ PARTS = (
             "masks": ELSEWHERE,
             "cap": 3,
             "unit": Apart(SiteNoise(2.0, 0.5, 3, 90, "whole", cap=3), Unit.PERSON),
+        },
+    ),
+    (
+        ClientShares(2.0, 5, 5, 5),
+        {
+            "multiplier": 3.0,
+            "clients": 6,
+            "threshold": 4,
+            "honest": 4,
+            "masks": ELSEWHERE,
         },
     ),
     (

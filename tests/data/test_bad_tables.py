@@ -303,7 +303,7 @@ BAD = {
             "statistics": "held-out",
             **columns(age={"low": 0, "high": 100}, well={"values": ["no", "yes"]}),
         },
-        "statistics is 'held-out' and every column is declared: omit it",
+        "statistics is 'held-out', every column is declared: omit it",
     ),
     "one label": (
         text(rows()),
@@ -313,7 +313,7 @@ BAD = {
     "a fill for the target": (
         text(rows()),
         columns(well={"fill": "no"}),
-        "columns.well is the target, which has no fill and no other: remove the rows",
+        "columns.well is the target, which has no fill or other: remove the rows",
     ),
 }
 FILES = {

@@ -79,9 +79,9 @@ def test_missing_dates():
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"low": "2020-01-01", "high": 5}, "columns.day.low is a date and high is 5: a date is"),
-        ({"low": 1, "high": "2020-01-01"}, "columns.day.high is a date and low is 1: a date is"),
-        ({**RANGE, "fill": "no"}, "columns.day.low is a date and fill is 'no': a date is needed"),
+        ({"low": "2020-01-01", "high": 5}, "columns.day.low is a date and high is 5: give a date"),
+        ({"low": 1, "high": "2020-01-01"}, "columns.day.high is a date and low is 1: give a date"),
+        ({**RANGE, "fill": "no"}, "columns.day.low is a date and fill is 'no': give a date"),
         ({"low": "2020-01-01", "high": "soon"}, "columns.day.high is 'soon': a number, or a date"),
         ({"low": "2021-01-01", "high": "2020-01-01"}, "columns.day.low is .* low < high"),
         ({"low": "2021-01-01"}, "columns.day has one of low and high: give both"),

@@ -93,7 +93,7 @@ def client(x, y=(0, 1, 0)):
 
 
 REFUSED = {
-    "no inputs": ((client({}),), "features of client 'ada' are an empty dict"),
+    "no inputs": ((client({}),), "no inputs in features of client 'ada'"),
     "a name that is no argument": ((client({"a b": IDS}),), "have an input called 'a b'"),
     "a number for a name": ((client({1: IDS}),), "have an input called 1"),
     "inputs of two lengths": (

@@ -36,7 +36,7 @@ def test_every_other_set_looks_in_the_given_folder(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("mnist", "it takes none"), ("femnist", "it takes min_records")]
+    ("name", "message"), [("mnist", "use none"), ("femnist", "use min_records")]
 )
 def test_unknown_option(tmp_path, name, message):
     with pytest.raises(BadInput, match=f"{name} has no option 'grades': {message}"):

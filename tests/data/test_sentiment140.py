@@ -67,7 +67,7 @@ def test_other_words_may_be_declared_or_counted_in_held_out_tweets(tmp_path):
     ("options", "message"),
     [
         ({"columns": {"user": {"low": 0, "high": 1}}}, "columns.user is declared and sentiment140"),
-        ({"statistics": "clients"}, "statistics is 'clients' and every column is declared"),
+        ({"statistics": "clients"}, "statistics is 'clients', every column is declared"),
         ({"columns": {"text": 3}}, "columns.text is 3: use"),
         ({"test": "records"}, "test is 'records': a table has no split of its own"),
         ({"min_records": 4}, "no client has 4 records, the most is 3"),

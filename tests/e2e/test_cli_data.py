@@ -74,7 +74,7 @@ def test_a_recipe_is_checked_with_what_it_declares(cli, folder):
         (["data", "--recipe", "dpsgd", "--out", "x.toml"], "'dpsgd'"),
         (["data", "--out", "data/north.csv"], "data/north.csv exists: name another file"),
         (["digits.toml"], "digits.toml: data.name is 'digits': name a recipe with a table"),
-        (["digits.toml", "--target", "x"], "digits.toml is a recipe: leave out --out"),
+        (["digits.toml", "--target", "x"], "digits.toml is a recipe: omit --out"),
         (["data", "--delta", "2"], "--delta"),
     ],
 )

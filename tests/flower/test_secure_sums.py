@@ -17,7 +17,7 @@ from fedveil.flower.site_sums import SiteSums
 from fedveil.masking.sum_messages import Kind
 from fedveil.privacy.accounting.claims import Trust
 from fedveil.privacy.ledger.file import read_charges
-from fedveil.privacy.releases.secure_sum import site_grid
+from fedveil.privacy.releases.secure_sum import report_grid
 from tests.flower.conftest import Trio
 from tests.flower.sites import LOCAL, charges, open_site
 from tests.flower.summing import POLICY, SUMMED, Summing, kind_of
@@ -91,9 +91,7 @@ def test_no_message_of_a_site_has_its_report(tmp_path, reports):
     three.server().serve()
     for name, sent in three.transport.sent.items():
         site = three.transport.sites[name]
-        grid = site_grid(
-            site.sums.multiplier, site.plan.clip(site.training.start().adaptive_state, 1), 15
-        )
+        grid = report_grid(site.plan, site.plan.clip(site.training.start().adaptive_state, 1), 15)
         plain = grid.quantise(reports[1, name]).numpy()
         assert not any(hasattr(message, "report") for message in sent)
         (masked,) = [message for message in sent if kind_of(message) is Kind.MASKED]

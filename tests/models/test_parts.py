@@ -46,7 +46,7 @@ def test_parts_that_are_what_they_are_called():
             nn.Linear(2, 3),
             cross_entropy,
             {"clients/loss/mean": correct},
-            "a name that a run already uses",
+            "a name that a run uses",
         ),
         (nn.Linear(2, 3), cross_entropy, {3: correct}, "metric 3 has a name"),
     ],
@@ -60,7 +60,7 @@ def test_parts_that_are_not(module, loss, metrics, message):
 
 @pytest.mark.parametrize("name", sorted(TAKEN))
 def test_a_metric_cannot_overwrite_a_number_of_the_run(name):
-    with pytest.raises(BadInput, match=f"metric '{name}' has a name that a run already uses"):
+    with pytest.raises(BadInput, match=f"metric '{name}' has a name that a run uses"):
         named_metrics({name: correct})
 
 

@@ -62,8 +62,7 @@ def test_the_bound_has_the_noise_that_was_published(made_up, tmp_path, monkeypat
 
     monkeypatch.setattr(fu, "decayed_bound", bound)
     experiment = Experiment(tmp_path, repeat=1, workers=1)
-    _, settings, _ = fu._begin(experiment, "Fig. 7", everyone=True)
-    fu._minimisers(experiment, settings, (2,))
+    fu._minimisers(experiment, (2,))
     assert set(seen) == {(3.0, fu.CLIP / 2)}
 
 

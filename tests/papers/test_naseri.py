@@ -109,3 +109,14 @@ def test_real_scales_fit_their_caps(scale: ExperimentScale, tmp_path: Path) -> N
 
 def test_no_epsilon_of_the_page_is_bare(page: Page, check_epsilons: Callable[[Page], None]) -> None:
     check_epsilons(page)
+
+
+def test_rows_have_their_bounds_and_budgets(tmp_path: Path) -> None:
+    (femnist, _) = naseri.federations(Experiment(tmp_path))
+    rows = {row.name: row for row in naseri.defences(femnist)}
+    assert list(rows) == [NONE, BOUND, WEAK_DP, LOCAL, CENTRAL]
+    assert {name for name, row in rows.items() if row.private} == {LOCAL, CENTRAL}
+    for name, row in rows.items():
+        assert ("clip.value=2.0" in row.recipe_overrides) == (name in (BOUND, WEAK_DP, CENTRAL))
+        assert ("budget.delta=1e-05" in row.recipe_overrides) == row.private
+    assert f"sample.rate={femnist.cohort / femnist.clients}" in rows[CENTRAL].recipe_overrides

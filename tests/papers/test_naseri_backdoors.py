@@ -76,6 +76,16 @@ def test_central_dp_draws_the_cohort_of_the_other_defences(tmp_path: Path) -> No
     assert recipe.clip.value == where.bound  # type: ignore[union-attr]
 
 
+def test_rows_have_their_bounds_and_budgets(tmp_path: Path) -> None:
+    rows = {row.name: row for row in defences(ARENAS["femnist"](Experiment(tmp_path)))}
+    private = {CENTRAL, f"{LOCAL}comply", f"{LOCAL}skip"}
+    assert {name for name, row in rows.items() if row.private} == private
+    for name in (BOUND, "norm bound, projected", "weak DP", CENTRAL):
+        assert "clip.value=0.5" in rows[name].recipe_overrides
+    noisy = {name for name, row in rows.items() if "budget.delta=1e-05" in row.recipe_overrides}
+    assert noisy == private | {name for name in rows if "attackers: " in name}
+
+
 def test_items_are_named_after_their_arenas(tmp_path: Path) -> None:
     found = [arena(Experiment(tmp_path)).name for arena in ARENAS.values()]
     assert list(ITEMS) == [*(f"backdoor-{name}" for name in found), "privacy"]

@@ -48,3 +48,11 @@ def test_a_page_has_everything_in_order():
 
 def test_an_empty_page_is_its_title():
     assert Page("Nothing").markdown() == "## Nothing\n"
+
+
+def test_choices_are_filled_in() -> None:
+    page = Page("Fig. 1")
+    page.add_left_open(
+        [["learning rate", "{rate:g}, of {count}"], ["batch", "all"]], rate=0.5, count=3
+    )
+    assert page.left_open == [("learning rate", "0.5, of 3"), ("batch", "all")]

@@ -78,9 +78,9 @@ REFUSED = {
     r"sum\.honest is 4 of 3 sites": ["sum.kind=secure", "sum.honest=4"],
     r"sum\.threshold is 0: at least 1 site": ["sum.kind=secure", "sum.threshold=0"],
     "a secure sum adds up parts": ["sum.kind=secure", "noise.share=whole"],
-    r"\[sum\] is for noise\.where = 'site'": [
+    r"\[sum\] is for noise that is claimed": [
         "sum.kind=secure",
-        "noise.where=server",
+        "noise.where=client",
         "noise.share=none",
         "client.unit=none",
     ],

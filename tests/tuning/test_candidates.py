@@ -18,8 +18,8 @@ def test_pairs_are_e_and_rounds_each_once():
     [
         ((), (1,), "--grid steps is empty"),
         ((1,), (), "--grid iterations is empty"),
-        ((0, 1), (4,), "--grid steps has 0"),
-        ((1,), (4, -3), "--grid iterations has -3"),
+        ((0, 1), (4,), "--grid steps is 0"),
+        ((1,), (4, -3), "--grid iterations is -3"),
         ((500,), (10,), "--grid steps has E = 500, more than the largest T of iterations, 10"),
     ],
 )

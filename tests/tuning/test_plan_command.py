@@ -67,7 +67,7 @@ def test_of_the_default_steps_those_that_fit_are_looked_at():
         ("", "--grid steps is empty"),
         (",", "give numbers, with commas"),
         ("1,,2", "give numbers, with commas"),
-        ("-1", "--grid steps has -1"),
+        ("-1", "--grid steps is -1"),
     ],
 )
 def test_lists_that_are_none(steps, message):

@@ -218,8 +218,7 @@ class ReportAttack(Adversary):
     def send(self, context: AttackContext) -> ClientReports:
         """The reports that `change` returns for copies of the honest ones."""
         sent, round = context.honest_reports(), context.clients.round
-        if not isinstance(sent.reports, Rows):
-            raise AssertionError("an adversary sees reports one by one")
+        assert isinstance(sent.reports, Rows), "an adversary sees reports one by one"
         changed = self.change(round.number, round.ids, sent.reports.rows.clone())
         return replace(sent, reports=Rows.from_reports(changed, context.size))
 
@@ -319,8 +318,8 @@ class BackdoorAttack(Adversary):
     def __post_init__(self) -> None:
         POSITIVE.check("attack.boost", self.boost)
         one_of("attack.noise", self.noise, AttackerNoise)
-        if len(self.attackers) != (0 if self.records is None else self.records.clients):
-            raise AssertionError("every attacker has its own poisoned records")
+        poisoned = 0 if self.records is None else self.records.clients
+        assert len(self.attackers) == poisoned, "every attacker has its own poisoned records"
 
     @classmethod
     def of(
@@ -456,11 +455,8 @@ class BackdoorAttack(Adversary):
                 "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: "
                 "omit it, or use noise.where = 'client'"
             )
-        if (
-            self.noise is AttackerNoise.SKIP
-            and not plan.release.adds_noise
-            and plan.noisy_steps is None
-        ):
+        noiseless = not plan.release.adds_noise and plan.noisy_steps is None
+        if self.noise is AttackerNoise.SKIP and noiseless:
             raise BadInput(
                 "attack.noise is 'skip' and clients add no noise: omit it (noise that the "
                 "server adds holds for attackers too)"

@@ -6,7 +6,6 @@ backdoor works, differs by at most that from what it is without them (Xie et al.
 """
 
 import math
-from dataclasses import dataclass
 
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
 
@@ -16,21 +15,6 @@ measured."""
 
 _USEFUL = 0.99
 _MOST = 1000
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """A bound on what attackers can reach.
-
-    Attributes:
-        attackers: The number of attackers.
-        rate: The expected rate, such as a backdoor's, without them.
-        bound: The most that they can raise it to.
-    """
-
-    attackers: int
-    rate: float
-    bound: float
 
 
 def group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
@@ -63,8 +47,8 @@ def bound(claim: PrivacyClaim, size: int, rate: float) -> float:
     return min(1.0, up, down)
 
 
-def certificate(claim: PrivacyClaim | None, rate: float) -> Certificate | None:
-    """The certificate for the largest number of attackers, up to 1000, with a bound up to 0.99.
+def certificate(claim: PrivacyClaim | None, rate: float) -> tuple[int, float] | None:
+    """(The largest number of attackers, up to 1000, whose bound is 0.99 or less, and this bound).
 
     None if one attacker already reaches more, without a claim, and for claims that are not about
     whole clients or are as published, which are no guarantee. `rate` is the rate without attackers.
@@ -76,7 +60,7 @@ def certificate(claim: PrivacyClaim | None, rate: float) -> Certificate | None:
         most = bound(claim, size, rate)
         if most > _USEFUL:
             break
-        found = Certificate(size, rate, most)
+        found = size, most
     return found
 
 
@@ -102,8 +86,9 @@ def in_words(claim: PrivacyClaim | None, rate: float, *, drawn: bool) -> str:
             f"{claim.short} certifies nothing against poisoning: even one attacker may raise an "
             f"expected rate of {rate:.2f} to {bound(claim, 1, rate):.2f}"
         )
-    some = "1 attacker" if found.attackers == 1 else f"{found.attackers} attackers"
+    attackers, most = found
+    some = "1 attacker" if attackers == 1 else f"{attackers} attackers"
     return (
         f"{claim.short} certifies something for at most {some}{noise}: an expected rate of "
-        f"{rate:.2f} without them is at most {found.bound:.2f} with them"
+        f"{rate:.2f} without them is at most {most:.2f} with them"
     )

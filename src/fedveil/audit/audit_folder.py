@@ -27,12 +27,12 @@ from matplotlib.figure import Figure
 import fedveil
 from fedveil.base.errors import BadInput
 from fedveil.data.data_files import UNREADABLE
-from fedveil.pages.html import Content, Markup, bullet_list, section, table, tag, value_text
+from fedveil.pages.html import TEXTS, Content, Markup, bullet_list, section, table, tag, value_text
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.run_directory import locked, write_atomic
 from fedveil.tuning.figures import png
-from fedveil.tuning.sweep import check_new_folder
+from fedveil.tuning.sweep import check_new_folder, make_folder
 
 Numbers = npt.NDArray[np.float64]
 
@@ -79,10 +79,7 @@ class AuditCache:
             return
         about = {"format": _FORMAT, "code": code(), **json.loads(json.dumps(identity))}
         _check(folder, about)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise BadInput(f"--out {folder} cannot be made: {e.strerror}") from e
+        make_folder(folder)
         with locked(folder):
             _check(folder, about)
             write_atomic(folder / ABOUT, json.dumps(about, indent=2).encode())
@@ -162,14 +159,6 @@ def _check(folder: Path, about: dict[str, Any]) -> None:
             )
 
 
-_HOLDS = (
-    "No claim is violated. A lower bound below a claim does not prove the claim: what an attack "
-    "does not find, a better one may."
-)
-_LIKELIEST = "The likeliest epsilon is an estimate without confidence: it refutes no claim."
-_VIOLATED = "A claim is violated: more is released than is claimed."
-
-
 def audit_section(audit: Path, run: Path) -> Markup:
     """Return the section of a report on `run` with the tables of the finished audit in `audit`.
 
@@ -191,10 +180,12 @@ def audit_section(audit: Path, run: Path) -> Markup:
         raise BadInput(f"{audit / FOUND} cannot be read: {e}") from e
     content: list[Content] = []
     if findings:
-        verdict = tag("p", _VIOLATED, class_="warn") if violated else tag("p", _HOLDS)
+        verdict = tag("p", TEXTS["holds"])
+        if violated:
+            verdict = tag("p", TEXTS["violated"], class_="warn")
         content += [verdict, table(findings, "Claimed beside empirical", wide=True)]
         if any(one["likeliest epsilon"] for one in findings):
-            content.append(tag("p", _LIKELIEST, class_="note"))
+            content.append(tag("p", TEXTS["likeliest"], class_="note"))
     if leaks:
         content.append(table(leaks, "What attacks learn, intervals at 95 %", wide=True))
     if left_out:

@@ -53,18 +53,18 @@ class Counts:
         alarms: Guesses "in" among `negatives`.
         negatives: Draws in which the input was out.
 
-    Guarantee: if guesses are independent, `least_hit(a)` exceeds the true positive rate, and
-    `most_alarm(a)` falls below the false positive rate, with probability `a` at most each
+    Guarantee: if guesses are independent, the first of `rate_ends(a)` exceeds the true positive
+    rate, and the second falls below the false positive rate, with probability `a` at most each
     (Clopper and Pearson 1934, one-sided).
 
     | edge | behaviour |
     |---|---|
-    | no hits | least_hit is 0 |
-    | only alarms | most_alarm is 1 |
+    | no hits | the lower end is 0 |
+    | only alarms | the upper end is 1 |
     | no guesses on one side, counts that are negative or too large | BadInput |
     | alpha outside (0, 1) | BadInput |
 
-    >>> Counts(10, 10, 0, 10).least_hit(0.05) == 0.05 ** 0.1
+    >>> Counts(10, 10, 0, 10).rate_ends(0.05)[0] == 0.05 ** 0.1
     True
     """
 
@@ -83,19 +83,16 @@ class Counts:
         """Return the number of guesses that were counted."""
         return self.positives + self.negatives
 
-    def least_hit(self, alpha: float) -> float:
-        """Return a lower bound on the true positive rate.
+    def rate_ends(self, alpha: float) -> tuple[float, float]:
+        """Return (lower end of the true positive rate, upper end of the false positive rate).
 
-        It is wrong with probability `alpha` at most.
+        Each end is wrong with probability `alpha` at most.
         """
-        return float(least(self.hits, self.positives, alpha))
-
-    def most_alarm(self, alpha: float) -> float:
-        """Return an upper bound on the false positive rate.
-
-        It is wrong with probability `alpha` at most.
-        """
-        return float(most(self.alarms, self.negatives, alpha))
+        hit, alarm = (
+            least(self.hits, self.positives, alpha),
+            most(self.alarms, self.negatives, alpha),
+        )
+        return float(hit), float(alarm)
 
 
 def least(count: Any, of: int, alpha: float) -> Any:
@@ -139,13 +136,6 @@ class _FromCounts:
         """Return the number of guesses that were counted."""
         return self.guess_counts.draws
 
-    def rate_ends(self, alpha: float) -> tuple[float, float]:
-        """Return (lower end of the true positive rate, upper end of the false positive rate).
-
-        Each end is wrong with probability `alpha` / 2 at most.
-        """
-        return self.guess_counts.least_hit(alpha / 2), self.guess_counts.most_alarm(alpha / 2)
-
 
 @dataclass(frozen=True)
 class GeneralBound(_FromCounts):
@@ -167,7 +157,7 @@ class GeneralBound(_FromCounts):
 
     def lower_bound(self, alpha: float) -> float:
         """Return a lower bound on epsilon, 0 or more, wrong with probability `alpha` at most."""
-        hit, alarm = self.rate_ends(alpha)
+        hit, alarm = self.guess_counts.rate_ends(alpha / 2)
         gain = hit - self.delta
         return max(0.0, math.log(gain / alarm)) if gain > 0 else 0.0
 
@@ -191,7 +181,7 @@ class GaussianBound(_FromCounts):
 
     def mu_bound(self, alpha: float) -> float:
         """Return a lower bound on mu, 0 or more, wrong with probability `alpha` at most."""
-        hit, alarm = self.rate_ends(alpha)
+        hit, alarm = self.guess_counts.rate_ends(alpha / 2)
         if hit <= 0 or alarm >= 1:
             return 0.0
         return max(0.0, float(ndtri(hit) - ndtri(alarm)))
@@ -238,7 +228,7 @@ class SameKindBound(_FromCounts):
 
         It evaluates `curve` many times, which may take seconds.
         """
-        hit, alarm = self.rate_ends(alpha)
+        hit, alarm = self.guess_counts.rate_ends(alpha / 2)
         both = ((hit, alarm), (1 - alarm, 1 - hit))  # guessing "in", and guessing "out"
 
         def ruled_out(noise: float) -> bool:

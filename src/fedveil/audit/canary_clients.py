@@ -13,7 +13,6 @@ The one-shot estimate takes the scores of canaries for two Gaussians.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +21,15 @@ from scipy.special import ndtr
 
 from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit.bounds import Mask, Scores, count_guesses, gaussian_mu
-from fedveil.audit.findings import Attack, Finding, OnStep, ignore
+from fedveil.audit.findings import CANARY_COUNT, Attack, Finding, OnStep, ignore
 from fedveil.audit.observations import check_unattacked, line_claim, rerun, strict_line
 from fedveil.audit.randomisers import evidence_of
+from fedveil.base.checks import COUNT
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import BudgetLine
-from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Trust
+from fedveil.privacy.accounting.claims import Relation, Trust
 from fedveil.privacy.accounting.events import PoissonSampled
-from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids
 from fedveil.training.reports import ClientReports
 from fedveil.training.session import Training
@@ -74,14 +73,6 @@ class CanaryClients(Adversary):
         lengths = torch.from_numpy(self.signs[which]).float()[:, None] * round.clip.value
         return context.sent(self.directions[which] * lengths * _TOO_LONG)
 
-    def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
-        """Return {"kind": "canaries", "canaries": number of canary clients} for result files."""
-        return {"kind": "canaries", "canaries": len(self.ids)}
-
-    def assumption(self, plan: PrivacyPlan) -> str:
-        """Return an assumption of the claims, without a full stop: the number of canaries."""
-        return f"{len(self.ids)} clients are canaries in this simulation"
-
 
 @dataclass(frozen=True)
 class Canaries:
@@ -101,10 +92,8 @@ class Canaries:
     units: int = 1
 
     def __post_init__(self) -> None:
-        if self.canaries < 50:
-            raise BadInput(f"--canaries is {self.canaries}: at least 50 are needed")
-        if self.units < 1:
-            raise BadInput(f"units is {self.units}: at least 1 is needed")
+        CANARY_COUNT.check("--canaries", self.canaries)
+        COUNT.check("units", self.units)
 
     def findings(self, training: Training, on_step: OnStep = ignore) -> Iterator[Finding]:
         """Yield two findings: from the final model, and from all rounds.

@@ -20,13 +20,17 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from fedveil.audit.bounds import Evidence, least, most
+from fedveil.audit.bounds import Evidence, Scores, least, most
+from fedveil.base.checks import whole
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 from fedveil.tuning.figures import SOFT, canvas, line_style, name_axes, offset_transform, stroke
 
 SHOWN = 0.05
 """Lower bounds are shown at 95 %."""
+
+CANARY_COUNT = whole(50, "at least 50 are needed")
+"""The limits of the number of canaries."""
 
 ALARM = 1e-4
 """The probability of a false alarm: one audit in ten thousand."""
@@ -193,8 +197,6 @@ class Leak:
         measures = {measure.name: str(measure) for measure in self.measures}
         return {"attack": self.attack, "about": self.what, "claim": claim, **measures}
 
-
-Scores = npt.NDArray[np.float64]
 
 RATES = (0.001, 0.01)
 """The false positive rates at which the TPR is reported."""

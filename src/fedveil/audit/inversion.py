@@ -23,7 +23,7 @@ from scipy.special import stdtrit
 from fedveil.audit import gradient_inversion as gi
 from fedveil.audit import observations
 from fedveil.audit.findings import Attack, Leak, Measure, OnStep, ignore
-from fedveil.base.checks import shown
+from fedveil.base.checks import COUNT, shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
 from fedveil.data.federated import FederatedData
@@ -101,8 +101,7 @@ class InversionAudit:
         if self.method not in list(gi.Method):
             raise BadInput(f"--method {shown(self.method)}: use one of {', '.join(gi.Method)}")
         for name in ("clients", "records", "steps", "restarts", "round"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"--{name} is {getattr(self, name)}: at least 1 is needed")
+            COUNT.check(f"--{name}", getattr(self, name))
 
     def reconstructions(
         self, training: Training, on_step: OnStep = ignore
@@ -270,13 +269,13 @@ def mean_measure(name: str, values: Numbers) -> Measure:
     return Measure(name, mean, mean - half, mean + half)
 
 
-_INCH, _TEXT, _LETTERS = 0.75, 4.0, 42
+_INCH, _TEXT, _LETTERS, _DRAWN = 0.75, 4.0, 42, 8
 
 
-def side_by_side(reconstructions: Mapping[str, Reconstruction], most: int = 8) -> Figure:
+def side_by_side(reconstructions: Mapping[str, Reconstruction]) -> Figure:
     """Draw a row of originals, then a row per reconstruction with its name and mean PSNR.
 
-    Only the first `most` records are drawn. Returns the figure and writes no file. No
+    Only the first eight records are drawn. Returns the figure and writes no file. No
     reconstruction, or reconstructions of different records, are BadInput.
     """
     if not reconstructions:
@@ -285,7 +284,7 @@ def side_by_side(reconstructions: Mapping[str, Reconstruction], most: int = 8) -
     originals = [each.originals for each in reconstructions.values()]
     if not all(np.array_equal(each, first.originals) for each in originals):
         raise BadInput("reconstructions of different records cannot share a row of originals")
-    count = min(most, len(first.originals))
+    count = min(_DRAWN, len(first.originals))
     rows = {"original": first.originals} | {
         f"{name}\nPSNR {each.psnr.mean():.1f} dB": each.reconstructed
         for name, each in reconstructions.items()

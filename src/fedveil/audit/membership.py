@@ -26,9 +26,10 @@ import numpy.typing as npt
 import torch
 from scipy.special import expit
 
-from fedveil.audit.audit_folder import AuditCache
+from fedveil.audit.audit_folder import AuditCache, Numbers
 from fedveil.audit.findings import Attack, Leak, OnStep, Roc, ignore, roc_figure
-from fedveil.audit.observations import check_unattacked, serial_engine
+from fedveil.audit.observations import check_unattacked, rerun, serial_engine
+from fedveil.base.checks import number
 from fedveil.base.errors import BadInput
 from fedveil.base.inputs import Inputs, count, mapped, taken
 from fedveil.base.platforms import one_thread
@@ -42,10 +43,7 @@ from fedveil.training.in_step import repetitions_per_chunk, train_in_step
 from fedveil.training.session import Training
 from fedveil.tuning.trials import pool_outcomes
 
-Numbers = npt.NDArray[np.float64]
 Inside = npt.NDArray[np.bool_]
-
-_NEVER = 1 << 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,18 +106,17 @@ class ShadowModels:
         All shadow trainings have one seed, which is not the run's. Their noise differs because
         their records do.
         """
-        data = select_records(self.training.data, self.inside[number])
-        # the seed is not the run's, so that no noise is shared with the run
-        seed = int(np.random.default_rng([self.seed, 0x5EED]).integers(2**31))
-        return replace(self._template, data=data, seed=seed)
+        return replace(self._template, data=select_records(self.training.data, self.inside[number]))
 
     @cached_property
     def _template(self) -> Training:
         """Return the attacked training in this process, measured only at the end.
 
-        Gradient mode and chunk size are fixed, so that all shadow models have the same.
+        Gradient mode and chunk size are fixed, so that all shadow models have the same. The seed is
+        not the run's, so that no noise is shared with the run.
         """
-        alone = replace(self.training, workers=1, every=_NEVER, clients_every=None)
+        seed = int(np.random.default_rng([self.seed, 0x5EED]).integers(2**31))
+        alone = rerun(self.training, seed)
         engine = serial_engine(alone)
         return replace(alone, mode=engine.mode, chunk=engine.chunk)
 
@@ -198,9 +195,9 @@ class ShadowRunner:
         size = max(1, min(together, -(-len(left) // processes)))
         jobs = [(shadow_models, left[a : a + size]) for a in range(0, len(left), size)]
         for job, results in pool_outcomes(jobs, trial, self.workers, self.cluster):
-            for number, array in zip(jobs[job][1], results, strict=True):
-                arrays[number] = array
-                self.cache.save_array(names[number], array)
+            for place, array in zip(jobs[job][1], results, strict=True):
+                arrays[place] = array
+                self.cache.save_array(names[place], array)
             on_step(sum(array is not None for array in arrays), len(names))
         return [array for array in arrays if array is not None]
 
@@ -243,11 +240,6 @@ def select_records(data: FederatedData, inside: Inside) -> FederatedData:
 
 ENOUGH = 64
 """With this many reference models LiRA has a variance per record (Carlini et al., VI-B)."""
-
-GAMMA = 1.0
-"""The factor by which a record's ratio must exceed that of a population record.
-
-Within one model every gamma gives the same order up to ties, and 1 has the fewest ties."""
 
 _LEAST_LOSS = 1e-14
 _LEAST_SPREAD = 1e-12
@@ -330,12 +322,7 @@ def lira_offline(losses: Numbers, references: References) -> Numbers:
 
 
 def rmia(
-    losses: Numbers,
-    population: Numbers,
-    references: References,
-    gamma: float = GAMMA,
-    *,
-    offline: bool = False,
+    losses: Numbers, population: Numbers, references: References, *, offline: bool = False
 ) -> Numbers:
     """Return scores [records]: the share of the population that a record exceeds in p / (mean p).
 
@@ -344,6 +331,9 @@ def rmia(
     reference models that were not trained on the record count, and `outside_mean` estimates the
     rest, with a scale fitted on the reference models' own training records.
 
+    A record exceeds another if its ratio is at least as large, so gamma of the paper is 1 here.
+    Within one model every gamma gives the same order up to ties, and 1 has the fewest ties.
+
     Ties are broken by the ratios, within half a step. Otherwise all records that exceed the whole
     population would have one score, and no threshold could have few false alarms.
 
@@ -351,7 +341,6 @@ def rmia(
         losses: Losses of the attacked records under the attacked model, [records].
         population: Losses of the population's records under the attacked model, [others].
         references: Losses of the reference models.
-        gamma: The factor by which a record must exceed one of the population.
         offline: Whether reference models that were trained on a record are ignored for it.
     """
     chances, inside = np.exp(-references.reference_losses), references.inside
@@ -361,7 +350,7 @@ def rmia(
     expected_there = outside_mean(np.exp(-references.population).mean(axis=0), a)
     own = -losses - np.log(np.maximum(expected, _LEAST_CHANCE))
     theirs = np.sort(-population - np.log(np.maximum(expected_there, _LEAST_CHANCE)))
-    beaten = np.searchsorted(theirs, own - np.log(gamma), side="right")
+    beaten = np.searchsorted(theirs, own, side="right")
     return np.asarray((beaten + expit(own) / 2) / len(theirs))
 
 
@@ -412,7 +401,11 @@ def _mean_and_spread(values: Numbers, side: Inside) -> tuple[Numbers, Numbers]:
 
 
 REFERENCES = 16
-_LEAST = 4
+_REFERENCES = number(
+    lambda v: v >= 4 and v % 2 == 0,
+    "an even number from 4 on is needed, half of them with a record and half without",
+    whole=True,
+)
 
 Scoring = Callable[[Numbers, Numbers, References], Numbers]
 """(losses of records, losses of the population, reference models) -> scores of the records."""
@@ -442,11 +435,7 @@ class Membership:
     runner: ShadowRunner = field(default_factory=ShadowRunner)
 
     def __post_init__(self) -> None:
-        if self.references < _LEAST or self.references % 2:
-            raise BadInput(
-                f"--references is {self.references}: an even number from {_LEAST} on is needed, "
-                "half of them with a record and half without"
-            )
+        _REFERENCES.check("--references", self.references)
 
     def leaks(
         self, training: Training, claim: PrivacyClaim | None, on_step: OnStep = ignore

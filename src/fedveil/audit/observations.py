@@ -113,6 +113,11 @@ def claim_against(view: View, plan: PrivacyPlan) -> PrivacyClaim | None:
     return None if view is View.REPORT and plan.release.requires.only_sum else strict_claim(plan)
 
 
+def real_records(data: FederatedData) -> bool:
+    """Return whether records are real numbers in one array."""
+    return not isinstance(data.x, dict) and data.x.dtype.kind == "f"
+
+
 def check_unattacked(training: Training, attack: str) -> None:
     """Raise BadInput if the training has dishonest clients. `attack` is a name for the message."""
     if type(training.participants) is not Participants:
@@ -520,8 +525,7 @@ def step_views(
                 round = Round(t + 1, ids[own], start, clip, state, streams)
                 cohort = CohortData(data, ids[own], whose[own])
                 sent = client_report(work, plan, ClientBatch.from_round(round, cohort, gradients))
-                if not isinstance(sent.reports, Rows):
-                    raise AssertionError("DP-SGD sends rows")
+                assert isinstance(sent.reports, Rows), "DP-SGD sends rows"
                 rows.append(sent.reports.rows.double())
             size = plan.noisy_steps.nominal or each // plan.noisy_steps.group
             seen = -(torch.cat(rows) @ along).numpy() * plan.noisy_steps.rate * size

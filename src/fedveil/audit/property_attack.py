@@ -29,18 +29,16 @@ from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit import observations
 from fedveil.audit.findings import Attack, Leak, Measure, OnStep, auc, auc_interval, ignore
 from fedveil.audit.observations import Observer
-from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
+from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, Values, property_labels
+from fedveil.base.checks import whole
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import Stated, named_values, seed_of
 from fedveil.models.task import Named, Task
-from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids
 from fedveil.training.reports import ClientReports
 from fedveil.training.session import Training
 
-Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.float32]
 
 _RANK = 1e-6
@@ -193,14 +191,6 @@ class MultiTask(Adversary):
         head: Tensor = drawn / drawn.norm() * _STEEP
         return head
 
-    def describe(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
-        """Return {"kind": "multi-task", "attackers": number of attackers} for result files."""
-        return {"kind": "multi-task", "attackers": len(self.ids)}
-
-    def assumption(self, plan: PrivacyPlan) -> str:
-        """Return an assumption of the claims, without a full stop: how many clients attack."""
-        return f"{len(self.ids)} clients train for a property in this simulation"
-
 
 def last_layer(task: Task) -> nn.Linear:
     """Return the model's last layer with parameters.
@@ -290,8 +280,7 @@ class PropertyAudit:
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("auxiliary", 10), ("attackers", 1)):
-            if getattr(self, name) < least:
-                raise BadInput(f"--{name} is {getattr(self, name)}: at least {least} is needed")
+            whole(least).check(f"--{name}", getattr(self, name))
 
     def leaks(self, training: Training, on_step: OnStep = ignore) -> Iterator[Leak]:
         """Yield a leak for each view of the passive attack, then for each view of the active one.

@@ -30,8 +30,8 @@ from torch import Tensor
 from fedveil.attacks.adversary import ReportAttack
 from fedveil.audit import observations
 from fedveil.audit.bounds import ComputedBound, Mask, Scores
-from fedveil.audit.findings import Attack, Finding, OnStep, ignore
-from fedveil.audit.observations import line_claim, serial_engine, strict_line
+from fedveil.audit.findings import CANARY_COUNT, Attack, Finding, OnStep, ignore
+from fedveil.audit.observations import line_claim, real_records, serial_engine, strict_line
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import known_as
 from fedveil.data.federated import FederatedData
@@ -66,8 +66,7 @@ class OneRunAudit:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.canaries < 50:
-            raise BadInput(f"--canaries is {self.canaries}: at least 50 are needed")
+        CANARY_COUNT.check("--canaries", self.canaries)
 
     def findings(self, training: Training, on_step: OnStep = ignore) -> Iterator[Finding]:
         """Yield one finding if clients run DP-SGD with a claim or sites send sums, else nothing.
@@ -82,7 +81,7 @@ class OneRunAudit:
         if line is None or plan.noisy_steps is None:
             return
         observations.check_unattacked(training, Attack.ONE_RUN)
-        if isinstance(training.data.x, dict) or training.data.x.dtype.kind != "f":
+        if not real_records(training.data):
             raise BadInput("canary records are for records of real numbers: leave out one-run")
         inside, scores = self.scores(training)
         on_step(1, 1)
@@ -113,8 +112,7 @@ class OneRunAudit:
             return reports
 
         work = training.work
-        if plan.noisy_steps is None:
-            raise AssertionError("canary records are for DP-SGD and for sums of sites")
+        assert plan.noisy_steps is not None, "canary records are for DP-SGD and for sums of sites"
         if not isinstance(work, ClientDpSgd):  # a site's sum is one step, up to a public factor
             work = ClientDpSgd(plan.noisy_steps, lr=1.0)
         attacked = observations.rerun(
@@ -150,8 +148,8 @@ def _nominal_plan(training: Training) -> PrivacyPlan:
     AssertionError unless clients run DP-SGD or send noisy sums.
     """
     plan, steps = training.plan, training.plan.noisy_steps
-    if steps is None or plan.clip_schedule is None:
-        raise AssertionError("a plan without noisy steps")
+    assert steps is not None, "a plan without noisy steps"
+    assert plan.clip_schedule is not None, "DP-SGD has a clip"
     data = training.data
     sizes = data.people if steps.unit is Unit.PERSON else data.sizes
     return dp_sgd(
@@ -267,7 +265,7 @@ class OneRun:
     """The bound from guesses about canaries of one training.
 
     Attributes:
-        canaries: The number of canaries.
+        draws: The number of canaries.
         tried: Pairs (guesses made, guesses right), one for each way of guessing. The best counts,
             and each has an equal share of alpha.
         delta: The delta of the claim.
@@ -278,27 +276,22 @@ class OneRun:
     | an epsilon above 100 | 100: nobody counts that far |
     """
 
-    canaries: int
+    draws: int
     tried: tuple[tuple[int, int], ...]
     delta: float
 
     bound_name: ClassVar[str] = "one run"
-
-    @property
-    def draws(self) -> int:
-        """Return the number of canaries."""
-        return self.canaries
 
     def lower_bound(self, alpha: float) -> float:
         """Return a lower bound on epsilon, at most 100, wrong with probability `alpha` at most."""
         share, best = alpha / len(self.tried), 0.0
         for guesses, right in self.tried:
             low, high = 0.0, _LARGEST
-            if p_value(self.canaries, guesses, right, low, self.delta) > share:
+            if p_value(self.draws, guesses, right, low, self.delta) > share:
                 continue
             for _ in range(_STEPS):
                 middle = (low + high) / 2
-                possible = p_value(self.canaries, guesses, right, middle, self.delta) > share
+                possible = p_value(self.draws, guesses, right, middle, self.delta) > share
                 low, high = (low, middle) if possible else (middle, high)
             best = max(best, low)
         return best
@@ -334,12 +327,7 @@ def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]
     """
     plan, data = training.plan, training.data
     line = strict_line(plan)
-    if (
-        line is None
-        or plan.noisy_steps is None
-        or isinstance(data.x, dict)
-        or data.x.dtype.kind != "f"
-    ):
+    if line is None or plan.noisy_steps is None or not real_records(data):
         return
     reach = _step_sensitivity(training, np.random.default_rng([seed, 0x5E]))
     turns = line.participations(plan.permitted)
@@ -442,7 +430,7 @@ def standardisation_findings(training: Training) -> Iterator[Finding]:
     """
     plan, data = training.plan, training.data
     line = strict_line(plan)
-    if line is None or isinstance(data.x, dict) or data.x.dtype.kind != "f":
+    if line is None or not real_records(data):
         return
     claim = line_claim(line, line.participations(plan.permitted))
     if data.fitted and set(data.assumptions) <= set(claim.assumptions):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedveil.attacks.adversary import Adversary, AttackContext
 from fedveil.audit import membership
+from fedveil.audit.audit_folder import Numbers
 from fedveil.audit.findings import Attack, Leak, OnStep, Roc, ignore, roc_figure
 from fedveil.audit.membership import ShadowModels, ShadowRunner, losses_of
 from fedveil.audit.observations import check_unattacked, serial_engine
@@ -31,7 +32,6 @@ from fedveil.base.platforms import one_thread
 from fedveil.data.federated import Array, FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
-from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.trajectories import example_gradients
@@ -39,7 +39,6 @@ from fedveil.training.reports import ClientReports, CohortSum
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training
 
-Numbers = npt.NDArray[np.float64]
 WATCHED = 5
 """The number of rounds that attackers watch, the last round among them."""
 
@@ -96,10 +95,6 @@ class Ascending(Adversary):
         records = taken(self.asked.x, rows), self.asked.y[rows]
         step = raise_loss(self.task, round.start, *records) - round.start
         return context.sent(context.skipping(self.boost * step[None]))
-
-    def assumption(self, plan: PrivacyPlan) -> str:
-        """Return an assumption of the claims, without a full stop: one client attacks."""
-        return "one client attacks membership in this simulation: the claim is about the others"
 
 
 @dataclass(frozen=True, eq=False)

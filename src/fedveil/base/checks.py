@@ -231,6 +231,8 @@ CLIP_EVERY = whole(1, "at least 1 round is needed")
 TEXT_LENGTH = whole(1, "at least one word is needed", 10_000)
 VOCABULARY = whole(1, most=1_000_000)
 
+PORT = number(lambda v: 0 <= v < 2**16, "0 (any) to 65535 is needed", whole=True)
+
 POSITIVE = number(lambda v: 0 < v < math.inf, "a positive number is needed")
 NOT_NEGATIVE = number(lambda v: 0 <= v < math.inf, "a number >= 0 is needed")
 GROWTH = number(lambda v: 1 <= v < math.inf, "a number >= 1 is needed")
@@ -257,9 +259,7 @@ REPORT_EPSILON = number(
 )
 BIT_EPSILON = number(lambda v: v >= 0, "a number >= 0 is needed", 50)
 CLIP = number(
-    lambda v: SMALLEST_CLIP <= v < math.inf,
-    f"a number of at least {SMALLEST_CLIP} is needed",
-    1e30,
+    lambda v: SMALLEST_CLIP <= v < math.inf, f"a number of at least {SMALLEST_CLIP} is needed", 1e30
 )
 RADIUS = number(
     lambda v: SMALLEST_RADIUS <= v < math.inf, f"at least {SMALLEST_RADIUS} is needed", 1e30

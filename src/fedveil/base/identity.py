@@ -71,6 +71,18 @@ def named_values(part: object, *words: str) -> Stated:
     return tuple((word, getattr(part, word)) for word in words)
 
 
+def stated(word: str, value: str, *fields: str) -> property:
+    """The property `identity` of a class: (word, value), then (name, value) of each field.
+
+    Args:
+        word: What the part is, such as "server".
+        value: Which of these it is, such as "sgd".
+        fields: Names of the attributes that it computes with, which are their words as well.
+    """
+    doc = f"Identity pairs: ({word!r}, {value!r}), then (name, value) of each of {fields}."
+    return property(lambda part: ((word, value), *named_values(part, *fields)), doc=doc)
+
+
 def identity(value: Any) -> str:
     """The identity of a value as a text, which is the same in every process.
 

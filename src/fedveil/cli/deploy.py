@@ -25,9 +25,7 @@ over all rounds for any model of 70 parameters or more."""
 def deploy(
     recipe: Annotated[str, Argument(help="A shipped recipe or a .toml file.")],
     folder: Annotated[Path, Argument(metavar="DIR", help="A new folder.")],
-    sites: Annotated[
-        str | None, Option(help="Names of the sites, in order: north,south,east.")
-    ] = None,
+    sites: Annotated[str | None, Option(help="The sites in order: north,south,east.")] = None,
     demo: Annotated[
         int | None,
         Option(help="Divide the recipe's data among so many sites, and run it all here."),
@@ -233,9 +231,7 @@ def mixer(
     clients_ca: Annotated[
         str | None, Option(help="The authority that signs members' certificates.")
     ] = None,
-    members: Annotated[
-        Path | None, Option(help="File with the members' names, one per line.")
-    ] = None,
+    members: Annotated[Path | None, Option(help="File of the members' names, one a line.")] = None,
     opened: Annotated[
         str | None, Option(help="File for the rounds that were opened: none opens twice.")
     ] = None,

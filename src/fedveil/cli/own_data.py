@@ -25,9 +25,7 @@ def data() -> None:
 def check(
     tables: Annotated[
         list[Path],
-        Argument(
-            metavar="FILES...", help="CSV or Parquet files, a folder of them, or a recipe (.toml)."
-        ),
+        Argument(metavar="FILES...", help="CSV or Parquet files, a folder of them, or a recipe."),
     ],
     client: Annotated[str | None, Option(help="The column with the client of a row.")] = None,
     person: Annotated[str | None, Option(help="The column with the person of a row.")] = None,
@@ -55,9 +53,7 @@ def check(
     roles = {"client": client, "person": person, "target": target}
     if len(tables) == 1 and tables[0].suffix == ".toml":
         if out is not None or any(roles.values()):
-            raise BadInput(
-                f"{tables[0]} is a recipe: leave out --out, --client, --person and --target"
-            )
+            raise BadInput(f"{tables[0]} is a recipe: omit --out, --client, --person and --target")
         checked = _check_recipe(tables[0])
     else:
         checked = check_table(*tables, delta=delta, **roles)

@@ -41,9 +41,7 @@ def evaluate(
 
 def predict(
     run: Run,
-    rows: Annotated[
-        Path, Argument(metavar="INPUT", help="A .csv or .parquet table, or .npy records.")
-    ],
+    rows: Annotated[Path, Argument(metavar="INPUT", help="A .csv, .parquet or .npy file.")],
     id_: Annotated[
         str | None, Option("--id", help="A column of the table that is kept, such as an id.")
     ] = None,
@@ -103,9 +101,7 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        Option(
-            help="An HTML file; default: report.html in the run's directory, or here for several."
-        ),
+        Option(help="An HTML file; default: report.html in the run's folder, or here for several."),
     ] = None,
     audit: Annotated[
         list[Path] | None,
@@ -200,9 +196,7 @@ def audit(
     if self_test == (run is not None):
         raise BadInput("give a run directory, or --self-test, and not both")
     if self_test and (attacks is not None or data is not None or out is not None):
-        raise BadInput(
-            "--self-test audits releases by themselves: leave out --attacks, --data and --out"
-        )
+        raise BadInput("--self-test audits releases alone: leave out --attacks, --data and --out")
     if seed < 0:
         raise BadInput(f"--seed is {seed}: a number from 0 on is needed")
     cluster = options.cluster_of(engine, address, workers)
@@ -320,8 +314,7 @@ def account(
     rounds: Annotated[int | None, Option(help="Number of rounds.")] = None,
     epsilon: Annotated[float | None, Option(help="Target epsilon (PLD).")] = None,
     units: Annotated[
-        int,
-        Option(help="Claims for somebody with so many clients. --epsilon is for one client."),
+        int, Option(help="Claims for somebody with so many clients. --epsilon is for one client.")
     ] = 1,
     json_: options.Json = False,
 ) -> None:
@@ -346,9 +339,7 @@ def ledger(
     verify: Annotated[
         bool, Option("--verify", help="Check charges, and the files of a run directory.")
     ] = False,
-    head: Annotated[
-        str | None, Option(help="HASH:LENGTH as known from elsewhere, for --verify.")
-    ] = None,
+    head: Annotated[str | None, Option(help="HASH:LENGTH from elsewhere, for --verify.")] = None,
     export: Annotated[Path | None, Option(help="Write everything as JSON.")] = None,
     json_: options.Json = False,
 ) -> None:

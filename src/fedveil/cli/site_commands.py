@@ -20,9 +20,7 @@ File = Annotated[Path, Argument(metavar="SITE.toml", help="A site in a federatio
 @site.command()
 def init(
     folder: Annotated[Path, Argument(metavar="OWNER", help="A new folder, for all federations.")],
-    records: Annotated[
-        list[str], Option(help="The records: a table, or a saved folder; repeatable.")
-    ],
+    records: Annotated[list[str], Option(help="Records: a table, or a saved folder; repeatable.")],
     name: Annotated[str | None, Option(help="The site's name; default: the folder's.")] = None,
     witness: Annotated[
         Path | None,
@@ -48,9 +46,7 @@ def join(
     operator: Annotated[
         str | None, Option(metavar="SHA256:...", help="The fingerprint of the operator's key.")
     ] = None,
-    accept: Annotated[
-        bool, Option("--accept", help="Accept what is printed, for scripts.")
-    ] = False,
+    accept: Annotated[bool, Option("--accept", help="Accept what is shown, for scripts.")] = False,
     repeats: Annotated[
         int | None, Option(help="Turns beyond the plan's, for rounds that have to be done again.")
     ] = None,

@@ -29,9 +29,7 @@ def run(
     out: Annotated[Path | None, Option(help="Run directory (new or empty).")] = None,
     data: options.Data = None,
     resume: Annotated[Path | None, Option(help="Resume an interrupted run.")] = None,
-    ledger: Annotated[
-        Path | None, Option(help="A ledger that runs on the same data share.")
-    ] = None,
+    ledger: Annotated[Path | None, Option(help="A ledger for all runs on the same data.")] = None,
     ledger_epsilon: Annotated[
         float | None, Option(help="Its common budget, when it is new; default: the run's.")
     ] = None,
@@ -244,9 +242,7 @@ def plan(
         int | None,
         Option(help="Repetitions of a full comparison; a tenth of its cost is spent; default: 20."),
     ] = None,
-    out: Annotated[
-        Path | None, Option(help="The recipe to write; its page goes beside it.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="The recipe to write; its page is beside it.")] = None,
     data: options.Data = None,
     workers: options.Workers = 0,
     engine: options.Engine = None,

@@ -343,9 +343,7 @@ def _declared_dates(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     for key, value in given.items():
         if days.get(key) is None:
-            raise BadInput(
-                f"{where}.{dated[0]} is a date and {key} is {shown(value)}: a date is needed"
-            )
+            raise BadInput(f"{where}.{dated[0]} is a date and {key} is {shown(value)}: give a date")
     return {**days, "dates": True}
 
 

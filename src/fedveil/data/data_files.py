@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from fedveil.base.checks import shown
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadInput, one_line
 from fedveil.data.user_arrays import Array
 
 UNREADABLE = (
@@ -201,5 +201,4 @@ def mapped_array(path: Path) -> Array:
             array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         return array
     except UNREADABLE as e:
-        reason = " ".join(str(e).split())
-        raise BadInput(f"{path}: {reason}; expected what FederatedData.save wrote") from e
+        raise BadInput(f"{path}: {one_line(e)}; expected what FederatedData.save wrote") from e

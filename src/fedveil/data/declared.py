@@ -25,10 +25,7 @@ _NAME = "the declared table"
 
 
 def declared_data(
-    options: TableOptions,
-    test: object,
-    names: Sequence[str],
-    records: Sequence[int] = (),
+    options: TableOptions, test: object, names: Sequence[str], records: Sequence[int] = ()
 ) -> FederatedData:
     """The data of clients at sites, by the declaration of their tables and a public test table.
 
@@ -86,7 +83,8 @@ def declared_schema(options: TableOptions) -> TableSchema:
     if options.features is None:
         apart = (options.target, options.client_column, options.person)
         own = tuple(name for name in options.declared_columns or {} if name not in apart)
-        is_text = options.target in _text_columns(options)
+        keys = (options.declared_columns or {}).get(options.target)
+        is_text = isinstance(keys, dict) and keys.get("length")
         options = options if is_text else replace(options, features=own)
     source = _empty_table(names)
     features, target = columns_as_declared(source, options)
@@ -104,21 +102,8 @@ def declared_schema(options: TableOptions) -> TableSchema:
 def _columns_of(options: TableOptions) -> list[str]:
     """The names of all columns that the options speak of."""
     special = (options.target, options.client_column, options.person)
-    return list(
-        dict.fromkeys(
-            name
-            for name in (*special, *(options.features or ()), *(options.declared_columns or {}))
-            if name is not None
-        )
-    )
-
-
-def _text_columns(options: TableOptions) -> list[str]:
-    """The names of the columns that are declared to be texts."""
-    declared = options.declared_columns or {}
-    return [
-        name for name, keys in declared.items() if isinstance(keys, dict) and keys.get("length")
-    ]
+    named = (*special, *(options.features or ()), *(options.declared_columns or {}))
+    return [name for name in dict.fromkeys(named) if name is not None]
 
 
 def _empty_table(names: Sequence[str]) -> Table:

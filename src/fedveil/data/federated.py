@@ -21,8 +21,9 @@ from fedveil.data.persons import (
     PersonIndex,
     alone,
     check_persons,
-    named_persons,
     numbered,
+    numbered_ids,
+    persons_of_records,
 )
 from fedveil.data.provenance import PUBLIC
 from fedveil.data.schema import TableSchema
@@ -201,17 +202,9 @@ this claim
         )
         from fedveil.data.partition import partition as divide
 
+        each = each_file_a_client(table, client, partition)
         options = TableOptions(
-            target,
-            client,
-            features,
-            columns,
-            test,
-            statistics,
-            min_records,
-            missing,
-            person,
-            each_file_a_client(table, client, partition),
+            target, client, features, columns, test, statistics, min_records, missing, person, each
         )
         kind = table_partition(options.client_column, partition, clients)
         data = divide(
@@ -320,9 +313,7 @@ this claim
             test_x = user_arrays.features_of("test features", test[0])
             test_y = user_arrays.array_of("test targets", test[1])
         else:
-            raise BadInput(
-                f"test is {shown(test)}: the pair (x, y) of records of no client is needed"
-            )
+            raise BadInput(f"test is {shown(test)}: use a pair (x, y) of records of no client")
         if shape_of(test_x) != shape_of(first_x):
             raise BadInput(
                 f"test records have shape {shape_of(test_x)}, training records {shape_of(first_x)}"
@@ -335,14 +326,17 @@ this claim
             )
         parts = [features for _, features, _ in triples]
         names = np.array([name for name, _, _ in triples])
+        sizes = [len(targets) for _, _, targets in triples]
+        ids = None if persons is None else persons_of_records(persons, list(map(str, names)), sizes)
         owners = provenance.owners_in_memory(parts, test_x)
         if test_owners is not None:
-            named = provenance.owners_by_name(test_owners, names.tolist(), len(test_y))
+            clients_of = np.repeat(np.arange(len(names)), sizes).tolist()
+            whose = dict(zip(map(str, ids or ()), clients_of, strict=False))
+            named = provenance.owners_by_name(test_owners, names.tolist(), len(test_y), whose)
             owners = np.where(owners >= 0, owners, named)
         x, test_x = user_arrays.join_features(parts, test_x)
-        sizes = [len(targets) for _, _, targets in triples]
         offsets = np.cumsum([0, *sizes], dtype=np.int64)
-        numbers = named_persons(persons, [str(name) for name in names], sizes, offsets)
+        numbers = None if ids is None else numbered_ids(ids, offsets)
         several = f"a person may have several records: {NOT_PER_PERSON}"
         return cls(
             x=x,
@@ -492,7 +486,7 @@ this claim
                 known = (self.test_persons >= 0) & (owners != PUBLIC)
                 free = min(int(owners.min(initial=0)), PUBLIC) - 1
                 owners = np.where(known, free - np.asarray(self.test_persons), owners)
-                trained = (np.asarray(self.test_persons) < 0) & (owners == PUBLIC)
+                trained = (np.asarray(self.test_persons) < 0) & (owners <= PUBLIC)
                 owners = np.where(trained, 0, owners)  # people who are trained on are not public
             remarks = tuple(text for text in self.remarks if not text.endswith(NOT_PER_PERSON))
             more: dict[str, Any] = {"test_owners": owners, "remarks": remarks, "cap": cap}

@@ -266,9 +266,7 @@ def _read_leaf(folder: Path) -> tuple[Array, ...]:
     for part in ("train", "test"):
         files = sorted((folder / part).glob("*.json"))
         if not files:
-            raise BadInput(
-                f"{folder / part} has no json file: expected what LEAF's preprocessing writes"
-            )
+            raise BadInput(f"{folder / part} has no json file: expected what LEAF writes")
         writers: set[str] = set()
         for path in files:
             for user, x, y in _leaf_users(path):

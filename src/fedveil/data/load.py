@@ -47,9 +47,7 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
     loader, known = _LOADERS[name]
     for option in options:
         if option not in known:
-            raise BadInput(
-                f"{name} has no option {option!r}: it takes {', '.join(known) or 'none'}"
-            )
+            raise BadInput(f"{name} has no option {option!r}: use {', '.join(known) or 'none'}")
     records = loader(**options) if name in EMBEDDED else loader(data_root(root), **options)
     return replace(records, public_test=True)
 

@@ -20,13 +20,7 @@ from fedveil.data.entries import Bits, are_arrays, as_numbers, as_texts
 from fedveil.data.partition import OWNED, Records, few_records_assumption
 from fedveil.data.persons import NOT_PER_PERSON
 from fedveil.data.provenance import choose_held_out, places, row_words
-from fedveil.data.schema import (
-    TableSchema,
-    fit_feature,
-    fit_schema,
-    fit_target,
-    undeclared_columns,
-)
+from fedveil.data.schema import TableSchema, fit_feature, fit_schema, fit_target, undeclared_columns
 from fedveil.data.tables import (
     FILE_COLUMN,
     SUFFIXES,
@@ -269,9 +263,7 @@ def _fitted_rows(split: "TableSplit", options: TableOptions) -> tuple[bool, Tabl
 def _check_statistics(options: TableOptions, fitted: str) -> None:
     """Raise BadInput if `statistics` is given and nothing was fitted."""
     if options.statistics is not None and not fitted:
-        raise BadInput(
-            f"statistics is {options.statistics!r} and every column is declared: omit it"
-        )
+        raise BadInput(f"statistics is {options.statistics!r}, every column is declared: omit it")
 
 
 def _check_declared(

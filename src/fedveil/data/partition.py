@@ -13,13 +13,7 @@ from fedveil.base.identity import Words
 from fedveil.base.inputs import Inputs, join_inputs, taken, values_of
 from fedveil.data.federated import FederatedData
 from fedveil.data.persons import numbered
-from fedveil.data.provenance import (
-    PUBLIC,
-    choose_held_out,
-    held_out_number,
-    holdout,
-    places,
-)
+from fedveil.data.provenance import PUBLIC, choose_held_out, held_out_number, holdout, places
 from fedveil.data.schema import TableSchema
 from fedveil.data.user_arrays import Array, Rows, records_text
 

@@ -111,21 +111,18 @@ def alone(offsets: Ids) -> Ids:
     return np.arange(int(sizes.sum())) - np.repeat(offsets[:-1], sizes)
 
 
-def named_persons(
-    persons: object, names: Sequence[str], sizes: Sequence[int], offsets: Ids
-) -> Ids | None:
-    """Numbers of persons from what a user gives: by client a list of names or numbers, or None.
+def persons_of_records(
+    persons: object, names: Sequence[str], sizes: Sequence[int]
+) -> list[str | int]:
+    """The person of each record, in the order of clients, from the ids that a user gives by client.
 
-    Raises BadInput unless there is one entry for each record.
+    Raises BadInput unless there is one text or whole number for each record.
 
     Args:
         persons: A dict by client name, or one list for each client in their order.
         names: The clients' names.
         sizes: Records of each client.
-        offsets: Where the records of each client begin.
     """
-    if persons is None:
-        return None
     if isinstance(persons, Mapping):
         given = {str(name): entries for name, entries in persons.items()}
         if set(given) != set(names):
@@ -138,7 +135,7 @@ def named_persons(
         raise BadInput(f"persons is {shown(persons)}: one list of ids for each client is needed")
     if len(listed) != len(names):
         raise BadInput(f"persons has {len(listed)} lists for {len(names)} clients: give one each")
-    texts = []
+    ids = list[str | int]()
     for name, entries, size in zip(names, listed, sizes, strict=True):
         if isinstance(entries, str | bytes) or not hasattr(entries, "__len__"):
             raise BadInput(f"persons of client {name!r} are {shown(entries)}: a list is needed")
@@ -147,20 +144,19 @@ def named_persons(
                 f"client {name!r} has {size} records and {len(entries)} persons: say of each "
                 "record whose it is"
             )
-        array = np.asarray(entries)
-        if array.ndim != 1 or array.dtype.kind not in "iuUO":
-            raise BadInput(
-                f"persons of client {name!r} are {shown(entries)}: texts or whole numbers are "
-                "needed"
-            )
-        for entry in array.tolist():
+        for entry in np.asarray(entries).tolist():
             if isinstance(entry, bool) or not isinstance(entry, str | int) or entry == "":
                 raise BadInput(
                     f"client {name!r} has the person {shown(entry)}: texts or whole numbers are "
                     "needed"
                 )
-            texts.append(f"{type(entry).__name__} {entry}")
-    return numbered(np.array(texts), offsets)
+            ids.append(entry)
+    return ids
+
+
+def numbered_ids(ids: Sequence[str | int], offsets: Ids) -> Ids:
+    """The number of each record's person (`numbered`). The text "1" and the number 1 differ."""
+    return numbered(np.array([f"{type(entry).__name__} {entry}" for entry in ids]), offsets)
 
 
 def check_persons(persons: object, offsets: Ids, cap: int | None) -> None:

@@ -14,7 +14,7 @@ differ in that one alone. Held out is never decided by a seed.
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -90,16 +90,23 @@ def _addresses(array: Array) -> npt.NDArray[np.int64]:
     return start + array.strides[0] * np.arange(len(array), dtype=np.int64)
 
 
-def owners_by_name(owners: Sequence[str], clients: Sequence[object], records: int) -> Owners:
+def owners_by_name(
+    owners: Sequence[str],
+    clients: Sequence[object],
+    records: int,
+    persons: Mapping[str, int] | None = None,
+) -> Owners:
     """The number of each test record's owner: k for clients[k], a number below -1 for others.
 
-    Owners who are no clients have one number per name. Names are compared as texts.
+    A person who has records at client k is k too. Other owners have one number per name. Names are
+    compared as texts.
     Raises BadInput unless there is one name for each of `records` test records.
 
     Args:
         owners: The name of each test record's owner.
         clients: Names of clients.
         records: The number of test records.
+        persons: A client of each person with records at clients. None: nobody is known.
     """
     if isinstance(owners, str) or len(owners) != records:
         raise BadInput(
@@ -107,6 +114,7 @@ def owners_by_name(owners: Sequence[str], clients: Sequence[object], records: in
         )
     distinct = dict.fromkeys(map(str, owners))
     numbers = {name: int(held_out_number(k)) for k, name in enumerate(distinct)}
+    numbers |= persons or {}
     numbers |= {str(name): k for k, name in enumerate(clients)}
     return np.array([numbers[str(name)] for name in owners], dtype=np.int64)
 

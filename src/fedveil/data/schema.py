@@ -76,9 +76,7 @@ class TableSchema:
             )
         if target.text is None and (target.fill is not None or target.other):
             where = declaration_key(target.name)
-            raise BadInput(
-                f"{where} is the target, which has no fill and no other: remove the rows"
-            )
+            raise BadInput(f"{where} is the target, which has no fill or other: remove the rows")
 
     @property
     def classes(self) -> int:
@@ -95,10 +93,8 @@ class TableSchema:
     @property
     def by_name(self) -> bool:
         """Whether each feature is an input of its own: `named`, or one of several holds arrays."""
-        arrays = len(self.feature_columns) > 1 and any(
-            column.shape for column in self.feature_columns
-        )
-        return self.named or arrays
+        shapes = [column.shape for column in self.feature_columns]
+        return self.named or (len(shapes) > 1 and any(shapes))
 
     @property
     def vocabulary_size(self) -> int:
@@ -111,9 +107,8 @@ class TableSchema:
         """The shape of one record, or a dict of shapes by input name."""
         if self.by_name:
             return {column.name: column.shape or (column.width,) for column in self.feature_columns}
-        return self.feature_columns[0].shape or (
-            sum(column.width for column in self.feature_columns),
-        )
+        width = sum(column.width for column in self.feature_columns)
+        return self.feature_columns[0].shape or (width,)
 
     def encode(self, table: object) -> Inputs[Array]:
         """Records [rows, ...] of a table with the features, or a dict of such arrays by input name.
@@ -190,9 +185,7 @@ class TableSchema:
             columns = []
             for column in (*plain["features"], plain["target"]):
                 options = dict(column)
-                options |= {
-                    key: tuple(options[key]) for key in ("values", "shape") if key in column
-                }
+                options |= {k: tuple(options[k]) for k in ("values", "shape") if k in column}
                 if "text" in column:
                     options["text"] = Text.from_dict(column["text"])
                 columns.append(Column(**options))

@@ -411,9 +411,7 @@ def _counts(column: Array) -> Counter[str]:
 
 
 def _warnings(
-    chosen: dict[str, str | None],
-    counts: dict[str, Counter[str]],
-    columns: Sequence[ColumnSummary],
+    chosen: dict[str, str | None], counts: dict[str, Counter[str]], columns: Sequence[ColumnSummary]
 ) -> list[str]:
     """List what is unusual: classes that are rare or too common, tiny clients, missing entries."""
     warnings = []
@@ -476,12 +474,11 @@ def _protections(counts: dict[str, Counter[str]], rows: int) -> list[str]:
 
 def _declaration(column: ColumnSummary) -> list[str]:
     """Return the keys to declare for a column of this kind, as lines of TOML without values."""
-    if column.kind in ("number", "whole number"):
-        keys = ["low = ...", "high = ..."]
-    elif column.kind == "date":
-        keys = ["low = 2020-01-01", "high = 2030-01-01"]
-    elif column.kind == "text":
-        keys = ['values = ["...", "..."]']
-    else:
-        keys = ["values = [false, true]"]
-    return keys
+    scale = ["low = ...", "high = ..."]
+    keys = {
+        "number": scale,
+        "whole number": scale,
+        "date": ["low = 2020-01-01", "high = 2030-01-01"],
+        "text": ['values = ["...", "..."]'],
+    }
+    return keys.get(column.kind, ["values = [false, true]"])

@@ -389,9 +389,10 @@ def _read_csv(path: Path) -> Table:
 
 
 def _plain(name: object, column: object) -> Array:
-    """A column of a dict as an array. A list of arrays becomes one object per entry.
+    """A column of a dict as an array. Lists of entries of several types become objects.
 
-    One row's fractions would make real numbers of everybody's otherwise.
+    So no row decides how others are read: a whole number among truth values would make numbers of
+    all, and one row's fractions would make fractions of everybody's.
     """
     if isinstance(column, str | bytes) or not isinstance(column, Iterable):
         raise BadInput(f"column {shown(name)} is {shown(column)}: a list of entries is needed")
@@ -401,9 +402,9 @@ def _plain(name: object, column: object) -> Array:
         return _objects(list(column))
     if array.ndim == 0:
         raise BadInput(f"column {shown(name)} is {shown(column)}: a list of entries is needed")
-    if array.dtype.kind in "biuf" and (array.ndim == 1 or hasattr(column, "dtype")):
-        return array
-    return _objects(list(column))
+    entries = array if hasattr(column, "dtype") else list(column)
+    one_type = entries is array or (array.ndim == 1 and len(set(map(type, entries))) < 2)
+    return array if array.dtype.kind in "biuf" and one_type else _objects(list(entries))
 
 
 def _from_pandas(series: Any) -> Array:

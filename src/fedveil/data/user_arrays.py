@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.base.checks import shown
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadInput, one_line
 from fedveil.base.inputs import (
     PADDING,
     Inputs,
@@ -35,10 +35,7 @@ def features_of(what: str, value: object) -> Inputs[Array]:
     """
     if not isinstance(value, Mapping):
         return _numbers(what, value)
-    for name in value:
-        check_input_name(what, name)
-    if not value:
-        raise BadInput(f"{what} are an empty dict: name at least one input")
+    _check_names(what, value)
     named = {name: _numbers(f"{what}, input {name!r},", array) for name, array in value.items()}
     _check_lengths(what, named)
     return named
@@ -53,6 +50,14 @@ def _numbers(what: str, value: object) -> Array:
     if array.dtype.kind not in "biuf":
         raise BadInput(f"{what} are of type {array.dtype}: numbers are needed")
     return array
+
+
+def _check_names(what: str, inputs: Mapping[Any, Any]) -> None:
+    """Raise BadInput for no named inputs, or names that `check_input_name` refuses."""
+    for name in inputs:
+        check_input_name(what, name)
+    if not inputs:
+        raise BadInput(f"no inputs in {what}, a dict: name at least one")
 
 
 def check_input_name(what: str, name: object) -> None:
@@ -92,8 +97,7 @@ def array_of(what: str, value: object) -> Array:
                     f"{what} are lists of different lengths: make them one array with "
                     "fedveil.data.pad(lists, length=...)"
                 ) from e
-        reason = " ".join(str(e).split())
-        raise BadInput(f"{what} cannot be made an array: {reason}") from e
+        raise BadInput(f"{what} cannot be made an array: {one_line(e)}") from e
     if array.ndim == 0:
         raise BadInput(f"{what} are {shown(value)}: an array with one row per record is needed")
     return array
@@ -147,9 +151,7 @@ def targets_of(y: Array, classes: int) -> Array:
     if y.dtype.kind not in "iub":
         for label in y.ravel().tolist():
             if not (isinstance(label, float) and label.is_integer()):
-                raise BadInput(
-                    f"label {shown(label)} is not a whole number: labels are 0..{classes - 1}"
-                )
+                raise BadInput(f"label {shown(label)} is not whole: labels are 0..{classes - 1}")
     return y.astype(np.int64, copy=False)
 
 
@@ -215,10 +217,7 @@ def check_structure(data: "FederatedData") -> None:
     check_classes(classes)
     for what, inputs in (("x", x), ("test_x", test_x)):
         if isinstance(inputs, dict):
-            for name in inputs:
-                check_input_name(what, name)
-            if not inputs:
-                raise BadInput(f"{what} is an empty dict: name at least one input")
+            _check_names(what, inputs)
     features = {**arrays_by_name("x", x), **arrays_by_name("test_x", test_x)}
     for name, array in {"offsets": offsets, **features, "y": y, "test_y": test_y}.items():
         if not isinstance(array, np.ndarray):

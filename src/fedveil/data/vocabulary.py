@@ -268,9 +268,7 @@ class Text:
         counting = {k: options[k] for k in ("most_words", "min_texts", "also") if k in options}
         if counting and sources and sources != ["public"]:
             key = next(iter(counting))
-            raise BadInput(
-                f"{where}.{key} has no effect where {where}.{sources[0]} is given: omit it"
-            )
+            raise BadInput(f"{where}.{key} has no effect beside {where}.{sources[0]}: omit it")
         if "also" in counting:
             counting["also"] = Vocabulary.given(counting["also"], f"{where}.also").words
         text = cls(int(options["length"]), **counting)

@@ -301,7 +301,7 @@ class Deployment:
         size = self.training.task.size
         forms = answer_forms(size, plan.width, wide=plan.release.wide)
         if isinstance(plan.release.channel, SecureSum):
-            forms = step_forms(size, len(self.sites))
+            forms = step_forms(size + plan.width, len(self.sites))
         values = {
             "name": self.recipe.name,
             "operators": link.operators,

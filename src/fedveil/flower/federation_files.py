@@ -254,9 +254,9 @@ class Federation(Section):
             )
         if self.mixer is not None and not shuffled:
             raise BadInput("federation: [mixer] is for recipes with [shuffle]: omit it")
-        if not plan.secret_cohort and plan.expected_cohort < self.minimum:
+        if not plan.secret_cohort and plan.asked < self.minimum:
             raise BadInput(
-                f"federation: minimum is {self.minimum} and a round asks {plan.expected_cohort:g} "
+                f"federation: minimum is {self.minimum} and a round asks {plan.asked:g} "
                 "sites: lower it, or ask more"
             )
 
@@ -328,7 +328,8 @@ def read_federation(path: Path) -> Federation:
 def check_recipe(recipe: Recipe) -> None:
     """Raise BadInput for what no federation runs.
 
-    These are attacks, skipped checkpoints, and noise in shares without a secure sum.
+    These are attacks, skipped checkpoints, noise in shares without a secure sum, and a secure sum
+    of a clip's statistic alone.
     """
     if recipe.attack is not None:
         raise BadInput("[attack] is for simulations: omit it (--set attack=none)")
@@ -337,6 +338,11 @@ def check_recipe(recipe: Recipe) -> None:
             "noise.share is 'part' and the recipe has no [sum], so that the server would see each "
             "site's sum with a part of the noise: use sum.kind = 'secure' (--set sum.kind=secure), "
             "or noise.share = 'whole'"
+        )
+    if recipe.sum is not None and recipe.noise.where == "client":
+        raise BadInput(
+            "[sum] with noise.where 'client' is for the bits or norms of a clip, and is for "
+            "simulations: use clip.bit_epsilon and leave [sum] out (--set sum=none)"
         )
     if recipe.engine.checkpoint != 1:
         raise BadInput(

@@ -40,7 +40,7 @@ from fedveil.flower.sum_rounds import SumRounds
 from fedveil.flower.sum_terms import sum_terms
 from fedveil.mixing.protocol import round_number
 from fedveil.privacy.release import Round
-from fedveil.privacy.releases.secure_sum import SecureSum, site_grid
+from fedveil.privacy.releases.secure_sum import SecureSum, report_grid
 from fedveil.privacy.releases.two_point import Shuffler
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.run import OnRound, Run
@@ -376,10 +376,15 @@ class RemoteEngine:
         channel, identity = self.job.plan.release.channel, self.identity
         if not isinstance(channel, SecureSum):
             return None
-        keys, size = [site.key for site in self.federation.sites], self.job.task.size
-        terms = sum_terms(channel, keys, identity.plan_digest, identity.run_id, size)
+        keys, words = [site.key for site in self.federation.sites], self._words
+        terms = sum_terms(channel, keys, identity.plan_digest, identity.run_id, words)
         names = self.federation.site_names
         return SumRounds(terms, names, identity.plan_digest, self.transport, self.clock)
+
+    @property
+    def _words(self) -> int:
+        """Return the number of words of a masked vector: parameters and a clip's statistic."""
+        return self.job.task.size + self.job.plan.width
 
     def _masked_sum(
         self, sums: SumRounds, round: Round, ask: RoundAsk, outcome: Outcome
@@ -392,10 +397,12 @@ class RemoteEngine:
         total = CohortSum.zero(size, job.plan.width, noisy=False)
         steps = sums.opened_sum(ask, outcome, self.federation.deadline)
         outcome.enough = steps is not None
-        if steps is None or job.plan.noisy_steps is None:
+        if steps is None:
             return total
-        grid = site_grid(job.plan.noisy_steps.multiplier, round.clip, size)
-        total.total.copy_(grid.dequantise(torch.from_numpy(steps)))
+        grid = report_grid(job.plan, round.clip, size)
+        whole = grid.dequantise(torch.from_numpy(steps))
+        total.total.copy_(whole[:size])
+        total.statistic_values.copy_(whole[size:])
         total.clients = len(outcome.answered)
         total.weight = float(total.clients)
         return total

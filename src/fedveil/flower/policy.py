@@ -86,6 +86,7 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
     | nothing is claimed | no lines |
     | a formula as published, which guarantees nothing | BadInput |
     | what a clip watches goes to a curator | BadInput: in a federation that is the server |
+    | what a clip watches goes through a secure sum, and reports do not | BadInput |
     | a secure sum | its line is charged; that about all others together is shown beside it |
     | clients have budgets of their own, and `number` is None | BadInput |
     | something is claimed, and no line is about this client | BadInput: nothing would be charged |
@@ -100,6 +101,12 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
         raise BadInput(
             "the recipe's clip needs a curator who sees bits or norms and is not the server, and a "
             "federation has none: use clip.bit_epsilon, or a clip that does not look at clients"
+        )
+    release = plan.release
+    if release.statistic_channel.divisor and release.statistic_channel is not release.channel:
+        raise BadInput(
+            "the recipe's clip sends bits or norms through a secure sum beside reports that are "
+            "not masked, which is for simulations: use clip.bit_epsilon and leave [sum] out"
         )
     lines = tuple(line for line in plan.lines if _applies_to(line, plan, number))
     charged = [line for line in lines if not line.reading]

@@ -205,7 +205,8 @@ class Site:
                 answer: Reply
                 if self.sums is not None and isinstance(ask, MaskedAsk):
                     clip = self.plan.clip(ask.moving, ask.round)
-                    answer = self.sums.masked_report(ask, report, clip)
+                    whole = torch.cat([report, statistic])
+                    answer = self.sums.masked_report(ask, whole, clip)
                 else:
                     answer = Answer(*turn, self.name, report, statistic)
                     self._kept.write(ask, answer)

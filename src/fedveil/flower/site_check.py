@@ -7,6 +7,7 @@ from fedveil.flower.policy import UNITS, RunCost, counts_for
 from fedveil.flower.site import Site
 from fedveil.flower.site_ledger import today
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit, rendered
+from fedveil.privacy.sampling import OwnCoins
 from fedveil.runs.glossary import terms_line
 
 _WHOLE = {
@@ -167,7 +168,12 @@ def _outgoing_texts(site: Site) -> list[str]:
     if plan.release.requires.sends_sum:
         what = f"in each turn a sum of {size:,} numbers over its records, with noise of its own"
     elif plan.release.adds_noise:
-        what = f"in each turn a report of {size:,} numbers, randomised here before it leaves"
+        masked = " and masked" if plan.release.channel.hides_reports else ""
+        what = (
+            f"in each turn a report of {size:,} numbers, randomised here{masked} before it leaves"
+        )
+        if type(plan.sampler) is OwnCoins:
+            what += "; a coin of this site decides whether more than noise is in it"
     elif plan.noisy_steps is not None:
         what = f"in each turn an update of {size:,} numbers by DP-SGD, whose steps have their noise"
     else:
@@ -175,6 +181,8 @@ def _outgoing_texts(site: Site) -> list[str]:
     statistic, bits = plan.statistic, []
     if statistic is not None and statistic.flip:
         bits = [f"one of {statistic.word} by randomised response: {statistic.description}"]
+    elif statistic is not None and plan.release.statistic_channel.divisor:
+        bits = [f"{statistic.word} in the same masked report, with noise: {statistic.description}"]
     elif statistic is not None:
         bits = [f"WITHOUT noise, {statistic.word}: {statistic.description}"]
     return [

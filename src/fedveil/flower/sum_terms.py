@@ -25,7 +25,7 @@ def sum_terms(channel: SecureSum, keys: Sequence[str], plan: str, run: str, size
         keys: The sites' public keys as in .pub files, in the order of their numbers.
         plan: The digest of the plan (`plan_digest`).
         run: The run's id.
-        size: The number of parameters.
+        size: The number of words of a vector: parameters, and the statistic of an adaptive clip.
     """
     public = [
         read_node_key(key).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -36,7 +36,7 @@ def sum_terms(channel: SecureSum, keys: Sequence[str], plan: str, run: str, size
 
 
 def step_forms(size: int, sites: int) -> Forms:
-    """Return the forms of a site's steps, of which the masked vector is the longest."""
+    """Return the forms of a site's steps, of which the masked vector of `size` words is longest."""
     return {"content": BytesForm(_most(sites) + 8 * size)}
 
 

@@ -1,5 +1,6 @@
 """`SumServer`: collects masked vectors, and opens their sum with the shares of enough sites."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -83,14 +84,19 @@ class SumServer:
         self._adverts[advert.site] = advert
         return advert.site
 
-    def open(self, place: Place) -> bytes:
-        """Begin an attempt at a round with all sites that have sent keys.
+    def open(self, place: Place, invited: Collection[int] | None = None) -> bytes:
+        """Begin an attempt at a round with all sites that have sent keys, or the `invited` of them.
 
         Returns the roster's message. An earlier attempt that was not summed is dropped. Refused,
-        with nothing dropped, if fewer sites than the threshold have sent keys.
+        with nothing dropped, if fewer of these sites than the threshold have sent keys.
         """
-        self._need(len(self._adverts), "have keys")
-        roster = Roster.assemble(self._terms, place, self._adverts)
+        adverts = {
+            site: advert
+            for site, advert in self._adverts.items()
+            if invited is None or site in invited
+        }
+        self._need(len(adverts), "have keys")
+        roster = Roster.assemble(self._terms, place, adverts)
         self._now = _SumRound(roster, np.zeros(self._terms.words, dtype="<u8"))
         return roster.message
 

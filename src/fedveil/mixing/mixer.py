@@ -3,7 +3,6 @@
 import asyncio
 import ipaddress
 import json
-import math
 import os
 import signal
 import ssl
@@ -14,11 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil.base.checks import PORT, POSITIVE, number
 from fedveil.base.errors import BadInput
 from fedveil.base.platforms import take_lock
 from fedveil.mixing import protocol
 from fedveil.mixing.protocol import COLLECTOR, Reader, Status, Words, Writer, peer_name
 from fedveil.privacy.shuffle import Counts, Flags, Multisets
+
+_COUNT = number(lambda v: 1 <= v < 2**31, "1 to 2^31 - 1 is needed", whole=True)
 
 
 class OpenedRounds:
@@ -151,19 +153,14 @@ class MixerConfig:
     def __post_init__(self) -> None:
         counts = "positions minimum expected rounds attempts rounds_in_memory connections"
         for name in counts.split():
-            value = getattr(self, name)
-            if not 1 <= value < 2**31:
-                raise BadInput(f"mixer.{name} is {value}: 1 to 2^31 - 1 is needed")
+            _COUNT.check(f"mixer.{name}", getattr(self, name))
         for name in ("deadline", "idle", "seconds"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise BadInput(f"mixer.{name} is {value}: positive seconds are needed")
+            POSITIVE.check(f"mixer.{name}", getattr(self, name))
         if self.expected < self.minimum:
             raise BadInput(
                 f"mixer.expected is {self.expected}, below mixer.minimum {self.minimum}: raise it"
             )
-        if not 0 <= self.port < 2**16:
-            raise BadInput(f"mixer.port is {self.port}: 0 (any) to 65535 is needed")
+        PORT.check("mixer.port", self.port)
         try:
             loopback = ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -258,11 +255,11 @@ def run_mixer(config: MixerConfig) -> None:
     async def main() -> None:
         """Serve until a signal comes."""
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for ending in (signal.SIGINT, signal.SIGTERM):
             try:
-                loop.add_signal_handler(number, stop.set)
+                loop.add_signal_handler(ending, stop.set)
             except NotImplementedError:  # on Windows
-                signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
+                signal.signal(ending, lambda *_: loop.call_soon_threadsafe(stop.set))
         await serve(config, announce, stop)
 
     asyncio.run(main())
@@ -483,8 +480,7 @@ class _Mixer:
         AssertionError for a round that is not open.
         """
         state = self._rounds[round]
-        if not isinstance(state, _OpenRound):
-            raise AssertionError(f"round {round} finished twice")
+        assert isinstance(state, _OpenRound), f"round {round} finished twice"
         state.timer.cancel()
         if len(state.reporters) < self.config.minimum:
             self._rounds[round] = Status.TOO_FEW

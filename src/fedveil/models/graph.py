@@ -2,7 +2,7 @@
 
 A captured module has the parameters, buffers and plain layers of a user's module, under their
 names, and none of its code. What it computes is written down in graphs, one for each kind of
-inputs. A graph is data: operators are stored by name and looked up in the list below.
+inputs. A graph is data: operators are stored by name and looked up in a list.
 
 Guarantee: a pass over a graph is a function of its inputs, of the parameters and of the keys of
 dropout. Nothing of a pass is left for the next one.
@@ -22,6 +22,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,9 +107,8 @@ class Graph:
                     values[at] = [v for v in tree_leaves(out) if isinstance(v, torch.Tensor)]
                 case _:
                     args = [_resolve(a, values) for a in step.args]
-                    values[at] = function(
-                        *args, **{k: _resolve(a, values) for k, a in step.kwargs.items()}
-                    )
+                    kwargs = {k: _resolve(a, values) for k, a in step.kwargs.items()}
+                    values[at] = function(*args, **kwargs)
             for number in unused:
                 values[number] = None
         output: torch.Tensor = values[-1]
@@ -278,53 +278,7 @@ SIZES: dict[str, Callable[..., Any]] = {
 }
 """Arithmetic of sizes, and items of what an operator returns."""
 
-PURE = frozenset(
-    """
-    __and__ __or__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag
-    _fused_rms_norm _local_scalar_dense _log_softmax _prelu_kernel _softmax _to_copy
-    _unsafe_index _unsafe_index_put _unsafe_view _weight_norm abs acos acosh adaptive_avg_pool1d
-    adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
-    adaptive_max_pool3d add addbmm addcdiv addcmul addmm addmv addr alias all amax amin aminmax
-    angle any arange argmax argmin argsort asin asinh atan atan2 atanh avg_pool1d avg_pool2d
-    avg_pool3d baddbmm bilinear binary_cross_entropy binary_cross_entropy_with_logits bincount
-    bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
-    block_diag bmm broadcast_tensors broadcast_to bucketize cat cdist ceil celu channel_shuffle
-    chunk clamp clamp_max clamp_min clone col2im concat constant_pad_nd conv1d conv2d conv3d
-    conv_transpose1d conv_transpose2d conv_transpose3d convolution copy cos cosh
-    cosine_embedding_loss cosine_similarity cross cross_entropy_loss cummax cummin cumprod
-    cumsum deg2rad detach diag diag_embed diagonal diagonal_scatter diff digamma dist div dot
-    einsum elu embedding embedding_bag empty empty_like eq erf erfc erfinv exp exp2 expand
-    expand_as expm1 eye fill flatten flip fliplr flipud floor floor_divide fmax fmin fmod frac
-    full full_like gather ge gelu glu group_norm gru gru_cell gt hardshrink hardsigmoid
-    hardswish hardtanh hinge_embedding_loss histc hstack huber_loss hypot im2col index index_add
-    index_copy index_fill index_put index_reduce index_select inner isclose
-    isfinite isin isinf isnan isneginf isposinf item kl_div kron kthvalue l1_loss layer_norm le
-    leaky_relu lerp lgamma lift_fresh_copy linalg_cholesky linalg_cross linalg_det linalg_eigh
-    linalg_householder_product linalg_inv linalg_matrix_exp linalg_matrix_norm linalg_multi_dot
-    linalg_norm linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_triangular
-    linalg_svd linalg_vector_norm linear linspace log log10 log1p log2 log_sigmoid log_softmax
-    logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit
-    logsumexp lstm lstm_cell lt margin_ranking_loss masked_fill masked_scatter masked_select
-    matmul matrix_exp max max_pool1d max_pool2d max_pool2d_with_indices max_pool3d maximum mean
-    median meshgrid min minimum mish mm movedim mse_loss mul multi_margin_loss
-    multilabel_margin_loss mv nan_to_num nansum narrow native_group_norm native_layer_norm ne
-    neg new_empty new_full new_ones new_zeros nll_loss nll_loss2d nll_loss_forward nll_loss_nd
-    nonzero norm numel one_hot ones ones_like outer pad pairwise_distance permute pixel_shuffle
-    pixel_unshuffle poisson_nll_loss polar pow prelu prod rad2deg reciprocal reflection_pad1d
-    reflection_pad2d reflection_pad3d relu relu6 remainder repeat repeat_interleave
-    replication_pad1d replication_pad2d replication_pad3d reshape rms_norm rnn_relu
-    rnn_relu_cell rnn_tanh rnn_tanh_cell roll rot90 round rsqrt rsub scalar_tensor
-    scaled_dot_product_attention scatter scatter_add scatter_reduce searchsorted select
-    select_scatter selu sgn sigmoid sign signbit silu sin sinc sinh size slice slice_scatter
-    smooth_l1_loss soft_margin_loss softmax softplus softshrink sort split split_with_sizes sqrt
-    square squeeze stack std std_mean sub sum sym_numel sym_size t take take_along_dim tan tanh
-    tensor_split threshold tile to topk trace transpose tril tril_indices triplet_margin_loss
-    triu triu_indices true_divide trunc unbind unflatten unfold unsafe_chunk unsafe_split
-    unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d
-    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean
-    view view_as vstack where xlogy zeros zeros_like
-    """.split()  # noqa: SIM905
-)
+PURE = frozenset(Path(__file__).with_name("pure_operators.txt").read_text().split())
 """Operators of torch's `aten` that a graph may consist of.
 
 Left out on purpose: `instance_norm` and `batch_norm`, which write to running statistics and whose
@@ -372,7 +326,7 @@ def function_of(op: str) -> Callable[..., Any]:
     if op in _OWN:
         return operator.is_  # these are computed by the graph itself
     if op in DROPS:
-        return _always_drop(DROPS[op])
+        return lambda x, p: DROPS[op](x, p, True)  # as in training
     if op in SIZES:
         return SIZES[op]
     home, _, rest = op.partition(".")
@@ -386,11 +340,6 @@ def function_of(op: str) -> Callable[..., Any]:
     if name in _FILLED and overload != "out":
         return _zero_filled(_FILLED[name])
     return _OPERATORS[op]
-
-
-def _always_drop(drop: Callable[..., Any]) -> Callable[..., Any]:
-    """The dropout function `drop` as a function of (x, p) that always drops, as in training."""
-    return lambda x, p: drop(x, p, True)
 
 
 def _zero_filled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil.base.checks import CLASS_WEIGHT, INTERVAL, TOP, Each, check_metric, shown
+from fedveil.base.checks import CLASS_WEIGHT, COUNT, INTERVAL, TOP, Each, check_metric, shown
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated, known_as
+from fedveil.base.identity import Stated, known_as, stated
 from fedveil.base.inputs import PADDING, Target
 
 Array = npt.NDArray[Any]
@@ -80,10 +80,8 @@ class Measurements:
                 made.per_example[name] = tensors[text]
             else:
                 name = name.partition(" ")[2]
-                made.batch_statistics[name] = (
-                    *made.batch_statistics.get(name, ()),
-                    tensors[text].numpy(),
-                )
+                before = made.batch_statistics.get(name, ())
+                made.batch_statistics[name] = (*before, tensors[text].numpy())
         return made
 
 
@@ -185,9 +183,8 @@ def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         right = (logits > 0) == (targets > 0.5)
         return mean_over_places(nan_where_undefined(logits.unsqueeze(-1), right))
     real = targets != PADDING
-    return mean_over_places(
-        nan_where_undefined(outputs, (outputs.argmax(-1) == targets) & real), real
-    )
+    right = (outputs.argmax(-1) == targets) & real
+    return mean_over_places(nan_where_undefined(outputs, right), real)
 
 
 def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -234,15 +231,11 @@ class TopK:
 
     k: int
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("metric", "top"), ("k", k)."""
-        return (("metric", "top"), ("k", self.k))
+    identity = stated("metric", "top", "k")
 
     def __post_init__(self) -> None:
         """Raise BadInput unless k is a whole number from 1 on."""
-        if not isinstance(self.k, int) or self.k < 1:
-            raise BadInput(f"k is {shown(self.k)}: a whole number from 1 on is needed")
+        COUNT.check("k", self.k)
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """One number per example [B], NaN where an output is NaN.
@@ -265,10 +258,7 @@ class BalancedAccuracy:
     that the split lacks are not in the mean. Each place of a sequence counts as an example.
     """
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("metric", "balanced-accuracy"),)."""
-        return (("metric", "balanced-accuracy"),)
+    identity = stated("metric", "balanced-accuracy")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(right examples of each label, examples of each label, undefined ones) of a batch.
@@ -301,10 +291,7 @@ class F1:
 
     macro: bool = False
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("metric", "f1"), ("macro", macro)."""
-        return (("metric", "f1"), ("macro", self.macro))
+    identity = stated("metric", "f1", "macro")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(predicted labels, labels, number of outputs) of a batch: [M], [M] and [1].
@@ -338,10 +325,7 @@ class Auroc:
     labels hold at once, each has its own area in the mean.
     """
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("metric", "auroc")."""
-        return (("metric", "auroc"),)
+    identity = stated("metric", "auroc")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(scores, labels) of a batch: log-odds [M, labels], float32, and labels [M].
@@ -382,10 +366,7 @@ class Auroc:
 class Perplexity:
     """exp of the mean cross-entropy over all labels, each place of a sequence being one."""
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("metric", "perplexity"),)."""
-        return (("metric", "perplexity"),)
+    identity = stated("metric", "perplexity")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(sum of the losses, number of labels) of a batch, arrays of one number each.
@@ -407,10 +388,7 @@ class Perplexity:
 class Rmse:
     """The root of the mean squared error."""
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("metric", "rmse"),)."""
-        return (("metric", "rmse"),)
+    identity = stated("metric", "rmse")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(sum of squared errors, number of targets) of a batch, arrays of one number each."""
@@ -430,10 +408,7 @@ class R2:
     differ between records.
     """
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("metric", "r2"),)."""
-        return (("metric", "r2"),)
+    identity = stated("metric", "r2")
 
     def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         """(predictions, targets) of a batch, [B, numbers] each."""
@@ -486,9 +461,7 @@ def named_metrics(metrics: object) -> dict[str, Measure]:
     for name, metric in pairs:
         taken = not isinstance(name, str) or name in TAKEN
         if taken or name.startswith(OVER_CLIENTS) or name.endswith(INTERVAL):
-            raise BadInput(
-                f"metric {shown(name)} has a name that a run already uses: choose another"
-            )
+            raise BadInput(f"metric {shown(name)} has a name that a run uses: choose another")
         if name in found:
             raise BadInput(f"metric {name!r} is there twice: name it once")
         measure = metric_of(metric) if isinstance(metric, str) else metric

@@ -442,8 +442,7 @@ class Task:
         batches concatenated. AssertionError for a metric that is a mean over examples.
         """
         metric = self.measures[name]
-        if not isinstance(metric, Metric):
-            raise AssertionError(f"{name} is a mean over examples")
+        assert isinstance(metric, Metric), f"{name} is a mean over examples"
         return float(metric.value(*statistics))
 
     def snapshot(self) -> Snapshot:
@@ -552,8 +551,6 @@ def _check_module(module: nn.Module) -> None:
         raise BadInput(f"the model has no parameters that learn, {kind}: there is nothing to learn")
     for name, parameter in parameters.items():
         if nn.parameter.is_lazy(parameter):
-            raise BadInput(
-                f"parameter {name!r} has no shape yet: pass one batch through the model first"
-            )
+            raise BadInput(f"parameter {name!r} has no shape yet: pass one batch through the model")
         if parameter.requires_grad and not parameter.dtype.is_floating_point:
             raise BadInput(f"parameter {name!r} is {parameter.dtype}: floating point is needed")

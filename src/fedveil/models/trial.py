@@ -82,17 +82,14 @@ def isolate(
             look = _capture_parts(task, x, y, classes)
         if isinstance(look, str):
             task.compute_in_forks(look)
-            remark = (
-                f"each client is computed in a fork, since the model cannot be captured: {look}"
-            )
+            remark = f"each client is computed in a fork, as the model cannot be captured: {look}"
         else:
             for own, graph in zip(task.graphs, look, strict=True):
                 own.update(graph)
             seconds = time.monotonic() - started
             remark = f"the model runs as a captured graph ({seconds:.1f} s to capture)"
-    refusal = (
-        f"the model {type(task.module).__name__} or its loss cannot be captured ({task.forks})"
-    )
+    name = type(task.module).__name__
+    refusal = f"the model {name} or its loss cannot be captured ({task.forks})"
     if task.forks and records:
         raise BadInput(
             f"{refusal}, and might let a record reach another's gradient: write it in operators of "

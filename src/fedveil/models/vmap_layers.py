@@ -9,7 +9,7 @@ and for options that are not covered here, torch's own code runs. A recurrent la
 between its layers is written out wherever it drops, since torch's operation draws inside.
 """
 
-from collections.abc import Callable
+from abc import abstractmethod
 from functools import reduce
 from math import prod
 from typing import Any
@@ -58,15 +58,12 @@ class Product(nn.Module):
         out: torch.Tensor = self(x, own["weight"], own.get("bias"))
         return out
 
-    def part(self, name: str, parameter: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    def part(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """The rows of a layer's parameter that are this product's `name`, "weight" or "bias".
 
-        A view of `parameter`, whose rows are along `axis`, or `parameter` itself if all are meant.
+        A view of `parameter`, or `parameter` itself if all are meant.
         """
-        if name not in self.rows:
-            return parameter
-        start, stop, _ = self.rows[name].indices(parameter.shape[axis])
-        return parameter.narrow(axis, start, stop - start)
+        return parameter[self.rows[name]] if name in self.rows else parameter
 
 
 def write_out_(module: nn.Module, *, recurrent_only: bool = False) -> nn.Module:
@@ -263,9 +260,6 @@ def _sides(x: torch.Tensor) -> tuple[int, int, int]:
 State = tuple[torch.Tensor, ...]
 """What a layer carries from step to step, [B, hidden] each; the first is its output."""
 
-Step = Callable[[torch.Tensor, torch.Tensor, State], State]
-"""(what the inputs drive, what the state drives, the state before) -> the state after."""
-
 
 def _unroll_(layer: nn.RNNBase) -> None:
     """Turn a recurrent layer into its form in `_PLAIN`, with a `Product` per weight, in place."""
@@ -288,41 +282,63 @@ def _suffixes(layer: nn.RNNBase) -> list[str]:
     return [f"l{number}{way}" for number in range(layer.num_layers) for way in both]
 
 
-class _Lstm(nn.LSTM):
+class _Unrolled(nn.RNNBase):
+    """A recurrent layer of torch's that runs step by step under vmap."""
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """(outputs, last state), as torch's: the state of an LSTM is (hidden, cell).
+
+        `hx` is None or the first state.
+        """
+        if _runs_torch_kernel(self, input):
+            return super().forward(input, hx)
+        has_cell = isinstance(self, nn.LSTM)
+        out, state = _run_steps(self, input, (hx or (None, None)) if has_cell else (hx,))
+        return out, state if has_cell else state[0]
+
+    @abstractmethod
+    def advance(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
+        """The state after a step: (hidden, cell) for an LSTM, otherwise (hidden,).
+
+        Args:
+            drive: The product of the inputs, [B, gates x hidden].
+            back: The product of the hidden state, [B, gates x hidden].
+            state: The state before.
+        """
+
+
+class _Lstm(_Unrolled, nn.LSTM):
     """nn.LSTM that runs step by step under vmap."""
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        """(outputs, (hidden, cell)), as torch's. `hx` is None or the first (hidden, cell)."""
-        if _runs_torch_kernel(self, input):
-            return super().forward(input, hx)
-        out, (h, c) = _run_steps(self, _lstm_step, input, hx or (None, None))
-        return out, (h, c)
+    def advance(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
+        """(hidden, cell) after a step. Gates are in torch's order: input, forget, cell, output."""
+        i, f, g, o = (drive + back).chunk(4, dim=-1)
+        c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
 
 
-class _Gru(nn.GRU):
+class _Gru(_Unrolled, nn.GRU):
     """nn.GRU that runs step by step under vmap."""
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        """(outputs, hidden), as torch's. `hx` is None or the first hidden state."""
-        if _runs_torch_kernel(self, input):
-            return super().forward(input, hx)
-        out, (h,) = _run_steps(self, _gru_step, input, (hx,))
-        return out, h
+    def advance(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
+        """(hidden,) after a step. Gates are in torch's order: reset, update, new.
+
+        The reset applies to `back`.
+        """
+        (ir, iz, new), (hr, hz, old) = drive.chunk(3, dim=-1), back.chunk(3, dim=-1)
+        z, h = torch.sigmoid(iz + hz), torch.tanh(new + torch.sigmoid(ir + hr) * old)
+        return (h + z * (state[0] - h),)
 
 
-class _Rnn(nn.RNN):
+class _Rnn(_Unrolled, nn.RNN):
     """nn.RNN that runs step by step under vmap."""
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        """(outputs, hidden), as torch's. `hx` is None or the first hidden state."""
-        if _runs_torch_kernel(self, input):
-            return super().forward(input, hx)
-        step = _relu_step if self.nonlinearity == "relu" else _tanh_step
-        out, (h,) = _run_steps(self, step, input, (hx,))
-        return out, h
+    def advance(self, drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
+        """(hidden,) after a step with tanh or ReLU."""
+        return ((torch.relu if self.nonlinearity == "relu" else torch.tanh)(drive + back),)
 
 
-_PLAIN: dict[type, type[nn.RNNBase]] = {nn.LSTM: _Lstm, nn.GRU: _Gru, nn.RNN: _Rnn}
+_PLAIN: dict[type, type[_Unrolled]] = {nn.LSTM: _Lstm, nn.GRU: _Gru, nn.RNN: _Rnn}
 
 
 def _runs_torch_kernel(layer: nn.RNNBase, input: object) -> bool:
@@ -338,7 +354,7 @@ def _runs_torch_kernel(layer: nn.RNNBase, input: object) -> bool:
 
 
 def _run_steps(
-    layer: nn.RNNBase, step: Step, x: torch.Tensor, given: tuple[torch.Tensor | None, ...]
+    layer: _Unrolled, x: torch.Tensor, given: tuple[torch.Tensor | None, ...]
 ) -> tuple[torch.Tensor, State]:
     """(outputs of all steps, final states of all layers and directions) of a recurrent layer.
 
@@ -346,7 +362,6 @@ def _run_steps(
 
     Args:
         layer: The recurrent layer, after `_unroll_`.
-        step: One step of its kind.
         x: The inputs.
         given: The parts of the initial state, None for zeros.
     """
@@ -362,7 +377,7 @@ def _run_steps(
         ways = []
         for number in range(first, first + (2 if layer.bidirectional else 1)):
             state = tuple(zeros if g is None else g[number] for g in given)
-            out, state = _run_direction(layer, step, suffixes[number], x, state)
+            out, state = _run_direction(layer, suffixes[number], x, state)
             ways.append(out)
             last.append(state)
         x = torch.cat(ways, dim=-1) if layer.bidirectional else ways[0]
@@ -375,7 +390,7 @@ def _run_steps(
 
 
 def _run_direction(
-    layer: nn.RNNBase, step: Step, suffix: str, x: torch.Tensor, state: State
+    layer: _Unrolled, suffix: str, x: torch.Tensor, state: State
 ) -> tuple[torch.Tensor, State]:
     """(outputs [T, B, hidden], last state) of one layer in one direction over x [T, B, inputs].
 
@@ -391,44 +406,6 @@ def _run_direction(
     backwards = suffix.endswith("_reverse")
     outputs = []
     for drive in reversed(driven) if backwards else driven:
-        state = step(drive, product("hh", state[0]), state)
+        state = layer.advance(drive, product("hh", state[0]), state)
         outputs.append(state[0])
     return torch.stack(outputs[::-1] if backwards else outputs), state
-
-
-def _lstm_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
-    """(hidden, cell) after a step. Gates are in torch's order: input, forget, cell, output.
-
-    `drive` is the product of the inputs and `back` that of the hidden state, [B, 4 hidden] each.
-    `state` is (hidden, cell) before.
-    """
-    i, f, g, o = (drive + back).chunk(4, dim=-1)
-    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(c), c
-
-
-def _gru_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
-    """(hidden,) after a step. Gates are in torch's order: reset, update, new.
-
-    `drive` is the product of the inputs and `back` that of the hidden state, [B, 3 hidden] each.
-    The reset applies to `back`.
-    """
-    (ir, iz, new), (hr, hz, old) = drive.chunk(3, dim=-1), back.chunk(3, dim=-1)
-    z, h = torch.sigmoid(iz + hz), torch.tanh(new + torch.sigmoid(ir + hr) * old)
-    return (h + z * (state[0] - h),)
-
-
-def _tanh_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
-    """(hidden,) after a step of a plain recurrent layer with tanh.
-
-    `drive` is the product of the inputs and `back` that of the hidden state, [B, hidden] each.
-    """
-    return (torch.tanh(drive + back),)
-
-
-def _relu_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
-    """(hidden,) after a step of a plain recurrent layer with ReLU.
-
-    `drive` is the product of the inputs and `back` that of the hidden state, [B, hidden] each.
-    """
-    return (torch.relu(drive + back),)

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedveil.base.checks import MODELS, NEXT_WORD, TEXT_MODELS, OneOf, shown
 from fedveil.base.errors import BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import stated
 from fedveil.base.inputs import Target
 from fedveil.models.metrics import default_loss
 from fedveil.models.task import Task
@@ -218,14 +218,9 @@ def _reader(
             f"model.embedding is {reading.embedding} and model.heads {reading.heads}: heads have "
             "equal parts of the embedding, use a multiple"
         )
+    words, (length,) = reading.words, shape
     return TextTransformer(
-        reading.words,
-        shape[0],
-        reading.embedding,
-        reading.layers,
-        reading.heads,
-        outputs,
-        each=each,
+        words, length, reading.embedding, reading.layers, reading.heads, outputs, each=each
     )
 
 
@@ -256,10 +251,7 @@ class TextLstm(nn.Module):
         """ "TextLstm": stored models have a digest of their text, so it never changes."""
         return "TextLstm"  # stored models have a digest of it
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("model", "lstm"), ("each", each)."""
-        return (("model", "lstm"), ("each", self.each))
+    identity = stated("model", "lstm", "each")
 
     def __init__(
         self,
@@ -315,10 +307,7 @@ class TextTransformer(nn.Module):
         """ "TextTransformer": stored models have a digest of their text, so it never changes."""
         return "TextTransformer"  # stored models have a digest of it
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("model", "transformer"), ("each", each)."""
-        return (("model", "transformer"), ("each", self.each))
+    identity = stated("model", "transformer", "each")
 
     def __init__(
         self,
@@ -371,10 +360,7 @@ class _AttentionBlock(nn.Module):
         """ "_Attention", a former name: stored models have a digest of their text."""
         return "_Attention"  # stored models have a digest of it
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("layer", "attention"), ("heads", heads)."""
-        return (("layer", "attention"), ("heads", self.heads))
+    identity = stated("layer", "attention", "heads")
 
     def __init__(self, width: int, heads: int) -> None:
         """Make the layers. `width` is that of a word's vector, a multiple of `heads`."""
@@ -468,10 +454,7 @@ class Lstm(nn.Module):
         """ "Lstm": stored models have a digest of their text, so it never changes."""
         return "Lstm"  # stored models have a digest of it
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("layer", "lstm"),)."""
-        return (("layer", "lstm"),)
+    identity = stated("layer", "lstm")
 
     def __init__(self, inputs: int, hidden: int) -> None:
         """Make the layers, with torch's uniform first weights."""

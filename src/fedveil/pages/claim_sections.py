@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fedveil.pages.html import (
+    TEXTS,
     Content,
     Markup,
     bullet_list,
@@ -12,23 +13,8 @@ from fedveil.pages.html import (
     table,
     tag,
 )
-from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
+from fedveil.privacy.accounting.claims import PrivacyClaim, Unit
 from fedveil.privacy.accounting.meaning import Meaning, Strength, counting, right_guesses
-
-_READINGS = (
-    "The same reports, read in {count} ways. Which one is yours depends on whom you trust and whom "
-    "it is about. The first that is a guarantee counts; the epsilon of one weight in one round is "
-    "the number that the paper publishes, and protects nobody."
-)
-
-_TRUSTED = {
-    Trust.CENTRAL: "the server",
-    Trust.LOCAL: "nobody",
-    Trust.CURATOR: "a curator",
-    Trust.SHUFFLED: "a shuffler",
-    Trust.SITE: "the site that has the data",
-    Trust.SECURE_SUM: "the site that has the data, and the other sites' noise",
-}
 
 
 def claim_box(meaning: Meaning) -> Markup:
@@ -58,7 +44,7 @@ def claim_tiles(claim: PrivacyClaim | None) -> list[tuple[str, str]]:
         (claim.rounded_epsilon, label),
         (f"{claim.delta:g}", "delta"),
         (f"one {claim.unit}", f"is protected{whose} (neighbours: {claim.neighbours})"),
-        (_TRUSTED[claim.trust], f"has to be trusted ({claim.trust} trust)"),
+        (TEXTS["trusted"][claim.trust], f"has to be trusted ({claim.trust} trust)"),
     ]
 
 
@@ -124,7 +110,7 @@ def readings_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
         rows.append(
             {
                 "reading": f"{claim}",
-                "whom one trusts": _TRUSTED[claim.trust],
+                "whom one trusts": TEXTS["trusted"][claim.trust],
                 "holds for": claim.holds_for,
                 "covers": claim.covers,
                 "right guesses at most": guesses,
@@ -134,6 +120,6 @@ def readings_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
     several = len({(claim.trust, claim.unit) for claim in claims}) > 1
     note = None
     if several and any(claim.unit is Unit.WEIGHT for claim in claims):
-        note = tag("p", _READINGS.format(count=len(claims)))
+        note = tag("p", TEXTS["readings"].format(count=len(claims)))
     full = table(rows, "Every account of what was released", wide=True)
     return section("The claim in full", note, full, id="claims")

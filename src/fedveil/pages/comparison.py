@@ -60,6 +60,11 @@ def comparison_page(
         )
         curves.append(figure(chart))
     title = f"{len(runs)} runs side by side"
+    claimless = tag("p", f"{', '.join(unclaimed)}: {Meaning([]).sentence}")
+    different: Markup = tag("p", "The runs are of the same recipe.")
+    if differences:
+        different = _table(differences, "Keys on which the runs do not agree")
+    others = _table(across_clients, "On clients' own records")
     return page(
         title,
         tag("h1", title),
@@ -67,23 +72,9 @@ def comparison_page(
         section("Runs", _table(summary, "What the runs learnt and claim"), id="runs"),
         section("Learning", chart_rows(curves), id="curves"),
         [_group_section(number, group) for number, group in enumerate(groups.values())],
-        section(
-            "Runs that claim nothing",
-            tag("p", f"{', '.join(unclaimed)}: {Meaning([]).sentence}"),
-            id="unclaimed",
-        )
-        if unclaimed
-        else None,
-        section(
-            "Where their recipes differ",
-            _table(differences, "Keys on which the runs do not agree")
-            if differences
-            else tag("p", "The runs are of the same recipe."),
-            id="differences",
-        ),
-        section("Across clients", _table(across_clients, "On clients' own records"))
-        if across_clients
-        else None,
+        section("Runs that claim nothing", claimless, id="unclaimed") if unclaimed else None,
+        section("Where their recipes differ", different, id="differences"),
+        section("Across clients", others) if across_clients else None,
         FOOTER,
     )
 

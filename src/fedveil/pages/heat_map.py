@@ -64,9 +64,8 @@ def heat_figure(heat: HeatMap) -> Markup:
         y = _TOP + i * _CELL
         parts.append(tag("text", name, class_="end", x=_LEFT - 6, y=y + _CELL / 2 + 4))
         row: dict[str, Content] = {heat.y_label: name}
-        for j, (column, value) in enumerate(
-            zip(heat.column_names, heat.cell_values[i], strict=True)
-        ):
+        values = zip(heat.column_names, heat.cell_values[i], strict=True)
+        for j, (column, value) in enumerate(values):
             x, best = _LEFT + j * width, heat.best_cell == (i, j)
             parts.append(_cell(value, low, high, x, y, width, best=best))
             row[column] = _value_text(value)
@@ -98,15 +97,8 @@ def _cell(
         colour = "#" + "".join(f"{part:02x}" for part in rgb)
         classes = "best" if best else ""
         text_class = f"middle {'bright' if _luminance(rgb) < _DARK else 'deep'}"
-    box = tag(
-        "rect",
-        fill=colour,
-        class_=classes or None,
-        height=_CELL - 2,
-        x=f"{x + 1:.1f}",
-        y=f"{y + 1:.1f}",
-        width=f"{width - 2:.1f}",
-    )
+    corner = {"x": f"{x + 1:.1f}", "y": f"{y + 1:.1f}", "width": f"{width - 2:.1f}"}
+    box = tag("rect", fill=colour, class_=classes or None, height=_CELL - 2, **corner)
     if math.isnan(value):
         return box
     at = {"x": f"{x + width / 2:.1f}", "y": f"{y + _CELL / 2 + 4:.1f}"}

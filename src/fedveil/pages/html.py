@@ -11,9 +11,11 @@ import hashlib
 import html
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*")
 _VOID = frozenset({"meta", "br", "hr", "col", "input"})
@@ -25,6 +27,9 @@ _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2066-\
 
 _STYLE = Path(__file__).with_name("page.css").read_text().strip()
 _SCRIPT = Path(__file__).with_name("page.js").read_text().strip()
+
+TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("texts.toml").read_text("utf-8"))
+"""Sentences and labels of the pages, by name."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fedveil.pages.claim_sections import (
 )
 from fedveil.pages.html import (
     FOOTER,
+    TEXTS,
     Content,
     Markup,
     bullet_list,
@@ -42,59 +43,6 @@ _OWN = frozenset(
 
 _SHARES = ("accuracy", "top-", "f1", "auroc", "backdoor")
 """Prefixes of the names of metrics between 0 and 1."""
-
-_SHOWN = (
-    "Clip shares, signal to noise and cohort sizes on this page: they are computed from private "
-    "data, and shown because this is a simulation or because they were asked for."
-)
-_HIDDEN = (
-    "The share of clipped updates and the signal-to-noise ratio are computed from private data. "
-    "With secure noise they are not recorded, and so they are not here."
-)
-_NO_CLIP = (
-    "No share of clipped updates was recorded: none are clipped, or records inside clients are."
-)
-_NO_TIMES = (
-    "When rounds were charged is not shown: how long a round takes grows with its cohort, which is "
-    "secret with secure noise."
-)
-_STOPPED = {
-    "rounds": "completed",
-    "budget": "stopped by the budget",
-    "interrupted": "interrupted",
-    "request": "ended on request",
-}
-"""How a run ended, by the word "stopped" in its result.json."""
-
-_NOISY = (
-    "Measured with noise that pays for privacy: 95 % of the numbers are within their bars of the "
-    "true one."
-)
-_EVERY_ROUND = "Each round is charged to everybody, before it begins."
-_TURNS = (
-    "A round is charged before it begins, to the clients that take part in it. Shown is the client "
-    "that was charged most: where the line is level, others had their turn. No round is free."
-)
-_SPENT = (
-    "What was spent after a round holds only if what was released did not decide how many rounds "
-    "were done; the claim that counts is larger, and holds whoever ended the run and why."
-)
-_DIAGNOSTICS = (
-    ("clip", "Clip norm over rounds", "clip norm of an update", ""),
-    (
-        "clipped",
-        "Share of updates that were clipped",
-        "share of the cohort, 0 to 1",
-        "A share near 1 throughout: the clip norm may be too small. Near 0: it may be too large.",
-    ),
-    (
-        "snr",
-        "Signal to noise of the sum of updates",
-        "length of signal / length of noise",
-        "Below 1, the noise of a round is larger than its signal.",
-    ),
-)
-"""Column of metrics.jsonl, title, axis and note of the charts on clip and noise."""
 
 
 @dataclass(eq=False)
@@ -208,7 +156,7 @@ def ended_text(stopped: object) -> str:
     'completed'
     """
     word = str(stopped)
-    return _STOPPED.get(word, f"stopped by: {word}")
+    return str(TEXTS["stopped"].get(word, f"stopped by: {word}"))
 
 
 def run_page(
@@ -246,7 +194,10 @@ def run_page(
         texts = {name: value_text(value) for name, value in attack.items()}
         simulation.append(section("Attack in this simulation", definition_list(texts)))
     diagnosed = bool(contents.points("clients"))
-    no_diagnostics = _HIDDEN if contents.has_secure_noise else _NO_CLIP
+    diagnostics, missing = [figure(chart) for chart in diagnostic_charts(contents)], None
+    if not contents.points("clipped"):
+        secure = contents.has_secure_noise
+        missing = tag("p", TEXTS["diagnostics_hidden"] if secure else TEXTS["no_clip"])
     return page(
         title,
         tag("h1", title),
@@ -257,16 +208,9 @@ def run_page(
         ending,
         section("Notes", bullet_list(notes), id="notes") if notes else None,
         section("Learning and spending", chart_rows(curves), id="curves"),
-        meaning_section(meaning, [_SHOWN] if diagnosed and claims else []),
+        meaning_section(meaning, [TEXTS["diagnostics_shown"]] if diagnosed and claims else []),
         readings_section(claims),
-        section(
-            "Clip and noise",
-            chart_rows(
-                [figure(chart) for chart in diagnostic_charts(contents)],
-                None if contents.points("clipped") else tag("p", no_diagnostics),
-            ),
-            id="clip",
-        ),
+        section("Clip and noise", chart_rows(diagnostics, missing), id="clip"),
         *sections,
         *simulation,
         _ledger_section(contents),
@@ -287,7 +231,7 @@ def metric_charts(contents: RunContents) -> list[Chart]:
         kind, line, note = "Test", Line(name, points), ""
         if widths:
             halves = [widths.get(x, math.nan) for x, _ in points]
-            kind, line, note = "Noisy", Line(name, points, "points", halves), _NOISY
+            kind, line, note = "Noisy", Line(name, points, "points", halves), TEXTS["noisy"]
         title = f"{kind} {name} over rounds"
         label = metric_label(name, measured_on(contents.claims))
         charts.append(
@@ -314,11 +258,11 @@ def spending_chart(contents: RunContents) -> list[Chart]:
     claim, limit = budgeted(contents.claims), contents.budget_epsilon
     if claim is None or not spent:
         return []
-    line, note = Line(f"epsilon spent {claim.terms}", spent, "step"), _TURNS
+    line, note = Line(f"epsilon spent {claim.terms}", spent, "step"), TEXTS["turns"]
     if claim.trust is Trust.CENTRAL:
-        line, note = replace(line, style="line"), _EVERY_ROUND
+        line, note = replace(line, style="line"), TEXTS["every_round"]
     if any(one.condition for one in contents.claims):
-        note = f"{note} {_SPENT}"
+        note = f"{note} {TEXTS['spent']}"
     marks = []
     if limit is not None:
         note = f"{note} Left: {claim.left_of(limit)}."
@@ -339,19 +283,12 @@ def spending_chart(contents: RunContents) -> list[Chart]:
 def diagnostic_charts(contents: RunContents) -> list[Chart]:
     """Return charts of clip, clipped share and signal to noise, as far as they were recorded."""
     charts = []
-    for column, title, label, note in _DIAGNOSTICS:
-        points = contents.points(column)
+    for texts in TEXTS["diagnostics"]:
+        points = contents.points(texts["id"])
         if points:
-            chart = Chart(
-                id=column,
-                title=title,
-                y_label=label,
-                lines=[Line(label, points)],
-                levels=[("signal = noise", 1.0)] if column == "snr" else [],
-                note=note,
-                from_zero=True,
-            )
-            charts.append(chart)
+            levels = [("signal = noise", 1.0)] if texts["id"] == "snr" else []
+            lines = [Line(texts["y_label"], points)]
+            charts.append(Chart(**texts, lines=lines, levels=levels, from_zero=True))
     return charts
 
 
@@ -383,17 +320,12 @@ def _ledger_section(contents: RunContents) -> Markup:
             rows.append(row)
         parts.append(table(rows, f"Charges of {statement.run}", wide=True) if rows else None)
         parts.append(tag("p", f"{capitalize_first(statement.remainder())}."))
-        parts.append(tag("p", _NO_TIMES, class_="note") if secure and rows else None)
-    check = tag(
-        "p",
-        "The ledger covers this page and the files that it is drawn from. Check them with ",
-        tag("code", f"fedveil ledger {contents.name} --verify"),
-        ", and draw the page again with ",
-        tag("code", f"fedveil report {contents.name}"),
-        ".",
-        class_="note",
-    )
-    return section("Ledger", *parts, check, id="ledger")
+        parts.append(tag("p", TEXTS["no_times"], class_="note") if secure and rows else None)
+    about = "The ledger covers this page and the files that it is drawn from. Check them with "
+    check = tag("code", f"fedveil ledger {contents.name} --verify")
+    again = tag("code", f"fedveil report {contents.name}")
+    note = tag("p", about, check, ", and draw the page again with ", again, ".", class_="note")
+    return section("Ledger", *parts, note, id="ledger")
 
 
 def _recipe_sections(contents: RunContents) -> list[Markup]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,33 +19,24 @@ from matplotlib.figure import Figure
 from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement, read_tables
 from fedveil.papers.sweep_results import claim_of
 from fedveil.tuning import figures
-from fedveil.tuning.figures import COLOURS, Panel, Series, Stroke
+from fedveil.tuning.figures import Panel, Series, Stroke
 from fedveil.tuning.recipe_grid import Axis
 from fedveil.tuning.repetitions import mean_of
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import TrialOutcome
 
 RATES = ("0.03", "0.1", "0.3", "1")
-TEXTS: dict[str, str] = read_tables("clip_decay")
+TEXTS: dict[str, Any] = read_tables("clip_decay")
+
+GROUPS: dict[str, list[str]] = TEXTS["groups"]
+"""Schedules by the column of the figure in which they are drawn."""
 
 CLIPS = ("0.01", "0.05")
 POWERS = ("0.5", "1", "2")
 EPSILON, DELTA = 30.0, 1e-5
 
 BASELINE = "baseline"
-PUBLISHED = {
-    BASELINE: "the reference without privacy",
-    "clip0.01": "trains; behind adaptive0.01 early, ahead of it at the end",
-    "clip0.05": "trains; ends below poly(0.05)",
-    **{f"poly(0.01){power}": "ends below clip0.01" for power in POWERS},
-    **{f"poly(0.05){power}": "ends above clip0.05" for power in POWERS},
-    "quantile(0.01)10%": "does not train",
-    "quantile(0.01)50%": "does not train",
-    "adaptive0.01": "ahead of both constants early, below them at the end",
-    "adaptive0.05": "below the constants at the end; loss rises above clip0.05's",
-    "clip0.25": "not in the paper",
-    "poly(0.25)1": "not in the paper",
-}
+PUBLISHED: dict[str, str] = TEXTS["published"]
 """By the paper's names of schedules: its result in words."""
 
 Line = npt.NDArray[np.float64]
@@ -143,27 +135,13 @@ def families(refresh: int) -> dict[str, tuple[str, tuple[Axis, ...], list[str]]]
     Each family is (overrides of the clip separated by spaces, axes, names of the cells in the order
     of the grid). `refresh` is the number of rounds between two histograms of the adaptive schedule.
     """
-    values = Axis("clip.value", CLIPS)
-    polynomials = [f"poly({c}){power}" for c in CLIPS for power in POWERS]
     return {
-        "constant": ("clip.kind=fixed", (values,), [f"clip{c}" for c in CLIPS]),
-        "poly": ("clip.kind=poly", (values, Axis("clip.power", POWERS)), polynomials),
-        "quantile": (
-            "clip.kind=quantile clip.value=0.01 clip.lr=0.2",
-            (Axis("clip.quantile", ("0.1", "0.5")),),
-            ["quantile(0.01)10%", "quantile(0.01)50%"],
-        ),
-        "adaptive": (
-            f"clip.kind=median clip.low=-10 clip.high=-3 clip.every={refresh} "
-            "clip.epsilon=0.8 clip.delta=1e-8",
-            (values,),
-            [f"adaptive{c}" for c in CLIPS],
-        ),
-        "larger": (
-            "clip.kind=poly clip.value=0.25",
-            (Axis("clip.power", ("0", "1")),),
-            ["clip0.25", "poly(0.25)1"],
-        ),
+        family: (
+            fields["overrides"].format(refresh=refresh),
+            tuple(Axis(key, tuple(values)) for key, values in fields["axes"].items()),
+            fields["schedules"],
+        )
+        for family, fields in TEXTS["families"].items()
     }
 
 
@@ -180,7 +158,7 @@ def decay_effect(curves: Curves, clip: str) -> PaperStatement:
         f"Decay {effect} a {size} clip: poly({clip}) ends {end} clip{clip}.",
         all(_higher(d, constant) if helps else _higher(constant, d) for d in decayed),
         f"Rule: the accuracy after the last round is {order} at every power, in every repetition. "
-        + f"{_ends(curves, _GROUPS[f'From {clip}'][1:])}.",
+        + f"{_ends(curves, GROUPS[f'From {clip}'][1:])}.",
     )
 
 
@@ -193,7 +171,7 @@ def adaptive_fades(curves: Curves) -> PaperStatement:
     leads = all(_higher(adaptive.early, constant.early) for constant in constants)
     lower = all(_higher(constant.ends, adaptive.ends) for constant in constants)
     shown = ("adaptive0.01", *_CONSTANTS)
-    early = ", ".join(f"{name} {mean_of(list(curves[name].early))}" for name in shown)
+    early = ", ".join(f"{name} {mean_of(curves[name].early)}" for name in shown)
     return PaperStatement(
         "adaptive0.01 leads early and ends lower than the constants.",
         leads and lower,
@@ -215,8 +193,8 @@ def adaptive_loss_rises(curves: Curves) -> PaperStatement:
         "The loss of adaptive0.05 rises above that of clip0.05.",
         above and rises,
         "Rule: in every repetition its loss after the last round is above clip0.05's and above "
-        f"its own lowest. It ends at {mean_of(list(last))}, its lowest is "
-        f"{mean_of(list(lowest))} ({_met(rises)}); clip0.05 ends at {mean_of(list(other))} "
+        f"its own lowest. It ends at {mean_of(last)}, its lowest is "
+        f"{mean_of(lowest)} ({_met(rises)}); clip0.05 ends at {mean_of(other)} "
         f"({_met(above)}).",
     )
 
@@ -232,7 +210,7 @@ def quantile_fails(curves: Curves) -> PaperStatement:
         "Following a quantile does not train, at 10 % or at 50 %.",
         all(_higher(limit, curves[name].ends) for name in names),
         "Rule: the accuracy after the last round is less than half of the lower constant's, at "
-        f"both quantiles and in every repetition. Half of it is {mean_of(list(limit))}; here "
+        f"both quantiles and in every repetition. Half of it is {mean_of(limit)}; here "
         f"{_ends(curves, names)}.",
     )
 
@@ -272,12 +250,18 @@ def schedules_page(experiment: Experiment, data: str, title: str) -> Page:
         sweeps[family] = sweep
         curves |= {n: curve_of(sweep.outcomes(c)) for c, n in enumerate(schedules)}
     page = Page(f"{title}: schedules of the clip under LDP-SGD")
-    page.setting_names.append(_settings(here, repetitions))
-    page.left_open += _left_open(here, rate, ends, sweeps["constant"])
+    values: dict[str, Any] = {"here": here, "repetitions": repetitions}
+    values |= {"second": here.refresh + 1, "third": 2 * here.refresh + 1}
+    values |= {"bit_noise": here.cohort / 20}
+    page.setting_names.append(TEXTS["settings"].format(**values))
+    plan = sweeps["constant"].prepared[0].plan
+    multiplier = plan.release.settings(plan.clip_schedule)["multiplier"]
+    values |= {"sigma": 2 * multiplier, "multiplier": multiplier, "rate": rate, "ends": ends}
+    page.add_left_open(TEXTS["left_open"], short=claim_of(sweeps["constant"]).short, **values)
     page.add_table(
         ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here"),
         [
-            (n, text, *(str(mean_of(list(v))) for v in (curves[n].ends, curves[n].loss[:, -1])))
+            (n, text, *(str(mean_of(v)) for v in (curves[n].ends, curves[n].loss[:, -1])))
             for n, text in PUBLISHED.items()
         ],
         "Test accuracy and loss after the last round:",
@@ -288,7 +272,7 @@ def schedules_page(experiment: Experiment, data: str, title: str) -> Page:
     page.add_table(("schedule", "claim"), rows, "What is claimed, strictly:")
     page.figures[f"clip-decay-{data}.png"] = _figure(curves, title, here, sweeps)
     page.statements += [finding(curves) for finding in FINDINGS]
-    page.page_notes += [_larger(curves), *_NOTES]
+    page.page_notes += [_larger(curves), *TEXTS["notes"]]
     return page
 
 
@@ -315,7 +299,7 @@ def _higher(higher: Line, lower: Line) -> bool:
 
 def _ends(curves: Curves, names: Sequence[str]) -> str:
     """Return final accuracies as text, "schedule mean +- half interval", separated by commas."""
-    return ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in names)
+    return ", ".join(f"{name} {mean_of(curves[name].ends)}" for name in names)
 
 
 def _met(held: bool) -> str:
@@ -326,63 +310,9 @@ def _met(held: bool) -> str:
 def _larger(curves: Curves) -> str:
     """Return a paragraph on what decay does to a clip of 0.25."""
     constant, decayed = "clip0.25", "poly(0.25)1"
-    by = mean_of(list(100 * (curves[decayed].ends - curves[constant].ends)))
-    return TEXTS["larger"].format(
-        decayed=decayed,
-        decayed_end=mean_of(list(curves[decayed].ends)),
-        constant=constant,
-        constant_end=mean_of(list(curves[constant].ends)),
-        by=by,
-    )
-
-
-def _settings(here: DecaySetting, repetitions: int) -> str:
-    """Return a paragraph on federation, schedules and repetitions."""
-    return TEXTS["settings"].format(
-        here=here,
-        bit_noise=here.cohort / 20,
-        second=here.refresh + 1,
-        third=2 * here.refresh + 1,
-        repetitions=repetitions,
-    )
-
-
-def _left_open(here: DecaySetting, rate: str, ends: str, constant: Sweep) -> list[tuple[str, str]]:
-    """Return pairs (setting that the paper omits, our choice).
-
-    Args:
-        here: The federation.
-        rate: The learning rate that was chosen.
-        ends: The losses of all rates as text.
-        constant: The sweep of constant clips, from which the noise is taken.
-    """
-    plan = constant.prepared[0].plan
-    multiplier = plan.release.settings(plan.clip_schedule)["multiplier"]
-    return [
-        ("data set and model", "as above; the paper's are not known to us"),
-        (
-            "clients",
-            f"{here.clients:,}, the training records dealt out evenly at random; at most "
-            f"{here.max_turns} turns each",
-        ),
-        (
-            "learning rate",
-            f"{rate}, the lowest test loss after {here.tried:,} rounds without clip and noise "
-            f"({ends}); the same for all schedules",
-        ),
-        (
-            "epsilon",
-            TEXTS["epsilon"].format(
-                short=claim_of(constant).short, sigma=2 * multiplier, multiplier=multiplier
-            ),
-        ),
-        ("number of rounds", f"{here.rounds:,}; the paper's run has several thousand"),
-        (
-            "bins of the histogram",
-            TEXTS["bins"],
-        ),
-        ("first histogram", "in round 1, so that C_0 of adaptive is in force in that round only"),
-    ]
+    by = mean_of(100 * (curves[decayed].ends - curves[constant].ends))
+    ends = [mean_of(curves[name].ends) for name in (decayed, constant)]
+    return str(TEXTS["larger"].format(decayed=decayed, constant=constant, by=by, ends=ends))
 
 
 def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str, Sweep]) -> Figure:
@@ -395,47 +325,16 @@ def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str,
     panels = []
     for metric, up in _UPS.items():
         accuracy = metric == "accuracy"
-        for group, names in _GROUPS.items():
+        for group, names in GROUPS.items():
             series = []
             for n in names:
                 line: Line = getattr(curves[n], metric)
-                means = [mean_of(list(column)) for column in line.T]
-                series.append(Series(n, curves[n].rounds, means, _LOOKS[n]))
+                means = [mean_of(column) for column in line.T]
+                series.append(Series(n, curves[n].rounds, means, Stroke(*TEXTS["looks"][n])))
             head, within = (group, figures.SHARE) if accuracy else ("", figures.ANYWHERE)
             panels.append(Panel(series, "rounds done", up, head, log_y=not accuracy, within=within))
     what = f"Schedules of the clip bound on {title}: test accuracy and loss during training"
-    return figures.draw(what, [said, *figures.claim_terms(claims)], panels, columns=len(_GROUPS))
+    return figures.draw(what, [said, *figures.claim_terms(claims)], panels, columns=len(GROUPS))
 
 
 _UPS = {"accuracy": "test accuracy\n(share of records)", "loss": "test loss\n(cross-entropy, nats)"}
-_GROUPS = {
-    f"From {clip}": (BASELINE, f"clip{clip}", *(f"poly({clip}){p}" for p in POWERS))
-    for clip in CLIPS
-} | {
-    "Other schedules": (
-        BASELINE,
-        *("clip0.25", "poly(0.25)1"),
-        *("quantile(0.01)10%", "quantile(0.01)50%"),
-        *("adaptive0.01", "adaptive0.05"),
-    )
-}
-_LOOKS = {
-    BASELINE: Stroke("#1b1f24", "o", "-"),
-    **{
-        name: Stroke(COLOURS[i], marker, dashes)
-        for i, names in enumerate(list(_GROUPS.values())[:-1])
-        for name, marker, dashes in zip(names[1:], "s^Dv", figures.DASHES, strict=True)
-    },
-    "clip0.25": Stroke(COLOURS[3], "s", "-"),
-    "poly(0.25)1": Stroke(COLOURS[3], "^", "--"),
-    "quantile(0.01)10%": Stroke(COLOURS[2], "P", "-."),
-    "quantile(0.01)50%": Stroke(COLOURS[2], "X", ":"),
-    "adaptive0.01": Stroke(COLOURS[4], "<", "-"),
-    "adaptive0.05": Stroke(COLOURS[4], ">", "--"),
-}
-
-_NOTES = (
-    "Levels are not comparable with the paper's, which are not known to us; orders and shapes are.",
-    TEXTS["mixed"],
-    TEXTS["longer"],
-)

@@ -8,6 +8,7 @@ are worth strictly stands beside it: sensitivity counts two inputs, not one, so 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedveil.pages.html import capitalize_first
 from fedveil.papers.reproduction import Experiment, Item, Page, read_tables
@@ -22,20 +23,12 @@ from fedveil.tuning.theory import LaplaceNoise, Sizes, best_steps, decayed_bound
 from fedveil.tuning.theory_plan import constants_of
 from fedveil.tuning.trials import Laboratory
 
-TEXTS: dict[str, str] = read_tables("fu")
+TEXTS: dict[str, Any] = read_tables("fu")
 
 EPSILONS = ("1", "3", "5", "inf")
 RATES = ("0.01", "0.02", "0.03", "0.05", "0.07", "0.1")
 STEPS = (1, 2, 3, 4, 6, 12)
 CLIP = 150.0
-
-TABLE_II = {
-    "1": (10, 27.40, 1963.41),
-    "3": (30, 23.55, 26.82),
-    "5": (30, 23.13, 24.94),
-    "inf": (100, 22.59, 24.06),
-}
-"""By epsilon: T*, the loss there, and the worst loss over T = 0, 10, ..., 100."""
 
 RULES: dict[str, Callable[[int], float]] = {
     "1": lambda t: 1,
@@ -74,11 +67,10 @@ def setting(experiment: Experiment, *, everyone: bool = False) -> FuSetting:
     All are in every round if `everyone`. Quick scale has the real clients. Paper scale draws as
     many as the paper has.
     """
-    clients, how = 5000, "5,000 clients of 80 loans drawn with replacement from the real ones"
-    if experiment.is_quick:
-        clients, how = 1349, "1,349 clients, the real loans of the training split, each once"
-    cohort = clients if everyone else clients // 10 + (clients % 10 > 0)
-    return FuSetting(clients, cohort, f"{how}, sorted by interest rate; {cohort:,} per round")
+    scale = TEXTS["scales"][experiment.scale]
+    clients = scale["clients"]
+    cohort = clients if everyone else -(-clients // 10)
+    return FuSetting(clients, cohort, scale["label"].format(cohort=cohort))
 
 
 Lines = Sequence[Sequence[Mean]] | Mapping[str, Sequence[Mean]]
@@ -182,7 +174,7 @@ class EpsilonGrid:
         axis: str,
         places: Sequence[int],
         lines: Sequence[Sequence[Mean]],
-        published: Mapping[str, tuple[int, float, float]],
+        published: Mapping[str, Sequence[float]],
         digits: str,
         strict: tuple[str, Sequence[int]],
     ) -> list[int]:
@@ -236,7 +228,8 @@ def fig1(experiment: Experiment) -> Page:
     """Run the sweep of Fig. 1, and return its page: the loss during training, for each epsilon."""
     keys = "client.steps=1 rounds=100 evaluate.every=5"
     title = "Fig. 1: loss per iteration, T = 100, E = 1"
-    grid = _run_grid(experiment, title, "fu-fig1", keys, curves=True)
+    axis = Axis("budget.epsilon", EPSILONS)
+    grid = _run_grid(experiment, title, "fu-fig1", keys, axis, curves=True)
     rounds, lines = grid.curves()
     what = "Test loss during training, by epsilon"
     grid.add_figure("fu-fig1.png", what, "Fig. 1", "local steps done (t)", rounds, lines)
@@ -249,13 +242,14 @@ def fig1(experiment: Experiment) -> Page:
 def table2(experiment: Experiment) -> Page:
     """Run the sweep of Fig. 3 and Table II, and return its page: final loss by T and epsilon."""
     times = tuple(range(10, 101, 10))
-    title, axis = "Fig. 3 and Table II: final loss against T, E = 1", Axis("rounds", texts(times))
-    grid = _run_grid(experiment, title, "fu-table2", "client.steps=1", axis)
+    title = "Fig. 3 and Table II: final loss against T, E = 1"
+    axes = Axis("budget.epsilon", EPSILONS), Axis("rounds", texts(times))
+    grid = _run_grid(experiment, title, "fu-table2", "client.steps=1", *axes)
     lines, which = grid.final_means(), "Fig. 3, one local step per round"
     what = "Test loss by the length of training"
     grid.add_figure("fu-fig3.png", what, which, IN_ALL, times, lines)
     strict = "strictly", range(0, len(grid.sweep.cells), len(times))
-    stars = grid.add_stars("T", times, lines, TABLE_II, ".2f", strict)
+    stars = grid.add_stars("T", times, lines, TEXTS["table_ii"], ".2f", strict)
     grid.add_means("T", times, lines, "Final loss:")
     grid.add_order("T* grows with epsilon.", "T", stars, rising=True)
     blown = lines[0][-1].value / min(mean.value for mean in lines[0])
@@ -274,8 +268,8 @@ def fig5(experiment: Experiment) -> Page:
     It fills Table III, which the paper leaves empty.
     """
     title = "Fig. 5 and Table III: final loss against E, T = 120"
-    axis = Axis("client.steps", texts(STEPS))
-    grid = _run_grid(experiment, title, "fu-fig5", "rounds=none iterations=120", axis)
+    axes = Axis("budget.epsilon", EPSILONS), Axis("client.steps", texts(STEPS))
+    grid = _run_grid(experiment, title, "fu-fig5", "rounds=none iterations=120", *axes)
     lines, which = grid.final_means(), "Fig. 5, 120 local steps in all"
     what = "Test loss by the number of local steps per round"
     grid.add_figure("fu-fig5.png", what, which, PER_ROUND, STEPS, lines)
@@ -297,21 +291,18 @@ def fig7(experiment: Experiment) -> Page:
 
     The E that minimises the theory's bound is one of the rules. Every client is in every round.
     """
-    page, settings, repeat = _begin(
-        experiment, "Fig. 7: E as a function of T, epsilon = 3, b = N", everyone=True
-    )
     times = tuple(range(1, 120, 10))
     rules = {name: [max(1, round(rule(t))) for t in times] for name, rule in RULES.items()}
-    rules[_MINIMISER], why = _minimisers(experiment, settings, times)
+    rules[_MINIMISER], why = _minimisers(experiment, times)
     cell_of = {
         name: [(e, max(1, round(t / e))) for t, e in zip(times, steps, strict=True)]
         for name, steps in rules.items()
     }
     pairs = sorted({pair for pairs in cell_of.values() for pair in pairs})
     axis = Axis("client.steps:rounds", tuple(f"{e}:{rounds}" for e, rounds in pairs))
-    settings = [*settings, "budget.epsilon=3"]
-    grid = _grid(page, experiment.sweep("fu-fig7", "dp-fedavg", settings, [axis], repeat))
-    sweep = grid.sweep
+    title = "Fig. 7: E as a function of T, epsilon = 3, b = N"
+    grid = _run_grid(experiment, title, "fu-fig7", "budget.epsilon=3", axis, everyone=True)
+    page, sweep = grid.page, grid.sweep
     lines = {
         name: [sweep.cell_mean(pairs.index(pair), "loss") for pair in cell_of[name]]
         for name in rules
@@ -361,37 +352,44 @@ def texts(numbers: Sequence[int]) -> tuple[str, ...]:
     return tuple(map(str, numbers))
 
 
-def _begin(
-    experiment: Experiment, title: str, *, everyone: bool = False
-) -> tuple[Page, list[str], int]:
-    """Choose the learning rate by a noise-free sweep, and begin a page with the settings.
+def _run_grid(
+    experiment: Experiment,
+    title: str,
+    name: str,
+    keys: str,
+    *axes: Axis,
+    curves: bool = False,
+    everyone: bool = False,
+) -> EpsilonGrid:
+    """Choose the learning rate by a noise-free sweep, run the sweep `name`, and return its grid.
 
-    The rate is always chosen with a tenth of the clients in a round. `everyone` concerns what is
-    returned.
+    The rate is always chosen with a tenth of the clients in a round. Settings and the terms of the
+    epsilons go to the grid's page.
 
-    Returns:
-        The page, the overrides `key=value` of the recipe, and the number of repetitions.
+    Args:
+        experiment: Directory and scale.
+        title: The title of the page.
+        name: The first part of the name of the sweep's directory.
+        keys: Further overrides `key=value` of the recipe, separated by spaces.
+        axes: Axes of the sweep.
+        curves: Whether test metrics are kept during training.
+        everyone: Whether every client is in every round.
     """
     settings = [*setting(experiment).overrides, "client.steps=1", "rounds=100"]
     settings += ["noise.kind=none", "budget=none"]
-    axis = Axis("client.lr", RATES)
-    losses, ends = experiment.try_choices("fu-rate", "dp-fedavg", settings, axis, "loss")
+    tried = Axis("client.lr", RATES)
+    losses, ends = experiment.try_choices("fu-rate", "dp-fedavg", settings, tried, "loss")
     rate = RATES[losses.index(min(losses))]
     here, repeat = setting(experiment, everyone=everyone), experiment.repetitions(5, 20)
-    page = Page(title)
-    page.setting_names.append(TEXTS["regression"].format(here=here, clip=CLIP, repeat=repeat))
-    page.left_open += [
-        ("learning rate", f"{rate}, the lowest loss after 100 noise-free iterations ({ends})"),
-        ("initialisation", "zero"),
-        ("local batch", "all of a client's records, as in the theory"),
-    ]
-    return page, [*here.overrides, f"client.lr={rate}"], repeat
-
-
-def _grid(page: Page, sweep: Sweep) -> EpsilonGrid:
-    """Return the grid of a finished sweep of losses. The terms of its epsilons go to the page."""
+    settings = [*here.overrides, f"client.lr={rate}", *keys.split()]
+    sweep = experiment.sweep(name, "dp-fedavg", settings, axes, repeat, curves=curves)
     claim = claim_of(sweep)
-    page.setting_names.append(meaning(claim))
+    page = Page(title)
+    page.setting_names += [
+        TEXTS["regression"].format(here=here, clip=CLIP, repeat=repeat),
+        meaning(claim),
+    ]
+    page.add_left_open(TEXTS["left_open"], rate=rate, ends=ends)
     unit = "test loss: squared error\n(percentage points squared)"
     subject = "linear regression of the interest rate (Lending Club)."
     return EpsilonGrid(
@@ -399,37 +397,17 @@ def _grid(page: Page, sweep: Sweep) -> EpsilonGrid:
     )
 
 
-def _run_grid(
-    experiment: Experiment, title: str, name: str, keys: str, *axes: Axis, curves: bool = False
-) -> EpsilonGrid:
-    """Choose the learning rate, run a sweep over epsilons and `axes`, and return its grid.
-
-    Args:
-        experiment: Directory and scale.
-        title: The title of the page.
-        name: The first part of the name of the sweep's directory.
-        keys: Further overrides `key=value` of the recipe, separated by spaces.
-        axes: Axes after that of epsilons.
-        curves: Whether test metrics are kept during training.
-    """
-    page, settings, repeat = _begin(experiment, title)
-    settings, grid = [*settings, *keys.split()], [Axis("budget.epsilon", EPSILONS), *axes]
-    return _grid(page, experiment.sweep(name, "dp-fedavg", settings, grid, repeat, curves=curves))
-
-
-def _minimisers(
-    experiment: Experiment, settings: list[str], times: tuple[int, ...]
-) -> tuple[list[int], str]:
+def _minimisers(experiment: Experiment, times: tuple[int, ...]) -> tuple[list[int], str]:
     """Return (the E that minimises the theory's bound at each T, a paragraph on the bound).
 
     The constants of the bound are estimated from the data. Nothing is trained.
 
     Args:
-        experiment: Where the data are.
-        settings: Overrides of the recipe.
+        experiment: Directory and scale. Every client is in every round.
         times: The values of T.
     """
-    cell = cells("dp-fedavg", [*settings, "budget.epsilon=3"], [])[0]
+    settings = [*setting(experiment, everyone=True).overrides, "budget.epsilon=3"]
+    cell = cells("dp-fedavg", settings, [])[0]
     laboratory = Laboratory(experiment.root)
     training = build(cell.recipe, data=laboratory.federated_data(cell.recipe))
     constants = constants_of(training.task, training.data)

@@ -22,14 +22,6 @@ CLIP = 3.0
 DELTA = 1e-4
 COHORT = 350
 
-TABLE_IV = {
-    "10": (24, 0.4663, 0.0509),
-    "20": (12, 0.6347, 0.0521),
-    "30": (12, 0.6781, 0.3500),
-    "inf": (2, 0.7470, 0.7088),
-}
-"""By epsilon: E*, the accuracy there, and the worst accuracy over E."""
-
 
 @dataclass(frozen=True)
 class CnnSetting:
@@ -73,10 +65,7 @@ class CnnSetting:
 
 def setting(experiment: Experiment) -> CnnSetting:
     """Return the federation of the scale: 100 writers of 40 images if quick, otherwise 430."""
-    if experiment.is_quick:
-        return CnnSetting(100, 10, 40, DELTA, "100 writers with 40 images each, 10 per round")
-    label = "430 writers of at least 40 images (the paper has 3,500), 43 per round"
-    return CnnSetting(430, 43, None, 1e-6, label)
+    return CnnSetting(**{"most_records": None, **TEXTS["cnn_scales"][experiment.scale]})
 
 
 def learning_rate(experiment: Experiment) -> tuple[str, str]:
@@ -101,7 +90,7 @@ def noise_constant(experiment: Experiment, rate: str) -> tuple[str, str]:
     any epsilon of the paper. `rate` is the learning rate. The sweep is run, or read if it has
     finished.
     """
-    here, (steps, published, _) = setting(experiment), TABLE_IV["10"]
+    here, (steps, published, _) = setting(experiment), TEXTS["table_iv"]["10"]
     keys = f"client.lr={rate} client.steps={steps} rounds=none iterations=240"
     settings = [*here.overrides, *keys.split(), f"budget.epsilon={here.epsilon('10')}"]
     accuracies, text = experiment.try_choices(
@@ -162,7 +151,8 @@ def table4(experiment: Experiment) -> Page:
     what = "Test accuracy by the number of local steps per round"
     grid.add_figure("fu-fig6.png", what, which, PER_ROUND, tried, lines)
     best_cells = [c * len(tried) + best for c, (best, _, _) in enumerate(grid.extremes(lines))]
-    stars = grid.add_stars("E", tried, lines, TABLE_IV, ".4f", ("here, strictly", best_cells))
+    strict = "here, strictly", best_cells
+    stars = grid.add_stars("E", tried, lines, TEXTS["table_iv"], ".4f", strict)
     grid.add_means("E", tried, lines, "Accuracy:")
     grid.add_order("The best E is larger for smaller epsilon.", "E", stars, rising=False)
     grid.page.page_notes.append(TEXTS["gaussian"])
@@ -192,24 +182,13 @@ def _run_grid(
     here, repeat = setting(experiment), experiment.repetitions(1, 1)
     page = Page(title)
     page.setting_names.append(TEXTS["cnn"].format(here=here, clip=CLIP, repeat=repeat))
-    page.left_open += [
-        ("learning rate", f"{rate}, most accurate after 100 noise-free iterations ({rates_tried})"),
-        (
-            "c_2 of the noise formula",
-            f"{constant}, with which epsilon 10, E = 24, T = 240 comes nearest to the published "
-            f"0.4663 ({constants_tried}); so that number is fitted, the others are not",
-        ),
-        ("local batch", "all of a client's records, as in the theory"),
-    ]
+    tried = {"rates_tried": rates_tried, "constants_tried": constants_tried}
+    page.add_left_open(TEXTS["cnn_left_open"], rate=rate, constant=constant, **tried)
     settings = [*here.overrides, f"client.lr={rate}", f"noise.c2={constant}", *keys.split()]
     grid = [Axis("budget.epsilon", tuple(map(here.epsilon, EPSILONS))), *axes]
     sweep = experiment.sweep(name, "dp-fedavg-gaussian", settings, grid, repeat, curves=curves)
     paper = replace(claim_of(sweep), delta=DELTA)
     page.setting_names.append(meaning(paper))
     level = f"the paper's epsilon, whose noise this is, {paper.terms}"
-    unit, subject = (
-        "test accuracy (share of records)",
-        "a CNN on FEMNIST. Epsilons are the paper's, whose noise this is; what the reports are "
-        "worth here, strictly, is in the tables.",
-    )
+    unit, subject = "test accuracy (share of records)", TEXTS["cnn_subject"]
     return EpsilonGrid(page, sweep, paper, EPSILONS, level, "accuracy", unit, subject)

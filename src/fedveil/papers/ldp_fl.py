@@ -11,8 +11,16 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from fedveil.papers import ldp_fl_settings
-from fedveil.papers.ldp_fl_settings import FRACTIONS, RANGE, PublishedTable, Study, studies
+from fedveil.papers.ldp_fl_settings import (
+    FRACTIONS,
+    GROWTH,
+    NOISE_FREE,
+    RANGE,
+    TEXTS,
+    PublishedTable,
+    Study,
+    studies,
+)
 from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement
 from fedveil.papers.sweep_results import learning_curve, percent, percents
 from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Trust
@@ -25,11 +33,7 @@ from fedveil.tuning.sweep import Sweep
 PUBLISHED = "at delta 0 per weight (replace, local trust, as published, not a guarantee)"
 """The terms of the paper's epsilons."""
 
-READINGS = (
-    "epsilon at delta 1e-05 per client (replace, shuffled trust), behind an ideal shuffler",
-    "epsilon at delta 1e-05 per client (replace, local trust), without a shuffler",
-    "epsilon at delta 0 per client (replace, local trust), epsilons added up",
-)
+READINGS = tuple(TEXTS["readings"])
 
 HIGH, COLLAPSED = 5.0, 10.0
 """Accuracy is high up to `HIGH` points below the noise-free run, and has collapsed if it is more
@@ -42,9 +46,6 @@ _EPSILON = f"epsilon {PUBLISHED}"
 _HERE = ("accuracy, paper", "here", "difference")
 _SOURCE = "Sun et al. 2021 (LDP-FL), in our sizes: two-valued reports of every weight."
 _ACCURACY = "test accuracy (%)"
-_FIGURES_ONLY = (
-    "Where no published number stands, the paper shows a figure, which is not transcribed here."
-)
 
 
 def epsilon(experiment: Experiment) -> Page:
@@ -56,9 +57,7 @@ def epsilon(experiment: Experiment) -> Page:
     headline, panels = [], []
     for study in cases:
         paper, count = study.paper, len(study.epsilons)
-        run = _sweep(
-            experiment, study, "free", [*study.client_overrides, *ldp_fl_settings.NOISE_FREE], []
-        )
+        run = _sweep(experiment, study, "free", [*study.client_overrides, *NOISE_FREE], [])
         ranges = Axis(RANGE, (study.published, study.updates))
         axes = [ranges, Axis("noise.epsilon", study.epsilons)]
         sweep = _sweep(experiment, study, "epsilon", study.client_overrides, axes)
@@ -92,20 +91,12 @@ def epsilon(experiment: Experiment) -> Page:
             collapses(paper, accuracies),
             one_budget(paper.title, paper.epsilon, shuffled),
         ]
-    columns = (
-        *("data", "clients, paper", "here", _EPSILON),
-        *("accuracy, paper", "weights, here", "difference"),
-        *("below noise-free, paper", "below noise-free, here", "noise-free, here"),
-        "update, here",
-    )
-    page.add_table(columns, headline, "The headline runs:")
+    columns = [column.format(epsilon=_EPSILON) for column in TEXTS["headline_columns"]]
+    page.add_table(tuple(columns), headline, "The headline runs:")
     page.tables.insert(0, page.tables.pop())
     title, texts = "Test accuracy by epsilon per weight", [_SOURCE, f"Epsilon {PUBLISHED}."]
     page.figures["ldp-fl-epsilon.png"] = draw(title, texts, panels, len(panels))
-    page.page_notes += [
-        ldp_fl_settings.TEXTS["perturbed"],
-        _FIGURES_ONLY,
-    ]
+    page.page_notes += [TEXTS["perturbed"], TEXTS["figures_only"]]
     return page
 
 
@@ -139,8 +130,7 @@ def clients(experiment: Experiment) -> Page:
     page.figures["ldp-fl-clients.png"] = _figure(
         "Test accuracy by the number of clients", lines, "clients, all of them in every round"
     )
-    more = "More clients also have fewer records each, so that local training differs as well."
-    page.page_notes += [more, _FIGURES_ONLY]
+    page.page_notes += [TEXTS["fewer_records"], TEXTS["figures_only"]]
     return page
 
 
@@ -168,11 +158,7 @@ def fraction(experiment: Experiment) -> Page:
     title = "Test accuracy by the share of clients in a round"
     across = "share of clients that take part in a round"
     page.figures["ldp-fl-fraction.png"] = _figure(title, lines, across)
-    page.page_notes += [
-        "A client that is drawn at random may be drawn in every round: it is charged for all of "
-        "them, and with fewer reports per round the shuffler hides each one less.",
-        _FIGURES_ONLY,
-    ]
+    page.page_notes += [TEXTS["drawn"], TEXTS["figures_only"]]
     return page
 
 
@@ -200,7 +186,7 @@ def rounds(experiment: Experiment) -> Page:
         page.statements.append(one_budget(paper.title, paper.epsilon, shuffled))
     title = "Test accuracy during training"
     page.figures["ldp-fl-rounds.png"] = _figure(title, lines, "rounds done")
-    page.page_notes.append(_FIGURES_ONLY)
+    page.page_notes.append(TEXTS["figures_only"])
     return page
 
 
@@ -236,12 +222,13 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[Study]]:
     cases, repeat = studies(experiment), experiment.repetitions(*_REPEAT)
     page = Page(title)
     page.setting_names += [
-        ldp_fl_settings.TEXTS["reports"].format(repeat=repeat),
+        TEXTS["reports"].format(repeat=repeat),
         f"Every epsilon here, unless it says otherwise: epsilon {PUBLISHED}.",
         "\n".join(f"- {study}" for study in cases),
-        ldp_fl_settings.deviations(experiment.scale),
+        TEXTS[experiment.scale],
     ]
-    page.left_open += ldp_fl_settings.left_open(cases[0])
+    start = TEXTS["own_start" if cases[0].first_radius is None else "start"]
+    page.add_left_open(TEXTS["left_open"], growth=GROWTH, start=start.format(study=cases[0]))
     return page, cases
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.papers.reproduction import Experiment, ExperimentScale, read_tables
+from fedveil.papers.reproduction import Experiment, read_tables
 
 FRACTIONS = (0.1, 0.3, 1.0)
 GROWTH = 1.2
@@ -47,7 +47,7 @@ class PublishedTable:
 
 
 _TABLES = read_tables("ldp_fl")
-TEXTS: dict[str, str] = _TABLES["texts"]
+TEXTS: dict[str, Any] = _TABLES["texts"]
 PAPER = {name: PublishedTable(name, **fields) for name, fields in _TABLES["published"].items()}
 
 
@@ -156,24 +156,3 @@ def studies(experiment: Experiment) -> list[Study]:
         lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
         every.append(Study(paper, **fields | lists))
     return every
-
-
-def left_open(study: Study) -> list[tuple[str, str]]:
-    """Return pairs (setting that the paper omits, our choice), the same for all studies."""
-    start = "from the first model's own weights"
-    if study.first_radius is not None:
-        start = TEXTS["start"].format(study=study)
-    return [
-        ("local epochs and batch", "as above"),
-        ("what an adaptive range follows", "the layer's least and greatest weight"),
-        ("where an adaptive range starts", start),
-        ("how fast a range may grow", f"by {GROWTH:g} a round; else noise alone widens it"),
-        ("weights outside the range", "clamped to it, without which epsilon does not hold"),
-    ]
-
-
-def deviations(scale: ExperimentScale) -> str:
-    """Return a paragraph on where a scale departs from the paper."""
-    if scale is ExperimentScale.QUICK:
-        return TEXTS["quick"]
-    return TEXTS["paper"]

@@ -10,6 +10,7 @@ measured with today's attacks (membership, properties, gradient inversion) and a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fedveil.audit.audit_command import BOUNDS, COLUMNS, AuditSettings, run_attacks, summary
 from fedveil.audit.audit_folder import AuditCache, audited_digest
@@ -36,7 +37,6 @@ REMEMBERS, LOST = 0.65, 0.03
 UNPUBLISHED = "not readable / not available"
 
 NONE, BOUND, WEAK_DP, LOCAL, CENTRAL = "no defence", "norm bound", "weak DP", "local", "central"
-GRADIENTS = "LDP-SGD"
 
 
 @dataclass(frozen=True)
@@ -90,36 +90,19 @@ class PaperFederation:
         return [*keys.split(), *self.more]
 
     @property
-    def plain(self) -> list[str]:
-        """Return the overrides `key=value` of plain local training."""
-        keys = f"client.kind=sgd client.steps={self.steps} client.batch={self.batch}"
-        return [*keys.split(), f"client.lr={self.lr}"]
+    def dp_steps(self) -> int:
+        """Return the number of steps of DP-SGD in a client's turn."""
+        return self.private_steps or self.steps
 
     @property
-    def inside(self) -> list[str]:
-        """Return the overrides `key=value` of DP-SGD in clients."""
-        return (
-            f"sample.max_participations={self.max_turns} client.rate={self.rate} "
-            f"client.steps={self.private_steps or self.steps} client.lr={self.private_lr} "
-            f"clip.value={self.clip}"
-        ).split()
-
-    @property
-    def fixed(self) -> list[str]:
-        """Return the overrides `key=value` of a random cohort of fixed size."""
-        return ["sample.kind=fixed", f"sample.size={self.cohort}"]
-
-    @property
-    def gradients(self) -> list[str]:
-        """Return the overrides `key=value` of LDP-SGD: clients clip and noise one gradient each."""
-        return [f"sample.max_participations={self.max_turns}", "clip.value=0.05", "server.lr=40.0"]
+    def share(self) -> float:
+        """Return the share of the clients in a round."""
+        return self.cohort / self.clients
 
     def __str__(self) -> str:
         own = "all their records" if self.records is None else f"at most {self.records} records"
         taken = f"batches of {self.batch}" if self.batch else "all records"
-        return TEXTS["federation"].format(
-            self=self, own=own, taken=taken, private_steps=self.private_steps or self.steps
-        )
+        return str(TEXTS["federation"].format(self=self, own=own, taken=taken))
 
 
 @dataclass(frozen=True)
@@ -141,7 +124,7 @@ class Defence:
 
 TABLES = read_tables("naseri")
 """Federations and arenas by name, which `federation` and `naseri_backdoors.arena` read."""
-TEXTS: dict[str, str] = TABLES["texts"]
+TEXTS: dict[str, Any] = TABLES["texts"]
 
 
 def federation(name: str, experiment: Experiment) -> PaperFederation:
@@ -157,18 +140,26 @@ def federations(experiment: Experiment) -> list[PaperFederation]:
     return [federation(name, experiment) for name in ("femnist", "digits")]
 
 
+def defence_rows(
+    table: str, where: PaperFederation, parts: Mapping[str, Sequence[str]] | None = None
+) -> list[Defence]:
+    """Return the rows of a table of naseri.toml, with their overrides for a federation.
+
+    Each of a row's `keys` is an override, or the name of several: of those in `parts`, of the
+    federation's `shared` ones, or of those in the file's table `keys`.
+    """
+    named = {**TABLES["keys"], "shared": where.shared, **(parts or {})}
+    rows = []
+    for row in TABLES[table]:
+        keys = [key for name in row["keys"] for key in named.get(name, [name])]
+        overrides = tuple(key.format(where=where, weak=WEAK, delta=DELTA) for key in keys)
+        rows.append(Defence(row["name"], row["recipe"], overrides, row.get("private", False)))
+    return rows
+
+
 def defences(where: PaperFederation) -> list[Defence]:
     """Return the five rows of the paper's grid: three without a claim, local DP and central DP."""
-    shared, plain, fixed = where.shared, where.plain, where.fixed
-    bound, delta = f"clip.value={where.bound}", f"budget.delta={DELTA}"
-    share = f"sample.rate={where.cohort / where.clients}"
-    return [
-        Defence(NONE, "fedavg", (*shared, *plain, *fixed)),
-        Defence(BOUND, "norm-bound", (*shared, *plain, *fixed, bound)),
-        Defence(WEAK_DP, "weak-dp", (*shared, *plain, *fixed, bound, f"noise.multiplier={WEAK}")),
-        Defence(LOCAL, "dp-sgd", (*shared, *fixed, *where.inside, delta), private=True),
-        Defence(CENTRAL, "central", (*shared, *plain, share, bound, delta), private=True),
-    ]
+    return defence_rows("defences", where)
 
 
 def harmless(title: str, accuracies: Mapping[str, float]) -> PaperStatement:
@@ -217,24 +208,12 @@ def utility(experiment: Experiment) -> Page:
         TEXTS["utility"].format(weak=WEAK, repetitions=repetitions),
         "\n".join(f"- {where}" for where in cases),
     ]
-    page.left_open += [
-        ("the paper's sizes, epsilons and accuracies", f"{UNPUBLISHED}; everything here is ours"),
-        (
-            "learning rates and bounds",
-            TEXTS["rates"],
-        ),
-        ("delta", f"{DELTA:g}"),
-    ]
+    page.add_left_open(TEXTS["utility_left_open"], unpublished=UNPUBLISHED, delta=DELTA)
     panels = [_add_utility(experiment, page, where, repetitions) for where in cases]
-    title = "What the defences cost: test accuracy by epsilon"
-    text = TEXTS["utility_figure"]
+    title, text = "What the defences cost: test accuracy by epsilon", TEXTS["utility_figure"]
     page.figures["naseri-utility.png"] = draw(title, [text], panels, len(panels))
-    page.page_notes += [
-        TEXTS["utility_units"],
-        "Under local DP a client is charged for every turn, at most "
-        + ", ".join(f"{f.max_turns} ({f.title})" for f in cases)
-        + TEXTS["turns"],
-    ]
+    turns = ", ".join(f"{f.max_turns} ({f.title})" for f in cases)
+    page.page_notes += [TEXTS["utility_units"], TEXTS["turns"].format(turns=turns)]
     return page
 
 
@@ -318,14 +297,12 @@ def rows_of(where: PaperFederation) -> list[tuple[Defence, str]]:
 
     They are the paper's defences, and LDP-SGD. The epsilon is "" for a defence without a budget.
     """
-    local = ("client.kind=gradient", f"budget.delta={DELTA}", *where.gradients)
-    gradients = Defence(GRADIENTS, "ldp-sgd", (*where.shared, *where.fixed, *local), private=True)
     rows = [
         (defence, epsilon)
         for defence in defences(where)
         for epsilon in (ATTACKED_EPSILONS if defence.private else ("",))
     ]
-    return [*rows, (gradients, ATTACKED_EPSILONS[-1])]
+    return [*rows, *((one, ATTACKED_EPSILONS[-1]) for one in defence_rows("attacked", where))]
 
 
 def audit_settings(experiment: Experiment, where: PaperFederation) -> AuditSettings:
@@ -334,16 +311,13 @@ def audit_settings(experiment: Experiment, where: PaperFederation) -> AuditSetti
     The digits get all attacks that fit the training. Other data get no property attack and no
     inversion.
     """
+    sizes = TABLES["attacks"][experiment.scale]
     of_records = (*BOUNDS, Attack.MEMBERSHIP, Attack.WHITE_BOX)
     return AuditSettings(
         None if where.data == "digits" else of_records,
-        draws=experiment.choose(20_000, 100_000),
-        canaries=experiment.choose(200, 1000),
-        references=experiment.choose(10, 64),
+        **sizes["audit"],
         workers=experiment.workers,
-        inversion=InversionAudit(
-            steps=experiment.choose(200, 600), restarts=experiment.choose(1, 2)
-        ),
+        inversion=InversionAudit(**sizes["inversion"]),
         cluster=experiment.cluster,
     )
 
@@ -356,10 +330,10 @@ def privacy(experiment: Experiment) -> Page:
     page, repetitions = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
     cases = attacked_federations(experiment)
     audit = audit_settings(experiment, cases[0])
-    page.setting_names += [
+    page.setting_names.append(
         TEXTS["attacks"].format(unpublished=UNPUBLISHED, repetitions=repetitions, audit=audit)
-    ]
-    page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
+    )
+    page.add_left_open(TEXTS["privacy_left_open"], delta=DELTA)
     for where in cases:
         rows = [privacy_row(experiment, where, *row, repetitions) for row in rows_of(where)]
         page.setting_names.append(f"- {where}")

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.papers import naseri
-from fedveil.papers.naseri import DELTA, TEXTS, UNPUBLISHED, WEAK, Defence, PaperFederation, privacy
+from fedveil.papers.naseri import TEXTS, UNPUBLISHED, WEAK, Defence, PaperFederation, privacy
 from fedveil.papers.reproduction import Experiment, Item, Page, PaperStatement
 from fedveil.papers.sweep_results import claim_of, learning_curve, meaning, percent
 from fedveil.tuning.figures import PERCENT, Panel, Series, claim_terms, draw, stroke
@@ -36,19 +36,9 @@ NOBODY, UNDEFENDED, BOUND, CENTRAL = "nobody attacks", "no defence", "norm bound
 LOCAL = "DP-SGD in clients, attacker: "
 NOISES = ("comply", "skip", "hide")
 """How attackers treat the noise that they should add."""
-LOCAL_EPSILON = 50.0
 ATTACKERS, BOOST = 4, 1000.0
 """The number of attackers and their boost where every report is noised: one would be lost."""
 GRADIENTS = f"LDP-SGD, {ATTACKERS} attackers: "
-
-_UNIFORM = "server.weights=uniform"
-_ROBUST = (
-    ("median", "median"),
-    ("trimmed mean", "trimmed-mean"),
-    ("Krum", "krum"),
-    ("multi-Krum", "multi-krum"),
-    ("FLAME's clusters", "flame"),
-)
 
 
 @dataclass(frozen=True)
@@ -162,10 +152,6 @@ class DefenceResult:
         return list(map(Rates, self.at_end(MAIN), self.at_end(BACKDOOR)))
 
 
-Table = Mapping[str, DefenceResult]
-"""Results by the name of the defence."""
-
-
 def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) -> Page:
     """Run every defence of one arena against its backdoor, and return their page.
 
@@ -202,20 +188,11 @@ def settings_text(arena: Arena, repetitions: int) -> list[str]:
 
     `repetitions` is the number of trainings of each cell.
     """
-    short = (
-        "\n\nLeft out here, so that the task takes minutes: "
-        + "; ".join(arena.left_out)
-        + ". The tasks digits and femnist have all rows."
-    )
-    return [
-        f"**Federation.** {arena.paper_federation}.",
-        f"**Backdoor.** {arena.backdoor_text}.",
-        TEXTS["attacker"].format(arena=arena, attackers=ATTACKERS),
-        "**Rows.**\n\n"
-        + "\n".join(f"- {line}" for line in legend(arena))
-        + (short if arena.left_out else ""),
-        TEXTS["columns"].format(repetitions=repetitions, unpublished=UNPUBLISHED),
-    ]
+    left_out = TEXTS["left_out"].format(names="; ".join(arena.left_out)) if arena.left_out else ""
+    values = {"arena": arena, "attackers": ATTACKERS, "left_out": left_out}
+    values |= {"rows": "\n".join(f"- {line}" for line in legend(arena))}
+    values |= {"repetitions": repetitions, "unpublished": UNPUBLISHED}
+    return [text.format(**values) for text in TEXTS["settings"]]
 
 
 def notes(certificates: Sequence[str]) -> list[str]:
@@ -223,11 +200,8 @@ def notes(certificates: Sequence[str]) -> list[str]:
 
     `certificates` are sentences, one for each epsilon.
     """
-    return [
-        TEXTS["certificates"].format(base_rate=BASE_RATE)
-        + "\n".join(f"- {text}" for text in certificates),
-        TEXTS["limits"],
-    ]
+    texts = "\n".join(f"- {text}" for text in certificates)
+    return [TEXTS["certificates"].format(base_rate=BASE_RATE, certificates=texts), TEXTS["limits"]]
 
 
 def findings(
@@ -285,85 +259,27 @@ def defences(arena: Arena) -> list[Defence]:
 
     The names in `arena.left_out` are left out.
     """
-    every = [*_plain(arena), *_private(arena), *_at_clients(arena)]
+    honest = arena.paper_federation.cohort - ATTACKERS
+    parts = {
+        "attack": [*arena.attack_keys, *arena.attacker.recipe_overrides()],
+        "complying": [
+            *arena.attack_keys,
+            *arena.attacker.recipe_overrides(complying=True),
+            "attack.noise=comply",
+        ],
+        "few": [*arena.attack_keys, f"attack.attackers={ATTACKERS}"],
+        "boost": [f"attack.boost={BOOST}"],
+        "shuffle": [f"shuffle.minimum={honest}", f"shuffle.dishonest={ATTACKERS}"],
+    }
+    every = naseri.defence_rows("backdoors", arena.paper_federation, parts)
     return [row for row in every if row.name not in arena.left_out]
 
 
 def legend(arena: Arena) -> list[str]:
     """Return an explanation of each kind of row, in Markdown, without list marks."""
-    where = arena.paper_federation
-    return [
-        f"*{NOBODY}*: the same training without an attacker, so what the model does by itself.",
-        f"*{UNDEFENDED}*: the server takes the mean of the updates.",
-        TEXTS["bound"].format(bound=BOUND, where=where, weak=WEAK),
-        TEXTS["robust"],
-        TEXTS["central"].format(central=CENTRAL),
-        TEXTS["dp_sgd"],
-        TEXTS["ldp_sgd"].format(boost=BOOST),
-        TEXTS["at_clients"],
-    ]
-
-
-def _plain(arena: Arena) -> list[Defence]:
-    """Return the defences without a claim. The first of them has no attacker."""
-    where = arena.paper_federation
-    training = (*where.shared, *where.plain, *where.fixed)
-    plain = (*training, *arena.attack_keys, *arena.attacker.recipe_overrides(), _UNIFORM)
-    bounded = (*plain, f"clip.value={where.bound}")
-    return [
-        Defence(NOBODY, "fedavg", (*plain, "attack.attackers=0")),
-        Defence(UNDEFENDED, "fedavg", plain),
-        Defence(BOUND, "norm-bound", bounded),
-        Defence("norm bound, projected", "norm-bound", (*bounded, "attack.project=true")),
-        Defence("weak DP", "weak-dp", (*bounded, f"noise.multiplier={WEAK}")),
-        *(Defence(name, "fedavg", (*plain, f"server.aggregate={kind}")) for name, kind in _ROBUST),
-    ]
-
-
-def _private(arena: Arena) -> list[Defence]:
-    """Return the defences that run at every epsilon: central DP, and DP-SGD in clients twice.
-
-    In the first DP-SGD row the attacker complies with the noise, in the second it skips it.
-    """
-    where, delta = arena.paper_federation, f"budget.delta={DELTA}"
-    own = (*arena.attack_keys, *arena.attacker.recipe_overrides())
-    complying = (
-        *arena.attack_keys,
-        *arena.attacker.recipe_overrides(complying=True),
-        "attack.noise=comply",
-    )
-    sampled = (f"sample.rate={where.cohort / where.clients}", f"clip.value={where.bound}")
-    central = (*where.shared, *where.plain, *own, delta, *sampled)
-    inside = (*where.shared, *where.fixed, *where.inside, delta, _UNIFORM)
-    return [
-        Defence(CENTRAL, "central", central, private=True),
-        Defence(f"{LOCAL}comply", "dp-sgd", (*inside, *complying), private=True),
-        Defence(f"{LOCAL}skip", "dp-sgd", (*inside, *own, "attack.noise=skip"), private=True),
-    ]
-
-
-def _at_clients(arena: Arena) -> list[Defence]:
-    """Return the defences in which clients noise their reports, against `ATTACKERS` attackers."""
-    where = arena.paper_federation
-    few = (*arena.attack_keys, f"attack.attackers={ATTACKERS}")
-    delta, epsilon = f"budget.delta={DELTA}", f"budget.epsilon={LOCAL_EPSILON}"
-    local = ("client.kind=gradient", *where.gradients, f"attack.boost={BOOST}")
-    gradients = (*where.shared, *where.fixed, *few, delta, epsilon, *local)
-    in_turn = ("sample.kind=round-robin", f"sample.size={where.cohort}", "clip.value=0.1")
-    steps = (*where.shared, *where.plain, *few, delta, epsilon, *in_turn)
-    honest = where.cohort - ATTACKERS
-    shuffle = (f"shuffle.minimum={honest}", f"shuffle.dishonest={ATTACKERS}")
-    two_point = (*where.shared, *where.plain, *where.fixed, *few, delta, *shuffle)
-    skipping = (*two_point, "attack.noise=skip")
-    return [
-        *(
-            Defence(f"{GRADIENTS}{how}", "ldp-sgd", (*gradients, f"attack.noise={how}"))
-            for how in NOISES
-        ),
-        Defence(f"DP-FedAvg, {ATTACKERS} attackers: comply", "dp-fedavg-gaussian", steps),
-        Defence(f"LDP-FL, {ATTACKERS} attackers: comply", "ldp-fl", two_point),
-        Defence(f"LDP-FL, {ATTACKERS} attackers: skip", "ldp-fl", skipping),
-    ]
+    names = {"nobody": NOBODY, "undefended": UNDEFENDED, "bound": BOUND, "central": CENTRAL}
+    values = {**names, "where": arena.paper_federation, "weak": WEAK, "boost": BOOST}
+    return [text.format(**values) for text in TEXTS["legend"]]
 
 
 ITEMS: dict[str, Item] = {
@@ -389,7 +305,7 @@ def _run_defences(
     return results
 
 
-def _figure(arena: Arena, results: Table) -> Figure:
+def _figure(arena: Arena, results: Mapping[str, DefenceResult]) -> Figure:
     """Draw both metrics, a row each: by round without a claim, and by epsilon with one."""
     panels = [panel(results, up) for up in _UPS for panel in (_over_rounds, _over_epsilon)]
     claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
@@ -397,7 +313,7 @@ def _figure(arena: Arena, results: Table) -> Figure:
     return draw(f"{arena.title}, by defence", [said, *claim_terms(claims)], panels, columns=2)
 
 
-def _over_rounds(results: Table, metric: str) -> Panel:
+def _over_rounds(results: Mapping[str, DefenceResult], metric: str) -> Panel:
     """Return the panel of a metric during training, in percent, for defences without a claim."""
     shown = [one for one in results.values() if not one.sweep.prepared[0].shown_claims]
     lines = []
@@ -408,7 +324,7 @@ def _over_rounds(results: Table, metric: str) -> Panel:
     return Panel(lines, "rounds done", _UPS[metric], title, within=PERCENT)
 
 
-def _over_epsilon(results: Table, metric: str) -> Panel:
+def _over_epsilon(results: Mapping[str, DefenceResult], metric: str) -> Panel:
     """Return the panel of a metric at the end by epsilon, in percent, for private defences."""
     claimless = sum(not one.sweep.prepared[0].shown_claims for one in results.values())
     places, series = [float(epsilon) for epsilon in EPSILONS], []

@@ -20,23 +20,16 @@ from fedveil.runs.run_directory import locked, write_atomic
 from fedveil.training.engines.ray_cluster import RayCluster
 from fedveil.tuning.figures import png
 from fedveil.tuning.recipe_grid import Axis
-from fedveil.tuning.sweep import Sweep
+from fedveil.tuning.sweep import Sweep, make_folder
 from fedveil.tuning.trials import Laboratory
 
 PAPERS = {
-    "fu": ("fu", "fu_cnn"),
-    "clip-decay": ("clip_decay",),
-    "ldp-fl": ("ldp_fl",),
-    "naseri": ("naseri", "naseri_backdoors"),
+    "fu": ("Fu et al. 2021: tuning the numbers of iterations", "fu", "fu_cnn"),
+    "clip-decay": ("Clip decay: schedules of the clip for LDP-SGD", "clip_decay"),
+    "ldp-fl": ("Sun et al. 2021: LDP-FL", "ldp_fl"),
+    "naseri": ("Naseri et al. 2022: local and central DP", "naseri", "naseri_backdoors"),
 }
-"""By paper: the modules whose `ITEMS` are its items."""
-
-TITLES = {
-    "fu": "Fu et al. 2021: tuning the numbers of iterations",
-    "clip-decay": "Clip decay: schedules of the clip for LDP-SGD",
-    "ldp-fl": "Sun et al. 2021: LDP-FL",
-    "naseri": "Naseri et al. 2022: local and central DP",
-}
+"""By paper: its title, and the modules whose `ITEMS` are its items."""
 
 
 def read_tables(name: str) -> dict[str, Any]:
@@ -54,8 +47,7 @@ class TextTable:
 
     def __post_init__(self) -> None:
         for row in self.text_rows:
-            if len(row) != len(self.headers):
-                raise AssertionError(f"{row} does not fit under {self.headers}")
+            assert len(row) == len(self.headers), f"{row} does not fit under {self.headers}"
 
     def markdown(self) -> str:
         """Return a Markdown table below its title.
@@ -120,6 +112,10 @@ class Page:
             evidence: The rule and our numbers, in sentences.
         """
         self.statements.append(PaperStatement(statement, confirmed, evidence))
+
+    def add_left_open(self, choices: Sequence[Sequence[str]], **values: object) -> None:
+        """Append pairs (setting, our choice) to `left_open`, with `values` for names in braces."""
+        self.left_open += [(name, choice.format(**values)) for name, choice in choices]
 
     def markdown(self) -> str:
         """Return the page as Markdown that links its figures by file name. No figure is written."""
@@ -242,7 +238,7 @@ def items_of(paper: str, wanted: Sequence[str] = ()) -> dict[str, Item]:
     if paper not in PAPERS:
         raise BadInput(f"paper {paper!r} is unknown: use one of {', '.join(PAPERS)}")
     every: dict[str, Item] = {}
-    for module in PAPERS[paper]:
+    for module in PAPERS[paper][1:]:
         every |= import_module(f"fedveil.papers.{module}").ITEMS
     for name in wanted:
         if name not in every:
@@ -277,12 +273,9 @@ def reproduce(
     """
     out = experiment.out
     made = [path for path in (out, *out.parents) if not path.exists()]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise BadInput(f"--out {out} cannot be made: {e.strerror}") from e
+    make_folder(out)
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("fedveil", "torch"))
-    text = f"# {TITLES[paper]}\n\nMade by `{command}` ({versions}).\n\n"
+    text = f"# {PAPERS[paper][0]}\n\nMade by `{command}` ({versions}).\n\n"
     try:
         with locked(out):
             for name, item in items.items():

@@ -37,6 +37,7 @@ from fedveil.privacy.sampling import FixedSize, Sampler
 
 if TYPE_CHECKING:
     from fedveil.privacy.plan import PrivacyPlan
+    from fedveil.privacy.releases.secure_sum import ReportGrid
 
 Ids = npt.NDArray[np.int64]
 
@@ -95,11 +96,14 @@ class Channel:
         minimum: The least number of reports of which a sum is handed on.
         keeps_reports: Whether `hand_on_` needs all reports of a round.
         hides_reports: Why the server sees no single report; empty if it sees them all.
+        divisor: The least number of honest clients in a sum, where each of them adds that part of
+            the variance of its noise. 0 where clients add no shares.
     """
 
     hides_reports = ""
     minimum = 0
     keeps_reports = False
+    divisor = 0
 
     def add_(
         self, total: torch.Tensor, reports: torch.Tensor, weights: torch.Tensor, round: Round
@@ -131,18 +135,16 @@ class Channel:
         self,
         total: torch.Tensor,
         reports: list[tuple[Ids, torch.Tensor]],
-        multiplier: float,
-        round: Round,
+        grid: "ReportGrid",
     ) -> None:
         """Replace the round's total by what the server is to see. Here it stays as it is.
 
         Called once, when all reports are in, if `keeps_reports`.
 
         Args:
-            total: The sum of the reports, float64 [P].
-            reports: The clients, and their reports [K, P].
-            multiplier: The noise of one client, in clips.
-            round: The round in which they were made.
+            total: The sum of the reports, float64 [P], and of the statistics behind them.
+            reports: The clients, and their reports in the same form, [K, P].
+            grid: The grid on which reports with secure noise are.
         """
 
 
@@ -295,6 +297,9 @@ class Release:
         additive: A report is the clipped update plus noise that does not depend on it.
         needs_clip: A plan without a clip is refused: its noise would protect nobody.
         channel: What carries reports to the server.
+        statistic_channel: What carries the statistic of an adaptive clip. Behind a secure sum each
+            client adds a share of the statistic's noise; otherwise the server, or a curator, adds
+            it.
         wide: Reports are float64, so that sums of multiples of a grid stay exact.
     """
 
@@ -303,11 +308,25 @@ class Release:
     wide = False
     needs_clip = False
     channel: Channel = Channel()
+    statistic_channel: Channel = Channel()
 
     @property
     def identity(self) -> Stated:
         """Identity pairs: release "none"."""
         return (("release", "none"),)
+
+    @property
+    def masks_reports(self) -> bool:
+        """Whether a channel of this release needs all reports of a round (`keeps_reports`)."""
+        return self.channel.keeps_reports or self.statistic_channel.keeps_reports
+
+    @property
+    def report_noise(self) -> float:
+        """The noise multiplier of one report, in clips, where a secure sum adds reports up.
+
+        Here 0: there is none.
+        """
+        return 0.0
 
     @property
     def adds_noise(self) -> bool:

@@ -80,7 +80,7 @@ def _secure_line(
     elif line.trust is Trust.SHUFFLED:
         everyone = isinstance(plan.sampler, Poisson)
         reports = plan.population if everyone else math.ceil(plan.expected_cohort)
-    draws = reports * parameters + plan.width + plan.population + measured
+    draws = reports * (parameters + plan.width) + plan.population + measured
     if plan.noisy_steps is not None:
         draws += plan.noisy_steps.steps * (reports * parameters + STEP_DRAWS)
     slip = whole - line.budget.delta

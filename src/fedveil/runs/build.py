@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from fedveil.base.checks import OWN, TABLE, TEXT_MODELS, shown
 from fedveil.base.errors import BadInput
@@ -60,6 +60,16 @@ RECIPE_KEYS = {
     "honest": "sum.honest",
 }
 """The recipe's key of each argument that another part of the training may refuse."""
+
+
+class BuildOptions(TypedDict, total=False):
+    """The arguments of `build` that a run passes on."""
+
+    model: Model | None
+    data: FederatedData | None
+    allow_code: bool
+    make_engine: EngineMaker | None
+    on_step: Callable[[str], None]
 
 
 @one_thread()
@@ -192,7 +202,7 @@ def _build_plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
     _check_sections(recipe)
     metrics, noise = inputs.metrics, recipe.noise
     beside = metrics if metrics is not None and metrics.of_clients else None
-    if beside is not None and noise.where != "server":
+    if beside is not None and (noise.where != "server" or recipe.sum is not None):
         raise BadInput(
             "evaluate.epsilon would measure the clients themselves, and whoever measures sees "
             "records that this recipe keeps from everybody but their client: hold owners out "
@@ -216,9 +226,7 @@ def _check_sections(recipe: Recipe) -> None:
     if evaluate.clients_every is not None and not evaluate.clients:
         raise BadInput("evaluate.clients_every has no effect without evaluate.clients = true")
     if evaluate.clients and evaluate.diagnostics is False:
-        raise BadInput(
-            "evaluate.clients is a diagnostic and evaluate.diagnostics is false: leave one out"
-        )
+        raise BadInput("evaluate.clients is a diagnostic, evaluate.diagnostics is false: omit one")
     of_records = recipe.client.kind == "dp-sgd" or recipe.noise.where == "site"
     if recipe.data.resample is not None and of_records:
         raise BadInput(
@@ -235,9 +243,7 @@ def _check_sections(recipe: Recipe) -> None:
     if noise.kind != "none" and clip is None:
         raise BadInput(f"noise.kind is {noise.kind!r} without a [clip]: noise protects nobody")
     if noise.claim and budget is None:
-        raise BadInput(
-            f"noise.kind is {noise.kind!r} without a [budget]: give at least budget.delta"
-        )
+        raise BadInput(f"noise.kind is {noise.kind!r} without a [budget]: give at least its delta")
     if (
         isinstance(noise, GaussianSection)
         and not noise.claim
@@ -263,10 +269,13 @@ def _check_sections(recipe: Recipe) -> None:
     if (recipe.client.kind == "dp-sgd") != (noise.where == "training"):
         raise BadInput("client.kind 'dp-sgd' and noise.where = 'training' go together")
     if recipe.sum is not None:
-        if noise.where != "site":
+        adaptive = clip is not None and clip.kind in ("quantile", "median")
+        of_clip = noise.where == "client" and noise.kind == "gaussian" and adaptive
+        if not noise.claim or not (noise.where in ("site", "server") or of_clip):
             raise BadInput(
-                "[sum] is for noise.where = 'site', as in the recipe 'sites': omit it "
-                "(--set sum=none)"
+                "[sum] is for noise that is claimed and of noise.where 'site' or 'server', as in "
+                "the recipes 'sites' and 'central', and for clip.kind 'quantile' or 'median' where "
+                "clients add Gaussian noise: omit it (--set sum=none)"
             )
         if getattr(noise, "share", None) == "whole":
             raise BadInput(
@@ -310,9 +319,7 @@ def check_own_parts(
             )
         remote = isinstance(given, FederatedData) and bool(given.elsewhere)
         if named not in (OWN, TABLE) and given is not None and not remote:
-            raise BadInput(
-                f"{key} is given and the recipe has {key}.name = {named!r}: leave one out"
-            )
+            raise BadInput(f"{key} is given beside {key}.name = {named!r}: leave one out")
     if data is not None and not isinstance(data, FederatedData):
         raise BadInput(f"data is {shown(data)}: make it with FederatedData.from_table or another")
     if data is None or recipe.data.name != OWN:

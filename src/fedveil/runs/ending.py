@@ -69,54 +69,54 @@ def ending(
     return stopped, "".join(f"{sentence}. " for sentence in sentences).rstrip()
 
 
-def room_warning(ledger: Ledger, permitted: int, file: Path) -> str | None:
+def room_warning(ledger: Ledger, permitted: int, file: Path) -> list[str]:
     """Return a warning if the shared budget has room for fewer than the `permitted` rounds in all.
 
-    Rounds that are charged already are part of these. None if they fit, or if the run shares no
+    Rounds that are charged already are part of these. [] if they fit, or if the run shares no
     ledger. `file` is the ledger's, for the message.
     """
     if ledger.shared is None:
-        return None
+        return []
     charged = ledger.charged()
     possible = charged + ledger.shared.rounds_left(permitted - charged)
     if possible >= permitted:
-        return None
-    return (
+        return []
+    return [
         f"the budget that runs on {file} share has room for {possible} of the {permitted} "
         "rounds now, and ends the run there: plan fewer, or start a ledger with a larger budget"
-    )
+    ]
 
 
 _DROWNED = 2.0
 """A warning is printed if all updates are at best this many times as long as their noise."""
 
 
-def noise_warning(training: Training) -> str | None:
+def noise_warning(training: Training) -> list[str]:
     """Return a warning if hiding one of so few clients needs noise far above the signal.
 
     The estimate takes public numbers only: in the best case every client of the expected cohort
     reports an update as long as the clip, and all point the same way. Over rounds the sum grows
-    with their number, its noise with the root of it. None where no clip bounds the updates, or
+    with their number, its noise with the root of it. [] where no clip bounds the updates, or
     the unit is not the client.
     """
     plan = training.plan
     promise, clients = plan.promise, min(max(1, round(plan.expected_cohort)), plan.population)
     if promise is None or promise.unit is not Unit.CLIENT:
-        return None
+        return []
     first = training.round(1, np.arange(clients), training.start())
     noise = plan.release.noise_length(first, training.task.size)
     if first.clip is None or not noise:
-        return None
+        return []
     once = clients * first.clip.value / noise
     overall = once * math.sqrt(plan.permitted)
     if overall >= _DROWNED:
-        return None
-    return (
+        return []
+    return [
         f"warning: {clients} {'client' if clients == 1 else 'clients'} per round "
         f"are too few for this noise. At best the sum of their "
         f"updates is {once:.2g} times as long as its noise in a round, {overall:.2g} times over "
         f"all {plan.permitted} rounds. If protecting each record is enough, use the recipe dp-sgd."
-    )
+    ]
 
 
 def constant_note(accuracy: float | None, commonest: float | None) -> list[str]:

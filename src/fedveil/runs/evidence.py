@@ -15,17 +15,11 @@ from fedveil.privacy.ledger.file import ledger_snapshot, read_about, read_closin
 from fedveil.privacy.ledger.hash_chain import Head, digest
 from fedveil.privacy.ledger.ledger import note_file
 from fedveil.privacy.ledger.shared import common_of, spent_in
-from fedveil.privacy.ledger.statement import (
-    Charged,
-    Statement,
-    read_charged,
-    statement,
-    statements,
-)
+from fedveil.privacy.ledger.statement import Charged, Statement, read_charged, statement, statements
 from fedveil.runs import checkpoint
 from fedveil.runs.ending import RESUMABLE
 from fedveil.runs.recipe import load_recipe, to_toml
-from fedveil.runs.run_directory import json_text, write_atomic, write_new
+from fedveil.runs.run_directory import json_text, readable, write_atomic, write_new
 
 REPORT = "report.html"
 UNCHANGED = "recipe, metrics, model and result are those that the run left"
@@ -299,13 +293,11 @@ def ledger_path(path: Path) -> Path:
     cannot be read.
     """
     pointer = path / "ledger.json"
-    try:
+    with readable(pointer):
         if not path.is_dir():
             return path
         if pointer.is_file():
             return Path(json.loads(pointer.read_text())["path"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{pointer} cannot be read: {e}") from e
     return path / "ledger.db"
 
 
@@ -316,10 +308,8 @@ def ledger_run_name(folder: Path) -> str:
     without a readable ledger.json: only runs with a shared ledger have one.
     """
     pointer = folder / "ledger.json"
-    try:
+    with readable(pointer):
         return str(json.loads(pointer.read_text())["run"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{pointer} cannot be read: {e}") from e
 
 
 def unchanged_file(path: Path) -> Path:
@@ -343,11 +333,9 @@ def saved_heads(path: Path) -> list[Head]:
 
     Missing files have none. [] for a ledger file. Raises BadInput for a file that cannot be read.
     """
-    try:
+    with readable(path):
         if not path.is_dir():
             return []
-    except OSError as e:
-        raise BadInput(f"{path} cannot be read: {e}") from e
     heads = (
         read_head(path / "head.json"),
         read_head(path / "result.json"),
@@ -361,14 +349,12 @@ def read_head(path: Path) -> Head | None:
 
     Raises BadInput if the file has no readable head.
     """
-    try:
+    with readable(path):
         if not path.is_file():
             return None
         stored = json.loads(path.read_text())
         stored = stored["ledger"] if path.name == "result.json" else stored
         return Head(str(stored["head"]), int(stored["length"]))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
-        raise BadInput(f"{path} cannot be read: {e}") from e
 
 
 def _run_name(path: Path, runs: list[str]) -> str | None:

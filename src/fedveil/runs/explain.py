@@ -141,9 +141,7 @@ class ExplainedRecipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON values."""
-        keys = [
-            {"key": k.key, "value": value, "meaning": k.meaning} for k, value in self.key_values
-        ]
+        keys = [{"key": k.key, "value": v, "meaning": k.meaning} for k, v in self.key_values]
         return {"recipe": self.name, "protects": self.protects, "paper": self.paper, "keys": keys}
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedveil.base.checks import shown
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadInput, one_line
 from fedveil.base.identity import digest_of
 from fedveil.base.inputs import Target
 from fedveil.models.lineage import earlier_claims, note_copy, note_training, note_weights
@@ -49,8 +49,7 @@ def own_task(model: Model, target: Target, class_weights: Sequence[float] | None
     try:
         copied = copy.deepcopy(module)
     except (RuntimeError, TypeError, AttributeError) as e:
-        reason = " ".join(str(e).split())
-        raise BadInput(f"the module cannot be copied, and a run trains a copy: {reason}") from e
+        raise BadInput(f"the module cannot be copied, and runs train a copy: {one_line(e)}") from e
     note_copy(copied, module)
     if isinstance(model, Task):
         return Task(copied, model.loss, model.measures)
@@ -190,10 +189,9 @@ def read_weights_(module: nn.Module, path: str, new: Sequence[str]) -> None:
     except FileNotFoundError as e:
         raise BadInput(f"model.weights is {shown(path)}: there is no such file") from e
     except (OSError, ValueError, safetensors.SafetensorError) as e:
-        reason = " ".join(str(e).split())
         raise BadInput(
-            f"model.weights is {shown(path)}, which is no safetensors file: {reason}; write one "
-            "with safetensors.torch.save_file(module.state_dict(), path)"
+            f"model.weights is {shown(path)}, which is no safetensors file: {one_line(e)}; write "
+            "one with safetensors.torch.save_file(module.state_dict(), path)"
         ) from e
     places = module.state_dict()
     _check_matches("model.new", new, [*places, *stored])

@@ -18,17 +18,9 @@ import torch
 from torch import nn
 
 from fedveil.base.checks import OWN
-from fedveil.base.errors import BadInput
+from fedveil.base.errors import BadInput, one_line
 from fedveil.base.identity import digest_of
-from fedveil.base.inputs import (
-    Inputs,
-    Target,
-    arrays_by_name,
-    count,
-    join_inputs,
-    mapped,
-    taken,
-)
+from fedveil.base.inputs import Inputs, Target, arrays_by_name, count, join_inputs, mapped, taken
 from fedveil.base.platforms import one_thread
 from fedveil.data.columns import Column
 from fedveil.data.data_files import UNREADABLE, warnings_as_errors
@@ -44,7 +36,7 @@ from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.evidence import unchanged_file
 from fedveil.runs.modules import METADATA_KEY, Model, note_claims, own_task, set_metrics
 from fedveil.runs.recipe import Recipe, recipe_in
-from fedveil.runs.run_directory import read_metrics
+from fedveil.runs.run_directory import read_metrics, readable
 from fedveil.runs.sections.model_section import ModelSection
 from fedveil.training.evaluate import BATCH, evaluate
 from fedveil.training.session import Training
@@ -195,9 +187,7 @@ class StoredModel:
                 None if about["schema"] is None else TableSchema.from_dict(about["schema"]),
             )
         except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
-            raise BadInput(
-                f"{path} is not a model that a run left: {' '.join(str(e).split())}"
-            ) from e
+            raise BadInput(f"{path} is not a model that a run left: {one_line(e)}") from e
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,12 +234,9 @@ class OpenedRun:
                 f"{path} is missing: the run has not ended; fedveil.resume, or fedveil run "
                 f"--resume {self.folder}, ends it"
             )
-        path = unchanged_file(path)
-        try:
+        with readable(unchanged_file(path)):
             result: dict[str, Any] = json.loads(path.read_text())
-            return result
-        except (OSError, ValueError) as e:
-            raise BadInput(f"{path} cannot be read: {e}") from e
+        return result
 
     @property
     def claims(self) -> tuple[PrivacyClaim, ...]:
@@ -290,13 +277,8 @@ class OpenedRun:
         stored = self.stored
         if stored.model.name != OWN:
             words = (stored.schema.vocabulary_size or stored.model.words) or 0
-            task = stored.model.build(
-                stored.record_shape,
-                stored.target,
-                self.recipe.seed,
-                words,
-                allow_code=self.allow_code,
-            )
+            shape, seed = stored.record_shape, self.recipe.seed
+            task = stored.model.build(shape, stored.target, seed, words, allow_code=self.allow_code)
         elif self.model is None:
             raise BadInput(
                 f"{self.folder} holds the weights of a module of its own, and not its code: "
@@ -473,7 +455,7 @@ def _read_npy(path: Path) -> Array:
         with warnings_as_errors():
             records = np.load(path, allow_pickle=False)
     except UNREADABLE as e:
-        raise BadInput(f"{path} cannot be read: {' '.join(str(e).split())}") from e
+        raise BadInput(f"{path} cannot be read: {one_line(e)}") from e
     if not isinstance(records, np.ndarray):
         raise BadInput(f"{path} holds no array: write one with numpy.save")
     return records

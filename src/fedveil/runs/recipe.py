@@ -73,8 +73,8 @@ class Recipe(Section):
     """An ideal shuffler between clients and server, for noise.kind 'two-point'. Default: the
     server sees who sent what."""
     sum: SumSection | None = None
-    """A secure sum between sites and server, for noise.where 'site'. Default: the server sees
-    every site's sum, or, with noise.share 'part', one of all sites."""
+    """A secure sum between sites and server, for noise.where 'site' and 'server'. Default: the
+    server sees every site's sum, or, with noise.share 'part', one of all sites."""
     server: ServerSection = ServerSection()
     """The server's step. Default: every key at its default."""
     attack: AttackSection | None = None
@@ -138,9 +138,8 @@ def shipped_recipes() -> list[dict[str, str]]:
     for file in sorted(_SHIPPED.iterdir(), key=lambda f: f.name.removesuffix(".toml")):
         if file.name.endswith(".toml"):
             protects, paper = file.read_text().splitlines()[0].lstrip("# ").split(" | ")
-            out.append(
-                {"name": file.name.removesuffix(".toml"), "protects": protects, "paper": paper}
-            )
+            name = file.name.removesuffix(".toml")
+            out.append({"name": name, "protects": protects, "paper": paper})
     return out
 
 
@@ -181,9 +180,7 @@ _LOSS_OF_OWN = ("model", "class_weights")
 
 
 def load_recipe(
-    source: str | Mapping[str, Any] = DEFAULT,
-    overrides: Overrides = (),
-    own: Iterable[str] = (),
+    source: str | Mapping[str, Any] = DEFAULT, overrides: Overrides = (), own: Iterable[str] = ()
 ) -> Recipe:
     """Read a shipped recipe by name, a file by path, or a dict, and apply overrides.
 
@@ -313,9 +310,8 @@ def _apply_overrides(raw: dict[str, Any], settings: Settings) -> None:
         for depth, part in enumerate(path[:-1]):
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
-                raise BadInput(
-                    f"--set {'.'.join(path)}: {'.'.join(path[: depth + 1])} is not a section"
-                )
+                above = ".".join(path[: depth + 1])
+                raise BadInput(f"--set {'.'.join(path)}: {above} is not a section")
         if value == "none" and path[-1] != "kind" and is_key(forms_of(Recipe), path):
             section.pop(path[-1], None)
         else:
@@ -365,9 +361,7 @@ def parse_overrides(overrides: Overrides) -> Settings:
     too few or too many parts.
     """
     if isinstance(overrides, str):
-        raise BadInput(
-            f"the argument set is {_SHOWN.repr(overrides)}: use a dict, or a list of texts"
-        )
+        raise BadInput(f"set is {_SHOWN.repr(overrides)}: use a dict, or a list of texts")
     given: list[tuple[str, str, Any]] = []  # how a message names the override, its key and value
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():

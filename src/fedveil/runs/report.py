@@ -20,7 +20,7 @@ from fedveil.runs.evidence import (
     unchanged_file,
 )
 from fedveil.runs.glossary import terms_of
-from fedveil.runs.run_directory import read_metrics
+from fedveil.runs.run_directory import read_metrics, readable
 
 
 def report_html(folder: Path, sections: Sequence[Markup] = (), *, ending: bool = False) -> bytes:
@@ -53,13 +53,11 @@ def read_contents(folder: Path, *, ending: bool = False) -> RunContents:
     | a run that has not ended | its claims by the ledger, and that it is open |
     """
     path = folder / "recipe.toml"
-    try:
+    with readable(folder):
         if not path.is_file() or not (folder / "metrics.jsonl").is_file():
             raise BadInput(f"{folder} holds no run: name the directory of a run that has begun")
         recipe = path.read_text(encoding="utf-8", errors="replace")
         history, trouble = read_metrics(folder / "metrics.jsonl")
-    except OSError as e:
-        raise BadInput(f"{folder} cannot be read: {e}") from e
     statement, verified = None, ""
     if ledger_path(folder).is_file():
         try:
@@ -79,12 +77,10 @@ def read_contents(folder: Path, *, ending: bool = False) -> RunContents:
         trouble.append("there is no ledger beside this run: nothing vouches for what it says")
     path, result, claims = folder / "result.json", dict[str, Any](), tuple[PrivacyClaim, ...]()
     if path.is_file():
-        try:
+        with readable(path):
             if statement is None or not verified:  # otherwise the verdict covers this file
                 unchanged_file(path)
             content = path.read_bytes()
-        except OSError as e:
-            raise BadInput(f"{path} cannot be read: {e}") from e
         result, claims = parse_result(path, content)
     elif statement is not None:
         claims = statement.claims
@@ -98,10 +94,8 @@ def parse_result(path: Path, content: bytes) -> tuple[dict[str, Any], tuple[Priv
     has an epsilon below 0, a delta outside [0, 1] or an assumption that is not text. `path` is for
     messages: no file is read.
     """
-    try:
+    with readable(path):
         result = json.loads(content)
-    except (ValueError, RecursionError) as e:
-        raise BadInput(f"{path} cannot be read: {e}") from e
     if not isinstance(result, dict) or not result:
         raise BadInput(f"{path} is not a run's result: it holds {type(result).__name__}")
     try:

@@ -10,24 +10,22 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from fedveil.base.checks import CODE, OWN, TABLE
 from fedveil.base.errors import BadInput
 from fedveil.base.platforms import one_thread
-from fedveil.data.federated import FederatedData
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.privacy.ledger.hash_chain import digest, verify
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs import checkpoint
-from fedveil.runs.build import RECIPE_KEYS, build, check_own_parts, resolve_recipe
+from fedveil.runs.build import RECIPE_KEYS, BuildOptions, build, check_own_parts, resolve_recipe
 from fedveil.runs.ending import constant_note, diagnose, ending, noise_warning, room_warning
 from fedveil.runs.evidence import REPORT, complete_result, file_digests, ledger_path, read_head
 from fedveil.runs.ledgers import SharedLedger, check_ledger_of, open_ledger
 from fedveil.runs.logs import Logs, open_logs
-from fedveil.runs.modules import Model
 from fedveil.runs.opened_run import StoredModel
 from fedveil.runs.recipe import Recipe, recipe_in, to_toml, with_engine
 from fedveil.runs.report import report_html
@@ -39,10 +37,10 @@ from fedveil.runs.run_directory import (
     locked,
     make_run_directory,
     read_metrics,
+    readable,
     write_atomic,
 )
 from fedveil.runs.sections.section import in_keys
-from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.server import ServerState
 from fedveil.training.session import Training
 
@@ -121,12 +119,7 @@ class Run:
         out: Path | None,
         data_root: Path | None,
         shared: SharedLedger | None = None,
-        *,
-        model: Model | None = None,
-        data: FederatedData | None = None,
-        allow_code: bool = False,
-        make_engine: EngineMaker | None = None,
-        on_step: Callable[[str], None] = lambda step: None,
+        **options: Unpack[BuildOptions],
     ) -> "Run":
         """Build the training of a recipe, then create the run directory. Nothing is trained yet.
 
@@ -137,27 +130,16 @@ class Run:
             out: The run directory, new or empty. None makes one below `runs`.
             data_root: The folder with published data sets.
             shared: A ledger that several runs charge.
-            model: The caller's module, where the recipe says "own".
-            data: The caller's data, where the recipe says "own"; or the recipe's data if they are
-                loaded already; or data whose records are elsewhere, for `make_engine`.
-            allow_code: Whether code that the recipe names may be run.
-            make_engine: Makes an engine that reaches clients elsewhere.
-            on_step: Called with what is done next, such as "reading data".
+            options: Further arguments of `build`. `data` are the caller's, where the recipe says
+                "own"; or the recipe's if they are loaded already; or data whose records are
+                elsewhere, for `make_engine`.
         """
         if out is not None:
             check_free(out)
         else:
             check_run_name(recipe.name)
-        data = check_own_parts(recipe, model, data)
-        training = build(
-            recipe,
-            data_root,
-            data=data,
-            model=model,
-            allow_code=allow_code,
-            make_engine=make_engine,
-            on_step=on_step,
-        )
+        options["data"] = check_own_parts(recipe, options.get("model"), options.get("data"))
+        training = build(recipe, data_root, **options)
         if shared is not None:
             with in_keys(recipe=recipe, **RECIPE_KEYS):
                 shared.check(training)
@@ -171,12 +153,8 @@ class Run:
         folder: Path,
         data_root: Path | None,
         *,
-        model: Model | None = None,
-        data: FederatedData | None = None,
-        allow_code: bool = False,
         where: Sequence[str] = (),
-        make_engine: EngineMaker | None = None,
-        on_step: Callable[[str], None] = lambda step: None,
+        **options: Unpack[BuildOptions],
     ) -> "Run":
         """Rebuild the training of an interrupted run from its directory. Nothing is trained yet.
 
@@ -185,16 +163,8 @@ class Run:
         not those of the start.
         """
         recipe = recipe_in(folder)
-        data = check_own_parts(recipe, model, data)
-        training = build(
-            with_engine(recipe, where),
-            data_root,
-            data=data,
-            model=model,
-            allow_code=allow_code,
-            make_engine=make_engine,
-            on_step=on_step,
-        )
+        options["data"] = check_own_parts(recipe, options.get("model"), options.get("data"))
+        training = build(with_engine(recipe, where), data_root, **options)
         training.open()
         return cls(folder, recipe, training, fresh=False)
 
@@ -223,14 +193,11 @@ class Run:
         noise = plan.describe() + ("" if plan.private else ", no privacy claim")
         remarks = [training.remark] if training.remark else []
         priced = [] if plan.metrics is None else [plan.metrics.described()]
-        warning = noise_warning(training)
-        warnings = [] if warning is None else [warning]
+        warnings = noise_warning(training)
         return [text, noise, *remarks, *priced, *warnings, *self.first_remarks]
 
     def execute(
-        self,
-        on_round: OnRound = lambda line: None,
-        on_start: Callable[[], None] = lambda: None,
+        self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Train to the end, write all files of the run directory, and return the result.
 
@@ -283,10 +250,8 @@ class Run:
                             files.callback(logs.close)
                         metrics = files.enter_context((self.folder / "metrics.jsonl").open("a"))
                         for result in self.training.rounds(done.state, ledger):
-                            line, refused = (
-                                result.numbers(),
-                                self.training.gate.refused_names(result),
-                            )
+                            line = result.numbers()
+                            refused = self.training.gate.refused_names(result)
                             done.rounds.append(FinishedRound(line, result.clients or 0, refused))
                             done.state = result.state
                             metrics.write(json_text(line))
@@ -326,15 +291,9 @@ class Run:
 
     def _open_logs(self, history: list[dict[str, Any]]) -> Logs:
         """Open the experiment trackers, and log the rounds of `history` to them."""
-        return open_logs(
-            self.logs,
-            self.folder,
-            self.folder.name,
-            {"recipe": self.recipe.name},
-            history,
-            live=self.training.gate.diagnostics,
-            remarks=self.remarks,
-        )
+        about, live = {"recipe": self.recipe.name}, self.training.gate.diagnostics
+        name, remarks = self.folder.name, self.remarks
+        return open_logs(self.logs, self.folder, name, about, history, live=live, remarks=remarks)
 
     def _open_ledger(self) -> Ledger:
         """Write recipe.toml of a new run, and open or create the ledger. The caller closes it.
@@ -351,11 +310,8 @@ class Run:
                 self.shared.write_pointer(self.folder)
             write_atomic(file, f"# resolved by {resolved_by}\n{toml}".encode())
         else:
-            try:
-                with file.open() as f:
-                    before = f.readline().strip()
-            except (OSError, ValueError) as e:
-                raise BadInput(f"{file} cannot be read: {e}") from e
+            with readable(file), file.open() as f:
+                before = f.readline().strip()
             if before != f"# resolved by {resolved_by}":
                 self.remarks.append(
                     f"the run was {before.lstrip('# ')} and was resumed by {resolved_by}: it "
@@ -410,8 +366,7 @@ class Run:
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
             history.insert(0, {"round": 0, **spent, **gate.first_numbers(first.params)})
         if ledger.shared is not None:
-            warning = room_warning(ledger, plan.permitted, ledger_path(self.folder))
-            self.first_remarks += [] if warning is None else [warning]
+            self.first_remarks += room_warning(ledger, plan.permitted, ledger_path(self.folder))
         if plan.metrics is not None and plan.metrics.warning is not None:
             self.remarks.append(plan.metrics.warning)
             self.first_remarks.append(plan.metrics.warning)
@@ -465,14 +420,9 @@ class Run:
         measured = gate.last(history, state.params)
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.extra_attempts)
+        file, resume = ledger_path(self.folder), self.how_to_resume
         stopped, why = ending(
-            plan,
-            state.round,
-            claims,
-            ledger,
-            ledger_path(self.folder),
-            self.how_to_resume,
-            requested=self.stop_requested,
+            plan, state.round, claims, ledger, file, resume, requested=self.stop_requested
         )
         updates = sum(round.clients for round in rounds)
         refused = Counter(name for round in rounds for name in round.refused_names)

@@ -40,6 +40,17 @@ def write_atomic(path: Path, content: bytes | Iterable[bytes | memoryview]) -> N
     sync_folder(path.parent)
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Context manager: turn what reading a damaged file raises into a BadInput that names it."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as e:
+        raise BadInput(f"{path} cannot be read: {e}") from e
+
+
 def write_new(path: Path, content: bytes) -> None:
     """Write a file that the user named. Raises BadInput if it exists or cannot be written."""
     if path.exists():
@@ -112,9 +123,7 @@ def locked(folder: Path, *, drop_stop_request: bool = False) -> Iterator[None]:
     """
     with lock_held(folder / "lock", _LOCK_SECONDS) as free:
         if not free:
-            raise BadInput(
-                f"{folder} is in use by another process: wait for it or use another --out"
-            )
+            raise BadInput(f"{folder} is in use by another process: wait, or use another --out")
         if not drop_stop_request:
             yield
             return

@@ -14,7 +14,7 @@ import torch
 
 from fedveil.base.checks import ANY_COUNT, COUNT, TRIM
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated
+from fedveil.base.identity import stated
 
 _COLUMNS = 1 << 22
 
@@ -41,10 +41,7 @@ class CoordinateMedian:
     With an even number of updates, the median is the mean of the two middle values.
     """
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("aggregate", "median"),)."""
-        return (("aggregate", "median"),)
+    identity = stated("aggregate", "median")
 
     def check(self, cohort: float) -> None:
         """Accept a cohort of any size, and never raise."""
@@ -65,10 +62,7 @@ class TrimmedMean:
 
     trim: float = 0.1
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("aggregate", "trimmed-mean"), ("trim", trim)."""
-        return (("aggregate", "trimmed-mean"), ("trim", self.trim))
+    identity = stated("aggregate", "trimmed-mean", "trim")
 
     def __post_init__(self) -> None:
         """Raise BadInput unless `trim` is in [0, 0.5)."""
@@ -98,10 +92,7 @@ class Krum:
     malicious: int
     chosen: int | None = 1
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("aggregate", "krum"), then (name, value) of `malicious` and `chosen`."""
-        return (("aggregate", "krum"), ("malicious", self.malicious), ("chosen", self.chosen))
+    identity = stated("aggregate", "krum", "malicious", "chosen")
 
     def __post_init__(self) -> None:
         """Raise BadInput unless both are whole, `malicious` >= 0, and `chosen` >= 1 or None."""
@@ -149,10 +140,7 @@ class Flame:
     cosine distances. If there is no such cluster, all updates count.
     """
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("aggregate", "flame"),)."""
-        return (("aggregate", "flame"),)
+    identity = stated("aggregate", "flame")
 
     def check(self, cohort: float) -> None:
         """Raise BadInput for cohorts of fewer than 3 clients, which have no clusters."""

@@ -155,9 +155,7 @@ def check_aggregate(
     """
     for method in ("check", "combine"):
         if isinstance(aggregate, type) or not callable(getattr(aggregate, method, None)):
-            raise BadInput(
-                f"aggregate is {shown(aggregate)}: an instance of Krum or the like is needed"
-            )
+            raise BadInput(f"aggregate is {shown(aggregate)}: give an instance of Krum or the like")
     name = type(aggregate).__name__
     requires = plan.release.requires
     reason = requires.only_sum or requires.all_honest
@@ -167,9 +165,7 @@ def check_aggregate(
             "the mean, or protect clients by themselves (noise at the clients, or dp-sgd)"
         )
     if weights is Weights.EXAMPLES:
-        raise BadInput(
-            f"server.weights is 'examples' and {name} counts all updates alike: use 'uniform'"
-        )
+        raise BadInput(f"server.weights is 'examples' and {name} counts all alike: use 'uniform'")
     aggregate.check(plan.expected_cohort)
     most = plan.expected_cohort + _SPREAD * math.sqrt(plan.expected_cohort)
     needed = math.ceil(min(most, plan.population)) * task.size * 4 / 2**20

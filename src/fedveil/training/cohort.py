@@ -11,7 +11,7 @@ import torch
 
 from fedveil.base.checks import BATCH, STEPS
 from fedveil.base.errors import BadArgument
-from fedveil.base.identity import Stated, named_values
+from fedveil.base.identity import stated
 from fedveil.base.inputs import mapped, taken
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Features
@@ -69,11 +69,8 @@ class CohortData:
 
     def __post_init__(self) -> None:
         """Raise AssertionError for more clients or records than there is room for in the slots."""
-        owners, real, slots = (
-            self.ids if self.whose is None else self.whose,
-            len(self.ids),
-            self.slots,
-        )
+        owners = self.ids if self.whose is None else self.whose
+        real, slots = len(self.ids), self.slots
         sizes = self.data.offsets[owners + 1] - self.data.offsets[owners]
         longest = int(sizes.max(initial=1))
         if slots is not None:
@@ -167,8 +164,7 @@ class CohortData:
 
         Guarantee: what is in a person's places depends on that person and on `cap` alone.
         """
-        if people.index is None:
-            raise AssertionError("a batch of people has their numbers")
+        assert people.index is not None, "a batch of people has their numbers"
         index, last = self.data.person_index, self.people[:, None] - 1
         own = np.minimum(people.index.numpy(), last)  # padding is a client's own
         who = index.first[self.owners][:, None] + own
@@ -276,8 +272,7 @@ class Batch:
     @cached_property
     def dropout_keys(self) -> torch.Tensor:
         """The records' keys for dropout, int64 [K, B]. AssertionError without `draws`."""
-        if self.draws is None:
-            raise AssertionError("the model has dropout and this batch has no source of keys")
+        assert self.draws is not None, "the model has dropout and this batch no source of keys"
         index = np.broadcast_to(np.arange(self.mask.shape[1]), self.mask.shape)
         return self.draws.record_keys(index if self._places is None else self._places.numpy())
 
@@ -380,10 +375,7 @@ class Batches:
     epochs: int | None = None
     steps: int | None = None
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("batches", "shuffled"), then (name, value) of every field."""
-        return (("batches", "shuffled"), *named_values(self, "size", "epochs", "steps"))
+    identity = stated("batches", "shuffled", "size", "epochs", "steps")
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -417,13 +409,7 @@ class RoundBatches:
     """
 
     def __init__(
-        self,
-        batches: Batches,
-        ids: Ids,
-        sizes: Ids,
-        round: int,
-        streams: KeySource,
-        longest: int,
+        self, batches: Batches, ids: Ids, sizes: Ids, round: int, streams: KeySource, longest: int
     ) -> None:
         self._ids, self._sizes, self._round, self._streams = ids, sizes, round, streams
         self._longest = longest

@@ -69,10 +69,8 @@ def evaluate(
     if any(isinstance(metric, Metric) for metric in task.measures.values()):
         check_kept(task, data)
     with one_thread():
-        batches = [
-            measure_batch(task, params, data, part) for part in evaluation_batches(data, batch)
-        ]
-        return combine_metrics(task, batches)
+        parts = evaluation_batches(data, batch)
+        return combine_metrics(task, [measure_batch(task, params, data, part) for part in parts])
 
 
 def evaluation_batches(data: FederatedData, batch: int = BATCH) -> list[slice]:

@@ -15,6 +15,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
+from fedveil.privacy.releases.secure_sum import ReportGrid, report_grid
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.participants import Participants
 from fedveil.training.reports import CohortSum
@@ -200,11 +201,35 @@ def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tens
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
     if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:
-        if plan.noisy_steps is None:
-            raise AssertionError("reports on a grid have noise of their own")
-        channel.hand_on_(cohort.total, reports, plan.noisy_steps.multiplier, round)
+        size, joint = len(cohort.total), channel is plan.release.statistic_channel
+        statistic = cohort.statistic_values if joint else cohort.statistic_values[:0]
+        together = torch.cat([cohort.total, statistic])
+        channel.hand_on_(together, reports, report_grid(plan, round.clip, size))
+        cohort.total.copy_(together[:size])
+        statistic.copy_(together[size:])
+    elif reports is not None:
+        _open_statistic(plan, round, cohort, reports)
     plan.release.noise_(cohort.total, round)
     return cohort.total
+
+
+def _open_statistic(
+    plan: PrivacyPlan, round: Round, cohort: CohortSum, reports: list[tuple[Ids, torch.Tensor]]
+) -> None:
+    """Replace the sum of a clip's statistics by the one that a secure sum of their own opens.
+
+    Does nothing without masks, in a round without statistics, and below the threshold. The sites of
+    the sum are the round's clients, in their order.
+    """
+    channel, statistic = plan.release.statistic_channel, plan.statistic
+    due = statistic is not None and statistic.due(round.number)
+    if statistic is None or not (channel.keeps_reports and due):
+        return
+    if cohort.weight < channel.minimum:
+        return
+    rows = [(np.searchsorted(round.ids, ids), each[:, -statistic.width :]) for ids, each in reports]
+    grid = ReportGrid(((statistic.share_grid(channel.divisor), statistic.width),))
+    channel.hand_on_(cohort.statistic_values, rows, grid)
 
 
 def end(
@@ -239,15 +264,17 @@ def end(
     after = replace(state, round=round.number)
     if cohort.enough and cohort.weight >= release.channel.minimum:
         after = server.step(state, mean)
-        adaptive_state = plan.next_state(round, cohort.statistic_values, after.params)
+        few = cohort.weight < release.statistic_channel.minimum
+        adaptive_state = plan.next_state(
+            round, None if few else cohort.statistic_values, after.params
+        )
         after = replace(after, adaptive_state=adaptive_state)
     noise = release.noise_length(round, len(mean))
     known = cohort.clipping_known or not release.adds_noise
     share_known = cohort.clipping_known and plan.noisy_steps is None
     most = int(ledger.turns(round.number).max()) if release.local else None
-    clip = (
-        None if round.clip is None or plan.noisy_steps else round.clip.gradient or round.clip.value
-    )
+    limit = None if plan.noisy_steps else round.clip
+    clip = None if limit is None else limit.gradient or limit.value
     return RoundResult(
         round=round.number,
         state=after,

@@ -9,7 +9,7 @@ import torch
 
 from fedveil.base.checks import FRACTION, POSITIVE, ROUNDS, WARMUP, one_of, shown
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated, named_values
+from fedveil.base.identity import Stated, named_values, stated
 from fedveil.privacy.clip import BLOCK
 from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum, TrimmedMean
 
@@ -187,10 +187,7 @@ class SgdServer:
     momentum: float = 0.0
     schedule: RateSchedule | None = None
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("server", "sgd"), then (name, value) of every field."""
-        return (("server", "sgd"), *named_values(self, "lr", "momentum", "schedule"))
+    identity = stated("server", "sgd", "lr", "momentum", "schedule")
 
     def __post_init__(self) -> None:
         """Raise BadInput for a value that `check_optimizer` refuses."""
@@ -237,10 +234,7 @@ class _MomentServer:
 class AdamServer(_MomentServer):
     """Adam on the mean update, seen as minus a gradient (Reddi et al. 2021)."""
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("server", "adam"), then (name, value) of every field."""
-        return (("server", "adam"), *named_values(self, *_MOMENTS))
+    identity = stated("server", "adam", *_MOMENTS)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """The state after one more round, along the mean update (float64 [P]).
@@ -265,10 +259,7 @@ class YogiServer(_MomentServer):
     published, it starts from floor^2, and the moments are not corrected for their start.
     """
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("server", "yogi"), then (name, value) of every field."""
-        return (("server", "yogi"), *named_values(self, *_MOMENTS))
+    identity = stated("server", "yogi", *_MOMENTS)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """The state after one more round, along the mean update (float64 [P]).
@@ -295,10 +286,7 @@ class AdagradServer:
     floor: float = 1e-3
     schedule: RateSchedule | None = None
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("server", "adagrad"), then (name, value) of every field."""
-        return (("server", "adagrad"), *named_values(self, "lr", "floor", "schedule"))
+    identity = stated("server", "adagrad", "lr", "floor", "schedule")
 
     def __post_init__(self) -> None:
         """Raise BadInput for a value that `check_optimizer` refuses."""

@@ -147,9 +147,8 @@ class Training:
             texts += self.data.test_assumptions
         texts += self.task.assumptions
         if self.dishonest is not None:
-            assumption = self.dishonest.assumption(self.plan)
-            texts += [assumption] if assumption else []
-        for text in texts:
+            texts.append(self.dishonest.assumption(self.plan))
+        for text in filter(None, texts):
             object.__setattr__(self, "plan", self.plan.assuming(text))
         if self.dishonest is not None:
             reason = self.plan.release.requires.all_honest
@@ -412,13 +411,15 @@ class Training:
 
     @cached_property
     def streams(self) -> Streams:
-        """The random streams of this training, seeded by `seed` and `digest`.
+        """The random streams of this training, seeded by `seed` and `digest`, or secure.
 
-        Equal trainings draw alike. Two different trainings never share noise: the difference of
+        Equal seeded trainings draw alike. Two different ones never share noise: the difference of
         their sums would have none. The same training draws the same, which is a replay and releases
-        nothing new.
+        nothing new. With secure noise what is still drawn from a seed, such as the order of a round
+        robin, is public: it follows from `seed` alone and not from clients' records.
         """
-        return Streams(seed_of(self.seed, self.digest), self.plan.secure)
+        seed = self.seed if self.plan.secure else seed_of(self.seed, self.digest)
+        return Streams(seed, self.plan.secure)
 
     @property
     def identity(self) -> Stated:
@@ -507,7 +508,7 @@ class Training:
             weights=self.weights,
             participants=self.dishonest,
             mixes=self.mixes,
-            keeps_updates=self.aggregate is not None or self.plan.release.channel.keeps_reports,
+            keeps_updates=self.aggregate is not None or self.plan.release.masks_reports,
         )
 
     @cached_property
@@ -525,8 +526,9 @@ class Training:
         if self.side_by_side:
             job, chunk = replace(job, room=self._room), self._block
         else:
+            cohort, secure = self.plan.expected_cohort, self.plan.secure
             chunk = self.chunk or fitting_chunk(
-                self.task, self.data, self.work, mode, self.memory, self.plan.expected_cohort
+                self.task, self.data, self.work, mode, self.memory, cohort, secure=secure
             )
         if self.cluster is not None:
             return Processes(job, mode, chunk, self.workers, partial(RayPool, self.cluster))

@@ -9,7 +9,7 @@ import torch
 
 from fedveil.base.checks import NOT_NEGATIVE, POSITIVE, shown
 from fedveil.base.errors import BadArgument, BadInput
-from fedveil.base.identity import Stated, known_as, named_values
+from fedveil.base.identity import Stated, known_as, named_values, stated
 from fedveil.privacy.accounting.claims import Relation, Unit
 from fedveil.privacy.clip import Clipped, Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
@@ -20,25 +20,14 @@ from fedveil.training.gradients.trajectories import LocalTrajectory
 from fedveil.training.reports import ClientBatch, DualUpdates, clip_rows_
 from fedveil.training.server import RateSchedule, RateShape, check_optimizer, scheduled
 
-__all__ = [
-    "Adam",
-    "ClientWork",
-    "Decay",
-    "OneGradient",
-    "RateSchedule",
-    "RateShape",
-    "SiteSum",
-]
+__all__ = ["Adam", "ClientWork", "Decay", "OneGradient", "RateSchedule", "RateShape", "SiteSum"]
 
 
 @dataclass(frozen=True)
 class OneGradient:
     """FedSGD: the update is minus the full-batch gradient at the round's model."""
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: (("work", "gradient"),)."""
-        return (("work", "gradient"),)
+    identity = stated("work", "gradient")
 
     def records_per_round(self, records: int) -> int:
         """The records that a client with `records` records uses in a round: all of them."""
@@ -67,10 +56,7 @@ class Decay:
     mu: float
     gamma: float
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("rates", "decay"), then (name, value) of mu and gamma."""
-        return (("rates", "decay"), ("mu", self.mu), ("gamma", self.gamma))
+    identity = stated("rates", "decay", "mu", "gamma")
 
     def __post_init__(self) -> None:
         """Raise BadInput unless both are positive numbers."""
@@ -96,10 +82,7 @@ class Adam:
     beta2: float = 0.999
     floor: float = 1e-8
 
-    @property
-    def identity(self) -> Stated:
-        """Identity pairs: ("direction", "adam"), then (name, value) of every field."""
-        return (("direction", "adam"), *named_values(self, "beta1", "beta2", "floor"))
+    identity = stated("direction", "adam", "beta1", "beta2", "floor")
 
     def __post_init__(self) -> None:
         """Raise BadInput unless the betas are in [0, 1) and the floor is positive."""
@@ -249,8 +232,7 @@ class ClientSgd:
             if per_update is not None:
                 lengths = trajectory.norms(moved, per_update.norm)
                 clipped |= clip_rows_(moved, per_update, lengths).clipped
-        if moved is None:
-            raise AssertionError("local SGD takes at least one step")
+        assert moved is not None, "local SGD takes at least one step"
         if clients.only_sum and trajectory.spanned:
             return DualUpdates(trajectory, moved, clipped)
         bounds = None
@@ -336,8 +318,7 @@ class ClientDpSgd:
             total = noisy_sum(noisy, clients, trajectory, moved, batch, step).float()
             direction = directions.next_(total.div_(divisor), moved).mul_(-rate)
             moved = direction if moved is None else moved.add_(direction)
-        if moved is None:
-            raise AssertionError("DP-SGD takes at least one step")
+        assert moved is not None, "DP-SGD takes at least one step"
         return clip_rows_(moved, None)
 
 
@@ -387,8 +368,7 @@ class SiteSum:
         With secure noise K must be 1, and the sum is float64.
         """
         batch = noisy_batch(self.noisy, clients, 0)
-        if batch.index is None:
-            raise AssertionError("a batch of sampled records has their places")
+        assert batch.index is not None, "a batch of sampled records has their places"
         few = clients.cohort.gather(batch.index)
         trajectory = clients.gradients.trajectory(clients.round.start, few, spanned=False)
         total = noisy_sum(self.noisy, clients, trajectory, None, batch.gathered(), 0)
@@ -420,8 +400,7 @@ def noisy_sum(
         step: The number of the local step.
     """
     round, cohort = clients.round, clients.cohort
-    if round.clip is None:
-        raise AssertionError("single-example gradients need a clip")
+    assert round.clip is not None, "single-example gradients need a clip"
     mechanism = GaussianMechanism(noisy.multiplier)
     scale = noisy.multiplier * round.clip.sensitivity(Relation.ADD_REMOVE)
     keys = round.streams.keys("step-noise", round.number, cohort.ids, step)

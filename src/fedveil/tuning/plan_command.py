@@ -16,6 +16,7 @@ from fedveil.runs.glossary import terms_line
 from fedveil.runs.run_directory import json_text, write_atomic
 from fedveil.tuning.recipe_grid import ITERATIONS, STEPS, Space
 from fedveil.tuning.search import OnTrial, plan_by_training
+from fedveil.tuning.sweep import make_folder
 from fedveil.tuning.theory import (
     FormulaSettings,
     Sizes,
@@ -262,10 +263,7 @@ def _write_recipe(report: PlanReport, out: Path | None, recipe: str) -> Path:
     BadInput if the directory cannot be made.
     """
     path = out or _free_path(Path("runs"), f"plan-{Path(recipe).stem}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise BadInput(f"{path.parent} cannot be made: {e.strerror}; use another --out") from e
+    make_folder(path.parent)
     write_atomic(path.with_suffix(".html"), plan_page(report, path.name))
     write_atomic(path, report.recipe_toml.encode())
     return path

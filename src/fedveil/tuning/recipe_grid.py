@@ -10,7 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedveil.base.checks import COUNT, Each
 from fedveil.base.errors import BadInput
+from fedveil.pages.html import TEXTS
 from fedveil.runs.recipe import Recipe, load_recipe, to_toml
 
 STEPS = (1, 2, 3, 4, 6, 12)
@@ -18,22 +20,6 @@ ITERATIONS = (12, 24, 36, 60, 120)
 PER_ROUND, IN_ALL = "local steps per round (E)", "local steps in all (T)"
 
 _MOST_CELLS = 100_000
-_LABELS = {
-    "budget.delta": "delta of the budget",
-    "budget.epsilon": "epsilon of the budget",
-    "client.batch": "records per batch",
-    "client.epochs": "local epochs per round",
-    "client.lr": "learning rate of clients",
-    "client.steps": "local steps per round",
-    "clip.value": "clip norm",
-    "data.alpha": "alpha of the partition, smaller is less alike",
-    "data.clients": "clients",
-    "noise.epsilon": "epsilon of one report",
-    "noise.multiplier": "noise multiplier, std / clip norm",
-    "sample.rate": "share of clients per round",
-    "sample.size": "clients per round",
-    "server.lr": "learning rate of the server",
-}
 
 
 @dataclass(frozen=True)
@@ -184,7 +170,7 @@ def axis_label(key: str) -> str:
     >>> axis_label("client.steps:rounds")
     'local steps per round : rounds'
     """
-    return " : ".join(_LABELS.get(part, part) for part in key.split(":"))
+    return " : ".join(TEXTS["axis_labels"].get(part, part) for part in key.split(":"))
 
 
 @dataclass(frozen=True)
@@ -204,12 +190,8 @@ class Space:
     rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        options = {"steps": self.steps_per_round, "iterations": self.steps_in_all}
-        for name, values in options.items():
-            if not values:
-                raise BadInput(f"--grid {name} is empty: give at least one number")
-            if min(values) < 1:
-                raise BadInput(f"--grid {name} has {min(values)}: numbers from 1 on are needed")
+        Each(COUNT).check("--grid steps", list(self.steps_per_round))
+        Each(COUNT).check("--grid iterations", list(self.steps_in_all))
         if max(self.steps_per_round) > max(self.steps_in_all):
             raise BadInput(
                 f"--grid steps has E = {max(self.steps_per_round)}, more than the largest T of "

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 from fedveil.privacy.accounting.budget import BudgetLine
@@ -43,7 +44,7 @@ class Mean:
         return f"{self.value:.4g} +- {self.half:.2g}"
 
 
-def mean_of(values: Sequence[float]) -> Mean:
+def mean_of(values: Sequence[float] | npt.NDArray[np.float64]) -> Mean:
     """Return the mean of `values`, one per repetition, with its 95 % interval.
 
     It is infinite if a value is not finite, or there is none.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fedveil.base.errors import BadInput
+from fedveil.pages.html import TEXTS
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.sections.noise_section import NoNoiseSection
@@ -416,18 +417,11 @@ def _cost_warning(result: SearchResult, noiseless: int) -> str:
     """
     claim = result.winner.prepared.headline_claim
     if claim is None:
-        return (
-            f"{result.trials} trainings on these records, without noise, chose the recipe: the "
-            "choice itself says something about the records"
-        )
+        return str(TEXTS["claimless_cost"].format(trials=result.trials))
     trainings = [
         (rival.prepared, len(rival.trial_losses) + (rival is result.winner))
         for rival in result.rivals
     ]
     free = f", and those without noise, from {noiseless} more trainings," if noiseless else ""
-    return (
-        f"{result.trials} trainings on these records chose the recipe, which a later run's claim "
-        f"({claim}) does not cover: with that run, epsilons and deltas add up to "
-        f"{Cost(trainings).totals_text}. Losses on test records{free} come on top, and no epsilon "
-        "covers them. To pay nothing, plan on public or made-up records of the same sizes"
-    )
+    total = Cost(trainings).totals_text
+    return str(TEXTS["cost"].format(trials=result.trials, claim=claim, total=total, free=free))

@@ -120,10 +120,7 @@ class Sweep:
         Raises:
             BadInput: The directory cannot be made, is in use, or holds another sweep.
         """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise BadInput(f"--out {self.folder} cannot be made: {e.strerror}") from e
+        make_folder(self.folder)
         with locked(self.folder):
             self._catch_up()
             missing, total = self.missing_repetitions, self.repeat * len(self.cells)
@@ -339,6 +336,14 @@ def check_new_folder(folder: Path, own_files: Sequence[str], kind: str) -> None:
     others = sorted(p.name for p in inside if p.name not in own_files)
     if others:
         raise BadInput(f"--out {folder} holds {others[0]} and no {kind}: use another")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a directory and those above it, unless they exist. Raise BadInput if that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BadInput(f"--out {folder} cannot be made: {e.strerror}") from e
 
 
 def _recipe_json(cell: Cell) -> dict[str, Any]:

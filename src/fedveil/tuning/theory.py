@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.checks import BUDGET, COUNT, NOT_NEGATIVE, number
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -36,6 +37,10 @@ Rate = Callable[[Array], Array]
 """The learning rates of local iterations k, counted from 0 over all rounds."""
 
 MOST_ROUNDS = 1000
+_CURVATURE = number(
+    lambda v: 0 < v < math.inf,
+    "the theory needs strongly convex, smooth losses; simulate instead (--simulate)",
+)
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,9 @@ class Constants:
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "convexity"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise BadInput(
-                    f"{name} is {value:g}: the theory needs strongly convex, smooth losses; "
-                    "simulate instead (--simulate)"
-                )
+            _CURVATURE.check(name, getattr(self, name))
         for name in ("heterogeneity", "gradient", "distance"):
-            value = getattr(self, name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise BadInput(f"{name} is {value:g}: a number >= 0 is needed")
+            NOT_NEGATIVE.check(name, getattr(self, name))
         if self.convexity > self.smoothness * (1 + 1e-9):
             raise BadInput(
                 f"convexity is {self.convexity:g}, above smoothness, {self.smoothness:g}: no loss "
@@ -95,10 +93,7 @@ class Sizes:
     parameters: int
 
     def __post_init__(self) -> None:
-        if self.clients < 1 or self.parameters < 1:
-            raise BadInput(
-                f"{self.clients} clients and {self.parameters} parameters: at least one of each"
-            )
+        COUNT.check("parameters", self.parameters)
         if not 1 <= self.cohort <= self.clients:
             raise BadInput(
                 f"{self.cohort} clients per round of {self.clients}: a number from 1 to "
@@ -189,7 +184,8 @@ def error_bound(
         steps: Local steps per round, E, at least 1, otherwise BadInput.
         rounds: Rounds, at least 1, otherwise BadInput.
     """
-    _check_counts(steps, rounds)
+    COUNT.check("steps", steps)
+    COUNT.check("rounds", rounds)
     rates = rate(np.arange(steps * rounds, dtype=np.float64))
     if not is_rate_covered(constants, rates, steps):
         return math.inf
@@ -217,27 +213,18 @@ def is_rate_covered(constants: Constants, rates: Array, steps: int) -> bool:
 
 
 def decayed_bound(
-    constants: Constants,
-    sizes: Sizes,
-    noise: Noise,
-    *,
-    steps: int,
-    rounds: int,
-    gamma: float | None = None,
+    constants: Constants, sizes: Sizes, noise: Noise, *, steps: int, rounds: int
 ) -> float:
     """Return the bound on E|theta - theta*|^2 in closed form, for the rate 2 / (mu (k + gamma)).
 
     Y_T <= [(gamma - 1)(gamma - 2) Y_0 + 4 / mu^2 (T B + T_g (C + D))] / ((T + gamma - 1)(T + gamma
     - 2)), where D is the largest variance of a round's mean noise over the square of the round's
-    last rate, T_g is `rounds`, and T is `steps` x `rounds`. The default gamma is max(8 lambda / mu,
-    E). The bound is infinite for a smaller one. Raise BadInput unless steps and rounds are at least
-    1.
+    last rate, T_g is `rounds`, T is `steps` x `rounds`, and gamma is max(8 lambda / mu, E), the
+    least that the theory covers. Raise BadInput unless steps and rounds are at least 1.
     """
-    _check_counts(steps, rounds)
-    least = max(constants.least_gamma, steps)
-    gamma = least if gamma is None else gamma
-    if not gamma >= least * (1 - 1e-12):
-        return math.inf
+    COUNT.check("steps", steps)
+    COUNT.check("rounds", rounds)
+    gamma = max(constants.least_gamma, steps)
     mu, total = constants.convexity, steps * rounds
     turns, share = sizes.most_turns(rounds), sizes.parameters / sizes.cohort
     first = 2 / (mu * (np.arange(steps) + gamma))
@@ -246,12 +233,6 @@ def decayed_bound(
     each += rounds * (_cohort_error(constants, sizes, steps) + worst)
     top = (gamma - 1) * (gamma - 2) * constants.distance + 4 / mu**2 * each
     return float(top / ((total + gamma - 1) * (total + gamma - 2)))
-
-
-def _check_counts(steps: int, rounds: int) -> None:
-    """Raise BadInput unless both numbers are at least 1."""
-    if steps < 1 or rounds < 1:
-        raise BadInput(f"{steps} local steps in {rounds} rounds: at least one of each is needed")
 
 
 def _local_error(constants: Constants, steps: int) -> float:
@@ -302,8 +283,7 @@ def convergence(exponent: float) -> Convergence:
     >>> convergence(2.0).best_power, convergence(0.5).best_power, convergence(1.0).best_power
     (0.3333333333333333, -0.5, 0.0)
     """
-    if not (exponent >= 0 and math.isfinite(exponent)):
-        raise BadInput(f"z is {exponent}: a number >= 0 is needed")
+    NOT_NEGATIVE.check("z", exponent)
     fixed = max(exponent - 1, -1.0)
     best = fixed if exponent <= 1 else (exponent - 1) / (exponent + 1)
     return Convergence(exponent, fixed, best)
@@ -332,8 +312,7 @@ def best_steps(bound: Bound, iterations: int) -> int:
 
     The smallest of several. BadInput if `iterations` is below 1.
     """
-    if iterations < 1:
-        raise BadInput(f"iterations is {iterations}: at least one is needed")
+    COUNT.check("iterations", iterations)
     errors = [bound(e, max(1, round(iterations / e))) for e in range(1, iterations + 1)]
     return 1 + int(np.argmin(errors))
 
@@ -373,8 +352,7 @@ class FormulaSettings:
     trusted_server: bool
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise BadInput(f"epsilon is {self.epsilon}: a positive number is needed")
+        BUDGET.check("epsilon", self.epsilon)
         if self.laplace and self.trusted_server:
             raise BadInput("noise is laplace, which clients add: use trust=local or gaussian")
 

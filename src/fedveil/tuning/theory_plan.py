@@ -17,6 +17,7 @@ from fedveil.base.inputs import taken
 from fedveil.base.platforms import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
+from fedveil.pages.html import TEXTS
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
@@ -189,12 +190,6 @@ def _optimum(loss: Loss, start: torch.Tensor) -> torch.Tensor:
     return point.detach()
 
 
-_CONSTANTS = (
-    "the constants come from the clients' records without noise: whoever publishes them, or what "
-    "was chosen by them, publishes something that no claim here covers"
-)
-
-
 def plan_by_theory(
     source: str, overrides: Sequence[str], space: Space, laboratory: Laboratory
 ) -> PlanReport:
@@ -237,7 +232,7 @@ def plan_by_theory(
     steps, _ = first.cell.steps_and_rounds
     star = theory.best_rounds(bound, steps)
     exponent = next(iter(noises.values())).exponent
-    warnings = [_CONSTANTS]
+    warnings = [TEXTS["constants"]]
     if star == 1:
         warnings.append(
             "the bound only grows from the first round on: it says nothing about how long to "

@@ -17,6 +17,7 @@ from fedveil.pages.charts import Chart, Line, chart_rows, figure
 from fedveil.pages.heat_map import HeatMap, heat_figure
 from fedveil.pages.html import (
     FOOTER,
+    TEXTS,
     Content,
     Markup,
     bullet_list,
@@ -137,21 +138,16 @@ def plan_page(report: PlanReport, name: str) -> bytes:
     first = report.options[0]
     choice = "".join(f", {axis_label(key)} {value}" for key, value in first.choice.items())
     chosen = f"{first.rounds:,} rounds of {first.steps} local steps{choice}"
+    recommended = f"Recommended: {chosen}, with {report.ranked_by} {first.value_text}."
+    reasons = bullet_list(report.reasons)
     charts = [_plan_heat_map(report), _plan_chart(report)]
     recipe = tag("pre", report.recipe_toml, tabindex=0, role="region", aria_label=name)
     return page(
         f"{name}: plan",
         tag("h1", f"{name}: {chosen}"),
         tag("p", report.title, class_="sub"),
-        tag(
-            "div",
-            tag("p", f"Recommended: {chosen}, with {report.ranked_by} {first.value_text}."),
-            tag("p", f"Its claim: {first.privacy}."),
-            class_="claim",
-        ),
-        section(
-            "Why the first of all options is recommended", bullet_list(report.reasons), id="why"
-        ),
+        tag("div", tag("p", recommended), tag("p", f"Its claim: {first.privacy}."), class_="claim"),
+        section("Why the first of all options is recommended", reasons, id="why"),
         section("Notes", bullet_list(report.warnings), id="notes") if report.warnings else None,
         section("Steps per round and in all", chart_rows(charts), id="curves"),
         section("All options, best first", _options_table(report), id="options"),
@@ -228,11 +224,6 @@ def _options_table(report: PlanReport) -> Markup:
 Cells = npt.NDArray[np.int64]
 
 _MOST_LINES, _MOST_MAPS = 8, 6
-_CHOICE = (
-    "Among cells with the same claim, the one with the lowest mean test loss. Cells whose "
-    "intervals overlap are not told apart by this sweep, and the best of several noisy numbers "
-    "looks better than it is: repeat it with other seeds before you rely on it."
-)
 
 
 @dataclass(frozen=True)
@@ -374,23 +365,17 @@ def sweep_page(folder: Path) -> bytes:
 
 def _recommended_section(results: SweepResults) -> Markup:
     """Return the section on the best cell for each claim, with the commands that train them."""
+    title = "The recommended cell"
     if not results.best_cells:
-        return section("The recommended cell", tag("p", "Every cell diverged."), id="best")
-    title, commands = "The recommended cell", []
+        return section(title, tag("p", "Every cell diverged."), id="best")
+    title += " for each claim" if len(results.best_cells) > 1 else ""
+    commands = []
     for k in results.best_cells:
         settings = [f"--set {key}={value}" for key, value in results.choice_of(k).items()]
         commands.append(" ".join(["fedveil run RECIPE", *settings]))
-    return section(
-        title if len(commands) == 1 else f"{title} for each claim",
-        table(
-            [_cell_row(results, k) for k in results.best_cells],
-            "The lowest mean test loss among cells of one claim",
-            wide=True,
-        ),
-        bullet_list(commands),
-        tag("p", _CHOICE),
-        id="best",
-    )
+    rows = [_cell_row(results, k) for k in results.best_cells]
+    best = table(rows, "The lowest mean test loss among cells of one claim", wide=True)
+    return section(title, best, bullet_list(commands), tag("p", TEXTS["best_cell"]), id="best")
 
 
 def _cell_row(results: SweepResults, cell: int) -> dict[str, Content]:

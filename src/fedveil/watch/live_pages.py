@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedveil.pages.charts import figure, gauge
 from fedveil.pages.html import (
+    TEXTS,
     Content,
     Markup,
     bullet_list,
@@ -29,21 +30,6 @@ MAX_CARDS = 6
 _FEW, _CHARGES, _RECENT = 50, 8, 20
 """Stretches of a chart among others, charges that are listed, rounds that give the pace."""
 
-_OUTSIDE = (
-    "Clip shares, signal to noise and cohort sizes come from private data and are outside every "
-    "claim. They are shown because this is a simulation, or because the recipe asks for them."
-)
-_SECURE = (
-    "With secure noise nothing that clients' data tell is shown: no share of clipped updates, no "
-    "signal to noise, no cohort sizes, no times."
-)
-_UNKNOWN = "What it has spent is not known: no ledger of it could be read."
-_GONE = "It was killed, or its machine stopped. What was charged stays charged; this continues it:"
-_NONE = "There is no run here yet. Start one with fedveil run --out DIR, and it appears here."
-_ENDING = (
-    "The round under way is finished and stays charged; then the run ends, with its claim and its "
-    "report. fedveil run --resume continues it."
-)
 
 Parts = dict[str, Markup]
 """Parts of a page by their ids, each of which is drawn again when it changes."""
@@ -87,7 +73,7 @@ def all_view(statuses: Sequence[RunStatus]) -> LiveView:
         others = table(rows, "Results of finished runs", wide=True)
         cards["others"] = {"others-table": tag("div", tag("h2", "Other runs"), others)}
     if not statuses:
-        cards["none"] = {"none-yet": tag("p", _NONE)}
+        cards["none"] = {"none-yet": tag("p", TEXTS["no_run"])}
     return _view_of_cards(cards)
 
 
@@ -137,20 +123,12 @@ def _live_page(title: str, below: Markup | None, events: str) -> bytes:
         below: Shown under the heading. None shows nothing.
         events: The address of the cards' events.
     """
+    question = tag("h2", "End ", tag("span", id="stop-name"), " after its round?", id="stop-title")
+    yes = tag("button", "End it", type="button", id="stop-yes")
     button = {"type": "button", "id": "stop-no", "class_": "quiet"}
-    dialog = tag(
-        "dialog",
-        tag("h2", "End ", tag("span", id="stop-name"), " after its round?", id="stop-title"),
-        tag("p", _ENDING),
-        tag(
-            "p",
-            tag("button", "End it", type="button", id="stop-yes"),
-            " ",
-            tag("button", "Let it train", **button, autofocus=True),
-        ),
-        id="stop",
-        aria_labelledby="stop-title",
-    )
+    no = tag("button", "Let it train", **button, autofocus=True)
+    parts = question, tag("p", TEXTS["ending"]), tag("p", yes, " ", no)
+    dialog = tag("dialog", *parts, id="stop", aria_labelledby="stop-title")
     return served_page(
         title,
         "./" if title == "Runs" else "",
@@ -204,7 +182,7 @@ def row(status: RunStatus) -> dict[str, Content]:
             "rounds": contents.last_round,
             "ending": ended_text(contents.result.get("stopped")) if contents.result else "killed",
             "on the test split": ", ".join(metrics) or "-",
-            "claim": claim if status.spending_known else _UNKNOWN,
+            "claim": claim if status.spending_known else TEXTS["unknown"],
         }
     except Exception as e:
         return {"run": link, "rounds": f"it cannot be drawn: {type(e).__name__}"}
@@ -266,7 +244,7 @@ def _budget_gauge(status: RunStatus) -> Markup:
     """
     spent, limit = status.spent, status.contents.budget_epsilon
     if not status.spending_known:
-        return tag("p", _UNKNOWN, class_="gauge warn")
+        return tag("p", TEXTS["unknown"], class_="gauge warn")
     if spent is None:
         return tag("p", "Nothing is claimed, so nothing is spent.", class_="gauge sub")
     words = f"spent: {spent}"
@@ -293,7 +271,7 @@ def _ending(status: RunStatus) -> Markup:
     """
     if status.state is State.GONE:
         how = tag("code", f"fedveil run --resume {status.contents.folder}")
-        return tag("p", _GONE, " ", how, class_="warn")
+        return tag("p", TEXTS["gone"], " ", how, class_="warn")
     if status.state is State.ENDED:
         report = tag("a", "Report", href=f"./report?id={status.id}")
         why = status.contents.result.get("why")
@@ -324,14 +302,14 @@ def _details(status: RunStatus, *, full: bool) -> Markup:
                 "for": charge.covers,
                 "each": event_text(from_dict(charge.event)),
             }
-            rows.append(
-                row if contents.has_secure_noise else {**row, "charged at": charge.charged_at}
-            )
+            if not contents.has_secure_noise:
+                row["charged at"] = charge.charged_at
+            rows.append(row)
         total = f"The last of {value_text(len(charges))} charges"
         latest = table(rows, "Last charges, the latest first", wide=True)
         parts.append(tag("details", tag("summary", total), latest))
     if full and contents.points("clients") and contents.claims:
-        parts.append(tag("p", _OUTSIDE, class_="note"))
+        parts.append(tag("p", TEXTS["diagnostics_outside"], class_="note"))
     elif full and contents.has_secure_noise:
-        parts.append(tag("p", _SECURE, class_="note"))
+        parts.append(tag("p", TEXTS["secure"], class_="note"))
     return concatenate(parts)

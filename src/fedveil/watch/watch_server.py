@@ -39,6 +39,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedveil.base.checks import PORT
 from fedveil.base.errors import BadInput, FedveilError
 from fedveil.runs.report import report_html
 from fedveil.runs.run_directory import in_use, request_stop
@@ -359,8 +360,7 @@ class WatchOptions:
                 f"--host is {self.host}, which other machines reach, and nothing is encrypted: use "
                 "127.0.0.1 and a tunnel (ssh -L), or add --outside if that is meant"
             )
-        if not 0 <= self.port < 2**16:
-            raise BadInput(f"--port is {self.port}: 0 (any) to 65535 is needed")
+        PORT.check("--port", self.port)
 
     def bind_socket(self) -> socket.socket:
         """Return a socket bound to the address, not listening yet.

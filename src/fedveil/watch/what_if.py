@@ -15,7 +15,7 @@ from functools import lru_cache
 from fedveil.base.errors import BadInput
 from fedveil.pages.charts import Chart, Line, chart_rows, figure
 from fedveil.pages.claim_sections import claim_box
-from fedveil.pages.html import Content, Markup, number_tiles, section, table, tag, value_text
+from fedveil.pages.html import TEXTS, Content, Markup, number_tiles, section, table, tag, value_text
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import central_line, least_noise
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -85,15 +85,7 @@ class Knob:
         return value
 
 
-KNOBS = (
-    Knob("clients", 10, 1e7, 100, "clients", "in the whole population", whole=True),
-    Knob("rate", 1e-4, 1, 0.5, "rate", "probability that a client joins a round"),
-    Knob("rounds", 1, 1e5, 40, "rounds", "that are trained", whole=True),
-    Knob("noise", 0.3, 100, 2, "noise multiplier", "std of the sum's noise / clip norm"),
-    Knob("delta", 1e-10, 1e-2, 1e-5, "delta", "of the claim; below 1 / clients"),
-    Knob("epsilon", 0.1, 100, 8, "budget", "epsilon at which a run stops, by the claim below"),
-    Knob("parameters", 10, 1e9, 650, "parameters", "of the model", whole=True),
-)
+KNOBS = tuple(Knob(**fields) for fields in TEXTS["knobs"])
 
 
 @dataclass(frozen=True)
@@ -222,43 +214,21 @@ def recipe_text(settings: Settings) -> str:
     )
 
 
-_ABOUT = (
-    "Central DP with Gaussian noise: each client joins a round with the probability that is set, "
-    "its update is clipped, and a trusted server adds the noise. Nothing is trained and no data "
-    "are read: this is accounting alone."
-)
-_SOON = "A quick upper bound; the exact account follows."
-_SNR = (
-    "Signal to noise is shown at its best: every update as long as the clip norm, all of them in "
-    "one direction. A real run has less. Below 1, the noise of a round is larger than its signal."
-)
-_SPLITS = (
-    "The same expected client-rounds, over fewer or more rounds with the same noise multiplier. "
-    "More rounds of fewer clients cost less epsilon, and every round has more noise."
-)
-
-
 def what_if_page() -> bytes:
     """Return the HTML page, as bytes, with every slider at its first value and no answers yet."""
     button = {"type": "button", "id": "fit", "class_": "quiet"}
+    fit = tag("button", "Take the noise that fits the budget", **button, disabled=True)
+    recipe = tag("a", "The recipe of these settings", id="recipe", href="./recipe")
+    answers = [tag("div", id=f"answer-{name}") for name in ("claim", "numbers", "budget", "splits")]
     return served_page(
         "What if",
         "./what-if",
         tag("h1", "What if"),
-        tag("p", _ABOUT, class_="sub"),
+        tag("p", TEXTS["about"], class_="sub"),
         tag("div", *map(_slider, KNOBS), class_="knobs", id="knobs"),
-        tag(
-            "p",
-            tag("a", "The recipe of these settings", id="recipe", href="./recipe"),
-            ", for fedveil run what-if.toml. ",
-            tag("button", "Take the noise that fits the budget", **button, disabled=True),
-        ),
+        tag("p", recipe, ", for fedveil run what-if.toml. ", fit),
         tag("p", "", id="trouble", role="status", class_="warn"),
-        tag(
-            "div",
-            *(tag("div", id=f"answer-{name}") for name in ("claim", "numbers", "budget", "splits")),
-            id="answer",
-        ),
+        tag("div", *answers, id="answer"),
         script="what_if.js",
     )
 
@@ -287,7 +257,9 @@ def answer_parts(settings: Settings, *, exact: bool) -> str:
         parts["answer-splits"] = _splits_section(settings, answer)
     else:
         meaning = Meaning(quick_claims(settings))
-        parts["answer-claim"] = tag("div", claim_box(meaning), tag("p", _SOON, class_="note"))
+        parts["answer-claim"] = tag(
+            "div", claim_box(meaning), tag("p", TEXTS["soon"], class_="note")
+        )
         parts["answer-numbers"] = _round_numbers(settings)
     texts = {name: part.text for name, part in parts.items()}
     return json.dumps({"parts": texts, "needed": needed})
@@ -329,13 +301,9 @@ def _round_numbers(settings: Settings) -> Markup:
     )
     warning = None
     if settings.delta >= 1 / settings.clients:
-        warning = tag(
-            "p",
-            f"A delta of {settings.delta:g} permits publishing one of {settings.clients:,} clients "
-            "outright: fedveil run refuses it.",
-            class_="warn",
-        )
-    return tag("div", warning, number_tiles(numbers), tag("p", _SNR, class_="note"))
+        text = TEXTS["large_delta"].format(settings=settings)
+        warning = tag("p", text, class_="warn")
+    return tag("div", warning, number_tiles(numbers), tag("p", TEXTS["best_signal"], class_="note"))
 
 
 def _budget_section(settings: Settings, answer: FullAnswer) -> Markup:
@@ -380,8 +348,5 @@ def _splits_section(settings: Settings, answer: FullAnswer) -> Markup:
         from_zero=True,
     )
     numbers = table(rows, f"{value_text(settings.client_rounds)} client-rounds", wide=True)
-    return section(
-        "What these client-rounds cost",
-        chart_rows([figure(chart)], tag("p", _SPLITS)),
-        numbers,
-    )
+    charts = chart_rows([figure(chart)], tag("p", TEXTS["splits"]))
+    return section("What these client-rounds cost", charts, numbers)

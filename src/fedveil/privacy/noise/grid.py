@@ -131,25 +131,30 @@ class Steps:
 
     Guarantee: sums are exact, in any order. A row of at most `most` steps before rounding is no
     more than 1e-6 of that longer afterwards: factors and products are rounded once each, in
-    `dtype`. Numbers are float32 and int32 where these have room for the sum of all rows, otherwise
-    float64 and int64.
+    `dtype`. Numbers are float32 and int32 where these have room for the longest sum of a full
+    block, otherwise float64 and int64. This follows from public numbers alone, so that no row is
+    rounded differently because of others.
 
     Attributes:
         factors: The factor of each row, float64 [B], at most `most` over the row's length.
         most: The most steps that a row may have.
+        largest_factor: The largest factor that a row may have.
+        slots: The public number of rows of a full block, at least B.
     """
 
     factors: torch.Tensor
     most: float
+    largest_factor: float
+    slots: int
 
     def __len__(self) -> int:
         return len(self.factors)
 
     @property
     def fits(self) -> bool:
-        """Whether float32 holds every factor, and int32 the sum of all rows."""
-        few = len(self) * self.most < _LARGEST_INT32
-        return few and bool((self.factors < _LARGEST_FACTOR).all())
+        """Whether float32 holds every possible factor, and int32 the sum of a full block."""
+        few = self.slots * self.most < _LARGEST_INT32
+        return few and self.largest_factor < _LARGEST_FACTOR
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -170,7 +175,7 @@ class Steps:
         `total` may be of any shape with as many numbers as a row. Rows behind the first B are not
         looked at.
 
-        >>> steps = Steps(torch.tensor([4.0, 2.0], dtype=torch.float64), 8.0)
+        >>> steps = Steps(torch.tensor([4.0, 2.0], dtype=torch.float64), 8.0, 4.0, 2)
         >>> total = torch.zeros(2, dtype=torch.float64)
         >>> steps.add_(total, torch.tensor([[1.0, -0.3], [0.7, -0.7], [9.0, 9.0]]))
         >>> total.tolist()

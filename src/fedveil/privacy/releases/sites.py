@@ -12,8 +12,6 @@ from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
-from fedveil.privacy.noise.grid import LARGEST_SUM
-from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import (
     Channel,
@@ -25,12 +23,8 @@ from fedveil.privacy.release import (
     wrong_terms,
 )
 from fedveil.privacy.releases.dp_sgd import accounts_of
-from fedveil.privacy.releases.secure_sum import SecureSum
+from fedveil.privacy.releases.secure_sum import EVERY_SITE, SecureSum, check_shares
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.secure import check_grid
-
-LEAST_STEPS, MOST_SITES = 2.0**16, 10**6
-"""With these, rounded shares add up to a rounding of one Gaussian (docs/proofs/sites.md)."""
 
 WHOLE, PART = "whole", "part"
 """How much of the noise each site adds: all that the claim needs, or a share of it."""
@@ -113,9 +107,14 @@ class SiteNoise(Release):
         return self.multiplier * (1.0 if self.share == PART else math.sqrt(self.site_count))
 
     @property
+    def report_noise(self) -> float:
+        """The noise multiplier of one site's sum."""
+        return self.noisy.multiplier
+
+    @property
     def requires(self) -> Requirements:
         only_sum = SecureSum.hides_reports if self.share == PART else ""
-        return Requirements(self.noisy, _SUMS, only_sum, sends_sum=True, all_honest=_EVERY_SITE)
+        return Requirements(self.noisy, _SUMS, only_sum, sends_sum=True, all_honest=EVERY_SITE)
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
         return {"multiplier": self.multiplier}
@@ -128,26 +127,7 @@ class SiteNoise(Release):
         return f"{each} {self.site_count} sites, {self.together:.4g} in their sum"
 
     def check(self, plan: PrivacyPlan) -> None:
-        if plan.secure and plan.parameters is not None:
-            multiplier = self.noisy.multiplier
-            check_grid(plan.clip_schedule, multiplier, Relation.ADD_REMOVE, plan.parameters)
-            spacing = GaussianMechanism(multiplier).grid(multiplier, plan.parameters).spacing
-            if multiplier / spacing < LEAST_STEPS or self.site_count > MOST_SITES:
-                raise BadArgument(
-                    f"{{multiplier}} is {multiplier:g} at each of {self.site_count} sites: secure "
-                    "shares need noise of 2^16 steps of the grid and at most "
-                    f"{MOST_SITES:,} sites",
-                    "multiplier",
-                )
-            # Rows as long as the clip, all in one coordinate. A clip that is no power of two has up
-            # to twice as many steps.
-            if self.records * 2.0 / spacing > LARGEST_SUM:
-                raise BadArgument(
-                    f"{{source}} is 'secure', {{multiplier}} {multiplier:.4g} and {self.records:,} "
-                    "records: their sum is too long for the grid; raise the multiplier",
-                    "source",
-                    "multiplier",
-                )
+        check_shares(plan, self.report_noise, self.site_count, self.records, "records")
 
     def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
         trusts = Trust.SITE, Trust.SECURE_SUM, Trust.CENTRAL
@@ -162,6 +142,8 @@ class SiteNoise(Release):
             return "the server adds no noise"
         if plan.population != self.site_count:
             return f"{self.site_count} sites add noise"
+        if type(plan.sampler) is not Everyone:
+            return "not every site takes part in every round"
         noise = self.noisy.multiplier if line.trust is Trust.SITE else self.together
         claimed = noise_in(line.event)
         if not covers(noise, claimed):
@@ -185,22 +167,7 @@ class SiteNoise(Release):
         return more * self.together * round.clip.value * math.sqrt(size)
 
 
-def _assumed(channel: Channel) -> tuple[str, ...]:
-    """What the claim about the sum takes for granted of the server and the sites."""
-    if not isinstance(channel, SecureSum):
-        raise AssertionError("shares are added up by a secure sum")
-    least, sites = channel.threshold, channel.sites
-    seen = "the server sees only the sum of all sites' reports (a secure sum)"
-    who = f"all {sites} sites" if channel.honest == sites else f"{channel.honest} of {sites} sites"
-    noise = f"{who} add their noise honestly, and keep it to themselves"
-    if least == sites:
-        return seen, noise
-    seen = f"the server sees only one sum a round, of {least} or more of {sites} sites' reports"
-    return f"{seen} (a secure sum)", noise, "whether a site answers does not depend on its records"
-
-
 _SUMS = "and sites send sums, which count alike"
-_EVERY_SITE = "the claim about the sum counts on the noise of every site"
 
 
 def sites(
@@ -304,10 +271,10 @@ def sites(
         )
     else:
         second = replace(unlimited, event=event(release.noisy.multiplier), trust=Trust.SITE)
-        first = replace(
-            first,
-            assumptions=(*_assumed(release.channel), *first.assumptions[1:]),
-        )
+        if not isinstance(release.channel, SecureSum):
+            raise AssertionError("shares are added up by a secure sum")
+        assumptions = (*release.channel.assumptions, *first.assumptions[1:])
+        first = replace(first, assumptions=assumptions)
     plan = PrivacyPlan(
         sampler=Everyone(),
         population=population,

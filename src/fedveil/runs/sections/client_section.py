@@ -6,16 +6,7 @@ from pydantic import Field
 
 from fedveil.base import checks
 from fedveil.base.errors import BadInput
-from fedveil.runs.sections.section import (
-    LR_FLOOR,
-    SCHEDULE,
-    WARMUP_ROUNDS,
-    RateKind,
-    Section,
-    build_rates,
-    in_keys,
-    setting,
-)
+from fedveil.runs.sections.section import RateKeys, Section, in_keys, setting
 
 if TYPE_CHECKING:
     from fedveil.privacy.release import NoisySteps
@@ -26,50 +17,6 @@ _MOMENTUM = "Momentum of the local steps; every round starts without any. For op
 _WEIGHT_DECAY = (
     "This times the model is added to every local gradient; with optimizer 'adam' to every step "
     "instead (AdamW)."
-)
-_PROXIMAL = setting(
-    checks.NOT_NEGATIVE,
-    None,
-    description="This times what the model has moved in the round is added to every local "
-    "gradient (FedProx). Default: 0.0.",
-)
-_OPTIMIZER = setting(
-    default=None,
-    description="What a client makes of its gradients: plain steps or momentum with 'sgd', or "
-    "'adam', which starts afresh in every round. Default: 'sgd'.",
-)
-_BETA1 = setting(
-    checks.FRACTION,
-    None,
-    description="Share of the first moment that a local step keeps. For optimizer 'adam'. "
-    "Default: 0.9.",
-)
-_BETA2 = setting(
-    checks.FRACTION,
-    None,
-    description="Share of the second moment that a local step keeps. For optimizer 'adam'. "
-    "Default: 0.999.",
-)
-_FLOOR = setting(
-    checks.POSITIVE,
-    None,
-    description="Added to the root of the second moment. For optimizer 'adam'. Default: 1e-8.",
-)
-_UNIT = setting(
-    default=None,
-    description="What is sampled and clipped: each 'record', or each 'person', by the mean of the "
-    "gradients of that person's records. 'person' needs cap and data that say whose records are "
-    "whose (data.person), and its claim is per person. For kind 'dp-sgd' and noise.where 'site'. "
-    "Default: 'record'.",
-)
-_CAP = setting(
-    checks.COUNT,
-    None,
-    description="How many records of one person count at most. A public rule chooses them. "
-    "With it the claim is per person. Under unit 'record' a person's records are sampled and "
-    "clipped one by one, and all of them are accounted together. For kind 'dp-sgd' and noise.where "
-    "'site', and data that say whose records are whose. Default: every record counts, and the "
-    "claim is per record.",
 )
 
 
@@ -135,18 +82,34 @@ class EveryoneSection(Section):
 
 
 SampleSection = Annotated[
-    PoissonSection | FixedSection | RoundRobinSection | EveryoneSection,
-    Field(discriminator="kind"),
+    PoissonSection | FixedSection | RoundRobinSection | EveryoneSection, Field(discriminator="kind")
 ]
 
 
-class GradientSection(Section):
-    """`[client]` of kind "gradient": one gradient per round (FedSGD)."""
+class _PersonKeys(Section):
+    """The keys of steps that may be about persons."""
+
+    unit: Literal["record", "person"] | None = None
+    """What is sampled and clipped: each 'record', or each 'person', by the mean of the gradients of
+    that person's records. 'person' needs cap and data that say whose records are whose
+    (data.person), and its claim is per person. For kind 'dp-sgd' and noise.where 'site'. Default:
+    'record'."""
+    cap: int | None = setting(checks.COUNT, None)
+    """How many records of one person count at most. A public rule chooses them. With it the claim
+    is per person. Under unit 'record' a person's records are sampled and clipped one by one, and
+    all of them are accounted together. For kind 'dp-sgd' and noise.where 'site', and data that say
+    whose records are whose. Default: every record counts, and the claim is per record."""
+
+
+class _GradientKeys(Section):
+    """The first key of `[client]` of kind "gradient"."""
 
     kind: Literal["gradient"]
     """One gradient on all of a client's records (FedSGD); the learning rate is server.lr."""
-    unit: Literal["record", "person"] | None = _UNIT
-    cap: int | None = _CAP
+
+
+class GradientSection(_PersonKeys, _GradientKeys):
+    """`[client]` of kind "gradient": one gradient per round (FedSGD)."""
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
         """Build the client work: one gradient (FedSGD), or the noisy sum that `steps` describe.
@@ -164,8 +127,39 @@ class GradientSection(Section):
         return OneGradient()
 
 
-class SgdSection(Section):
-    """`[client]` of kind "sgd": local SGD (FedAvg, FedProx)."""
+class _LocalKeys(Section):
+    """The keys of local steps that SGD and DP-SGD share."""
+
+    proximal: float | None = setting(checks.NOT_NEGATIVE, None)
+    """This times what the model has moved in the round is added to every local gradient (FedProx).
+    Default: 0.0."""
+    optimizer: Literal["sgd", "adam"] | None = None
+    """What a client makes of its gradients: plain steps or momentum with 'sgd', or 'adam', which
+    starts afresh in every round. Default: 'sgd'."""
+    beta1: float | None = setting(checks.FRACTION, None)
+    """Share of the first moment that a local step keeps. For optimizer 'adam'. Default: 0.9."""
+    beta2: float | None = setting(checks.FRACTION, None)
+    """Share of the second moment that a local step keeps. For optimizer 'adam'. Default: 0.999."""
+    floor: float | None = setting(checks.POSITIVE, None)
+    """Added to the root of the second moment. For optimizer 'adam'. Default: 1e-8."""
+
+    def build_adam(self) -> "Adam | None":
+        """Build the clients' Adam. None if the optimizer is "sgd".
+
+        Raises BadInput for keys of Adam beside "sgd".
+        """
+        from fedveil.training.work import Adam
+
+        chosen = self.present_values("beta1", "beta2", "floor")
+        if self.optimizer == "adam":
+            return Adam(**chosen)
+        for key in chosen:
+            raise BadInput(f"client.{key} has no effect on sgd: omit it, or use adam")
+        return None
+
+
+class _SgdKeys(Section):
+    """The first keys of `[client]` of kind "sgd"."""
 
     kind: Literal["sgd"]
     """Local SGD from the round's model (FedAvg; with proximal FedProx)."""
@@ -187,14 +181,10 @@ class SgdSection(Section):
     """Local steps by which the decaying learning rate is shifted; see mu. Default: lr decides."""
     momentum: float = setting(checks.FRACTION, 0.0, description=_MOMENTUM)
     weight_decay: float = setting(checks.NOT_NEGATIVE, 0.0, description=_WEIGHT_DECAY)
-    proximal: float | None = _PROXIMAL
-    optimizer: Literal["sgd", "adam"] | None = _OPTIMIZER
-    beta1: float | None = _BETA1
-    beta2: float | None = _BETA2
-    floor: float | None = _FLOOR
-    schedule: RateKind | None = SCHEDULE
-    warmup: int | None = WARMUP_ROUNDS
-    lr_floor: float | None = LR_FLOOR
+
+
+class SgdSection(RateKeys, _LocalKeys, _SgdKeys):
+    """`[client]` of kind "sgd": local SGD (FedAvg, FedProx)."""
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
         """Build the local SGD of a run of `rounds` rounds. `steps` has no effect.
@@ -226,13 +216,13 @@ class SgdSection(Section):
                 weight_decay=self.weight_decay,
                 decay=decay,
                 proximal=self.proximal or 0.0,
-                adam=_build_adam(self),
-                schedule=build_rates("client", self.schedule, self.warmup, self.lr_floor, rounds),
+                adam=self.build_adam(),
+                schedule=self.build_rates("client", rounds),
             )
 
 
-class DpSgdSection(Section):
-    """`[client]` of kind "dp-sgd": local DP-SGD."""
+class _DpSgdKeys(Section):
+    """The first keys of `[client]` of kind "dp-sgd"."""
 
     kind: Literal["dp-sgd"]
     """DP-SGD on Poisson batches of the client's own records; with noise.where 'training' and a
@@ -247,22 +237,21 @@ class DpSgdSection(Section):
     """One number of records, or of people where these are sampled, for all clients, by which sums
     are divided, so that the claim covers how many a client has. With server.weights 'uniform'.
     Default: each client's own number, which is then public."""
-    unit: Literal["record", "person"] | None = _UNIT
-    cap: int | None = _CAP
+
+
+class _MomentumKeys(Section):
+    """The keys of DP-SGD that follow those about persons."""
+
     momentum: float | None = setting(
         checks.FRACTION, None, description=f"{_MOMENTUM} Default: 0.0."
     )
     weight_decay: float | None = setting(
         checks.NOT_NEGATIVE, None, description=f"{_WEIGHT_DECAY} Default: 0.0."
     )
-    proximal: float | None = _PROXIMAL
-    optimizer: Literal["sgd", "adam"] | None = _OPTIMIZER
-    beta1: float | None = _BETA1
-    beta2: float | None = _BETA2
-    floor: float | None = _FLOOR
-    schedule: RateKind | None = SCHEDULE
-    warmup: int | None = WARMUP_ROUNDS
-    lr_floor: float | None = LR_FLOOR
+
+
+class DpSgdSection(RateKeys, _LocalKeys, _MomentumKeys, _PersonKeys, _DpSgdKeys):
+    """`[client]` of kind "dp-sgd": local DP-SGD."""
 
     def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
         """Build the DP-SGD of a run of `rounds` rounds, with the noisy `steps` of its plan.
@@ -271,8 +260,7 @@ class DpSgdSection(Section):
         """
         from fedveil.training.work import ClientDpSgd
 
-        if steps is None:
-            raise AssertionError("DP-SGD is made from its plan")
+        assert steps is not None, "DP-SGD is made from its plan"
         with in_keys("client"):
             return ClientDpSgd(
                 steps,
@@ -280,8 +268,8 @@ class DpSgdSection(Section):
                 momentum=self.momentum or 0.0,
                 weight_decay=self.weight_decay or 0.0,
                 proximal=self.proximal or 0.0,
-                adam=_build_adam(self),
-                schedule=build_rates("client", self.schedule, self.warmup, self.lr_floor, rounds),
+                adam=self.build_adam(),
+                schedule=self.build_rates("client", rounds),
             )
 
 
@@ -297,19 +285,3 @@ def client_cap(client: ClientSection) -> int | None:
 def samples_people(client: ClientSection) -> bool:
     """Return whether people join by themselves, in place of records."""
     return getattr(client, "unit", None) == "person" and client_cap(client) is not None
-
-
-def _build_adam(section: SgdSection | DpSgdSection) -> "Adam | None":
-    """Build the clients' Adam. None if the optimizer is "sgd".
-
-    Raises BadInput for keys of Adam beside "sgd".
-    """
-    from fedveil.training.work import Adam
-
-    chosen = section.present_values("beta1", "beta2", "floor")
-    if section.optimizer == "adam":
-        return Adam(**chosen)
-    if chosen:
-        key = next(iter(chosen))
-        raise BadInput(f"client.{key} has no effect on sgd: omit it, or use adam")
-    return None

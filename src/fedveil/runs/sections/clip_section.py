@@ -13,31 +13,33 @@ if TYPE_CHECKING:
     from fedveil.privacy.ranges import Ranges
     from fedveil.runs.sections.noise_section import PlanInputs
 
-_NORM = setting(
-    default="l2",
-    description="The norm that lengths are measured in: 'l1' for Laplace noise, 'l2' for all "
-    "other.",
-)
-_EACH = setting(
-    default="update",
-    description="What is clipped: the whole 'update', or every local 'gradient', for client.kind "
-    "'sgd' with steps and optimizer 'sgd', without momentum, weight_decay and proximal.",
-)
 _FIRST_CLIP = setting(
     checks.CLIP, description="Clip of the first round: the largest L2 norm of a client's update."
 )
 
 
-class FixedClipSection(Section):
-    """`[clip]` of kind "fixed": the same clip in every round."""
+class _NormKeys(Section):
+    """The last keys of a clip whose norm is chosen, and which may be on gradients."""
+
+    norm: Literal["l1", "l2"] = "l2"
+    """The norm that lengths are measured in: 'l1' for Laplace noise, 'l2' for all other."""
+    each: Literal["update", "gradient"] = "update"
+    """What is clipped: the whole 'update', or every local 'gradient', for client.kind 'sgd' with
+    steps and optimizer 'sgd', without momentum, weight_decay and proximal."""
+
+
+class _FixedClipKeys(Section):
+    """The first keys of `[clip]` of kind "fixed"."""
 
     kind: Literal["fixed"]
     """The same clip in every round."""
     value: float = setting(checks.CLIP)
     """The largest norm of a client's update or local gradient (see each); under DP-SGD, of each
     example's gradient."""
-    norm: Literal["l1", "l2"] = _NORM
-    each: Literal["update", "gradient"] = _EACH
+
+
+class FixedClipSection(_NormKeys, _FixedClipKeys):
+    """`[clip]` of kind "fixed": the same clip in every round."""
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
         """Build the clip schedule with the same clip in every round.
@@ -52,8 +54,8 @@ class FixedClipSection(Section):
             return schedule if self.each == "update" else _per_gradient(schedule, inputs)
 
 
-class PolyClipSection(Section):
-    """`[clip]` of kind "poly": a clip that decays by a polynomial."""
+class _PolyClipKeys(Section):
+    """The first keys of `[clip]` of kind "poly"."""
 
     kind: Literal["poly"]
     """A clip that decays by itself: value (1 - (t - 1) / T)^power in round t of T."""
@@ -64,8 +66,10 @@ class PolyClipSection(Section):
     """How fast the clip decays; 0: it does not."""
     floor: float | None = setting(checks.CLIP_FLOOR, None)
     """The clip never falls below it. Default: a thousandth of value."""
-    norm: Literal["l1", "l2"] = _NORM
-    each: Literal["update", "gradient"] = _EACH
+
+
+class PolyClipSection(_NormKeys, _PolyClipKeys):
+    """`[clip]` of kind "poly": a clip that decays by a polynomial."""
 
     def build(self, inputs: "PlanInputs") -> "ClipSchedule":
         """Build the clip schedule value (1 - (t - 1) / T)^power in round t of T, at least `floor`.
@@ -94,7 +98,8 @@ class QuantileClipSection(Section):
     """How fast the clip moves; see kind."""
     bit_noise: float | None = setting(checks.NOT_NEGATIVE, None)
     """Standard deviation of the Gaussian noise on the number of updates within the clip, in
-    clients; added by the server or, where clients add their own, a trusted curator. Default: a
+    clients; added by the server or, where clients add their own, a trusted curator. With [sum]
+    clients add it in parts, and there is no curator. Default: a
     twentieth of the clients per round, or none where bit_epsilon is given."""
     bit_epsilon: float | None = setting(checks.BIT_EPSILON, None)
     """Epsilon of the randomised response by which each client tells, in each of its turns, whether
@@ -121,7 +126,8 @@ class MedianClipSection(Section):
 
     kind: Literal["median"]
     """A clip at the median of the clients' gradient norms, from noisy histograms that a trusted
-    curator publishes; for client.kind 'gradient' where clients add the noise."""
+    curator publishes, or with [sum] a secure sum; for client.kind 'gradient' where clients add the
+    noise."""
     value: float = _FIRST_CLIP
     low: int = setting(checks.POWER)
     """The first bin of a histogram ends at 2^low."""

@@ -353,18 +353,9 @@ class DataSection(Section):
 
         if self.target is None:
             raise BadInput("data.target is missing: name the column that is to be predicted")
-        return TableOptions(
-            self.target,
-            self.client,
-            self.features,
-            columns,
-            self.test,
-            self.statistics,
-            self.min_records,
-            self.missing,
-            self.person,
-            self.by_file,
-        )
+        keys = ("client", "features", "test", "statistics", "min_records", "missing", "person")
+        given = self.present_values(*keys)
+        return TableOptions(self.target, declared_columns=columns, by_file=self.by_file, **given)
 
     @in_keys("data")
     def declared_data(

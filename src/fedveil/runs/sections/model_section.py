@@ -252,9 +252,7 @@ class ModelSection(Section):
             reading = Reading(words, **self.present_values("embedding", "layers", "heads"))
             count = reading.count(self.name, shape, hidden, outputs)
         elif len(hidden) > _MOST_LAYERS:
-            raise BadInput(
-                f"model.hidden has {len(hidden)} layers: at most {_MOST_LAYERS} are possible"
-            )
+            raise BadInput(f"model.hidden has {len(hidden)} layers: use at most {_MOST_LAYERS}")
         else:
             widths = (math.prod(shape), *hidden, outputs)
             if min(widths) > 0:

@@ -73,11 +73,7 @@ class Section(BaseModel):
     """A section of a recipe: a pydantic model, frozen, and strict about keys and types."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=True,
-        use_attribute_docstrings=True,
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=True, use_attribute_docstrings=True
     )
 
     def check_values(self, where: str = "") -> None:
@@ -104,48 +100,37 @@ class Section(BaseModel):
         return {key: value for key in keys if (value := getattr(self, key)) is not None}
 
 
-RateKind = Literal["constant", "linear", "cosine", "step"]
-SCHEDULE = setting(
-    default=None,
-    description="How lr changes over the rounds: 'linear' and 'cosine' fall to lr_floor of it, "
-    "in a line or along half a cosine; 'step' falls to a tenth after half of the rounds, to a "
-    "hundredth after three quarters. Default: 'constant'.",
-)
-WARMUP_ROUNDS = setting(
-    WARMUP,
-    None,
-    description="Rounds in which the learning rate first grows to lr, in equal steps; the "
-    "schedule is for the rounds after them. Default: 0.",
-)
-LR_FLOOR = setting(
-    FRACTION,
-    None,
-    description="Share of lr that the schedule does not fall below. For schedule 'linear', "
-    "'cosine' and 'step'. Default: 0.0.",
-)
+class RateKeys(Section):
+    """The keys of a section whose learning rate, `lr`, may change over the rounds.
 
-
-def build_rates(
-    section: str, schedule: str | None, warmup: int | None, floor: float | None, rounds: int
-) -> "RateSchedule | None":
-    """Build the schedule of a learning rate over the rounds. None if the rate is constant.
-
-    Raises BadInput for a warmup that is too long, or a floor under a constant rate.
-
-    Args:
-        section: "client" or "server", for messages.
-        schedule: The section's `schedule`, a `RateKind`. None is "constant".
-        warmup: Rounds in which the rate first grows. None is 0.
-        floor: The share of the rate that the schedule does not fall below. None is 0.
-        rounds: Rounds of the run.
+    A section that inherits from it and from a class with its first keys has these after those: of
+    several bases, the keys of the last come first.
     """
-    from fedveil.training.server import RateSchedule, RateShape
 
-    shape = RateShape(schedule or "constant")
-    if shape is RateShape.CONSTANT and not warmup and not floor:
-        return None
-    with in_keys(section, shape=f"{section}.schedule", floor=f"{section}.lr_floor"):
-        return RateSchedule(shape, rounds, warmup or 0, floor or 0.0)
+    schedule: Literal["constant", "linear", "cosine", "step"] | None = None
+    """How lr changes over the rounds: 'linear' and 'cosine' fall to lr_floor of it, in a line or
+    along half a cosine; 'step' falls to a tenth after half of the rounds, to a hundredth after
+    three quarters. Default: 'constant'."""
+    warmup: int | None = setting(WARMUP, None)
+    """Rounds in which the learning rate first grows to lr, in equal steps; the schedule is for the
+    rounds after them. Default: 0."""
+    lr_floor: float | None = setting(FRACTION, None)
+    """Share of lr that the schedule does not fall below. For schedule 'linear', 'cosine' and
+    'step'. Default: 0.0."""
+
+    def build_rates(self, section: str, rounds: int) -> "RateSchedule | None":
+        """Build the schedule of the learning rate over `rounds` rounds. None if it is constant.
+
+        `section` is "client" or "server", for messages. Raises BadInput for a warmup that is too
+        long, or a floor under a constant rate.
+        """
+        from fedveil.training.server import RateSchedule, RateShape
+
+        shape = RateShape(self.schedule or "constant")
+        if shape is RateShape.CONSTANT and not self.warmup and not self.lr_floor:
+            return None
+        with in_keys(section, shape=f"{section}.schedule", floor=f"{section}.lr_floor"):
+            return RateSchedule(shape, rounds, self.warmup or 0, self.lr_floor or 0.0)
 
 
 Forms = dict[str, dict[str, type[Section]]]

@@ -5,16 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedveil.base import checks
 from fedveil.base.errors import BadInput
-from fedveil.runs.sections.section import (
-    LR_FLOOR,
-    SCHEDULE,
-    WARMUP_ROUNDS,
-    RateKind,
-    Section,
-    build_rates,
-    in_keys,
-    setting,
-)
+from fedveil.runs.sections.section import RateKeys, Section, in_keys, setting
 
 if TYPE_CHECKING:
     from fedveil.data.federated import FederatedData
@@ -26,8 +17,8 @@ if TYPE_CHECKING:
     from fedveil.training.server import ServerOptimizer
 
 
-class ServerSection(Section):
-    """`[server]`: how the server aggregates updates, and how it steps."""
+class _StepKeys(Section):
+    """The first keys of `[server]`: the step along the mean update."""
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     """How the server steps along the mean update: 'sgd' is FedAvg, with momentum FedAvgM; 'adam',
@@ -45,9 +36,11 @@ class ServerSection(Section):
     floor: float | None = setting(checks.POSITIVE, None)
     """Added to the root of the second moment. For optimizer 'adam', 'yogi' and 'adagrad'. Default:
     0.001."""
-    schedule: RateKind | None = SCHEDULE
-    warmup: int | None = WARMUP_ROUNDS
-    lr_floor: float | None = LR_FLOOR
+
+
+class ServerSection(RateKeys, _StepKeys):
+    """`[server]`: how the server aggregates updates, and how it steps."""
+
     aggregate: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "flame"] = "mean"
     """What the server takes of a round's updates. All but 'mean' look at them one by one, as a
     defence against malicious clients; refused where noise is for the sum."""
@@ -82,10 +75,7 @@ class ServerSection(Section):
         for key in chosen.keys() - set(known.get(self.optimizer, moments)):
             raise BadInput(f"server.{key} has no effect on {self.optimizer}: omit it")
         with in_keys("server"):
-            return kinds[self.optimizer](
-                **chosen,
-                schedule=build_rates("server", self.schedule, self.warmup, self.lr_floor, rounds),
-            )
+            return kinds[self.optimizer](**chosen, schedule=self.build_rates("server", rounds))
 
     @in_keys("server")
     def build_aggregate(self) -> "Aggregate | None":

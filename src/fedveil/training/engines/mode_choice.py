@@ -11,12 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.base.inputs import mapped, taken, values_of
 from fedveil.base.platforms import one_thread
-from fedveil.data.federated import Array, FederatedData
+from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.models.trial import goes_together
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.cohort import Batch, CohortData, Draws, FullBatch
+from fedveil.training.engines.side_by_side import data_of, random_contents
 from fedveil.training.gradients.least_squares import uses_quadratics
 from fedveil.training.gradients.linear_chains import linear_chain
 from fedveil.training.gradients.modes import Mode, gradients_of
@@ -59,10 +60,11 @@ def fitting_chunk(
     clients if the model is wide, so that a sum takes long to return, or if they have little to do,
     but at most a quarter of `cohort`, the expected cohort size.
 
-    With `secure` noise, `data.longest`, which may be declared in public, takes the place of the
-    largest number of records that a client has.
+    The number is stored with the run and shown in its report. With `secure` noise it therefore
+    follows from public numbers: `data.most_records` takes the place of the largest number of
+    records that a client has, and a constant where that is not declared.
     """
-    longest = data.longest if secure else int(data.sizes.max())
+    longest = (data.most_records or _RECORDS) if secure else int(data.sizes.max())
     if mode is Mode.LOOPED:
         light = _WORK // (task.size * (3 * work.records_per_round(longest) + 16))
         return int(max(1, min(max(light, min(8, task.size // _WIDE)), _MOST, cohort // 4)))
@@ -142,7 +144,8 @@ def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> d
     most = min(_CLIENTS, data.clients), min(_RECORDS, usual)
     modes = [Mode.VECTORISED] if chunk >= _WORTHWHILE else []
     with one_thread():
-        random = _random_data(data, *most)
+        x, y, sizes = random_contents(data, *most, torch.Generator().manual_seed(0))
+        random = data_of(data, x, y, torch.full_like(sizes, most[1]))
         trials = {mode: _step_timer(task, random, work, mode) for mode in (*modes, Mode.LOOPED)}
         sizes = [(min(most[0], chunk, c), min(most[1], r)) for c, r in _SIZES]
         found = race(trials, list(dict.fromkeys(sizes)))
@@ -222,22 +225,3 @@ def _step_timer(task: Task, data: FederatedData, work: ClientWork, mode: Mode) -
         return best / (clients * records)
 
     return seconds
-
-
-def _random_data(data: FederatedData, clients: int, records: int) -> FederatedData:
-    """Data of `clients` clients with `records` random records each, shaped like those of `data`.
-
-    Whole-number inputs are taken from example records. All targets are zero.
-    """
-    number = clients * records
-
-    def some(values: Array) -> Array:
-        if values.dtype.kind != "f":  # whole numbers that a module can take, such as lengths
-            return values[np.arange(number) % len(values)]
-        drawn = torch.randn((number, *values.shape[1:]), generator=torch.Generator().manual_seed(0))
-        return drawn.numpy().astype(values.dtype, copy=False)
-
-    x = mapped(some, data.examples(number)[0])
-    y = np.zeros((number, *data.y.shape[1:]), dtype=data.y.dtype)
-    offsets = np.arange(clients + 1, dtype=np.int64) * records
-    return FederatedData(x, y, offsets, taken(x, slice(1)), y[:1], data.classes)

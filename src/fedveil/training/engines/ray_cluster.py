@@ -28,10 +28,7 @@ from fedveil.training.engines.processes import available_workers
 OOM_RETRIES = 2
 """How often our own cluster repeats a task that ran out of memory. Ray itself never stops."""
 
-_SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _PATIENT = {"task_oom_retries": OOM_RETRIES, "health_check_failure_threshold": 100}
 _TOKEN = secrets.token_hex(32)
 

@@ -140,11 +140,8 @@ class RayPool:
         job = engine.job
         sent = Serial(job, engine.mode, engine.chunk)
         self._tasks = Tasks(cluster, workers, sent, f"the training of {job.task!r}")
-        self._size, self._noisy, self._keep = (
-            job.task.size,
-            job.plan.release.adds_noise,
-            job.keeps_updates,
-        )
+        self._size, self._keep = job.task.size, job.keeps_updates
+        self._noisy = job.plan.release.adds_noise
 
     def branches(self, round: Round, chunks: Sequence[Ids]) -> Iterator[Branch]:
         """Yield the chunks' sums in chunk order. Each is valid only until the next is taken.

@@ -200,9 +200,7 @@ class Serial:
         """Loss and metrics over the test split, by name. {} without a test split."""
         task, data = self.job.task, self.job.data
         with one_thread():
-            pieces = [
-                measure_batch(task, params, data, batch) for batch in evaluation_batches(data)
-            ]
+            pieces = [measure_batch(task, params, data, part) for part in evaluation_batches(data)]
             return combine_metrics(task, pieces)
 
     def close(self) -> None:
@@ -218,13 +216,9 @@ class Serial:
         job = self.job
         longest, private = int(job.data.sizes.max()), job.plan.noisy_steps is not None
         full = not private and job.work.records_per_step(longest) == longest
+        full = full and not job.plan.secure
         return gradients_of(
-            job.task,
-            self.mode,
-            job.records,
-            full_batches=full and not job.plan.secure,
-            mixes=job.mixes,
-            private=private,
+            job.task, self.mode, job.records, full_batches=full, mixes=job.mixes, private=private
         )
 
     def add_chunk_(self, total: CohortSum, round: Round, ids: Ids) -> None:

@@ -22,7 +22,7 @@ from fedveil.models.trial import with_labels
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
-from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
+from fedveil.privacy.sampling import Everyone, FixedSize, OwnCoins, RoundRobin
 from fedveil.training.cohort import Batches, CohortData, Slots
 from fedveil.training.engines.engine import Job
 from fedveil.training.gradients.modes import Mode, gradients_of
@@ -54,8 +54,8 @@ def block_size(plan: PrivacyPlan, chunk: int) -> int:
     It follows from public numbers. A cohort of fixed size fills equal blocks. For one that varies
     there is room for three standard deviations more clients than expected.
     """
-    expected = plan.expected_cohort
-    if type(plan.sampler) not in (Everyone, FixedSize, RoundRobin):
+    expected = plan.asked
+    if type(plan.sampler) not in (Everyone, FixedSize, OwnCoins, RoundRobin):
         expected = min(expected + _SPREAD * math.sqrt(expected), plan.population)
     blocks = max(1, math.ceil(expected / chunk))
     return max(1, math.ceil(expected / blocks))
@@ -80,14 +80,13 @@ def clients_are_independent(job: Job, slots: Slots) -> bool:
 
         def bits_of(ids: Ids, x: Features, y: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
             """Bits of updates, reports as accepted, and the lengths of both, int32 [slots, ...]."""
-            data = _data_of(job.data, x, y, sizes.clamp_min(1))
+            data = data_of(job.data, x, y, sizes.clamp_min(1))
             cohort = CohortData(data, ids, None, slots)
             state = job.plan.first_state(start)
             clip = job.plan.clip(state, 1)
             round = Round(1, cohort.ids, start, clip, state, Streams(0))
             done = work.updates(ClientBatch.from_round(round, cohort, gradients))
-            if isinstance(done, DualUpdates):
-                raise AssertionError("updates in the span of records are for seeded sums")
+            assert not isinstance(done, DualUpdates), "coordinates are for seeded sums"
             before = done.rows.view(torch.int32).clone()
             accepted = accept(Rows.from_reports(done.rows, task.size), clip)
             lengths = torch.stack([done.norms, accepted.lengths], dim=1).view(torch.int32)
@@ -96,7 +95,7 @@ def clients_are_independent(job: Job, slots: Slots) -> bool:
         for away in (0.0, AWAY):
             start = task.parameters.clone()
             start += away * torch.randn(len(start), generator=generator)
-            contents = _random_contents(job.data, slots.clients + 1, slots.records, generator)
+            contents = random_contents(job.data, slots.clients + 1, slots.records, generator)
             block: list[Any] = [mapped(lambda values: values[:-1], part) for part in contents]
             everyone = np.arange(slots.clients + 1)
             if not slots_are_independent(partial(bits_of, everyone[:-1]), block, generator):
@@ -108,7 +107,7 @@ def clients_are_independent(job: Job, slots: Slots) -> bool:
     return True
 
 
-def _random_contents(
+def random_contents(
     data: FederatedData, clients: int, records: int, generator: torch.Generator
 ) -> list[Any]:
     """A list [x, y, sizes] of random records, targets and numbers of records.
@@ -128,7 +127,7 @@ def _random_contents(
     return [x, y, sizes]
 
 
-def _data_of(
+def data_of(
     like: FederatedData, x: Features, y: torch.Tensor, sizes: torch.Tensor
 ) -> FederatedData:
     """Data of clients that have the first `sizes` of their records x, y [clients, records, ...].

@@ -1,13 +1,12 @@
 """Mean gradients of units of several records, such as persons, clipped and summed."""
 
 from collections.abc import Callable
-from functools import cached_property, partial
 
 import torch
 
 from fedveil.base.inputs import mapped, taken
-from fedveil.models.task import Features, Task
-from fedveil.training.gradients.per_example import ClippedExamples
+from fedveil.models.task import Features, Named, Task
+from fedveil.training.gradients.per_example import ClippedExamples, rows_by_autograd
 from fedveil.training.gradients.trajectories import Keys, unit_gradients
 
 
@@ -37,44 +36,26 @@ class ClippedUnits(ClippedExamples):
         """False: each unit's mean gradient is written out."""
         return False
 
-    @cached_property
-    def _example_gradients(self) -> Callable[..., torch.Tensor]:
-        """A function (parameters [P], x, y, weights, *keys) that returns each unit's, [B, P].
-
-        By vmap, or record by record where a layer has no rule for vmap.
-        """
-        try:
-            unit_gradients(self._task, self._task.parameters.clone(), *self._sample)
-        except RuntimeError:
-            return partial(_record_by_record, self._task)
-        return partial(unit_gradients, self._task)
+    @property
+    def _ways(self) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+        """Each unit's gradient [B, P] by vmap, and record by record for layers without a rule."""
+        return unit_gradients, _record_by_record
 
 
 def _record_by_record(
-    task: Task,
-    flat: torch.Tensor,
-    x: Features,
-    y: torch.Tensor,
-    weights: torch.Tensor,
-    *keys: Keys,
+    task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, weights: torch.Tensor, *keys: Keys
 ) -> torch.Tensor:
     """Each unit's gradient [B, P], by autograd on one record after the other.
 
     Arguments and result are those of `unit_gradients`.
     """
-    rows = []
-    for k in range(len(y)):
-        named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
-        with torch.enable_grad():
-            loss = torch.zeros(())
-            for j in torch.nonzero(weights[k])[:, 0].tolist():
-                record = taken(taken(x, k), slice(j, j + 1))
-                outputs = task.outputs(named, record, *(every[k, j] for every in keys))
-                each = task.each_loss(outputs, y[k, j : j + 1]).sum()
-                loss = loss + weights[k, j] * each
-        if not loss.requires_grad:
-            rows.append(torch.zeros_like(flat))
-            continue
-        found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
-        rows.append(task.flattened(dict(zip(named, found, strict=True))))
-    return torch.stack(rows)
+
+    def loss(named: Named, k: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for j in torch.nonzero(weights[k])[:, 0].tolist():
+            record = taken(taken(x, k), slice(j, j + 1))
+            outputs = task.outputs(named, record, *(every[k, j] for every in keys))
+            total = total + weights[k, j] * task.each_loss(outputs, y[k, j : j + 1]).sum()
+        return total
+
+    return rows_by_autograd(task, flat, loss, len(y))

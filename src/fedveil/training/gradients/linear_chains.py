@@ -153,9 +153,8 @@ class StackedTrajectory(LocalTrajectory):
             inputs = [torch.where(finite, h, 0.0) for h in inputs]
             errors = [torch.where(finite, e, 0.0) for e in errors]
             scale = torch.where(finite, scale, 0.0)
-        return self._summed_gradients(
-            inputs, [without_subnormals(e * scale) for e in errors], batch
-        )
+        errors = [without_subnormals(e * scale) for e in errors]
+        return self._summed_gradients(inputs, errors, batch)
 
     def _chain_rule(
         self, moved: torch.Tensor | None, batch: Batch, weights: torch.Tensor

@@ -191,7 +191,8 @@ class ClippedExamples:
         if not bool(finite.all()):
             gradients = {name: g.without(~finite) for name, g in gradients.items()}
         scales = (clip.value * (1 - ROUNDING) / norms).clamp_max(1.0) / grid.spacing
-        steps = Steps(torch.where(finite, scales, 0.0)[:count], clip.value / grid.spacing)
+        factors = torch.where(finite, scales, 0.0)[:count]
+        steps = Steps(factors, clip.value / grid.spacing, 1 / grid.spacing, self._sizes[0])
         places = self._task.named(total)
         for name, gradient in gradients.items():
             own = self._own_places(name, places) if self._by_layers else {"weight": total}
@@ -410,9 +411,8 @@ class ClippedExamples:
         """
         first: list[Any] = [taken(values, slice(1)) for values in self._sample]
         named = self._parameters(self._task.parameters.clone())
-        numbers = sum(
-            g.stored_numbers for g in self._layer_gradients(self._pass(named, *first)).values()
-        )
+        gradients = self._layer_gradients(self._pass(named, *first)).values()
+        numbers = sum(gradient.stored_numbers for gradient in gradients)
         images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self._layers.values())
         return max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // max(1, numbers)))
 
@@ -467,17 +467,23 @@ class ClippedExamples:
         right = dict(zip([*shared, *passed.copies], found, strict=True))
         return {name: right[name][k] if name in passed.copies else right[name] for name in named}
 
+    @property
+    def _ways(self) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+        """Each example's gradient [B, P] by vmap, and one by one for layers without a rule."""
+        return example_gradients, _one_by_one
+
     @cached_property
     def _example_gradients(self) -> Callable[..., torch.Tensor]:
-        """A function (parameters [P], x, y, *keys) that returns each example's gradient, [B, P].
+        """A function (parameters [P], x, y, ...) that returns each example's gradient, [B, P].
 
         By vmap, or one by one where a layer has no rule for vmap.
         """
+        by_vmap, alone = self._ways
         try:
-            example_gradients(self._task, self._task.parameters.clone(), *self._sample)
+            by_vmap(self._task, self._task.parameters.clone(), *self._sample)
         except RuntimeError:
-            return partial(_one_by_one, self._task)
-        return partial(example_gradients, self._task)
+            return partial(alone, self._task)
+        return partial(by_vmap, self._task)
 
 
 @dataclass(frozen=True)
@@ -551,19 +557,36 @@ def channels_last(values: torch.Tensor) -> torch.Tensor:
     return last.as_strided(values.shape, strides)
 
 
+def rows_by_autograd(
+    task: Task, flat: torch.Tensor, loss_of: Callable[[Named, int], torch.Tensor], count: int
+) -> torch.Tensor:
+    """The gradients at `flat` [P] of `count` losses, by autograd one after the other, [count, P].
+
+    `loss_of` computes loss k with the named parameters. One that no parameter enters has zeros.
+    """
+    rows = []
+    for k in range(count):
+        named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
+        with torch.enable_grad():
+            loss = loss_of(named, k)
+        if not loss.requires_grad:
+            rows.append(torch.zeros_like(flat))
+            continue
+        found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+        rows.append(task.flattened(dict(zip(named, found, strict=True))))
+    return torch.stack(rows)
+
+
 def _one_by_one(
     task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, *keys: Keys
 ) -> torch.Tensor:
     """The gradient of each example's loss at `flat` [P], by autograd one by one: rows [B, P]."""
-    rows = []
-    for k in range(len(y)):
-        named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
-        with torch.enable_grad():
-            outputs = task.outputs(named, taken(x, slice(k, k + 1)), *(every[k] for every in keys))
-            loss = task.each_loss(outputs, y[k : k + 1]).sum()
-        found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
-        rows.append(task.flattened(dict(zip(named, found, strict=True))))
-    return torch.stack(rows)
+
+    def loss(named: Named, k: int) -> torch.Tensor:
+        outputs = task.outputs(named, taken(x, slice(k, k + 1)), *(every[k] for every in keys))
+        return task.each_loss(outputs, y[k : k + 1]).sum()
+
+    return rows_by_autograd(task, flat, loss, len(y))
 
 
 def _length(values: torch.Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -138,19 +139,19 @@ class VmappedTrajectory(LocalTrajectory):
         Every example's gradient is written out, a few clients at a time.
         """
         given: tuple[Features, ...] = self._records(batch)
-        examples, mask = vmap(_example_gradients(self._task)), batch.mask
+        loss, mask = _example_loss(self._task), batch.mask
         if batch.group > 1:
-            examples, mask = vmap(_unit_gradients(self._task)), batch.by_unit(mask).amax(dim=2)
+            loss, mask = _unit_loss(self._task), batch.by_unit(mask).amax(dim=2)
             x, y, *keys = (mapped(batch.by_unit, part) for part in given)
             given = (x, y, batch.unit_weights, *keys)
-        clients, units = mask.shape
+        gradients, (clients, units) = vmap(_row_gradients(loss)), mask.shape
         params = (self._start if moved is None else self._start + moved).expand(clients, -1)
         out = torch.zeros(clients, self.width)
         step = max(1, _EXAMPLES // (self.width * max(1, units)))
         for a in range(0, clients, step):
             here = slice(a, a + step)
-            found = examples(self._task.named(params[here]), *(taken(part, here) for part in given))
-            rows = self._task.flattened(found)
+            own = (taken(part, here) for part in given)
+            rows = self._task.flattened(gradients(self._task.named(params[here]), *own))
             clipped = clip_or_zero_(rows.flatten(0, 1), clip).view_as(rows)
             out[here] = torch.einsum("kbp,kb->kp", clipped, mask[here])
         return out
@@ -166,33 +167,10 @@ def example_gradients(
     task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, *keys: Keys
 ) -> torch.Tensor:
     """The gradient of each example's loss at the parameters `flat` [P], by vmap: rows [B, P]."""
-    return task.flattened(_example_gradients(task)(task.named(flat), x, y, *keys))
+    return task.flattened(_row_gradients(_example_loss(task))(task.named(flat), x, y, *keys))
 
 
-def _example_gradients(task: Task) -> Callable[..., Named]:
-    """A function from (named parameters, x, y, *keys) of B examples to each example's gradient.
-
-    Its result maps a parameter's name to its gradients, [B, *shape].
-    """
-
-    def loss(named: Named, x: Features, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
-        return task.each_loss(task.outputs(named, taken(x, None), *key), y[None])[0]
-
-    def examples(named: Named, *given: Features) -> Named:
-        every: Callable[..., Named] = vmap(grad(loss), in_dims=(None, *(0 for _ in given)))
-        return every(named, *given)
-
-    return examples
-
-
-def unit_gradients(
-    task: Task,
-    flat: torch.Tensor,
-    x: Features,
-    y: torch.Tensor,
-    weights: torch.Tensor,
-    *keys: Keys,
-) -> torch.Tensor:
+def unit_gradients(task: Task, flat: torch.Tensor, *units: Features) -> torch.Tensor:
     """The gradient at `flat` [P] of each unit's loss, a weighted sum over its records, [B, P].
 
     By vmap over the units, and over the records of each: the module sees every record alone.
@@ -200,32 +178,44 @@ def unit_gradients(
     Args:
         task: The model and its loss.
         flat: The parameters.
-        x, y: The units' records, [B, group, ...].
-        weights: The weight of each record in its unit, [B, group].
-        keys: The records' dropout keys [B, group], if the module has dropout.
+        units: x and y, the units' records [B, group, ...], the weight of each record in its unit
+            [B, group], and the records' dropout keys [B, group], if the module has dropout.
     """
-    return task.flattened(_unit_gradients(task)(task.named(flat), x, y, weights, *keys))
+    return task.flattened(_row_gradients(_unit_loss(task))(task.named(flat), *units))
 
 
-def _unit_gradients(task: Task) -> Callable[..., Named]:
-    """A function from (named parameters, x, y, weights, *keys) of B units to their gradients.
+def _example_loss(task: Task) -> Callable[..., torch.Tensor]:
+    """A function from (named parameters, x, y, *key) of one record to its loss."""
 
-    Its result maps a parameter's name to its gradients, [B, *shape] (`unit_gradients`).
-    """
+    def loss(named: Named, x: Features, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
+        return task.each_loss(task.outputs(named, taken(x, None), *key), y[None])[0]
+
+    return loss
+
+
+def _unit_loss(task: Task) -> Callable[..., torch.Tensor]:
+    """A function from (named parameters, x, y, weights, *keys) of one unit to its loss."""
+    one = _example_loss(task)
 
     def loss(
         named: Named, x: Features, y: torch.Tensor, weights: torch.Tensor, *keys: torch.Tensor
     ) -> torch.Tensor:
-        def one(x: Features, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
-            return task.each_loss(task.outputs(named, taken(x, None), *key), y[None])[0]
+        return (vmap(partial(one, named))(x, y, *keys) * weights).sum()
 
-        return (vmap(one)(x, y, *keys) * weights).sum()
+    return loss
 
-    def units(named: Named, *given: Features) -> Named:
+
+def _row_gradients(loss: Callable[..., torch.Tensor]) -> Callable[..., Named]:
+    """A function from named parameters and rows of the other arguments of `loss` to gradients.
+
+    Its result maps a parameter's name to the gradient of each row's loss, [B, *shape].
+    """
+
+    def rows(named: Named, *given: Features) -> Named:
         every: Callable[..., Named] = vmap(grad(loss), in_dims=(None, *(0 for _ in given)))
         return every(named, *given)
 
-    return units
+    return rows
 
 
 def clip_or_zero_(rows: torch.Tensor, clip: Clip) -> torch.Tensor:
