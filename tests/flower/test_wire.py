@@ -85,6 +85,9 @@ class FakeGrid:
     def push_messages(self, messages: list[Message]) -> list[str]:
         begin = len(self.pushed)
         for number, message in enumerate(messages, begin):
+            values, arrays = (dict(message.content[name]) for name in ("fedveil", "arrays"))
+            own = {"fedveil": ConfigRecord(values), "arrays": ArrayRecord(arrays)}
+            message.content = RecordDict(own)  # as over a wire: no two have it together
             message.metadata.__dict__["_message_id"] = f"m{number}"
         self.pushed += messages
         return [f"m{number}" for number in range(begin, len(self.pushed))]
