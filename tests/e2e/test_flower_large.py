@@ -94,9 +94,8 @@ def federation(folder, recipe, *settings, code):
         )
         for name in NAMES:
             policy = found.owner(name) / "policy.toml"  # which allows several runs
-            policy.write_text(
-                re.sub(r"epsilon.client = .*", "epsilon.client = 99.0", policy.read_text())
-            )
+            text = re.sub(r"epsilon.client = .*", "epsilon.client = 99.0", policy.read_text())
+            policy.write_text(re.sub(r"(?m)^delta = .*", "delta = 0.01", text))
             running.start_site(name)
         running.wait_until_connected()
         wait_for(lambda: all(len(site_processes(found, name)) == 2 for name in NAMES), "opened")
