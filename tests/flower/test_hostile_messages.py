@@ -1,10 +1,12 @@
 """What is damaged, too long or made to fill memory is refused, both ways."""
 
+import hashlib
 import json
 import subprocess
 import sys
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -26,9 +28,11 @@ from fedveil.privacy.ledger.file import read_charges
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedveil.flower.flower_apps import GridTransport, from_records, to_records
+from fedveil.flower.flwr_private.arrays import bound_arrays
 from fedveil.flower.messages import Answer, MetricsAnswer, MetricsAsk, RoundAsk
 from tests.flower.sites import LOCAL, POLICY, hashes_of, open_site, tail_of, write_policy
 from tests.flower.test_metrics_at_sites import EVALUATE, measured, site_at
@@ -62,7 +66,7 @@ contents = {name: one.deflate() for name, one in get_all_nested_objects(record).
 wire = sum(map(len, contents.values()))
 forms = answer_forms(650, 0)
 if BOUND:
-    bound_arrays(max(form.encoded_length for form in forms.values()))
+    bound_arrays(sum(form.encoded_length for form in forms.values()))
 before = peak()
 back = inflate_object_from_contents(record.object_id, contents)
 try:
@@ -357,3 +361,68 @@ def test_damaged_asks_for_metrics_are_charged_once_for_each_answer(tmp_path):
     assert measured(site) == answers  # numbers that are damaged are another model
     ask = MetricsAsk(new_run_id(), 1, 0, site.digest, params)
     assert not replied(asked(to_records(ask)), path).has_error()
+
+
+def listed(places: Any, chunks: dict[str, bytes]) -> bytes:
+    """What Flower makes of an array with a list of places among chunks, all in one process."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Array, "inflate", Array.inflate)
+        bound_arrays(10)
+        stated = {"dtype": "float32", "shape": [1], "stype": "x", "arraychunk_ids": places}
+        body = json.dumps(stated).encode()
+        content = f"Array {','.join(chunks)} {len(body)}".encode() + b"\x00" + body
+        children = {name: ArrayChunk(memoryview(data)) for name, data in chunks.items()}
+        return Array.inflate(content, children).data
+
+
+def test_chunks_are_joined_in_the_order_of_their_list():
+    two = {"a": b"12345", "b": b"678"}
+    assert listed([0, 1], two) == b"12345678"
+    assert listed([1, 0], two) == b"67812345"
+    assert listed([1, 0, 1], two) == b""  # eleven bytes
+    assert listed([0, 0], two) == b"1234512345"
+    assert listed([0, 0, 0], two) == b""
+
+
+def test_arrays_of_one_message_are_bounded_together():
+    """And those of another message, which another thread reads, have the bound for themselves."""
+    body = json.dumps({"dtype": "x", "shape": [1], "stype": "x", "arraychunk_ids": [0]}).encode()
+    content = f"Array a {len(body)}".encode() + b"\x00" + body
+
+    def lengths() -> list[int]:
+        return [
+            len(Array.inflate(content, {"a": ArrayChunk(memoryview(b"1234"))}).data)
+            for _ in range(4)
+        ]
+
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as other:
+        patched.setattr(Array, "inflate", Array.inflate)
+        bound_arrays(11)
+        assert lengths() == other.submit(lengths).result() == [4, 4, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "places", [[-1], [2], [0.0], [True], ["a"], "0", None, {}, [[0]], [10**30], 0]
+)
+def test_a_list_of_chunks_that_is_none_makes_no_array(places):
+    assert listed(places, {"a": b"12345", "b": b"678"}) == b""
+
+
+def test_a_vector_is_checked_and_hashed_as_it_lies():
+    """Numbers that are not finite are found wherever they are, and no copy is made."""
+    vector = torch.zeros(200_001)
+    none = torch.zeros(0, dtype=torch.float64)
+    place = json.dumps([1, RUN, 1, 0, ASK.plan])
+    expected = hashlib.sha256(
+        place.encode() + b"\n200001\n" + vector.numpy().tobytes() + b"\n0\n"
+    ).hexdigest()
+    ask = RoundAsk(RUN, 1, 0, ASK.plan, vector, none)
+    tracemalloc.start()
+    assert ask.digest == expected
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+    for k in (0, 65_535, 65_536, 200_000):
+        spoilt = vector.clone()
+        spoilt[k] = torch.inf
+        with pytest.raises(BadInput, match="not finite"):
+            RoundAsk(RUN, 1, 0, ASK.plan, spoilt, none)

@@ -48,6 +48,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -84,11 +85,14 @@ class FakeGrid:
     lock: Any = field(default_factory=threading.Lock)
 
     def get_nodes(self) -> list[NodeInfo]:
-        return self.nodes
+        return [NodeInfo.FromString(node.SerializeToString()) for node in self.nodes]
 
     def push_messages(self, messages: list[Message]) -> list[str]:
         begin = len(self.pushed)
         for number, message in enumerate(messages, begin):
+            values, arrays = (dict(message.content[name]) for name in ("fedveil", "arrays"))
+            own = {"fedveil": ConfigRecord(values), "arrays": ArrayRecord(arrays)}
+            message.content = RecordDict(own)  # as over a wire: no two have it together
             message.metadata.__dict__["_message_id"] = f"m{number}"
         self.pushed += messages
         return [f"m{number}" for number in range(begin, len(self.pushed))]
@@ -263,6 +267,77 @@ def test_whoever_does_not_answer_is_waited_for_until_the_deadline_only(pair):
     assert list(transport.ask(["north", "south"], ASK, 0.05, ANSWERED)) == []
 
 
+def away(message: Message) -> Message:
+    """What SuperLink says of a node that it has not heard of for a minute."""
+    return Message(Error(ErrorCode.NODE_UNAVAILABLE, "the node is away"), reply_to=message)
+
+
+def cut_short(message: Message) -> Message:
+    return Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "objects are missing"), reply_to=message)
+
+
+@pytest.mark.parametrize("first", [lambda message: None, away, cut_short])
+def test_a_node_that_came_back_is_asked_the_very_same_again(pair, monkeypatch, first):
+    """Its ask was in the memory of a SuperNode that is gone, or its answer did not all arrive."""
+    monkeypatch.setattr(flower_apps, "_LOOK_SECONDS", 0.01)
+    transport = pair(lambda message: restarted(message))
+    north = transport.grid.nodes[0]
+
+    def restarted(message: Message) -> Message | None:
+        north.last_activated_at = "later"
+        new = message.metadata.message_id != "m0"
+        return answer_of(message) if new else first(message)
+
+    found = list(transport.ask(["north"], ASK, 20.0, ANSWERED))
+    assert [(a.site, a.message.site) for a in found] == [("north", "north")]
+    old, new = transport.grid.pushed
+    assert old.content.object_id == new.content.object_id
+    assert old.metadata.group_id == new.metadata.group_id
+    assert 0 < new.metadata.ttl < old.metadata.ttl == 20.0
+
+
+def test_a_node_that_stays_away_is_absent_and_asked_once(pair, monkeypatch):
+    monkeypatch.setattr(flower_apps, "_LOOK_SECONDS", 0.01)
+    transport = pair(lambda message: gone(message))
+
+    def gone(message: Message) -> Message:
+        transport.grid.nodes[:] = transport.grid.nodes[1:]
+        return away(message)
+
+    assert list(transport.ask(["north"], ASK, 1.0, ANSWERED)) == []
+    assert len(transport.grid.pushed) == 1
+
+
+def test_a_node_that_comes_back_again_and_again_is_asked_ten_times_more(pair, monkeypatch):
+    monkeypatch.setattr(flower_apps, "_LOOK_SECONDS", 0.001)
+    transport = pair(lambda message: restless(message))
+
+    def restless(message: Message) -> Message:
+        transport.grid.nodes[0].last_activated_at += "x"
+        return away(message)
+
+    (found,) = transport.ask(["north"], ASK, 20.0, ANSWERED)
+    assert "the node is away" in found.message
+    assert len(transport.grid.pushed) == 11
+
+
+@pytest.mark.parametrize("kind", ["step", "masked"])
+def test_what_is_of_a_secure_sum_is_sent_once(pair, monkeypatch, kind):
+    """A site masks once, and its keys are gone with its SuperNode."""
+    monkeypatch.setattr(flower_apps, "_LOOK_SECONDS", 0.01)
+    transport = pair(lambda message: back(message))
+
+    def back(message: Message) -> Message:
+        transport.grid.nodes[0].last_activated_at = "later"
+        return away(message)
+
+    masked = MaskedAsk(*vars(ASK).values(), bytes_tensor(b"roster"))
+    message = step("north", b"x") if kind == "step" else masked
+    (found,) = transport.send({"north": message}, 5.0, {"content": BytesForm(5)})
+    assert "its app failed" in found.message
+    assert len(transport.grid.pushed) == 1
+
+
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
@@ -317,7 +392,9 @@ def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     start = site.training.start()
     parts, ledger = (RUN, 1, 0, site.digest), tail_of(hashes_of(1))
     ask = RoundAsk(*parts, start.params, start.adaptive_state, ledger_tail=ledger)
-    reply = replied(asked(to_records(ask)), str(path))
+    message = asked(to_records(ask))
+    reply = replied(message, str(path))
+    assert not message.content["arrays"]  # what was received is not kept beside the ask
     found = from_records(reply.content, site_forms(site))
     assert isinstance(found, Answer)
     assert (found.site, found.run, found.round) == ("north", RUN, 1)

@@ -527,7 +527,7 @@ class RemoteEngine:
         kind = torch.float64 if wide else torch.float32
         if form != (kind, torch.float64, (width,)):
             report, watched = torch.zeros(0), torch.zeros(width, dtype=torch.float64)
-        rows = Rows.from_reports([report], self.job.task.size, wide=wide)
+        rows = Rows.from_reports(report[None], self.job.task.size, wide=wide)
         return ClientReports(rows, watched.reshape(1, width), nobody, nobody)
 
 

@@ -21,6 +21,7 @@ import torch
 from fedveil.base.checks import MOST_ROUNDS, shown
 from fedveil.base.errors import BadInput
 from fedveil.flower.ledger_tail import most_tail_bytes
+from fedveil.privacy.clip import BLOCK
 from fedveil.privacy.ledger.hash_chain import json_digest
 from fedveil.runs.recipe import Recipe
 
@@ -97,7 +98,7 @@ class RoundAsk(_RoundMessage):
         digest = hashlib.sha256(place.encode())
         for vector in (self.params, self.moving):
             digest.update(f"\n{vector.numel()}\n".encode())
-            digest.update(vector.detach().cpu().contiguous().numpy().tobytes())
+            digest.update(vector.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
 
@@ -582,5 +583,7 @@ def _check_vector(name: str, value: object, dtype: torch.dtype) -> None:
     if value.dtype is not dtype or value.ndim != 1:
         form = f"{value.dtype} of shape {tuple(value.shape)}"
         raise BadInput(f"{name} is {form}: a vector of {dtype} is needed")
-    if dtype.is_floating_point and not bool(torch.isfinite(value).all()):
+    if dtype.is_floating_point and not all(
+        bool(torch.isfinite(piece).all()) for piece in torch.split(value, BLOCK)
+    ):
         raise BadInput(f"{name} holds a number that is not finite")

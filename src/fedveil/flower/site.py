@@ -78,7 +78,7 @@ from fedveil.runs.sections.client_section import client_cap
 from fedveil.training.agreement import check_units
 from fedveil.training.cohort import CohortData
 from fedveil.training.exchange import client_report
-from fedveil.training.gradients.modes import Mode, gradients_of
+from fedveil.training.gradients.modes import Looped, Mode, gradients_of
 from fedveil.training.gradients.trajectories import Gradients
 from fedveil.training.reports import ClientBatch, ClientReports, Rows
 from fedveil.training.session import Training
@@ -136,7 +136,9 @@ class Site:
         self.held_out = HeldOutPeople.of_site(self.records, self.training)
         self.log = SiteLog(self.ledger.folder / "log.jsonl")
         self._kept = KeptAnswer(self.ledger.folder / "answer.safetensors")
-        self._first, self._lock = self.training.start(), threading.Lock()
+        self.training.keep_no_copy()
+        self._first, self._lock = self.training.task.parameters, threading.Lock()
+        self._moving_values = self.plan.first_state(self._first).numel()
 
     @classmethod
     def open(cls, path: Path | str) -> "Site":
@@ -172,13 +174,13 @@ class Site:
     @property
     def ask_forms(self) -> Forms:
         """Return the forms of the vectors in an ask, which follow from the site's own plan."""
-        sizes = (self._first.params.numel(), self._first.adaptive_state.numel())
-        forms = ask_forms(*sizes, self.file.clients)
+        forms = ask_forms(self._first.numel(), self._moving_values, self.file.clients)
         return forms if self.sums is None else {**forms, **sum_ask_forms(self.file.clients)}
 
     def prepare(self) -> None:
         """Make now what the first answer would make: a process that is forked does it once."""
-        _ = self._gradients
+        if isinstance(self._gradients, Looped) and not self._gradients.forks:
+            _ = self._gradients.examples.layout
         if self.file.rehearsal is not None:
             _ = self._made_up
 
@@ -441,7 +443,7 @@ class Site:
         if isinstance(ask, MaskedAsk) != (self.sums is not None):
             what = "has no" if self.sums is None else "has a"
             raise Declined(f"the site's own recipe {what} secure sum, and the ask differs from it")
-        if not self.plan.reachable(ask.moving, ask.params, self._first.params, ask.round):
+        if not self.plan.reachable(ask.moving, ask.params, self._first, ask.round):
             raise Declined("the clip or the ranges cannot be what they are in that round")
 
     def _check_plan(self, ask: RoundAsk | MetricsAsk) -> None:
@@ -457,10 +459,10 @@ class Site:
                 f"round {ask.round}, attempt {ask.attempt}, is beyond the plan's {plan.permitted} "
                 "rounds"
             )
-        if ask.params.shape != self._first.params.shape:
+        if ask.params.shape != self._first.shape:
             raise Declined(
                 f"the model has {ask.params.numel()} parameters and this site's "
-                f"{self._first.params.numel()}"
+                f"{self._first.numel()}"
             )
 
     def _report(self, ask: RoundAsk) -> tuple[torch.Tensor, torch.Tensor]:

@@ -339,6 +339,13 @@ class Training:
         params = self._initial.clone()
         return ServerState(0, params, {}, self.plan.first_state(params))
 
+    def keep_no_copy(self) -> None:
+        """Take the task's own parameters for the first ones, in place of a copy of them.
+
+        For a caller that never changes them, such as a site, which only looks at them.
+        """
+        object.__setattr__(self, "_initial", self.task.parameters)
+
     def begin(self, state: ServerState, ledger: Ledger) -> Round | None:
         """Sample the round after `state` and charge it to `ledger`.
 
