@@ -58,7 +58,7 @@ def test_clients_as_a_whole_are_deployed_with_their_bits_in_the_sum(tmp_path):
         assert not list(site.objections())
     text = (folder / "server" / "superlink.sh").read_text()
     most = int(text.partition("--answer-bytes ")[2].split()[0])
-    forms = step_forms(site.training.task.size + 1, len(NAMES))
+    forms = step_forms(site.training.task.size + 1, 64, len(NAMES))
     assert most == sum(form.encoded_length for form in forms.values())
 
 

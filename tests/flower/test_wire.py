@@ -331,7 +331,7 @@ def test_what_is_of_a_secure_sum_is_sent_once(pair, monkeypatch, kind):
         transport.grid.nodes[0].last_activated_at = "later"
         return away(message)
 
-    masked = MaskedAsk(*vars(ASK).values(), bytes_tensor(b"roster"))
+    masked = MaskedAsk(**vars(ASK), roster_message=bytes_tensor(b"roster"))
     message = step("north", b"x") if kind == "step" else masked
     (found,) = transport.send({"north": message}, 5.0, {"content": BytesForm(5)})
     assert "its app failed" in found.message
