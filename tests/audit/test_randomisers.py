@@ -4,6 +4,7 @@ False-alarm rate 1e-4 for each finding.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,10 +21,13 @@ from fedveil.audit.observations import (
 )
 from fedveil.audit.randomisers import Randomiser, evidence_of
 from fedveil.base.errors import BadInput
-from fedveil.privacy.accounting.claims import Accountant
+from fedveil.privacy.accounting.claims import Accountant, Trust
 from fedveil.privacy.clip import Clip, Norm
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.releases.central_sum import central_sum
+from fedveil.privacy.releases.secure_sum import SecureSum
+from fedveil.privacy.sampling import OwnCoins
 
 BUDGET = fv.Budget(2.0, 1e-5)
 CLIENTS = 50
@@ -156,3 +160,35 @@ def test_plans_without_a_claim_have_no_findings():
     assert list(Randomiser().findings(fv.unprotected(fv.samplers.Everyone(), 5, rounds=1))) == []
     with pytest.raises(BadInput, match="--draws is 5"):
         Randomiser(draws=5)
+
+
+@pytest.mark.parametrize("name", ["shares", "bits"])
+def test_a_share_is_held_against_the_line_about_all_others(name, monkeypatch):
+    """A client's report has its own share of the noise alone. With less, the audit says so."""
+    budget = fv.Budget(1.0, 1e-5)
+    if name == "shares":
+        plan = central_sum(
+            *(fv.samplers.Poisson(0.5), 5, fv.clips.Fixed(1.0)),
+            threshold=3,
+            honest=5,
+            rounds=1,
+            budget=budget,
+        )
+        trust = Trust.SITE
+    else:
+        clip, summed = fv.clips.Quantile(1.0, 0.5, noise=12.0), SecureSum(CLIENTS, 40, 50)
+        plan = local(clip, rounds=1, budgets=(budget,), secure_sum=summed)
+        trust = Trust.LOCAL
+    plan.check_lines()
+    found = list(Randomiser(draws=4000).findings(plan))
+    assert found
+    assert {finding.claim.trust for finding in found} == {trust}
+    assert not any(finding.violated for finding in found)
+    if name == "shares":
+        half = replace(plan, release=replace(plan.release, multiplier=plan.release.multiplier / 3))
+        assert any(f.violated for f in Randomiser(draws=4000).findings(half))
+        monkeypatch.setattr(OwnCoins, "coins", lambda self, ids, round, streams: None)
+        assert any(f.violated for f in Randomiser(draws=4000).findings(plan))
+    else:
+        half = replace(plan, clip_schedule=replace(clip, noise=0.5))
+        assert any(f.violated for f in Randomiser(draws=4000).findings(half))

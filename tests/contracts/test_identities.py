@@ -40,17 +40,21 @@ from fedveil.privacy.clip_schedules import (
     _StartsAtValue,
 )
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
+from fedveil.privacy.noise.rotation import RotatedGrid
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.release import NoisySteps, Release
 from fedveil.privacy.releases.central import CentralNoise, central
+from fedveil.privacy.releases.central_sum import ClientShares
 from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.priv_unit import PrivUnitG, PrivUnitReports
+from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import SiteNoise
 from fedveil.privacy.releases.two_point import TwoPointReports
-from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
+from fedveil.privacy.sampling import Everyone, FixedSize, OwnCoins, Poisson, RoundRobin
+from fedveil.privacy.site_metrics import site_metrics
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.cohort import Batches
 from fedveil.training.participants import Participants
@@ -99,6 +103,7 @@ class Apart(NamedTuple):
 
 RATES = RateSchedule(RateShape.STEP, 5)
 STEPS = NoisySteps(0.5, 2, 1.0)
+GRID = RotatedGrid(0.5, 16, 9, 3)
 ONE_STEP = replace(STEPS, steps=1)
 SGD = ClientSgd(Batches(0, steps=2), 0.5)
 PLAN = central(
@@ -113,6 +118,9 @@ ACCOUNTS = "accounts for what is released, and decides nothing that is drawn"
 ELSEWHERE = "decides where and how fast it is computed"
 ACCOUNTS_TOO = "mechanism and line go together: another noise, or other rounds, below"
 MEASURED = "decides what is measured, which draws nothing"
+AT_SITES = site_metrics(
+    ["accuracy"], 3, budget=Budget(1.0, 1e-5), rounds=(2, 4), loss_clip=1.0, unit=Unit.RECORD
+)
 PRICED = priced_metrics(
     ["accuracy", "loss"], 8, budget=Budget(1.0, 0.01), rounds=(1, 2), loss_clip=1.0
 )
@@ -121,6 +129,7 @@ PARTS = (
     (Poisson(0.5), {"rate": 0.25}),
     (FixedSize(3), {"size": 2, "max_participations": 1}),
     (RoundRobin(3), {"size": 2}),
+    (OwnCoins(0.5), {"rate": 0.25}),
     (Everyone(), {}),
     (Fixed(1.0), {"value": 2.0, "norm": Norm.L1}),
     (
@@ -170,6 +179,7 @@ PARTS = (
             "mechanism": LaplaceMechanism(1.0),
             "relation": Relation.ZERO_OUT,
             "multipliers": np.ones(CLIENTS),
+            "statistic_channel": SecureSum(5, 5, 5),
         },
     ),
     (
@@ -189,6 +199,18 @@ PARTS = (
             "masks": ELSEWHERE,
             "cap": 3,
             "unit": Apart(SiteNoise(2.0, 0.5, 3, 90, "whole", cap=3), Unit.PERSON),
+            "rotated": Apart(SiteNoise(2.0, 0.5, 3, 90, "part"), GRID),
+        },
+    ),
+    (GRID, {"spacing": 0.25, "bits": 20, "most": 8, "size": 4}),
+    (
+        ClientShares(2.0, 5, 5, 5),
+        {
+            "multiplier": 3.0,
+            "clients": 6,
+            "threshold": 4,
+            "honest": 4,
+            "masks": ELSEWHERE,
         },
     ),
     (
@@ -213,7 +235,7 @@ PARTS = (
     (
         STEPS,
         {"rate": 0.25, "steps": 3, "multiplier": 2.0, "nominal": 9, "cap": 3}
-        | {"unit": Apart(replace(STEPS, cap=3), Unit.PERSON)},
+        | {"unit": Apart(replace(STEPS, cap=3), Unit.PERSON), "rotated": GRID},
     ),
     (
         PLAN,
@@ -234,6 +256,16 @@ PARTS = (
             "names": ("loss", "accuracy"),
             "owners": 9,
             "of_clients": True,
+            "loss_clip": 2.0,
+            "mechanism": ACCOUNTS_TOO,
+            "line": ACCOUNTS_TOO,
+        },
+    ),
+    (
+        AT_SITES,
+        {
+            "names": ("loss",),
+            "sites": 4,
             "loss_clip": 2.0,
             "mechanism": ACCOUNTS_TOO,
             "line": ACCOUNTS_TOO,

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from fedveil.privacy import clip_statistic
+from fedveil.privacy import clip_statistic, sampling
 from fedveil.privacy.noise import mechanisms
 from fedveil.privacy.noise import secure_random as entropy
 from fedveil.privacy.releases import priv_unit
@@ -26,6 +26,10 @@ RECIPES = {
         *("central", "client.epochs=1", *NOISY),
         *("clip.kind=quantile", "clip.value=0.5", "clip.bit_noise=5.0"),
     ),
+    "central, shares": (
+        *("central", "client.epochs=1", "sum.kind=secure", *NOISY),
+        *("clip.kind=quantile", "clip.value=0.5", "clip.bit_noise=5.0"),
+    ),
     "weak-dp": ("weak-dp", "client.epochs=1", "sample.size=10"),
     "dp-sgd in clients": ("dp-sgd", *NOISY, *TURNS),
     "ldp-sgd": ("ldp-sgd", *NOISY, *TURNS),
@@ -35,6 +39,10 @@ RECIPES = {
     ),
     "ldp-sgd, curator's bits": (
         *("ldp-sgd", *NOISY, *TURNS),
+        *("clip.kind=quantile", "clip.value=0.5", "clip.bit_noise=5.0"),
+    ),
+    "ldp-sgd, summed bits": (
+        *("ldp-sgd", "sum.kind=secure", *NOISY, *TURNS),
         *("clip.kind=quantile", "clip.value=0.5", "clip.bit_noise=5.0"),
     ),
     "ldp-sgd, histograms": (
@@ -49,18 +57,20 @@ RECIPES = {
 DRAWS = {
     "central": 3,
     "central, quantile": 6,
+    "central, shares": 3 * 20 * 3,
     "weak-dp": 3,
     "dp-sgd in clients": 3 * 10 * 5,
     "ldp-sgd": 30,
     "ldp-sgd, local bits": 60,
     "ldp-sgd, curator's bits": 33,
+    "ldp-sgd, summed bits": 60,
     "ldp-sgd, histograms": 33,
     "dp-fedavg": 30,
     "dp-fedavg-gaussian": 30,
     "ldp-fl": 60,
     "priv-unit": 60,
 }
-"""How many rows of noise three rounds have."""
+"""How many rows of noise, and clients' coins, three rounds have."""
 
 
 @pytest.fixture
@@ -75,11 +85,19 @@ def drawn(monkeypatch):
 
         return spy
 
+    def recording_first(draw):
+        def spy(coins, count):
+            keys.extend(map(int, coins))
+            return draw(coins, count)
+
+        return spy
+
     for module, name in itertools.product(
         (mechanisms, clip_statistic, priv_unit), ("normal_", "add_normals_", "laplace_", "uniform_")
     ):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, recording(getattr(module, name)))
+    monkeypatch.setattr(sampling, "bits", recording_first(sampling.bits))
     return keys
 
 

@@ -286,7 +286,7 @@ def test_commands_are_in_groups_in_their_order(cli):
     assert listed["Train"][:3] == ["run", "plan", "sweep"]
     assert listed["Use"] == ["predict", "evaluate"]
     assert listed["Look"] == ["compare", "report", "watch"]
-    assert listed["Check"] == ["ledger", "audit", "account"]
+    assert listed["Check"] == ["ledger", "audit", "account", "evidence", "verify"]
     assert set(listed["Federate"]) == {"deploy", "site", "mixer"}
     assert listed["Learn"] == ["recipes", "explain", "reproduce"]
 

@@ -4,11 +4,14 @@ import importlib.util
 import json
 import os
 import re
+import signal
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+
+from tests.flower.sites import write_site
 
 
 def without(monkeypatch, *missing):
@@ -93,3 +96,43 @@ def test_a_page_that_cannot_be_started_is_said(tmp_path):
     with live_page(tmp_path / "none", lambda text: (told.append(text), said.set())):
         assert said.wait(60)
     assert told == ["the live page could not be started: fedveil watch says why"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--prometheus", "--host", "0.0.0.0", "--outside"], "serves on 127.0.0.1 alone"),
+        (["--prometheus", "--host", "127.0.0.2"], "serves on 127.0.0.1 alone"),
+        (["--prometheus", "--port", "70000"], "port is 70000: 0 (any) to 65535 is needed"),
+    ],
+)
+def test_numbers_are_for_this_machine_alone(cli, options, error):
+    assert error in cli("watch", *options).error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_numbers_for_prometheus_until_they_are_ended(spawn, tmp_path, end):
+    process = spawn("watch", tmp_path, "--prometheus")
+    url = process.stdout.readline().strip()
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", url)
+    with urlopen(url) as page:
+        assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert page.read() == b""  # no run, no numbers
+    process.send_signal(end)
+    assert process.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_the_numbers_of_a_site_until_they_are_ended(spawn, cli, tmp_path):
+    path = write_site(tmp_path)
+    assert (
+        "--serve and --json are both given"
+        in cli("site", "status", path, "--serve", 0, "--json").error
+    )
+    process = spawn("site", "status", path, "--serve", "0")
+    with urlopen(process.stdout.readline().strip()) as page:
+        text = page.read().decode()
+    assert 'fedveil_site_up{site="north",recipe="local"} 1.0' in text
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0

@@ -46,7 +46,14 @@ class Owned(LocalFederation):
         return self.sites[name]
 
 
-def deploy(folder, address):
+TESTED = ("--test", "public.csv")
+MEASURED = (
+    *("--set", "data.test=0.3", "--set", "evaluate.where=site"),
+    *("--set", "evaluate.epsilon=15", "--set", "evaluate.every=3"),
+)
+
+
+def deploy(folder, address, tested=TESTED):
     """What the owners and the operator type; returns the operator's fingerprint."""
     for name in NAMES:
         told = fedveil(folder, "site", "init", name, "--records", f"{name}.csv")
@@ -58,18 +65,20 @@ def deploy(folder, address):
         folder,
         *command,
         *sizes,
-        *("--test", "public.csv", "--allow-code", "--address", address, "--deadline", "120"),
+        *tested,
+        *("--allow-code", "--address", address, "--deadline", "120"),
     )
     (line,) = [line for line in told.splitlines() if line.startswith("tell the owners")]
     return line.split()[-1]
 
 
 @pytest.fixture
-def running(tmp_path):
+def running(tmp_path, request):
     write_files(tmp_path, PER_PERSON)
     port, *own = free_ports(5)
     address = f"127.0.0.1:{port}"
-    operator = deploy(tmp_path, address)
+    tested = getattr(request, "param", TESTED)
+    operator = deploy(tmp_path, address, tested)
     for number, name in enumerate(NAMES):
         bundle = f"fed/bundles/{name}"
         refused = fedveil(tmp_path, "site", "join", bundle, "--owner", name, "--allow-code", code=1)
@@ -77,7 +86,8 @@ def running(tmp_path):
         accepting = ("--accept", "--allow-code", "--operator", operator, "--repeats", "1")
         told = fedveil(tmp_path, "site", "join", bundle, "--owner", name, *accepting)
         assert "epsilon.person = " in told
-        assert f"{PEOPLE[name]} by the column 'patient', with up to 2 records each" in told
+        if tested is TESTED:  # otherwise some of them are held out
+            assert f"{PEOPLE[name]} by the column 'patient', with up to 2 records each" in told
         script = tmp_path / name / "federations" / "wards" / "supernode.sh"
         lines = script.read_text().splitlines()
         text = [f"port={own[number]}" if x.startswith("port=") else x for x in lines]
@@ -119,6 +129,16 @@ def test_from_three_tables_to_predictions(running, tmp_path):
         turns = read_charges(tmp_path / name / "ledger" / "ledger.db")
         least = 2 if name == "south" else 3  # it was away in round 2, charged or not
         assert least <= len({charge.round for charge in turns}) <= 4
+    bundle = tmp_path / "bundle.zip"
+    told = fedveil(tmp_path, "evidence", running.server / "run", bundle)
+    assert all(name in told for name in NAMES)
+    assert "not by" not in told
+    for name in NAMES:
+        told = fedveil(tmp_path, "verify", bundle, "--site", name)
+        assert "none missing at the end" in told
+        assert told.count("the same software as the server") == 3
+    bundle.write_bytes(bundle.read_bytes()[:-1])
+    assert fedveil(tmp_path, "verify", bundle, code=2).startswith("error: ")
     new = tmp_path / "new.csv"
     new.write_text("".join(f"{line.rpartition(',')[0]}\n" for line in rows(4, 99).splitlines()))
     place = tmp_path / "north" / "federations" / "wards"  # which has net.py
@@ -131,6 +151,28 @@ def test_from_three_tables_to_predictions(running, tmp_path):
     assert refused.wait(PATIENCE) == 2
     assert refused.last_line.startswith("error: engine.checkpoint is 5")
     assert "Traceback" not in refused.output
+
+
+@pytest.mark.parametrize("running", [MEASURED], indirect=True, ids=["sites measure"])
+def test_sites_measure_without_a_public_test_file(running, tmp_path):
+    """Over a real SuperLink: each site holds people out, and both ledgers are charged for them."""
+    run = running.start_run()
+    assert run.wait(PATIENCE) == 0, run.output
+    result = running.read_result()
+    assert (result["rounds"], result["measured_after"]) == (3, 3)
+    assert 0 < result["metrics"]["accuracy"] < 1.5
+    assert result["intervals"]["accuracy"] > 0
+    (claim,) = [c for c in result["claims"] if c["covers"].startswith("metrics")][:1]
+    assert [claim[k] for k in ("unit", "trust", "noise")] == ["person", "site", "secure"]
+    text = (running.server / "run" / "sites.jsonl").read_text()
+    (line,) = [json.loads(x) for x in text.splitlines() if x.startswith('{"measured"')]
+    assert sorted(line["answered"]) == sorted(NAMES)
+    for name in NAMES:
+        found = read_charges(tmp_path / name / "ledger" / "ledger.db")
+        assert sum(charge.run.endswith("-metrics") for charge in found) == 1
+        path = tmp_path / name / "federations" / "wards" / "site.toml"
+        told = fedveil(tmp_path, "site", "check", path, code=1)  # a second run would be too much
+        assert "people that are held out of the training" in told
 
 
 def test_a_site_whose_records_do_not_fit_says_so_and_does_not_start(tmp_path):

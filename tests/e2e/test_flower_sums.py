@@ -91,3 +91,13 @@ def test_a_site_that_is_killed_in_a_round_costs_no_round_and_comes_back(tmp_path
         for name in NAMES:
             answers = sum(name in line["answered"] for line in lines)
             assert answers <= len(live.charges(name)) <= 8
+
+
+def test_a_secure_sum_of_few_bits_trains(tmp_path):
+    with running(tmp_path, "rounds=8", SECURE, "sum.bits=20") as live:
+        result = live.run("run")
+        assert (result["rounds"], result["stopped"]) == (8, "rounds")
+        assert result["metrics"]["accuracy"] > 0.5
+        assert {claim["accountant"] for claim in result["claims"]} == {"rdp"}
+        for line in live.outcomes("run"):
+            assert line["answered"] == list(NAMES)

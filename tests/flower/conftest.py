@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,18 @@ import safetensors.torch
 import torch
 
 import fedveil as fv
+from fedveil.flower.certificates import write_node_key
 from fedveil.flower.federation_files import Federation, RegisteredSite
 from fedveil.flower.federation_server import Server
-from fedveil.flower.messages import Answer, RoundAsk, ServerMessage
+from fedveil.flower.messages import (
+    Answer,
+    HeadAsk,
+    HeadReply,
+    Reply,
+    RoundAsk,
+    ServerMessage,
+)
+from fedveil.flower.site import Site
 from fedveil.runs.evidence import statements_of
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -86,13 +96,16 @@ class Trio:
     recipe: dict[str, Any]
     transport: InProcess
     outcomes: list[Any]
+    keys: dict[str, str] = field(default_factory=dict)
 
     def server(
         self, name: str = "run", recipe: dict[str, Any] | None = None, **keys: Any
     ) -> Server:
         known = {"deadline": 60.0, "minimum": 1, "wait": 5.0}
         sites = [
-            RegisteredSite(name=name, key=f"SHA256:{k:043d}", records=12 + 3 * k)
+            RegisteredSite(
+                name=name, key=self.keys.get(name, f"SHA256:{k:043d}"), records=12 + 3 * k
+            )
             for k, name in enumerate(self.transport.sites)
         ]
         return Server.start_or_resume(
@@ -121,7 +134,10 @@ class StandIn:
     def __init__(self, name: str, number: int, width: int = 0, length: float = 0.1) -> None:
         self.name, self.number, self.width, self.length = name, number, width, length
 
-    def answer(self, ask: ServerMessage) -> Answer:
+    def answer(self, ask: ServerMessage) -> Reply:
+        if isinstance(ask, HeadAsk):
+            nothing = torch.zeros(0, dtype=torch.uint8)
+            return HeadReply(ask.run, ask.round, ask.attempt, self.name, nothing)
         assert isinstance(ask, RoundAsk)
         report = torch.zeros_like(ask.params)
         report[self.number % len(report)] = self.length
@@ -140,19 +156,30 @@ def described(folder: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     return {"engine": {"mode": "looped", "workers": 1}, **recipe, "data": data}
 
 
+def three_sites(folder: Path, recipe: dict[str, Any], *, sign: bool = False) -> Trio:
+    """Three sites of a recipe, whose data section is added, with keys of their own if they sign."""
+    data, said = records_of_all(), described(folder, recipe)
+    sites, keys = dict[str, Site](), dict[str, str]()
+    for k, name in enumerate(NAMES):
+        place = folder / name
+        place.mkdir(exist_ok=True)
+        if sign:
+            keys[name] = write_node_key(place, name)
+        own = {"name": name, "number": k, **({"key": "node"} if sign else {})}
+        sites[name] = open_site(place, said, POLICY, alone(data, k), **own)
+    return Trio(folder, said, InProcess(dict(sites)), [], keys)
+
+
 @pytest.fixture
 def trio(tmp_path: Path) -> Make:
     """Makes three sites of a recipe, whose data section is added."""
+    return partial(three_sites, tmp_path)
 
-    def make(recipe: dict[str, Any]) -> Trio:
-        data, said = records_of_all(), described(tmp_path, recipe)
-        sites = {
-            name: open_site(tmp_path / name, said, POLICY, alone(data, k), name=name, number=k)
-            for k, name in enumerate(NAMES)
-        }
-        return Trio(tmp_path, said, InProcess(dict(sites)), [])
 
-    return make
+@pytest.fixture
+def signing_trio(tmp_path: Path) -> Make:
+    """The same three sites with keys, with which they sign the server's ledger."""
+    return partial(three_sites, tmp_path, sign=True)
 
 
 @pytest.fixture

@@ -8,8 +8,11 @@ import numpy as np
 import torch
 
 import fedveil as fv
-from fedveil.flower.messages import RoundAsk, new_run_id, plan_digest
+from fedveil.flower.ledger_tail import LedgerTail
+from fedveil.flower.messages import RoundAsk, bytes_tensor, new_run_id, plan_digest
 from fedveil.flower.site import Site
+from fedveil.privacy.ledger.hash_chain import digest
+from fedveil.privacy.ledger.signed_head import SignedHead
 from fedveil.runs.recipe import load_recipe, to_toml
 
 RECORDS, FEATURES, CLASSES, CLIENTS = 24, 4, 3, 3
@@ -105,20 +108,38 @@ def open_site(folder: Path, *args: Any, **keys: Any) -> Site:
     return Site.open(write_site(folder, *args, **keys))
 
 
+_ledgers: dict[str, list[str]] = {}
+
+
+def hashes_of(length: int) -> list[str]:
+    """The hashes of some server's ledger with so many entries."""
+    return [digest(f"entry {k}") for k in range(length + 1)]
+
+
+def tail_of(hashes: list[str], since: int = 0, signed: Any = None) -> torch.Tensor:
+    """A server's ledger with these hashes, as an ask carries it."""
+    tail = LedgerTail(since, hashes[since:], "0" * 64, signed or {})
+    return bytes_tensor(tail.to_bytes())
+
+
 class Server:
     """Somebody who asks; honest unless told otherwise."""
 
     def __init__(self, site: Site, run: str | None = None) -> None:
         self.site, self.run = site, run or new_run_id()
+        self.hashes = _ledgers.setdefault(self.run, [digest(self.run)])
+        self.signed: dict[str, SignedHead] = {}
 
     def ask(self, round: int = 1, attempt: int = 0, **changes: Any) -> RoundAsk:
         start = self.site.training.start()
+        self.hashes.append(digest(self.hashes[-1]))  # the charge of this round
         plan = plan_digest(load_recipe(self.site.file.recipe), self.site.file.clients)
         said = {
             "run": self.run,
             "plan": plan,
             "params": start.params,
             "moving": start.adaptive_state,
+            "ledger_tail": tail_of(self.hashes, 0, self.signed),
         }
         return RoundAsk(**{**said, "round": round, "attempt": attempt, **changes})
 

@@ -86,3 +86,33 @@ def test_nobody_is_watched_who_was_not_named(app, arguments):
     process = app(*arguments)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
+
+
+FREED = """
+import re
+from fedveil.flower.flwr_private.app_process import return_freed_memory
+if {returning}:
+    return_freed_memory()
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+
+first = b"x" * (31 << 20)
+del first  # after which the C library keeps blocks of that length
+before = resident()
+chunks = [b"x" * (5 << 20) for _ in range(40)]
+kept = chunks[7::8]
+del chunks
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C library of Linux")
+def test_memory_of_chunks_goes_back_to_the_system_when_they_are_freed():
+    def left(returning):
+        program = FREED.format(returning=returning)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        return int(done.stdout)
+
+    assert left(True) < 40
+    assert left(False) > 100  # or else there is nothing to do

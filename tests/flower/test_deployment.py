@@ -1,5 +1,6 @@
 """What `fedveil deploy` writes: a server, sites that could take part, and nothing half done."""
 
+import configparser
 import os
 import re
 import stat
@@ -7,6 +8,7 @@ import subprocess
 import tomllib
 import zipfile
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -368,3 +370,89 @@ def test_a_share_is_one_client_s():
     parts = [client_share(data, k) for k in range(4)]
     assert [part.clients for part in parts] == [1] * 4
     np.testing.assert_array_equal(np.concatenate([part.y for part in parts]), data.y)
+
+
+@pytest.mark.parametrize(
+    ("folder", "unit", "script"),
+    [
+        ("server", "fedveil-superlink.service", "superlink.sh"),
+        ("sites/north", "fedveil-site.service", "supernode.sh"),
+    ],
+)
+def test_units_start_the_scripts_and_try_again(written, folder, unit, script):
+    """For systemd: as a user of its own, from a folder that it alone may write."""
+    place = written / "central" / folder
+    text = (place / unit).read_text().replace("FOLDER", str(place)).replace("PYTHON", "/opt/bin")
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str
+    parser.read_string(text)
+    service = parser["Service"]
+    shell, started = service["ExecStart"].split()
+    assert (shell, started) == ("/bin/sh", str(place / script))
+    assert os.access(started, os.X_OK)
+    assert (service["Restart"], service["User"], service["UMask"]) == ("always", "fedveil", "0077")
+    assert int(service["RestartSec"]) > 0
+    assert service["ProtectSystem"] == "strict"
+    writable = service["ReadWritePaths"].split()
+    assert writable[0] == str(place)
+    if folder != "server":  # its ledger, and the witness beside the owner's folder
+        site = Site.open(place / "site.toml")
+        for file in (site.ledger.file, site.ledger.witness_path):
+            assert any(file.resolve().is_relative_to(Path(path).resolve()) for path in writable)
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "script"),
+    [
+        ("server", "superlink-compose.yaml", "superlink.sh"),
+        ("sites/north", "supernode-compose.yaml", "supernode.sh"),
+    ],
+)
+def test_compose_files_mount_what_the_scripts_need(written, folder, file, script):
+    yaml = pytest.importorskip("yaml")
+    place = written / "central" / folder
+    (service,) = yaml.safe_load((place / file).read_text())["services"].values()
+    assert service["restart"] == "unless-stopped"
+    started = service["command"].removeprefix("sh ").strip('"')
+    mounts = dict(volume.split(":")[:2] for volume in service["volumes"])
+    (inside,) = [there for there in mounts.values() if started.startswith(f"{there}/")]
+    (outside,) = [here for here, there in mounts.items() if there == inside]
+    found = (place / outside / os.path.relpath(started, inside)).resolve()
+    assert found == (place / script).resolve()
+    if folder != "server":
+        site = Site.open(place / "site.toml")
+        for path in (site.ledger.folder, site.ledger.witness_path):
+            assert path.resolve().is_relative_to((place / outside).resolve())
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "rehearsed"),
+    [
+        ((), {"default_rehearsal": True}, 10_000),
+        ((), {"rehearsal": 2000}, 2000),
+        ((), {}, None),
+        (("sample.kind=all",), {"default_rehearsal": True}, None),
+    ],
+)
+def test_a_rehearsal_is_in_every_party_s_files(tmp_path, settings, options, rehearsed):
+    recipe = load_for_sites("central", ("rounds=2", *settings), 3, divided=True)
+    try_out(tmp_path / "fed", recipe, **options)
+    federation = read_federation(tmp_path / "fed" / "server" / "federation.toml")
+    site = Site.open(tmp_path / "fed" / "sites" / "north" / "site.toml")
+    assert (federation.rehearsal, site.file.rehearsal) == (rehearsed, rehearsed)
+    assert federation.deadline == 600.0
+
+
+@pytest.mark.parametrize(
+    ("rehearsal", "settings", "words"),
+    [
+        (100, ("sample.kind=all",), "rehearsal is 100 and rounds end when all have answered"),
+        (0, (), "rehearsal is 0: 1 to 1,000,000"),
+        (10, (), r"records and rounds are long enough for 10: .*larger --rehearsal"),
+    ],
+)
+def test_a_rehearsal_that_cannot_be_is_one_line(tmp_path, rehearsal, settings, words):
+    recipe = load_for_sites("central", ("rounds=2", *settings), 3, divided=True)
+    with pytest.raises(BadInput, match=words):
+        try_out(tmp_path / "fed", recipe, rehearsal=rehearsal)
+    assert not (tmp_path / "fed").exists()

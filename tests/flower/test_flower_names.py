@@ -281,7 +281,9 @@ def test_a_site_that_was_killed_is_let_in_again(monkeypatch, capsys, refusals, r
         else:
             with pytest.raises(SystemExit), connection:
                 pass
-    assert [request.url.path for request in seen][:requests] == ["/v1/fleet/activate-node"] * requests
+    assert [request.url.path for request in seen][:requests] == [
+        "/v1/fleet/activate-node"
+    ] * requests
     assert len(seen) == requests + ends  # and it signs off
     assert pauses == [5.0] * refusals[:15].count(412)
     assert sum([5.0] * 15) > HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL

@@ -1,10 +1,12 @@
 """What is damaged, too long or made to fill memory is refused, both ways."""
 
+import hashlib
 import json
 import subprocess
 import sys
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,17 +15,28 @@ import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.flower import flower_apps
-from fedveil.flower.messages import VectorForm, answer_forms, ask_forms, new_run_id
+from fedveil.flower.ledger_tail import most_tail_bytes
+from fedveil.flower.messages import (
+    VectorForm,
+    answer_forms,
+    ask_forms,
+    metrics_forms,
+    new_run_id,
+)
 from fedveil.privacy.ledger.file import read_charges
 
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedveil.flower.flower_apps import GridTransport, from_records, to_records
-from fedveil.flower.messages import Answer, RoundAsk
-from tests.flower.sites import LOCAL, POLICY, open_site
+from fedveil.flower.flwr_private.arrays import bound_arrays
+from fedveil.flower.messages import Answer, MetricsAnswer, MetricsAsk, RoundAsk
+from tests.flower.sites import LOCAL, POLICY, hashes_of, open_site, tail_of, write_policy
+from tests.flower.test_metrics_at_sites import EVALUATE, measured, site_at
+from tests.flower.test_metrics_at_sites import SITES as MEASURED
 from tests.flower.test_wire import ANSWERED, ASK, RUN, answer_of, asked, pair, replied  # noqa: F401
 
 MESSAGES = 200
@@ -57,7 +70,7 @@ contents = {name: one.deflate() for name, one in get_all_nested_objects(record).
 wire = sum(map(len, contents.values()))
 forms = answer_forms(650, 0)
 if BOUND:
-    bound_arrays(max(form.encoded_length for form in forms.values()))
+    bound_arrays(sum(form.encoded_length for form in forms.values()))
 before = peak()
 back = inflate_object_from_contents(record.object_id, contents)
 try:
@@ -233,7 +246,8 @@ def test_damaged_asks_keep_no_site_and_are_charged_at_most_once_each(tmp_path):
     start, path = site.training.start(), str(tmp_path / "site.toml")
     answers = 0
     for number in range(1, MESSAGES + 1):
-        ask = RoundAsk(RUN, number, 0, site.digest, start.params, start.adaptive_state)
+        parts = (RUN, number, 0, site.digest, start.params, start.adaptive_state)
+        ask = RoundAsk(*parts, ledger_tail=tail_of(hashes_of(number)))
         reply = replied(asked(damaged(to_records(ask), rng)), path)
         if not reply.has_error():
             forms = answer_forms(site.training.task.size, site.plan.width)
@@ -241,7 +255,8 @@ def test_damaged_asks_keep_no_site_and_are_charged_at_most_once_each(tmp_path):
     charges = read_charges(site.ledger.file) if site.ledger.file.exists() else []
     assert len(charges) == answers  # numbers that are damaged are another model
     assert answers < MESSAGES / 4
-    ask = RoundAsk(new_run_id(), 1, 0, site.digest, start.params, start.adaptive_state)
+    parts = (new_run_id(), 1, 0, site.digest, start.params, start.adaptive_state)
+    ask = RoundAsk(*parts, ledger_tail=tail_of(hashes_of(1)))
     assert not replied(asked(to_records(ask)), path).has_error()
 
 
@@ -313,13 +328,15 @@ def test_a_site_that_is_sent_another_model_says_whose_plan_differs(tmp_path):
 
 
 def test_forms_are_those_of_the_plan():
-    assert {name: form.length for name, form in ask_forms(5, 2).items()} == {
+    assert {name: form.length for name, form in ask_forms(5, 2, 3).items()} == {
         "params": 5,
         "moving": 2,
+        "ledger_tail": most_tail_bytes(3),
     }
     assert {name: form.dtype for name, form in answer_forms(5, 2).items()} == {
         "report": "float32",
         "watched": "float64",
+        "signature": "uint8",
     }
 
 
@@ -328,3 +345,88 @@ def in_a_run(monkeypatch):
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(flower_apps, "_POLL_SECONDS", 0.01)
+
+
+@pytest.mark.slow
+def test_damaged_asks_for_metrics_are_charged_once_for_each_answer(tmp_path):
+    rng = np.random.default_rng(37)
+    evaluate = {**EVALUATE, "epsilon": 20.0, "every": 1}
+    site = site_at(tmp_path, {**MEASURED, "rounds": 200, "evaluate": evaluate}, 0)
+    params, path = site.training.start().params, str(tmp_path / "north" / "site.toml")
+    policy = {"epsilon": {"record": 1e6}, "delta": 0.1}
+    write_policy(tmp_path / "north", policy)
+    answers = 0
+    for number in range(1, MESSAGES + 1):
+        ask = MetricsAsk(RUN, number, 0, site.digest, params)
+        reply = replied(asked(damaged(to_records(ask), rng)), path)
+        if not reply.has_error():
+            answers += isinstance(from_records(reply.content, metrics_forms(3)), MetricsAnswer)
+    assert 0 < answers < MESSAGES / 4
+    assert measured(site) == answers  # numbers that are damaged are another model
+    ask = MetricsAsk(new_run_id(), 1, 0, site.digest, params)
+    assert not replied(asked(to_records(ask)), path).has_error()
+
+
+def listed(places: Any, chunks: dict[str, bytes]) -> bytes:
+    """What Flower makes of an array with a list of places among chunks, all in one process."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Array, "inflate", Array.inflate)
+        bound_arrays(10)
+        stated = {"dtype": "float32", "shape": [1], "stype": "x", "arraychunk_ids": places}
+        body = json.dumps(stated).encode()
+        content = f"Array {','.join(chunks)} {len(body)}".encode() + b"\x00" + body
+        children = {name: ArrayChunk(memoryview(data)) for name, data in chunks.items()}
+        return Array.inflate(content, children).data
+
+
+def test_chunks_are_joined_in_the_order_of_their_list():
+    two = {"a": b"12345", "b": b"678"}
+    assert listed([0, 1], two) == b"12345678"
+    assert listed([1, 0], two) == b"67812345"
+    assert listed([1, 0, 1], two) == b""  # eleven bytes
+    assert listed([0, 0], two) == b"1234512345"
+    assert listed([0, 0, 0], two) == b""
+
+
+def test_arrays_of_one_message_are_bounded_together():
+    """And those of another message, which another thread reads, have the bound for themselves."""
+    body = json.dumps({"dtype": "x", "shape": [1], "stype": "x", "arraychunk_ids": [0]}).encode()
+    content = f"Array a {len(body)}".encode() + b"\x00" + body
+
+    def lengths() -> list[int]:
+        return [
+            len(Array.inflate(content, {"a": ArrayChunk(memoryview(b"1234"))}).data)
+            for _ in range(4)
+        ]
+
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as other:
+        patched.setattr(Array, "inflate", Array.inflate)
+        bound_arrays(11)
+        assert lengths() == other.submit(lengths).result() == [4, 4, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "places", [[-1], [2], [0.0], [True], ["a"], "0", None, {}, [[0]], [10**30], 0]
+)
+def test_a_list_of_chunks_that_is_none_makes_no_array(places):
+    assert listed(places, {"a": b"12345", "b": b"678"}) == b""
+
+
+def test_a_vector_is_checked_and_hashed_as_it_lies():
+    """Numbers that are not finite are found wherever they are, and no copy is made."""
+    vector = torch.zeros(200_001)
+    none = torch.zeros(0, dtype=torch.float64)
+    place = json.dumps([1, RUN, 1, 0, ASK.plan])
+    expected = hashlib.sha256(
+        place.encode() + b"\n200001\n" + vector.numpy().tobytes() + b"\n0\n"
+    ).hexdigest()
+    ask = RoundAsk(RUN, 1, 0, ASK.plan, vector, none)
+    tracemalloc.start()
+    assert ask.digest == expected
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+    for k in (0, 65_535, 65_536, 200_000):
+        spoilt = vector.clone()
+        spoilt[k] = torch.inf
+        with pytest.raises(BadInput, match="not finite"):
+            RoundAsk(RUN, 1, 0, ASK.plan, spoilt, none)

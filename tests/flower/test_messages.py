@@ -86,6 +86,8 @@ def test_parts_that_are_no_message_are_refused():
     assert isinstance(from_parts(words, arrays), RoundAsk)
     for wrong in (
         ({**words, "format": 2}, arrays),
+        ({**words, "version": "0.1"}, arrays),
+        ({k: v for k, v in words.items() if k != "version"}, arrays),
         ({k: v for k, v in words.items() if k != "format"}, arrays),
         ({**words, "kind": "order"}, arrays),
         ({**words, "loss": 1.0}, arrays),

@@ -14,13 +14,13 @@ from fedveil.flower.messages import Arrival, MaskedAsk, Refusal, SumStep, bytes_
 from fedveil.flower.policy import accepted
 from fedveil.flower.site_check import report_lines, site_report
 from fedveil.flower.site_sums import SiteSums
-from fedveil.masking.sum_messages import Kind
+from fedveil.masking.sum_messages import STATEMENT, Kind, vector_size
 from fedveil.privacy.accounting.claims import Trust
 from fedveil.privacy.ledger.file import read_charges
-from fedveil.privacy.releases.secure_sum import site_grid
+from fedveil.privacy.releases.secure_sum import report_grid
 from tests.flower.conftest import Trio
 from tests.flower.sites import LOCAL, charges, open_site
-from tests.flower.summing import POLICY, SUMMED, Summing, kind_of
+from tests.flower.summing import POLICY, RECORDS, SUMMED, Summing, kind_of
 from tests.flower.transports import Killed, late, refuses, replays, twice, unreadable
 
 ONE = {**SUMMED, "rounds": 1}
@@ -85,15 +85,55 @@ def test_a_run_is_the_sum_of_reports_to_the_last_bit(tmp_path, reports):
     assert kept == []  # nothing that was not masked is on disk
 
 
+@pytest.mark.parametrize("missing", [(), ("south",)])
+def test_sums_of_few_bits_go_through_the_same_messages(tmp_path, reports, missing):
+    """The server has the sum modulo 2^20 to the last bit, and decodes it once."""
+    three = Summing(tmp_path, {**ONE, "sum": {"kind": "secure", "bits": 20}}, 3)
+    for name in missing:
+        three.transport.behaviour[name] = at(Kind.MASKED, nothing)
+    result = three.server().serve()
+    site = three.transport.sites["north"]
+    grid, start = site.plan.release.rotated, three.server("fresh").run.training.start().params
+    assert grid.bits == 20
+    names = [name for name in three.names if name not in missing]
+    steps = sum(grid.report_grid.quantise(reports[1, name]).numpy() for name in names)
+    assert np.array_equal(grid.report_grid.quantise(reports[1]).numpy(), grid.centred(steps))
+    for name in names:
+        (masked,) = [m for m in three.transport.sent[name] if kind_of(m) is Kind.MASKED]
+        boxes = (32 * len(three.names) + 16) * (len(three.names) - 1)
+        assert len(masked.encoded) == STATEMENT + boxes + vector_size(grid.size, 20)
+    expected = torch.from_numpy(steps * grid.spacing)
+    grid.open_(expected, 1)
+    rate, records = site.plan.noisy_steps.rate, RECORDS * 3
+    model = start + (expected / (rate * records)).float()
+    assert torch.allclose(Trio.model(three, "run"), model, atol=1e-6)
+    claims = result["claims"]
+    assert {claim["accountant"] for claim in claims} == {"rdp"}
+
+
+def test_a_sum_that_is_spread_over_the_whole_range_is_lost(tmp_path, monkeypatch):
+    three = Summing(tmp_path, {**ONE, "sum": {"kind": "secure", "bits": 20}}, 3)
+    mask = SiteSums.masked_report
+
+    def wrong(self, ask, report, clip):
+        draw = np.random.default_rng(self.number).integers(-(2**19), 2**19, len(report))
+        grid = self.secure_sum.rotated.report_grid
+        return mask(self, ask, grid.dequantise(torch.from_numpy(draw)), clip)
+
+    monkeypatch.setattr(SiteSums, "masked_report", wrong)
+    three.server().serve()
+    (outcome,) = three.outcomes
+    assert not outcome.enough
+    assert "spread over all of 2^20 steps" in outcome.lost
+
+
 def test_no_message_of_a_site_has_its_report(tmp_path, reports):
     """One word of a masked vector is the report's with probability 2^-64."""
     three = Summing(tmp_path, ONE, 3)
     three.server().serve()
     for name, sent in three.transport.sent.items():
         site = three.transport.sites[name]
-        grid = site_grid(
-            site.sums.multiplier, site.plan.clip(site.training.start().adaptive_state, 1), 15
-        )
+        grid = report_grid(site.plan, site.plan.clip(site.training.start().adaptive_state, 1), 15)
         plain = grid.quantise(reports[1, name]).numpy()
         assert not any(hasattr(message, "report") for message in sent)
         (masked,) = [message for message in sent if kind_of(message) is Kind.MASKED]

@@ -58,7 +58,7 @@ from tests.flower.sites import (
         ({"data": {"name": "saved", "path": "nowhere"}}, "not a saved data set"),
         ({"data": {"name": "digits", "clients": 3}}, "3 clients: a site is one"),
         ({"data": {"path": "a.csv", "target": "y", "test": 0.2}}, "hold rows back"),
-        ({"data": {"path": "a.csv", "target": "y", "test": "by-client"}}, "hold rows back"),
+        ({"data": {"path": "a.csv", "target": "y", "test": "by-client"}}, "a site is one client"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, keys: dict[str, Any], words: str) -> None:

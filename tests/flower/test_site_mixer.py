@@ -187,7 +187,7 @@ def test_a_mixer_with_a_smaller_minimum_gets_no_report_and_hands_on_none(
 @pytest.mark.parametrize(
     ("recipe", "mixer", "words"),
     [
-        (SHUFFLED, None, "leave .shuffle. out"),
+        (SHUFFLED, None, "add one, or use a recipe"),
         (TWO_POINT, section(1), "is for recipes with .shuffle."),
         (SHUFFLED, section(0), "mixer.port"),
         (SHUFFLED, section(1, spread=-1.0), "mixer.spread"),

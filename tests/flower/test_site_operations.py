@@ -4,8 +4,10 @@ import http.server
 import json
 import ssl
 import threading
+import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +16,10 @@ from fedveil.flower.certificates import Authority
 from fedveil.flower.connection import Connection
 from fedveil.flower.flwr_private import supernode
 from fedveil.flower.flwr_private.supernode import cause_of, clock_ahead, clock_problem
+from fedveil.flower.site import Site
 from fedveil.flower.site_doctor import SiteFinding, examine, site_status, status_lines
 from fedveil.flower.site_log import SiteLog
+from fedveil.flower.site_numbers import site_families
 from tests.flower.sites import LOCAL, Server, open_site, write_site
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 900_000, tzinfo=UTC)
@@ -273,3 +277,40 @@ def test_a_status_lists_runs_costs_and_the_last_events(tmp_path):
     lines = status_lines(found)
     assert any(f"at most {site.terms.costs[0].short}" in line for line in lines)
     assert lines[-1].endswith(found["log"][0]["spent"][0])
+
+
+def numbers_of(path: Path) -> dict[str, float]:
+    """The site's numbers for Prometheus, by name and labels."""
+    text = "".join(map(str, site_families(path)))
+    rows = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in rows}
+
+
+def test_the_numbers_of_a_site(tmp_path: Path) -> None:
+    """Asks by what became of them, charges, and what the policy leaves."""
+    path = write_site(tmp_path)
+    before = numbers_of(path)
+    assert before["fedveil_site_takes_part"] == 1
+    assert before['fedveil_site_epsilon_left{unit="client"}'] == 10.0
+    assert "fedveil_site_last_charge_timestamp_seconds" not in before
+    site = Site.open(path)
+    server = Server(site)
+    server.answer(1)
+    server.answer(1)
+    server.answer(2)
+    server.answer(9)
+    found = numbers_of(path)
+    assert found['fedveil_site_up{site="north",recipe="local"}'] == 1
+    assert found['fedveil_site_asks_total{outcome="answered"}'] == 2
+    assert found['fedveil_site_asks_total{outcome="answered again"}'] == 1
+    assert found['fedveil_site_asks_total{outcome="declined"}'] == 1
+    assert found['fedveil_site_charges_total{of="turns"}'] == 2
+    assert found['fedveil_site_charges_total{of="measurements"}'] == 0
+    (cost,) = site.terms.costs
+    assert found['fedveil_site_epsilon_spent{unit="client"}'] == pytest.approx(cost.epsilon)
+    assert found['fedveil_site_epsilon_left{unit="client"}'] == pytest.approx(10 - cost.epsilon)
+    assert found["fedveil_site_delta_spent"] == pytest.approx(cost.delta)
+    assert abs(found["fedveil_site_last_charge_timestamp_seconds"] - time.time()) < 86400
+    assert found["fedveil_site_takes_part"] == 0  # another run would be too much
+    (tmp_path / "ledger" / "ledger.db").unlink()
+    assert numbers_of(path) == {"fedveil_site_up": 0}

@@ -22,7 +22,7 @@ from fedveil.masking.sum_messages import (
     with_length,
 )
 from fedveil.masking.sum_server import SumServer
-from tests.flower.sites import charges
+from tests.flower.sites import charges, hashes_of, tail_of
 from tests.flower.summing import SUMMED, Summing, kind_of
 
 
@@ -50,7 +50,8 @@ class Enemy:
     def ask(self, roster, round=1, attempt=0, **changes):
         params, moving = self.state.params, self.state.adaptive_state
         place = (self.run, round, attempt, self.digest, params, moving)
-        return replace(MaskedAsk(*place, bytes_tensor(roster)), **changes)
+        masked = MaskedAsk(*place, bytes_tensor(roster), ledger_tail=tail_of(hashes_of(9)))
+        return replace(masked, **changes)
 
     def masked(self, round=1, attempt=0):
         """The vectors of all sites."""

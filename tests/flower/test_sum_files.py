@@ -13,6 +13,7 @@ from fedveil.flower.joining import joining
 from fedveil.flower.one_machine import write_trial
 from fedveil.flower.owner import Owner
 from fedveil.flower.site import Site
+from fedveil.flower.sum_terms import step_forms
 
 NAMES = ("north", "south", "east")
 
@@ -42,6 +43,33 @@ def test_every_site_has_the_keys_of_all_and_its_own_in_its_place(trial):
     assert not any(
         secret in path.read_bytes() for path in (trial / "server").rglob("*") if path.is_file()
     )
+
+
+def test_clients_as_a_whole_are_deployed_with_their_bits_in_the_sum(tmp_path):
+    """A report has one word more than parameters, and SuperLink takes it."""
+    clip = ("clip.kind=quantile", "clip.value=1.0", "clip.bit_noise=2.0")
+    recipe = load_for_sites("central", ["sum.kind=secure", "rounds=2", *clip], 3)
+    folder = tmp_path / "d"
+    write_trial(folder, recipe, recipe.load_data(), NAMES, superlink=Address())
+    assert read_federation(folder / "server" / "federation.toml").minimum == 2
+    for number, name in enumerate(NAMES):
+        site = Site.open(folder / "sites" / name / "site.toml")
+        assert (site.sums.number, site.plan.width) == (number, 1)
+        assert not list(site.objections())
+    text = (folder / "server" / "superlink.sh").read_text()
+    most = int(text.partition("--answer-bytes ")[2].split()[0])
+    forms = step_forms(site.training.task.size + 1, 64, len(NAMES))
+    assert most == sum(form.encoded_length for form in forms.values())
+
+
+def test_a_sum_of_bits_alone_is_not_deployed(tmp_path):
+    clip = ("clip.kind=quantile", "clip.value=0.05", "clip.bit_noise=20")
+    size = ("sample.kind=fixed", "sample.size=3", "rounds=2", "sum.kind=secure")
+    recipe = load_for_sites("ldp-sgd", [*size, *clip], 3)
+    with pytest.raises(BadInput, match="is for simulations") as refused:
+        write_trial(tmp_path / "d", recipe, recipe.load_data(), NAMES, superlink=Address())
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_owner_is_shown_every_key_before_joining(trial, tmp_path):

@@ -14,17 +14,22 @@ from fedveil.base.errors import BadInput
 from fedveil.flower.federation_files import Federation, RegisteredSite, fingerprint
 from fedveil.flower.federation_server import TooFewSites
 from fedveil.flower.messages import (
+    VERSION,
     Answer,
     Arrival,
     BytesForm,
     MaskedAsk,
+    MetricsAnswer,
+    MetricsAsk,
     Refusal,
+    RehearsalAsk,
     RoundAsk,
     SumStep,
     answer_forms,
     ask_forms,
     bytes_tensor,
     from_parts,
+    metrics_forms,
     new_run_id,
     to_parts,
 )
@@ -43,17 +48,18 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedveil.flower import flower_apps, prepared_site
 from fedveil.flower.flower_apps import GridTransport, from_records, key_of, to_records
-from tests.flower.sites import FEDAVG, open_site, write_site
+from tests.flower.sites import FEDAVG, hashes_of, open_site, tail_of, write_site
 
 RUN, PLAN = new_run_id(), "a" * 64
 ASK = RoundAsk(RUN, 3, 1, PLAN, torch.arange(4.0), torch.ones(1, dtype=torch.float64))
 
-ASKED, ANSWERED = ask_forms(4, 1), answer_forms(4, 1)
+ASKED, ANSWERED = ask_forms(4, 1, 3), answer_forms(4, 1)
 
 
 def keys(count: int) -> list[Any]:
@@ -79,11 +85,14 @@ class FakeGrid:
     lock: Any = field(default_factory=threading.Lock)
 
     def get_nodes(self) -> list[NodeInfo]:
-        return self.nodes
+        return [NodeInfo.FromString(node.SerializeToString()) for node in self.nodes]
 
     def push_messages(self, messages: list[Message]) -> list[str]:
         begin = len(self.pushed)
         for number, message in enumerate(messages, begin):
+            values, arrays = (dict(message.content[name]) for name in ("fedveil", "arrays"))
+            own = {"fedveil": ConfigRecord(values), "arrays": ArrayRecord(arrays)}
+            message.content = RecordDict(own)  # as over a wire: no two have it together
             message.metadata.__dict__["_message_id"] = f"m{number}"
         self.pushed += messages
         return [f"m{number}" for number in range(begin, len(self.pushed))]
@@ -232,7 +241,8 @@ def test_more_bytes_than_a_step_has_are_not_decoded(content):
 
 
 def test_an_ask_with_a_roster_comes_back_as_it_was():
-    masked = MaskedAsk(*vars(ASK).values(), bytes_tensor(b"roster"))
+    *place, ledger = vars(ASK).values()
+    masked = MaskedAsk(*place, bytes_tensor(b"roster"), ledger_tail=ledger)
     back = from_records(to_records(masked), {**ASKED, "roster_message": BytesForm(6)})
     assert type(back) is MaskedAsk
     assert torch.equal(back.roster_message, masked.roster_message)
@@ -255,6 +265,77 @@ def test_nobody_to_ask(pair):
 def test_whoever_does_not_answer_is_waited_for_until_the_deadline_only(pair):
     transport = pair(lambda message: None)
     assert list(transport.ask(["north", "south"], ASK, 0.05, ANSWERED)) == []
+
+
+def away(message: Message) -> Message:
+    """What SuperLink says of a node that it has not heard of for a minute."""
+    return Message(Error(ErrorCode.NODE_UNAVAILABLE, "the node is away"), reply_to=message)
+
+
+def cut_short(message: Message) -> Message:
+    return Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "objects are missing"), reply_to=message)
+
+
+@pytest.mark.parametrize("first", [lambda message: None, away, cut_short])
+def test_a_node_that_came_back_is_asked_the_very_same_again(pair, monkeypatch, first):
+    """Its ask was in the memory of a SuperNode that is gone, or its answer did not all arrive."""
+    monkeypatch.setattr(flower_apps, "_LOOK_SECONDS", 0.01)
+    transport = pair(lambda message: restarted(message))
+    north = transport.grid.nodes[0]
+
+    def restarted(message: Message) -> Message | None:
+        north.last_activated_at = "later"
+        new = message.metadata.message_id != "m0"
+        return answer_of(message) if new else first(message)
+
+    found = list(transport.ask(["north"], ASK, 20.0, ANSWERED))
+    assert [(a.site, a.message.site) for a in found] == [("north", "north")]
+    old, new = transport.grid.pushed
+    assert old.content.object_id == new.content.object_id
+    assert old.metadata.group_id == new.metadata.group_id
+    assert 0 < new.metadata.ttl < old.metadata.ttl == 20.0
+
+
+def test_a_node_that_stays_away_is_absent_and_asked_once(pair, monkeypatch):
+    monkeypatch.setattr(flower_apps, "_LOOK_SECONDS", 0.01)
+    transport = pair(lambda message: gone(message))
+
+    def gone(message: Message) -> Message:
+        transport.grid.nodes[:] = transport.grid.nodes[1:]
+        return away(message)
+
+    assert list(transport.ask(["north"], ASK, 1.0, ANSWERED)) == []
+    assert len(transport.grid.pushed) == 1
+
+
+def test_a_node_that_comes_back_again_and_again_is_asked_ten_times_more(pair, monkeypatch):
+    monkeypatch.setattr(flower_apps, "_LOOK_SECONDS", 0.001)
+    transport = pair(lambda message: restless(message))
+
+    def restless(message: Message) -> Message:
+        transport.grid.nodes[0].last_activated_at += "x"
+        return away(message)
+
+    (found,) = transport.ask(["north"], ASK, 20.0, ANSWERED)
+    assert "the node is away" in found.message
+    assert len(transport.grid.pushed) == 11
+
+
+@pytest.mark.parametrize("kind", ["step", "masked"])
+def test_what_is_of_a_secure_sum_is_sent_once(pair, monkeypatch, kind):
+    """A site masks once, and its keys are gone with its SuperNode."""
+    monkeypatch.setattr(flower_apps, "_LOOK_SECONDS", 0.01)
+    transport = pair(lambda message: back(message))
+
+    def back(message: Message) -> Message:
+        transport.grid.nodes[0].last_activated_at = "later"
+        return away(message)
+
+    masked = MaskedAsk(**vars(ASK), roster_message=bytes_tensor(b"roster"))
+    message = step("north", b"x") if kind == "step" else masked
+    (found,) = transport.send({"north": message}, 5.0, {"content": BytesForm(5)})
+    assert "its app failed" in found.message
+    assert len(transport.grid.pushed) == 1
 
 
 @pytest.mark.parametrize(
@@ -309,13 +390,16 @@ def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     path = write_site(tmp_path, FEDAVG, policy)
     site = open_site(tmp_path, FEDAVG, policy)
     start = site.training.start()
-    ask = RoundAsk(RUN, 1, 0, site.digest, start.params, start.adaptive_state)
-    reply = replied(asked(to_records(ask)), str(path))
+    parts, ledger = (RUN, 1, 0, site.digest), tail_of(hashes_of(1))
+    ask = RoundAsk(*parts, start.params, start.adaptive_state, ledger_tail=ledger)
+    message = asked(to_records(ask))
+    reply = replied(message, str(path))
+    assert not message.content["arrays"]  # what was received is not kept beside the ask
     found = from_records(reply.content, site_forms(site))
     assert isinstance(found, Answer)
     assert (found.site, found.run, found.round) == ("north", RUN, 1)
     assert found.report.shape == start.params.shape
-    other = RoundAsk(RUN, 1, 0, site.digest, start.params + 1, start.adaptive_state)
+    other = replace(ask, params=start.params + 1)
     again = from_records(replied(asked(to_records(other)), str(path)).content, site_forms(site))
     assert isinstance(again, Refusal)
 
@@ -340,7 +424,8 @@ def test_whatever_goes_wrong_at_a_site_the_server_hears_one_sentence(tmp_path, m
     """Flower sends the words of an exception to the server."""
     site = open_site(tmp_path)
     path, start = tmp_path / "site.toml", site.training.start()
-    ask = RoundAsk(RUN, 1, 0, site.digest, start.params, start.adaptive_state)
+    parts, ledger = (RUN, 1, 0, site.digest), tail_of(hashes_of(1))
+    ask = RoundAsk(*parts, start.params, start.adaptive_state, ledger_tail=ledger)
     (tmp_path / "ledger").write_text("no folder")
     told = [replied(asked(to_records(ask)), str(path))]
     (tmp_path / "ledger").unlink()
@@ -418,3 +503,35 @@ def test_the_server_app_runs_a_recipe_over_flower(trio, tmp_path, monkeypatch, c
     assert torch.allclose(three.model("flower"), three.model("simulated"), atol=1e-5)
     assert Path(tmp_path / "flower" / "result.json").is_file()
     assert outcome(tmp_path)[0] == 0
+
+
+def test_metrics_and_rehearsals_come_back_as_they_were():
+    asked = MetricsAsk(RUN, 3, 1, PLAN, ASK.params)
+    back = from_records(to_records(asked), ASKED)
+    assert type(back) is MetricsAsk
+    assert torch.equal(back.params, ASK.params)
+    rehearsal = RehearsalAsk(**vars(ASK))
+    assert type(from_records(to_records(rehearsal), ASKED)) is RehearsalAsk
+    sums = MetricsAnswer(RUN, 3, 1, "north", torch.arange(3.0, dtype=torch.float64))
+    back = from_records(to_records(sums), metrics_forms(3))
+    assert torch.equal(back.noisy_sums, sums.noisy_sums)
+    with pytest.raises(BadInput, match="noisy_sums is 'float64' of shape"):
+        from_records(to_records(sums), metrics_forms(4))
+
+
+def test_a_site_that_sends_an_ask_has_not_answered(pair):
+    for asked in (ASK, MetricsAsk(RUN, 3, 1, PLAN, ASK.params)):
+        transport = pair(lambda message, asked=asked: Message(to_records(asked), reply_to=message))
+        (first, *_) = transport.ask(["north"], ASK, 5.0, ANSWERED)
+        assert first.message == "it asked, and was to answer"
+
+
+def test_a_site_names_a_server_of_another_version(tmp_path):
+    """Before it compares plans, whose digests another version may take otherwise."""
+    content = to_records(ASK)
+    content["fedveil"]["version"] = "9.9"
+    reply = replied(asked(content), str(write_site(tmp_path)))
+    assert reply.error.reason == (
+        "the site cannot read the ask: a message of version '9.9' and not "
+        f"{VERSION}: use the same version of fedveil on both sides"
+    )

@@ -10,6 +10,7 @@ from fedveil.flower.messages import (
     Answer,
     Arrival,
     Forms,
+    HeadAsk,
     Refusal,
     Reply,
     RoundAsk,
@@ -34,12 +35,15 @@ class Killed(BaseException):
 class InProcess:
     """Sites in this process, asked one after the other.
 
-    `behaviour` changes what comes back from some sites, by name; `away` are not online; a `stop` in
+    `behaviour` changes what comes back from some sites, by name, and `signing` the same of their
+    signatures of the server's ledger, when these are collected. `away` are not online; a `stop` in
     (round, site) raises `end` when that site is asked: Ctrl-C, or `Killed`.
     """
 
     sites: dict[str, Answers]
     behaviour: dict[str, Behaviour] = field(default_factory=dict)
+    signing: dict[str, Behaviour] = field(default_factory=dict)
+    head_asks: list[tuple[str, HeadAsk]] = field(default_factory=list)
     away: set[str] = field(default_factory=set)
     stop: tuple[int, str] | None = None
     end: type[BaseException] = KeyboardInterrupt
@@ -69,6 +73,12 @@ class InProcess:
     ) -> Iterator[Arrival]:
         for name, ask in messages.items():
             if name in self.away:
+                continue
+            if isinstance(ask, HeadAsk):
+                self.head_asks.append((name, ask))
+                reply = self.sites[name].answer(ask)
+                sign = self.signing.get(name)
+                yield from [Arrival(name, reply)] if sign is None else sign(self, ask, reply)
                 continue
             if self.stop == (ask.round, name):
                 raise self.end

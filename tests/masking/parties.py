@@ -28,11 +28,11 @@ def public(key):
 
 
 class Parties:
-    def __init__(self, sites, threshold, honest=None, words=4, run=None):
+    def __init__(self, sites, threshold, honest=None, words=4, run=None, bits=64):
         keys = [node_key(site) for site in range(sites)]
         honest = sites if honest is None else honest
         run = os.urandom(32) if run is None else run
-        self.terms = SumTerms(run, tuple(map(public, keys)), threshold, honest, words)
+        self.terms = SumTerms(run, tuple(map(public, keys)), threshold, honest, words, bits)
         self.journals = [Journal() for _ in keys]
         self.sites = [self.restarted(site) for site in range(sites)]
         self.server = SumServer(self.terms)

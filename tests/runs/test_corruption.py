@@ -194,7 +194,11 @@ REFUSED = {
     "less noise": ("cut", edit("recipe.toml", "multiplier = 2.0", "multiplier = 1.0"), "recipe is"),
     "other noise": ("cut", edit("recipe.toml", '"seeded"', '"secure"'), "noise.source is 'secure'"),
     "other data": ("cut", edit("recipe.toml", '"iid"', '"shards"'), "recipe is"),
-    "unknown key": ("cut", edit("recipe.toml", "rounds = 4", "rounds = 4\nround = 4"), "unknown key round"),
+    "unknown key": (
+        "cut",
+        edit("recipe.toml", "rounds = 4", "rounds = 4\nround = 4"),
+        "unknown key round",
+    ),
     "a trigger that takes charges back": (
         "cut",
         sql("CREATE TRIGGER t AFTER INSERT ON charges BEGIN DELETE FROM charges; END"),

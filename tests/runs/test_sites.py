@@ -78,13 +78,28 @@ REFUSED = {
     r"sum\.honest is 4 of 3 sites": ["sum.kind=secure", "sum.honest=4"],
     r"sum\.threshold is 0: at least 1 site": ["sum.kind=secure", "sum.threshold=0"],
     "a secure sum adds up parts": ["sum.kind=secure", "noise.share=whole"],
-    r"\[sum\] is for noise\.where = 'site'": [
+    r"\[sum\] is for noise that is claimed": [
         "sum.kind=secure",
-        "noise.where=server",
+        "noise.where=client",
         "noise.share=none",
         "client.unit=none",
     ],
     "masks are for integers": ["sum.kind=secure", "sum.masks=true"],
+    r"sum\.bits is 16 and noise\.source is 'seeded'": ["sum.kind=secure", "sum.bits=16"],
+    r"sum\.bits is 16 and noise\.where 'server'": [
+        "sum.kind=secure",
+        "sum.bits=16",
+        "noise.where=server",
+        "noise.share=none",
+        "client.unit=none",
+    ],
+    r"sum\.bits is 40: 64, or 16 to 32": ["sum.kind=secure", "sum.bits=40"],
+    r"sum\.bits is 16: .* have no room in 2\^16 steps; use at least 1\d": [
+        "sum.kind=secure",
+        "sum.bits=16",
+        "noise.source=secure",
+        "noise.multiplier=1000",
+    ],
     r"sum\.kind is 'open'": ["sum.kind=open"],
     "is for noise.where = 'site'": ["noise.where=server", "client.unit=none"],
     "server.weights is 'examples' and sites send sums": ["server.weights=examples"],
@@ -117,6 +132,25 @@ def test_a_secure_sum_leaves_room_for_dropouts_and_its_absence_none():
         assert plan.lines[0].event == PoissonSampled(0.5, Gaussian(2.0))
     assert written.release.noisy.multiplier == 2.0 / 3**0.5
     assert written.lines[1].event == PoissonSampled(0.5, Gaussian(2.0 / 3**0.5))
+
+
+def test_a_sum_of_few_bits_claims_skellam_noise(cli, tmp_path):
+    out = tmp_path / "out"
+    sets = ["rounds=2", "noise.source=secure", "sum.kind=secure", "sum.bits=18", "sum.masks=true"]
+    code, _, err = cli("run", "sites", *[p for s in sets for p in ("--set", s)], "--out", out)
+    assert code == 0, err
+    claims = json.loads((out / "result.json").read_text())["claims"]
+    assert [c["trust"] for c in claims] == ["secure-sum", "site"]
+    assert {c["accountant"] for c in claims} == {"rdp"}
+    assert 1.9 < claims[0]["epsilon"] <= 2.0
+    for claim in claims:
+        assert claim["composed"]["event"]["event"]["kind"] == "skellam"
+    assert cli("ledger", out, "--verify")[0] == 0
+    written = build(load_recipe(str(out / "recipe.toml"))).plan
+    assert written.release.rotated.bits == 18
+    stored = claims[0]["composed"]["event"]["event"]
+    assert written.lines[0].event.event.multiplier == stored["multiplier"]
+    assert written.lines[0].event.event.sensitivity == stored["sensitivity"]
 
 
 def test_a_run_behind_real_masks_claims_what_one_in_the_clear_does(cli, tmp_path):

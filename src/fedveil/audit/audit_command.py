@@ -114,7 +114,15 @@ def run_attacks(
         settings: Which attacks, and how large.
         cache: Where arrays and figures are saved and loaded. None saves nothing.
         on_step: Called with (attack, steps done, steps in all).
+
+    Raises BadInput for sums of fewer than 64 bits, which no attack decodes.
     """
+    noisy = training.plan.noisy_steps
+    if noisy is not None and noisy.rotated is not None:
+        raise BadInput(
+            f"sum.bits is {noisy.rotated.bits}: audits know sums of 64 bits only; run the same "
+            "recipe without sum.bits, and audit that"
+        )
     results: list[Finding | Leak] = []
     left_out: list[str] = []
     claim = strict_claim(training.plan)
@@ -289,6 +297,7 @@ def audit(
     | `out` holds other files or another audit, or is in use | BadInput |
     | the run has records or a module of its own, which no file holds | BadInput |
     | the run claims nothing, and only attacks on claims are named | BadInput |
+    | a secure sum of fewer than 64 bits | BadInput |
     | no attack has a result | BadInput, after found.json is written |
     | `out` is, or is in, the directory of the run | BadInput |
     """

@@ -29,9 +29,11 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.release import Ids
 from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.central_sum import central_sum
 from fedveil.privacy.releases.client_noise import client_noise, noise_groups
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.priv_unit import priv_unit
+from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import sites
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, Sampler
@@ -81,14 +83,17 @@ class Randomiser:
                 yield self._shuffled(plan, line)
         elif plan.release.local:
             if line.trust is Trust.SECURE_SUM:  # about the sum: a single report is a site's own
-                (line,) = (each for each in plan.lines if each.trust is Trust.SITE)
+                own = (Trust.SITE, Trust.LOCAL)
+                (line,) = (each for each in plan.lines if each.trust in own)
             most = line.participations(plan.rounds)
             for turns in sorted({1, min(2, most), min(most, _MOST_TURNS)}):
                 yield self._client(plan, line, turns)
         else:
             for turns in (1, 2)[: plan.rounds]:
                 yield self._server(plan, line, turns)
-        if plan.statistic is not None and plan.statistic.noise:
+        # An absent client's own share cannot be drawn without a bit: reports are looked at alone.
+        absent = plan.release.statistic_channel.divisor and line.relation is Relation.ZERO_OUT
+        if plan.statistic is not None and plan.statistic.noise and not absent:
             yield self._statistic(plan, line)
 
     def _streams(self, plan: PrivacyPlan, *parts: object) -> Streams:
@@ -117,7 +122,8 @@ class Randomiser:
             return np.concatenate([_score_block(*block) for block in blocks], axis=1)
 
         what = "one report" if turns == 1 else f"{turns} reports of one client"
-        return _finding(line, turns, what, scores(-1.0), scores(1.0))
+        other = -1.0 if plan.noisy_steps is not None else _other(line)
+        return _finding(line, turns, what, scores(other), scores(1.0))
 
     def _server(self, plan: PrivacyPlan, line: BudgetLine, turns: int) -> Finding:
         """Return the finding from `turns` noisy sums that one client is in.
@@ -357,6 +363,17 @@ def plans() -> dict[str, PrivacyPlan]:
             *many, ranges, epsilon=1.0, rounds=1, budget=free, shuffled=CLIENTS // 2
         ),
         "DP-SGD": dp_sgd(*many, 1.0, rate=0.2, steps=3, rounds=ROUNDS, budget=BUDGET),
+        "central, shares": central_sum(
+            Poisson(0.4), 5, Fixed(1.0), threshold=3, honest=5, rounds=ROUNDS, budget=BUDGET
+        ),
+        "client, Gaussian and sum": client_noise(
+            *many,
+            Quantile(1.0, 0.5, noise=5.0),
+            laplace=False,
+            rounds=1,
+            budgets=(BUDGET,),
+            secure_sum=SecureSum(CLIENTS, CLIENTS // 2 + 1, CLIENTS),
+        ),
         "sites": sites(3, 1.0, records=300, rate=0.2, share="part", rounds=ROUNDS, budget=BUDGET),
     }
 

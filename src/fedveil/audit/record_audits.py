@@ -339,7 +339,8 @@ def sensitivity_findings(training: Training, seed: int = 0) -> Iterator[Finding]
     value = 0.0
     if reach > 1 + _ROUNDING:
         event = plan.noisy_steps.event(plan.noisy_steps.multiplier / reach)
-        value = epsilon(event, line.per * turns, claim.delta, line.relation)
+        count, accountant = line.per * turns, line.accountants[0]
+        value = epsilon(event, count, claim.delta, line.relation, accountant)
     what = f"a {plan.noisy_steps.unit} moves a step by {reach:.4g} clips at most"
     yield Finding(Attack.SENSITIVITY, what, claim, ComputedBound(value, _CLIENTS * len(_WILD)))
 

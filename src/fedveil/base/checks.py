@@ -226,6 +226,9 @@ WARMUP = whole(0, most=MOST_ROUNDS)
 BATCH = whole(0, "a size, or 0 for all records, is needed")
 SEED = number(lambda v: 0 <= v < 2**63, "a number from 0 to 2^63 - 1 is needed", whole=True)
 POWER = number(lambda v: -60 <= v <= 60, "a power of two from -60 to 60 is needed", whole=True)
+SUM_BITS = Limits(
+    ((lambda v: v == 64 or 16 <= v <= 32, "64, or 16 to 32, are possible"),), whole=True
+)
 NOMINAL = whole(1, "at least 1 record is needed")
 CLIP_EVERY = whole(1, "at least 1 round is needed")
 TEXT_LENGTH = whole(1, "at least one word is needed", 10_000)

@@ -58,6 +58,14 @@ def deploy(
     deadline: Annotated[
         float | None, Option(help="Seconds that a round waits; default: 600, in a demo 60.")
     ] = None,
+    rehearsal: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            help="Records that rounds are made long enough for, where they all take as long; "
+            "default: 10,000 without --deadline.",
+        ),
+    ] = None,
     operator_key: Annotated[
         Path | None, Option(help="The key that signs bundles; default: a new one.")
     ] = None,
@@ -99,12 +107,15 @@ def deploy(
         chosen = flower.load_for_sites(recipe, set_ or (), len(names), divided=trial)
         if demo is not None and address is None and chosen.shuffle is not None:
             mixer = mixer or f"127.0.0.1:{mixer_port}"
+        by_rehearsal = deadline is None
         if deadline is None:
             deadline = 600.0 if demo is None else 60.0
         mixer_address = None if mixer is None else flower.Address.parse(mixer)
         parts: dict[str, Any] = {
             "superlink": superlink,
             "deadline": deadline,
+            "rehearsal": rehearsal,
+            "default_rehearsal": by_rehearsal,
             "mixer_address": mixer_address,
             "allow_code": allow_code,
         }
@@ -127,7 +138,10 @@ def deploy(
     if not trial:
         print(f"tell the owners by another way: the bundles are signed by {signer}")
     if deployment.takes_whole_deadline:
-        print(f"note: a round takes all of its {deadline:g} s, so that nobody learns who was asked")
+        long = f"all of its {deadline:g} s"
+        if deployment.chosen_rehearsal is not None:
+            long = f"as long as every other, at most {deadline:g} s, by a rehearsal"
+        print(f"note: a round takes {long}, so that nobody learns who was asked")
     if not trial and not len(deployment.data.test_y):
         print("note: there is no test split, so nothing is measured (--test names a public table)")
     whole = chosen.noise.claim and chosen.noise.where not in ("training", "site")

@@ -15,7 +15,7 @@ from typer.utils import get_params_from_function
 import fedveil
 from fedveil.base.checks import meant, shown
 from fedveil.base.errors import BadInput, FedveilError
-from fedveil.cli import deploy, own_data, results, site_commands, train
+from fedveil.cli import deploy, evidence_commands, own_data, results, site_commands, train
 
 app = typer.Typer(
     name="fedveil",
@@ -28,7 +28,13 @@ GROUPS = {
     "Train": (train.run, train.plan, train.sweep),
     "Use": (results.predict, results.evaluate),
     "Look": (results.compare, results.report, train.watch),
-    "Check": (results.ledger, results.audit, results.account),
+    "Check": (
+        results.ledger,
+        results.audit,
+        results.account,
+        evidence_commands.evidence,
+        evidence_commands.verify,
+    ),
     "Federate": (deploy.deploy, deploy.mixer),
     "Learn": (results.recipes, results.explain, train.reproduce),
 }

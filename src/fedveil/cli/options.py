@@ -1,9 +1,10 @@
 """Options that several commands share, and checks of options before anything is loaded."""
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from fedveil.base.errors import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedveil.base.metrics_page import MetricFamily
     from fedveil.training.engines.ray_cluster import RayCluster
 
 Json = Annotated[bool, Option("--json", help="Print JSON on standard output.")]
@@ -179,3 +181,23 @@ def plain_console(
         highlight=highlight,
         width=None if stream.isatty() else max(COLUMNS, int(asked) if asked.isdecimal() else 0),
     )
+
+
+def serve_numbers(port: int, draw: "Callable[[], Sequence[MetricFamily]]") -> None:
+    """Serve a page of numbers for Prometheus on loopback until Ctrl-C or SIGTERM.
+
+    Its address is printed first. Raises BadInput for a port that cannot be listened on.
+
+    Args:
+        port: The port, 0 for any.
+        draw: Returns the numbers.
+    """
+    from fedveil.base.interrupts import listen
+    from fedveil.base.metrics_page import MetricsPage
+
+    listen()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with MetricsPage(port, draw, lambda line: print(line, file=sys.stderr)) as page:
+        print(page.url, flush=True)
+        with suppress(KeyboardInterrupt):
+            page.serve_forever()

@@ -2,12 +2,14 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from fedveil.base.errors import BadInput
 from fedveil.cli import options
 
 site = typer.Typer(
@@ -118,8 +120,25 @@ def doctor(path: File, json_: options.Json = False) -> int:
 
 
 @site.command()
-def status(path: File, json_: options.Json = False) -> None:
+def status(
+    path: File,
+    json_: options.Json = False,
+    serve: Annotated[
+        int | None,
+        Option(metavar="PORT", help="Serve numbers for Prometheus on loopback; 0: any port."),
+    ] = None,
+) -> None:
     """Print which runs the site took part in, what they cost, and the last lines of its log."""
+    if serve is not None:
+        if json_:
+            raise BadInput("--serve and --json are both given: leave one out")
+        with options.loading(quiet=False):
+            from fedveil.flower.federation_files import read_site_file
+            from fedveil.flower.site_numbers import site_families
+
+            read_site_file(path)
+        options.serve_numbers(serve, partial(site_families, path))
+        return
     with options.loading(quiet=json_):
         from fedveil.flower.site_doctor import site_status, status_lines
 

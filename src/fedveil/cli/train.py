@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -130,13 +131,25 @@ def watch(
     outside: Annotated[
         bool, Option("--outside", help="Let --host be reached from other machines.")
     ] = False,
+    prometheus: Annotated[
+        bool, Option("--prometheus", help="Serve numbers for Prometheus on loopback instead.")
+    ] = False,
     while_stdin: Annotated[bool, Option("--while-stdin", hidden=True)] = False,
 ) -> None:
     """Follow runs on a page while they train, and try what-if on its sliders."""
     options.check_path("DIR", folder)
-    check_installed()
+    if not prometheus:
+        check_installed()
+    elif outside or host != "127.0.0.1":
+        raise BadInput("--prometheus serves on 127.0.0.1 alone: leave out --host and --outside")
     if folder != _RUNS and not folder.is_dir():
         raise BadInput(f"{folder} is no directory: name one that runs are in, or will be")
+    if prometheus:
+        with options.loading(quiet=False):
+            from fedveil.watch.followed_runs import RunsFolder
+            from fedveil.watch.run_metrics import run_families
+        options.serve_numbers(port, partial(run_families, RunsFolder(folder)))
+        return
     with options.loading(quiet=False):
         from fedveil.watch.watch_server import WatchOptions, serve
 

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.federation_files import MixerSection, fingerprint
-from fedveil.flower.messages import FORMAT, check_site_name
+from fedveil.flower.messages import FORMAT, VERSION, check_site_name
 from fedveil.runs.sections.section import Section
 
 _MANIFEST, _SIGNATURE = "bundle.json", "bundle.sig"
@@ -42,6 +42,7 @@ class Manifest(Section):
 
     Attributes:
         format: The version of messages and bundles.
+        version: The minor version of fedveil that the operator has.
         federation: The name of the recipe.
         site: The name of the site whose bundle it is.
         key: The fingerprint of the site's public key, as the operator registers it.
@@ -53,12 +54,14 @@ class Manifest(Section):
         address: HOST:PORT of SuperLink.
         port: The port of the site's own programs, on its machine.
         operator: The operator's public key, as in a .pub file.
+        rehearsal: How many records rounds are made long enough for, None if nobody measures it.
         mixer: Where the mixer is, for a recipe with [shuffle].
         public_keys: The public keys of all sites, in the order of numbers, for a recipe with [sum].
         files: The SHA-256 of each other file, by name.
     """
 
     format: int
+    version: str
     federation: str
     site: str
     key: str
@@ -69,6 +72,7 @@ class Manifest(Section):
     address: str
     port: int
     operator: str
+    rehearsal: int | None = None
     mixer: MixerSection | None = None
     public_keys: list[str] | None = None
     files: dict[str, str]
@@ -87,7 +91,7 @@ class Bundle:
     | a byte of another file is changed, or the file is missing | BadInput from `copy` |
     | a file that the manifest does not name | ignored, and not copied |
     | a name with a folder in it, or one that a joined folder has for itself | BadInput |
-    | another version of the format | BadInput: use the same version of fedveil |
+    | another format, or another minor version | BadInput: use the same version of fedveil |
     """
 
     folder: Path
@@ -100,14 +104,14 @@ class Bundle:
         try:
             raw: Any = json.loads(content)
             operator = str(raw["operator"])
-            known = raw["format"]
+            known = raw["format"], raw.get("version")
         except (ValueError, TypeError, KeyError, RecursionError) as e:
             raise BadInput(f"{folder / _MANIFEST} is no bundle: {one_line(e)}") from e
         _check_signature(folder, operator, content)
-        if known != FORMAT:
+        if known != (FORMAT, VERSION):
             raise BadInput(
-                f"{folder} is a bundle of format {shown(known)}, and this version of fedveil reads "
-                f"format {FORMAT}: install the operator's version"
+                f"{folder} is a bundle of format {shown(known[0])} by fedveil {shown(known[1])}, "
+                f"this is fedveil {VERSION} with format {FORMAT}: install the operator's version"
             )
         try:
             manifest = Manifest.model_validate(raw)
@@ -145,14 +149,15 @@ def write_bundle(folder: Path, manifest: dict[str, Any], key: ec.EllipticCurvePr
 
     Args:
         folder: The folder with all files that the site gets.
-        manifest: The keys of `Manifest` but `format` and `files`.
+        manifest: The keys of `Manifest` but `format`, `version` and `files`.
         key: The operator's private key, whose public half is in the manifest.
     """
     files = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
     }
-    checked = Manifest.model_validate({"format": FORMAT, **manifest, "files": files})
+    form = {"format": FORMAT, "version": VERSION}
+    checked = Manifest.model_validate({**form, **manifest, "files": files})
     _check_manifest(folder, checked)
     text = checked.model_dump_json(indent=2, exclude_none=True) + "\n"
     (folder / _MANIFEST).write_bytes(text.encode())

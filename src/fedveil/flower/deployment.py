@@ -11,7 +11,7 @@ No site's private key and no policy is made here: owners have their own (`Owner`
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import file_digest
 from pathlib import Path
@@ -44,7 +44,7 @@ from fedveil.flower.flwr_private.superlink import OPERATOR, OPERATOR_PROGRAMS
 from fedveil.flower.joining import DIVISION, fill
 from fedveil.flower.messages import answer_forms, check_site_name
 from fedveil.flower.policy import build_for_plan, terms_of
-from fedveil.flower.site import site_training
+from fedveil.flower.site import site_training, without_test
 from fedveil.flower.sum_terms import step_forms
 from fedveil.mixing.protocol import COLLECTOR
 from fedveil.privacy.plan import PrivacyPlan
@@ -55,6 +55,7 @@ from fedveil.runs.sections.data_section import DataSection
 from fedveil.training.session import Training
 
 _MIXER_ATTEMPTS = 10  # how often a round may be asked for before its mixer refuses
+_REHEARSAL = 10_000  # made-up records, where nobody says how many
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SUPERLINK_UNITS = ("fedveil-superlink.service", "superlink-compose.yaml")
 
@@ -135,6 +136,9 @@ class Deployment:
         data: The public form of the data, and the test split: clients at these sites.
         superlink: Where SuperLink is reached.
         deadline: Seconds that a round waits for answers.
+        rehearsal: How many made-up records sites rehearse a round on, where rounds take their
+            whole deadline, which then follows from that. None: rounds take `deadline` seconds.
+        default_rehearsal: Whether `rehearsal` is 10,000 where rounds take their whole deadline.
         mixer_address: Where the mixer is reached, for a recipe with [shuffle].
         allow_code: Whether the code that the recipe names may be run.
     """
@@ -144,13 +148,15 @@ class Deployment:
     data: FederatedData
     superlink: Address
     deadline: float = 600.0
+    rehearsal: int | None = None
+    default_rehearsal: bool = False
     mixer_address: Address | None = None
     allow_code: bool = False
 
     def __post_init__(self) -> None:
         recipe, count = self.recipe, len(self.sites)
         check_names(self.site_names)
-        self.federation.check()
+        self._federation(self.rehearsal).check()
         for site in self.sites:
             read_node_key(site.key)
         if self.superlink.site_port(count - 1) >= 2**16:
@@ -191,8 +197,19 @@ class Deployment:
         return [site.records for site in self.sites]
 
     @property
+    def chosen_rehearsal(self) -> int | None:
+        """Return how many records a round is rehearsed on, None if rounds are not rehearsed."""
+        if self.rehearsal is None and self.default_rehearsal and self.takes_whole_deadline:
+            return _REHEARSAL
+        return self.rehearsal
+
+    @property
     def federation(self) -> Federation:
         """Return the content of federation.toml, but for the paths of its files."""
+        return self._federation(self.chosen_rehearsal)
+
+    def _federation(self, rehearsal: int | None) -> Federation:
+        """Return the same with another rehearsal."""
         sample = getattr(self.recipe.sample, "size", len(self.sites))
         mixer = None
         if self.mixer_address is not None:
@@ -206,6 +223,7 @@ class Deployment:
             sites=list(self.sites),
             minimum=minimum,
             deadline=self.deadline,
+            rehearsal=rehearsal,
             mixer=mixer,
         )
 
@@ -290,6 +308,9 @@ class Deployment:
         deadline, minimum = self.deadline, self.federation.minimum
         fill("federation.toml", folder, deadline=deadline, minimum=minimum)
         with (folder / "federation.toml").open("a", encoding="utf-8", newline="\n") as file:
+            rehearsal = self.chosen_rehearsal
+            if rehearsal is not None:
+                file.write(f"rehearsal = {rehearsal}     # records that a round is rehearsed on\n")
             file.write("\n" + to_toml({"data": {"name": "saved", "path": "test"}}).lstrip())
             if mixer is not None:
                 file.write(to_toml({"mixer": mixer.admit(COLLECTOR, folder)}))
@@ -301,7 +322,8 @@ class Deployment:
         size = self.training.task.size
         forms = answer_forms(size, plan.width, wide=plan.release.wide)
         if isinstance(plan.release.channel, SecureSum):
-            forms = step_forms(size, len(self.sites))
+            bits = plan.release.channel.bits
+            forms = step_forms(size + plan.width, bits, len(self.sites))
         values = {
             "name": self.recipe.name,
             "operators": link.operators,
@@ -359,6 +381,7 @@ class Deployment:
             "address": str(self.superlink),
             "port": self.superlink.site_port(number),
             "operator": public_line(key),
+            "rehearsal": self.chosen_rehearsal,
             "mixer": None if mixer is None else mixer.admit(site.name, place, site.key),
             "public_keys": None if self.recipe.sum is None else [each.key for each in self.sites],
         }
@@ -433,6 +456,11 @@ def load_for_sites(
     clients' rows, `statistics`, `resample`, or a list of words in a file.
     """
     recipe = load_recipe(source, overrides)
+    if divided and recipe.evaluate.where == "site":
+        raise BadInput(
+            "evaluate.where is 'site' and --demo and --divide divide data that have one test split "
+            "for all: deploy for owners of their own, or omit it (--set evaluate.where=none)"
+        )
     more: dict[str, object] = {}
     if recipe.data.name != TABLE or divided:
         for key in ("sites", "clients"):
@@ -445,19 +473,26 @@ def load_for_sites(
     recipe = load_recipe(recipe.model_dump(mode="json", exclude_none=True), more)
     if recipe.data.name != TABLE or divided:
         return recipe
-    return recipe.model_copy(update={"data": _declared_alone(recipe.data)})
+    return recipe.model_copy(update={"data": _declared_alone(recipe)})
 
 
-def _declared_alone(section: DataSection) -> DataSection:
+def _declared_alone(recipe: Recipe) -> DataSection:
     """Return the [data] of a table without what divides its rows, and with a list of features.
 
-    `test` stays if it is a table. Raises BadInput for a test split of clients' own rows, statistics
-    of rows, and word lists in files.
+    `test` stays if it is a table, or the share that sites hold out and measure. Raises BadInput for
+    another test split of clients' own rows, statistics of rows, and word lists in files.
     """
-    if section.test not in (None, "none") and not _is_table(section.test):
+    section, measured = recipe.data, recipe.evaluate.where == "site"
+    if measured and not isinstance(section.test, float):
+        raise BadInput(
+            f"evaluate.where is 'site' and data.test is {shown(section.test)}: name the share of "
+            "rows or people that each site holds out (--set data.test=0.2)"
+        )
+    if not measured and section.test not in (None, "none") and not _is_table(section.test):
         raise BadInput(
             f"data.test is {section.test!r}, and sites hold no rows back: name a public table for "
-            "the server (--test), or omit it (--set data.test=none)"
+            "the server (--test), let sites measure (evaluate.where = 'site'), or omit it "
+            "(--set data.test=none)"
         )
     for key, way in (
         ("statistics", "declare every column instead (data.columns)"),
@@ -505,16 +540,26 @@ def public_data(
         data_root: The folder with published data sets, None for that in FEDVEIL_DATA.
     """
     section = recipe.data
+    if recipe.evaluate.where == "site":
+        if test is not None:
+            raise BadInput(
+                f"--test is {test} and evaluate.where is 'site', so that sites measure: leave one "
+                "out"
+            )
+        section = section.model_copy(update={"test": None})
     if section.name == TABLE:
         if test is not None and section.test is not None:
             raise BadInput(f"--test is {test} and data.test {section.test!r}: leave one out")
         chosen = test or section.test
         data = section.model_copy(update={"test": None})
         public = data.declared_data(None if chosen is None else str(chosen), names)
+        if recipe.evaluate.where == "site":
+            return recipe, public
         return recipe.model_copy(update={"data": data}), public
     if test is not None:
         raise BadInput(f"--test is {test} and is for tables: {section.name} has a test split")
-    return recipe, recipe.load_data(data_root).at_sites(names)
+    public = recipe.load_data(data_root).at_sites(names)
+    return recipe, without_test(public) if recipe.evaluate.where == "site" else public
 
 
 def needs_sizes(recipe: Recipe) -> bool:
@@ -576,9 +621,7 @@ def client_share(data: FederatedData, client: int) -> FederatedData:
     rows = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     offsets = data.offsets[client : client + 2] - data.offsets[client]
     persons = None if data.persons is None else data.persons[rows]
-    alone = data.with_clients(taken(data.x, rows), data.y[rows], offsets, persons)
-    test_x, test_y = taken(data.test_x, slice(0)), data.test_y[:0]
-    return replace(alone, test_x=test_x, test_y=test_y, test_owners=None)
+    return without_test(data.with_clients(taken(data.x, rows), data.y[rows], offsets, persons))
 
 
 def _app_name(recipe: str) -> str:

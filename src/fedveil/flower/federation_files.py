@@ -18,9 +18,6 @@ For recipes with [shuffle], sites and server reach the mixer by its `MixerSectio
 """
 
 import asyncio
-import base64
-import binascii
-import hashlib
 import os
 import ssl
 import tomllib
@@ -36,6 +33,7 @@ from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.policy import Policy
 from fedveil.mixing.protocol import Refused, Status, client_tls, collect, send_report
+from fedveil.privacy.ledger.signed_head import key_fingerprint
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.secure_sum import SecureSum
 from fedveil.privacy.releases.sites import PART
@@ -208,6 +206,9 @@ class Federation(Section):
         deadline: Seconds that a round waits for answers.
         minimum: The number of sites that must be online before a round is charged.
         wait: Seconds that the server waits for them.
+        rehearsal: The number of made-up records on which sites rehearse a round before the first
+            one, where rounds take their whole deadline, which then follows from that. None: rounds
+            take `deadline` seconds.
         data: Where the test split is, if not where the recipe says.
         mixer: Where the server collects the multisets, for recipes with [shuffle].
     """
@@ -216,6 +217,7 @@ class Federation(Section):
     deadline: float = 600.0
     minimum: int = 1
     wait: float = 3600.0
+    rehearsal: int | None = None
     data: DataSection | None = None
     mixer: MixerSection | None = None
 
@@ -252,11 +254,16 @@ class Federation(Section):
                 "messages knows who sent what; name it in federation.toml ([mixer]), or leave "
                 "[shuffle] out, so that trust is local"
             )
+        if self.rehearsal is not None and not takes_whole_deadline(plan):
+            raise BadInput(
+                f"federation: rehearsal is {self.rehearsal} and rounds end when all have answered, "
+                "since the cohort is public or noise is seeded: omit it"
+            )
         if self.mixer is not None and not shuffled:
             raise BadInput("federation: [mixer] is for recipes with [shuffle]: omit it")
-        if not plan.secret_cohort and plan.expected_cohort < self.minimum:
+        if not plan.secret_cohort and plan.asked < self.minimum:
             raise BadInput(
-                f"federation: minimum is {self.minimum} and a round asks {plan.expected_cohort:g} "
+                f"federation: minimum is {self.minimum} and a round asks {plan.asked:g} "
                 "sites: lower it, or ask more"
             )
 
@@ -291,6 +298,8 @@ class Federation(Section):
                 f"federation: minimum is {self.minimum}: 1 to {len(self.sites)}, the number of "
                 "sites, is needed"
             )
+        if self.rehearsal is not None:
+            REHEARSAL.check("federation: rehearsal", self.rehearsal)
         for name, seconds in (("deadline", self.deadline), ("wait", self.wait)):
             if not 0 < seconds <= _LONGEST_WAIT:
                 raise BadInput(
@@ -328,7 +337,8 @@ def read_federation(path: Path) -> Federation:
 def check_recipe(recipe: Recipe) -> None:
     """Raise BadInput for what no federation runs.
 
-    These are attacks, skipped checkpoints, and noise in shares without a secure sum.
+    These are attacks, skipped checkpoints, noise in shares without a secure sum, and a secure sum
+    of a clip's statistic alone.
     """
     if recipe.attack is not None:
         raise BadInput("[attack] is for simulations: omit it (--set attack=none)")
@@ -337,6 +347,11 @@ def check_recipe(recipe: Recipe) -> None:
             "noise.share is 'part' and the recipe has no [sum], so that the server would see each "
             "site's sum with a part of the noise: use sum.kind = 'secure' (--set sum.kind=secure), "
             "or noise.share = 'whole'"
+        )
+    if recipe.sum is not None and recipe.noise.where == "client":
+        raise BadInput(
+            "[sum] with noise.where 'client' is for the bits or norms of a clip, and is for "
+            "simulations: use clip.bit_epsilon and leave [sum] out (--set sum=none)"
         )
     if recipe.engine.checkpoint != 1:
         raise BadInput(
@@ -362,6 +377,15 @@ def takes_whole_deadline(plan: PrivacyPlan) -> bool:
     return plan.secure and plan.secret_cohort
 
 
+def signs_answers(plan: PrivacyPlan) -> bool:
+    """Return whether sites sign the server's ledger with their answers.
+
+    Otherwise signatures are collected from every site alike. Where the cohort is secret, they would
+    show who answered, and with a secure sum answers are steps of its protocol.
+    """
+    return not plan.secret_cohort and not isinstance(plan.release.channel, SecureSum)
+
+
 def fingerprint(key: str) -> str:
     """Return the SHA-256 fingerprint of a public key as OpenSSH prints it.
 
@@ -374,19 +398,21 @@ def fingerprint(key: str) -> str:
     if len(words) == 1 and key.startswith(_FINGERPRINT) and len(key) == len(_FINGERPRINT) + 43:
         return key
     try:
-        blob = base64.b64decode(words[1], validate=True)
-    except (IndexError, binascii.Error) as e:
+        return key_fingerprint(key)
+    except ValueError as e:
         raise BadInput(
             f"federation: key is {shown(key)}: a public key as in a .pub file, or the fingerprint "
             "that ssh-keygen -lf prints of it (SHA256:...), is needed"
         ) from e
-    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-    return _FINGERPRINT + digest
 
 
 _LARGEST = 1 << 18
 _MIXER_PATHS = ("ca", "certificate", "key")
 TABLES = (".csv", ".parquet")
+
+
+REHEARSAL = number(lambda v: 1 <= v <= 1_000_000, "1 to 1,000,000 records are needed", whole=True)
+"""How many made-up records a round is rehearsed on."""
 
 
 class SiteFile(Section):
@@ -405,6 +431,10 @@ class SiteFile(Section):
     """How many records each site has by public declaration, or people where these are sampled, in
     the order of numbers. Default: as many as this site has, for plans that need no such numbers.
     """
+    rehearsal: int | None = setting(REHEARSAL, None)
+    """How many records the server makes rounds long enough for, where their length must not depend
+    on who is asked. A site with more is refused. Default: rounds are as long as the server says.
+    """
     ledger: str = "ledger"
     """The folder with the ledger of this owner's people, whatever federations they take part in;
     made when it is missing."""
@@ -413,6 +443,8 @@ class SiteFile(Section):
     or put back is noticed. Default: NAME.head.json beside site.toml."""
     policy: str = "policy.toml"
     """The owner's policy for all federations: a file. An empty one refuses everything."""
+    key: str | None = None
+    """The site's private key, which signs heads of the server's ledger. Default: none is signed."""
     allow_code: bool = False
     """Whether the code that the recipe names may be run (model.path)."""
     data: DataSection
@@ -441,7 +473,7 @@ def read_site_file(path: Path) -> SiteFile:
     | `number` is not 0 to `clients` - 1 | BadInput |
     | `sizes` without `number`, or not one per site | BadInput |
     | a [policy] in it, as older versions had | BadInput: it is a file now |
-    | part of a table held back for tests, which nobody measures | BadInput |
+    | data.test = 'by-client' | BadInput: a site is one client |
     | a witness inside the ledger's folder | BadInput: both would be lost together |
     """
     try:
@@ -472,10 +504,10 @@ def read_site_file(path: Path) -> SiteFile:
             "needed, and this site's number"
         )
     test = site.data.test
-    if test is not None and test != "none" and not _names_rows(path.resolve().parent, test):
+    if test == "by-client":
         raise BadInput(
-            f"{path}: data.test is {shown(test)}, which would hold rows back, and a site measures "
-            "nothing: omit it, so that every row is used"
+            f"{path}: data.test is {shown(test)} and a site is one client: use a share of its rows "
+            "if sites measure (evaluate.where), or else omit it, so that every row is used"
         )
     folder, mixer = path.resolve().parent, site.mixer
     ledger = folder / site.ledger
@@ -491,7 +523,7 @@ def read_site_file(path: Path) -> SiteFile:
     head = os.path.normpath(witness)
     keys = None if site.sum_keys is None else with_absolute_paths(site.sum_keys, folder, "key")
     site = site.model_copy(update={"witness": head, "data": data, "mixer": mixer, "sum_keys": keys})
-    return with_absolute_paths(site, folder, "recipe", "ledger", "policy")
+    return with_absolute_paths(site, folder, "recipe", "ledger", "policy", "key")
 
 
 def _names_rows(folder: Path, test: float | str) -> bool:

@@ -24,24 +24,34 @@ from fedveil.flower.federation_files import (
     Federation,
     MixerSection,
     check_recipe,
+    signs_answers,
     takes_whole_deadline,
 )
+from fedveil.flower.head_signatures import HeadSignatures, collects
 from fedveil.flower.messages import (
     Answer,
+    MetricsAsk,
     Refusal,
+    RehearsalAsk,
     RoundAsk,
     Transport,
     answer_forms,
+    bytes_tensor,
     fault_of,
     new_run_id,
-    plan_digest,
+    plan_content,
 )
+from fedveil.flower.metrics_round import ask_for_metrics
+from fedveil.flower.round_deadline import deadline_after, rehearsal_line, rehearse_round
 from fedveil.flower.sum_rounds import SumRounds
 from fedveil.flower.sum_terms import sum_terms
 from fedveil.mixing.protocol import round_number
+from fedveil.privacy.ledger.hash_chain import json_digest
 from fedveil.privacy.release import Round
-from fedveil.privacy.releases.secure_sum import SecureSum, site_grid
+from fedveil.privacy.releases.secure_sum import SecureSum, report_grid
 from fedveil.privacy.releases.two_point import Shuffler
+from fedveil.privacy.site_metrics import SiteMetrics
+from fedveil.runs.ending import RESUMABLE
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.run import OnRound, Run
 from fedveil.runs.run_directory import write_atomic
@@ -252,27 +262,37 @@ class RemoteEngine:
     transport: Transport
     identity: RunIdentity
     round_log: RoundLog
+    head_signatures: HeadSignatures
     on_outcome: Callable[[Outcome], None] = lambda outcome: None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    deadline: float = field(init=False)
 
     def __post_init__(self) -> None:
         """Raise BadInput unless a mixer and `minimum` fit the plan."""
         self.federation.check_plan(self.job.plan)
+        object.__setattr__(self, "deadline", self.federation.deadline)
 
     def run(self, round: Round) -> CohortSum:
         """Ask a round's clients, and return the sum of their answers in the order of clients.
 
-        The ask is logged durably before it is sent, and the outcome after the deadline.
+        The ask is logged durably before it is sent, and the outcome after the deadline. It carries
+        the server's ledger, with the charge of this round. Answers have signatures of it, or these
+        are collected from all sites beforehand, in rounds that do not depend on who takes part.
         `on_outcome` is called with the outcome. `enough` of the sum is False if too few sites
         answered.
         """
-        began, site_names = self.clock(), self.federation.site_names
+        site_names = self.federation.site_names
+        if collects(self.job.plan, round.number):
+            self.head_signatures.collect(self.transport, round.number, round.attempt)
+        began = self.clock()
         invited, going_on = [site_names[k] for k in round.ids], self._going_on(round)
         attempt = round.attempt
         if not going_on:
             attempt = max(attempt, self.round_log.attempts(round.number))
+        tail = self.head_signatures.tail()
         ask = self._ask(round.number, attempt, round.start, round.adaptive_state)
+        ask = replace(ask, ledger_tail=bytes_tensor(tail.to_bytes()))
         outcome = Outcome(round.number, attempt, invited)
         if not going_on:
             asking = {"asking": round.number, "attempt": attempt, "sites": invited}
@@ -283,8 +303,10 @@ class RemoteEngine:
             self.on_outcome(outcome)
             return replace(total, clipping_known=False, enough=outcome.enough)
         answers = self._answers(ask, outcome, began)
+        for name, answer in answers.items() if signs_answers(self.job.plan) else ():
+            self.head_signatures.add_signature(name, answer.signature.numpy().tobytes(), tail)
         if takes_whole_deadline(self.job.plan):
-            self.sleep(max(0.0, began + self.federation.deadline - self.clock()))
+            self.sleep(max(0.0, began + self.deadline - self.clock()))
         outcome.answered = [name for name in outcome.invited if name in answers]
         secret = self.job.plan.secret_cohort
         outcome.enough = secret or len(answers) >= self.federation.minimum
@@ -336,6 +358,24 @@ class RemoteEngine:
         """
         return evaluate(self.job.task, params, self.job.data)
 
+    def site_metrics(self, params: torch.Tensor, round: int, attempt: int) -> dict[str, float]:
+        """Return the metrics that sites have measured on their held-out people, by name.
+
+        They were charged before this is called. {} if too few people were measured. The outcome is
+        logged.
+        """
+        metrics, federation = self.job.plan.metrics, self.federation
+        if not isinstance(metrics, SiteMetrics):
+            raise AssertionError("the plan has no metrics that sites measure")
+        run_id, plan = self.identity.run_id, self.identity.plan_digest
+        ask = MetricsAsk(run_id, round, attempt, plan, params)
+        found = ask_for_metrics(ask, metrics, federation, self.transport, self.clock)
+        self.round_log.append(found.to_dict(ask, federation.site_names))
+        most = {site.name: site.records for site in federation.sites}
+        return metrics.combined(
+            [*found.sums_by_site.values()], [most[name] for name in found.sums_by_site]
+        )
+
     def close(self) -> None:
         """Do nothing, since the maker of the transport closes it."""
 
@@ -348,11 +388,11 @@ class RemoteEngine:
         answers: dict[str, Answer] = {}
         if not outcome.invited:
             return answers
-        until = began + self.federation.deadline
+        until = began + self.deadline
         size = 0 if self.federation.mixer else self.job.task.size
         wide = self.job.plan.release.wide
         forms = answer_forms(size, self.job.plan.width, wide=wide)
-        for arrival in self.transport.ask(outcome.invited, ask, self.federation.deadline, forms):
+        for arrival in self.transport.ask(outcome.invited, ask, self.deadline, forms):
             known = {*answers, *outcome.declined}
             site, message = arrival.site, arrival.message
             reason = fault_of(arrival, ask, outcome.invited, known, late=self.clock() > until)
@@ -365,6 +405,24 @@ class RemoteEngine:
                 outcome.seconds = round(self.clock() - began, 3)
         return answers
 
+    def rehearse(self, state: ServerState) -> None:
+        """Let all sites rehearse a round, and set the deadline of all rounds by how long it took.
+
+        Does nothing without `rehearsal` in the federation. Sites rehearse twice, and the first time
+        does not count: programs start then. No record and no cohort has a part in it.
+        """
+        federation, plan = self.federation, self.job.plan
+        if federation.rehearsal is None:
+            return
+        forms = answer_forms(self.job.task.size, plan.width, wide=plan.release.wide)
+        for _ in range(2):
+            ask = RehearsalAsk(
+                new_run_id(), 1, 0, self.identity.plan_digest, state.params, state.adaptive_state
+            )
+            found = rehearse_round(ask, forms, federation, self.transport, self.clock)
+        object.__setattr__(self, "deadline", deadline_after(found, federation.deadline))
+        self.round_log.append(dict(rehearsal_line(found, self.deadline)))
+
     @property
     def _once(self) -> bool:
         """Return whether an attempt cannot go on after a crash: some of it happens only once."""
@@ -376,26 +434,37 @@ class RemoteEngine:
         channel, identity = self.job.plan.release.channel, self.identity
         if not isinstance(channel, SecureSum):
             return None
-        keys, size = [site.key for site in self.federation.sites], self.job.task.size
-        terms = sum_terms(channel, keys, identity.plan_digest, identity.run_id, size)
+        keys, words = [site.key for site in self.federation.sites], self._words
+        terms = sum_terms(channel, keys, identity.plan_digest, identity.run_id, words)
         names = self.federation.site_names
         return SumRounds(terms, names, identity.plan_digest, self.transport, self.clock)
+
+    @property
+    def _words(self) -> int:
+        """Return the number of words of a masked vector: parameters and a clip's statistic."""
+        return self.job.task.size + self.job.plan.width
 
     def _masked_sum(
         self, sums: SumRounds, round: Round, ask: RoundAsk, outcome: Outcome
     ) -> CohortSum:
-        """Return the sum that the sites' masked vectors open to.
+        """Return the sum that the sites' masked vectors open to, not decoded.
 
-        Zero, and `outcome.enough` False, if there is none.
+        Zero, and `outcome.enough` False, if there is none, or none that its plan has room for.
         """
-        job, size = self.job, self.job.task.size
+        job, size, channel = self.job, self.job.task.size, self.job.plan.release.channel
         total = CohortSum.zero(size, job.plan.width, noisy=False)
         steps = sums.opened_sum(ask, outcome, self.federation.deadline)
+        rotated = channel.rotated if isinstance(channel, SecureSum) else None
+        if steps is not None and rotated is not None and not rotated.plausible(steps):
+            outcome.lost = f"the sum is spread over all of 2^{rotated.bits} steps"
+            steps = None
         outcome.enough = steps is not None
-        if steps is None or job.plan.noisy_steps is None:
+        if steps is None:
             return total
-        grid = site_grid(job.plan.noisy_steps.multiplier, round.clip, size)
-        total.total.copy_(grid.dequantise(torch.from_numpy(steps)))
+        grid = report_grid(job.plan, round.clip, size)
+        whole = grid.dequantise(torch.from_numpy(steps))
+        total.total.copy_(whole[:size])
+        total.statistic_values.copy_(whole[size:])
         total.clients = len(outcome.answered)
         total.weight = float(total.clients)
         return total
@@ -458,7 +527,7 @@ class RemoteEngine:
         kind = torch.float64 if wide else torch.float32
         if form != (kind, torch.float64, (width,)):
             report, watched = torch.zeros(0), torch.zeros(width, dtype=torch.float64)
-        rows = Rows.from_reports([report], self.job.task.size, wide=wide)
+        rows = Rows.from_reports(report[None], self.job.task.size, wide=wide)
         return ClientReports(rows, watched.reshape(1, width), nobody, nobody)
 
 
@@ -470,6 +539,7 @@ class Server:
         run: The run and its directory.
         federation: The sites, and how long to wait for them.
         transport: Reaches the sites.
+        head_signatures: The signatures that sites give the ledger.
         clock: Returns the time in seconds.
         sleep: Waits for a number of seconds.
     """
@@ -477,6 +547,7 @@ class Server:
     run: Run
     federation: Federation
     transport: Transport
+    head_signatures: HeadSignatures
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -513,12 +584,15 @@ class Server:
         """
         federation.check()
         check_recipe(recipe)
-        identity = RunIdentity.read_or_make(folder, plan_digest(recipe, len(federation.sites)))
+        plan = plan_content(recipe, len(federation.sites))
+        identity = RunIdentity.read_or_make(folder, json_digest(plan))
+        heads = HeadSignatures(folder, identity.run_id, plan, federation, clock)
+        log = RoundLog(folder)
         own: dict[str, Any] = {
             "data": data_without_records(recipe, federation, data_root, identity.run_id),
             "allow_code": allow_code,
             "make_engine": lambda job: RemoteEngine(
-                job, federation, transport, identity, RoundLog(folder), on_outcome, clock, sleep
+                job, federation, transport, identity, log, heads, on_outcome, clock, sleep
             ),
         }
         if (folder / "recipe.toml").exists():
@@ -528,14 +602,15 @@ class Server:
             run = Run.start(recipe, folder, data_root, **own)
             identity.write(folder)
         _ = run.training.engine  # made now, so that it refuses before anything is charged
-        return cls(run, federation, transport, clock, sleep)
+        return cls(run, federation, transport, heads, clock, sleep)
 
     def serve(self, on_round: OnRound = lambda line: None) -> dict[str, Any]:
         """Train to the end of the plan or the budget, and return the result as `Run.execute` does.
 
+        Where the federation has a rehearsal, it comes first, also of a run that is resumed.
         `on_round` is called with each round's line of metrics. A round is charged only when
         `minimum` sites are online. If they do not come, the run ends as after Ctrl-C, and
-        TooFewSites is raised.
+        TooFewSites is raised. After the last round the sites that are online sign the ledger's end.
         """
         last = self.run.training.plan.permitted
 
@@ -548,7 +623,13 @@ class Server:
                 self._wait_for_sites()
 
         self._wait_for_sites()
-        return self.run.execute(next_round)
+        engine, training = self.run.training.engine, self.run.training
+        if isinstance(engine, RemoteEngine):
+            engine.rehearse(training.start())
+        result = self.run.execute(next_round, self.head_signatures.write_parties)
+        if result["stopped"] not in RESUMABLE:
+            self.head_signatures.collect(self.transport, max(1, result["rounds"]), 0)
+        return result
 
     def _wait_for_sites(self) -> None:
         """Wait until at least `federation.minimum` sites are online.

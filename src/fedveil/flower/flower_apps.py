@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ from fedveil.flower.messages import (
     RoundAsk,
     ServerMessage,
     SiteMessage,
+    check_version,
     from_parts,
     to_parts,
 )
@@ -64,6 +64,10 @@ _VALUES, _ARRAYS, _ENCODING = "fedveil", "arrays", "numpy.ndarray"
 _POLL_SECONDS = 0.1
 _LONGEST_PAUSE = 0.5
 _PULL_SECONDS = 0.01  # of SuperLink's time that asking for one answer takes
+_AWAY = (3, 5)  # Flower's codes: parts of a message did not come in time, the node is away
+_LOST = "lost"
+_MOST_AGAIN = 10
+_LOOK_SECONDS = 1.0  # from one look at who is online to the next, while nobody answers
 _UNKNOWN_ERROR = 0  # Flower's code for errors that have no other
 
 
@@ -136,66 +140,136 @@ class GridTransport:
         pulled: Flower drops them when their time to live is over. An unreadable answer comes as a
         text. Answers are pulled one by one, each by a thread of its own: Flower waits for minutes
         for an answer that a site has announced and not sent, and others would be late.
+
+        A SuperNode that was started again, or was away for long, has lost its ask or the rest of
+        its answer. It is sent the very same again once it is online: Flower moves the chunks that
+        are missing, and a site that has answered gives that answer. The steps of a secure sum are
+        sent once.
         """
         until, nodes = time.monotonic() + seconds, self._nodes()
-        asked = [site for site in messages if site in nodes]
-        content = {id(message): to_records(message) for message in messages.values()}
-        sent = []
-        for site in asked:
-            ask = messages[site]
-            group = f"{ask.round}.{ask.attempt}"
-            made = Message(content[id(ask)], nodes[site], ASKING, ttl=seconds, group_id=group)
-            sent.append(made)
-        pushed = list(self.grid.push_messages(sent)) if sent else []
-        waiting = {site: one for one, site in zip(pushed, asked, strict=False) if one}
-        pulled, ended = SimpleQueue[tuple[str, Message | Exception]](), threading.Event()
-        bound_arrays(max(form.encoded_length for form in forms.values()))
+        asked = {site: message for site, message in messages.items() if site in nodes}
+        bound_arrays(sum(form.encoded_length for form in forms.values()))
         pull_soon(seconds)
-        pause = max(_POLL_SECONDS, len(waiting) * _PULL_SECONDS)  # the first, of each thread
-        for site, one in waiting.items():
-            pull = partial(self._pull, site, one, until, pause, pulled, ended)
-            threading.Thread(target=pull, daemon=True, name=f"answer of {site}").start()
+        pulls = _Pulls(self.grid, until, max(_POLL_SECONDS, len(asked) * _PULL_SECONDS))
+        sent = pulls.start(asked, nodes, seconds)
+        waiting = {site: nodes[site].last_activated_at for site in sent}
+        again = {site: _MOST_AGAIN for site in asked if type(messages[site]) is RoundAsk}
         try:
             while waiting and (left := until - time.monotonic()) > 0:
-                with suppress(Empty):
-                    site, reply = pulled.get(timeout=min(left, 1.0))
-                    del waiting[site]
-                    yield Arrival(site, _read_reply(reply, nodes[site], forms))
+                try:
+                    site, reply = pulls.pulled.get(timeout=min(left, _LOOK_SECONDS))
+                except Empty:
+                    self._ask_again(pulls, asked, waiting, again)
+                    continue
+                if site not in waiting:
+                    continue
+                if again.get(site) and _is_lost(reply):
+                    waiting[site] = _LOST
+                    continue
+                del waiting[site]
+                yield Arrival(site, _read_reply(reply, nodes[site].node_id, forms))
         finally:
-            ended.set()
+            pulls.ended.set()
 
-    def _pull(
+    def _ask_again(
         self,
-        site: str,
-        message: str,
-        until: float,
-        pause: float,
-        pulled: "SimpleQueue[tuple[str, Message | Exception]]",
-        ended: threading.Event,
+        pulls: "_Pulls",
+        asked: Mapping[str, ServerMessage],
+        waiting: dict[str, str],
+        again: dict[str, int],
     ) -> None:
+        """Send their messages again to sites that came online since they were sent them.
+
+        Args:
+            pulls: Sends, and pulls the replies.
+            asked: The messages of all sites that were asked.
+            waiting: When the node of each site without a reply came online, as of its message. It
+                is updated.
+            again: How often a site may be sent its message again. It is counted down.
+        """
+        try:
+            nodes = self._nodes()
+            back = {
+                site: asked[site]
+                for site, since in waiting.items()
+                if again.get(site) and site in nodes and nodes[site].last_activated_at != since
+            }
+            for site in pulls.start(back, nodes, pulls.until - time.monotonic()):
+                waiting[site] = nodes[site].last_activated_at
+                again[site] -= 1
+        except Exception as e:
+            if not _is_disconnected(e):
+                raise
+
+    def _nodes(self) -> dict[str, Any]:
+        """Return the node of each site that is online, by name."""
+        known = {fingerprint(site.key): site.name for site in self.federation.sites}
+        nodes = [(known.get(key_of(node.public_key)), node) for node in self.grid.get_nodes()]
+        return {name: node for name, node in nodes if name is not None}
+
+
+class _Pulls:
+    """Messages to sites, and threads that pull their replies.
+
+    Args:
+        grid: Flower's grid.
+        until: When the threads end.
+        pause: Seconds before a thread looks for the second time.
+    """
+
+    def __init__(self, grid: Grid, until: float, pause: float) -> None:
+        self._grid, self.until, self._pause = grid, until, pause
+        self.pulled, self.ended = SimpleQueue[tuple[str, Message | Exception]](), threading.Event()
+
+    def start(
+        self, messages: Mapping[str, ServerMessage], nodes: Mapping[str, Any], seconds: float
+    ) -> list[str]:
+        """Send sites their messages, and start to pull. Returns the sites that they were sent.
+
+        Messages and replies live for `seconds`.
+        """
+        if not messages or seconds <= 0:
+            return []
+        content, sent = {id(message): to_records(message) for message in messages.values()}, []
+        for site, ask in messages.items():
+            made = Message(
+                content[id(ask)],
+                nodes[site].node_id,
+                ASKING,
+                ttl=seconds,
+                group_id=f"{ask.round}.{ask.attempt}",
+            )
+            sent.append(made)
+        pushed = self._grid.push_messages(sent)
+        waiting = {site: one for one, site in zip(pushed, messages, strict=False) if one}
+        for site, one in waiting.items():
+            pull = partial(self._pull, site, one, self._pause)
+            threading.Thread(target=pull, daemon=True, name=f"answer of {site}").start()
+        return [*waiting]
+
+    def _pull(self, site: str, message: str, pause: float) -> None:
         """Pull a site's reply to a message, and put it, or what Flower raised, into `pulled`.
 
-        Ends at `until`, or when `ended` is set. A connection that fails is tried again.
+        Ends at the deadline, or when `ended` is set. A connection that fails is tried again.
         """
-        while not ended.is_set() and time.monotonic() < until:
+        while not self.ended.is_set() and time.monotonic() < self.until:
             try:
-                replies = list(self.grid.pull_messages([message]))
+                replies = list(self._grid.pull_messages([message]))
             except Exception as e:  # whatever a reader of what somebody else wrote may raise
-                if not isinstance(e, OSError) and "Transport" not in _kinds(e):
-                    pulled.put((site, e))
+                if not _is_disconnected(e):
+                    self.pulled.put((site, e))
                     return
                 replies = []
             if replies:
-                pulled.put((site, replies[0]))
+                self.pulled.put((site, replies[0]))
                 return
-            ended.wait(pause)
+            self.ended.wait(pause)
             pause = max(pause, min(1.3 * pause, _LONGEST_PAUSE))
 
-    def _nodes(self) -> dict[str, int]:
-        """Return the node id of each site that is online, by name."""
-        known = {fingerprint(site.key): site.name for site in self.federation.sites}
-        nodes = [(known.get(key_of(node.public_key)), node) for node in self.grid.get_nodes()]
-        return {name: node.node_id for name, node in nodes if name is not None}
+
+def _is_lost(reply: Message | Exception) -> bool:
+    """Return whether a reply says that a node is away, or that its answer did not all arrive."""
+    return isinstance(reply, Message) and reply.has_error() and reply.error.code in _AWAY
 
 
 def key_of(public_key: bytes) -> str:
@@ -209,9 +283,10 @@ def key_of(public_key: bytes) -> str:
     return fingerprint(line.decode())
 
 
-def _kinds(error: Exception) -> str:
-    """Return the names of an error's classes: Flower's client is not for apps to import."""
-    return " ".join(kind.__name__ for kind in type(error).__mro__)
+def _is_disconnected(error: Exception) -> bool:
+    """Return whether an error is of the connection: Flower's client is not for apps to import."""
+    kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
+    return isinstance(error, OSError) or "Transport" in kinds
 
 
 def _read_reply(reply: Message | Exception, node: int, forms: Forms) -> Reply | str:
@@ -223,7 +298,7 @@ def _read_reply(reply: Message | Exception, node: int, forms: Forms) -> Reply | 
     if reply.metadata.src_node_id != node:
         return "its answer came from another node"
     try:
-        if values_of(reply.content).get("kind") in ASKS[:2]:
+        if values_of(reply.content).get("kind") in ASKS[:-1]:
             return "it asked, and was to answer"
         return from_records(reply.content, forms)  # type: ignore[return-value]
     except BadInput as e:
@@ -275,7 +350,9 @@ def answer(message: Message, context: Context) -> Message:
 
     try:
         values = values_of(message.content)
+        check_version(values)
     except BadInput as e:
+        LOG.warning("an ask cannot be read: %s", one_line(e))
         return failed(f"the site cannot read the ask: {one_line(e)}")
     if values.get("kind") not in ASKS:
         return failed("the site answers asks and nothing else")
@@ -288,6 +365,7 @@ def answer(message: Message, context: Context) -> Message:
         site = open_site(Path(path))
         try:
             ask = from_records(message.content, site.ask_forms)
+            message.content[_ARRAYS].clear()  # the ask has the one copy of the model
         except BadInput as e:
             other = values.get("plan") != site.digest
             LOG.warning("an ask cannot be read: %s", one_line(e))
@@ -355,7 +433,9 @@ def _train(grid: Grid, context: Context) -> str:
     LOG.info("%s", server.run.describe())
     result = server.serve(lambda line: LOG.info("%s", _round_text(server, line)))
     claim = counting([PrivacyClaim.from_dict(raw) for raw in result["claims"]])
-    return f"{claim or 'Nothing is claimed'}. {result['why']} Files: {result['run_dir']}"
+    signers = ", ".join(server.head_signatures.signers) or "no site"
+    text = f"{claim or 'Nothing is claimed'}. {result['why']} Files: {result['run_dir']}"
+    return f"{text}; the ledger's end is signed by {signers}"
 
 
 def _config_path(config: Any, key: str) -> str:

@@ -26,9 +26,8 @@ from fedveil.flower.policy import Objection, Policy, accepted, terms_of
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import report_lines, site_report
 from fedveil.flower.site_ledger import today
-from fedveil.runs.recipe import load_recipe, to_toml
+from fedveil.runs.recipe import Recipe, load_recipe, to_toml
 from fedveil.runs.sections.client_section import samples_people
-from fedveil.runs.sections.data_section import DataSection
 
 DIVISION = (
     *("client", "clients", "sites", "partition", "alpha", "shards_per_client", "min_records"),
@@ -93,6 +92,11 @@ class Joining:
             declared = manifest.sizes[manifest.number]
             several = "people" if samples_people(self.own_site.recipe.client) else "records"
             lines.append(f"declared  {declared:,} {several} of this site, which is public")
+        if manifest.rehearsal is not None:
+            lines.append(
+                f"rehearsal rounds are long enough for {manifest.rehearsal:,} records, whoever is "
+                "asked"
+            )
         if self.own_site.recipe.model.path is not None:
             lines.append(
                 f"code      {self.own_site.recipe.model.path} of the bundle runs at this site"
@@ -208,11 +212,13 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_c
         "clients": len(manifest.sites),
         "number": manifest.number,
         "sizes": manifest.sizes,
+        "rehearsal": manifest.rehearsal,
         "ledger": os.path.relpath(owner.ledger.folder, folder),
         "witness": os.path.relpath(owner.ledger.witness_path, folder),
         "policy": os.path.relpath(owner.policy_file, folder),
+        "key": os.path.relpath(owner.private_key, folder),
         "allow_code": recipe.model.path is not None or None,
-        "data": data_keys(recipe.data, owner.file.records, folder),
+        "data": data_keys(recipe, owner.file.records, folder),
     }
     if manifest.mixer is not None:
         own["mixer"] = manifest.mixer.model_dump(exclude_none=True, exclude_defaults=True)
@@ -251,12 +257,13 @@ def _prepare(owner: Owner, bundle: Bundle, folder: Path, place: Path, *, allow_c
     return site
 
 
-def data_keys(section: DataSection, records: str | list[str], folder: Path) -> dict[str, Any]:
+def data_keys(recipe: Recipe, records: str | list[str], folder: Path) -> dict[str, Any]:
     """Return the keys of [data] for an owner's records under the recipe's declaration.
 
     Paths are relative to `folder`. A folder that `FederatedData.save` wrote is taken as it is; a
-    table has the columns that the recipe declares.
+    table has the columns that the recipe declares. Rows are held out only if sites measure.
     """
+    section = recipe.data
     paths = [records] if isinstance(records, str) else records
     near = [os.path.relpath(path, folder) for path in paths]
     path: str | list[str] = near[0] if isinstance(records, str) else near
@@ -268,6 +275,8 @@ def data_keys(section: DataSection, records: str | list[str], folder: Path) -> d
             "FederatedData.save wrote, of one client, as records in owner.toml"
         )
     declared = section.model_dump(mode="json", exclude_none=True, exclude=set(DIVISION))
+    if recipe.evaluate.where == "site":
+        declared["test"] = section.test
     return {**declared, "path": path}
 
 

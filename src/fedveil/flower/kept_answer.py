@@ -1,16 +1,20 @@
 """`KeptAnswer`: the last answer of a site, for a server that asks the very same thing again."""
 
+import json
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from fedveil.flower.messages import Answer, RoundAsk
 from fedveil.runs.run_directory import write_atomic
+
+_ALIGNMENT = 8
+_TYPES = {torch.float32: "F32", torch.float64: "F64"}
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,11 @@ class KeptAnswer:
 
         A crash in between leaves none.
         """
-        tensors = {"report": answer.report.contiguous(), "watched": answer.watched.contiguous()}
-        content = save(tensors, {"ask": ask.digest, "site": answer.site})
         with suppress(FileNotFoundError):
             self.file_path.unlink()
         before = os.umask(0o077)
         try:
-            write_atomic(self.file_path, content)
+            write_atomic(self.file_path, _parts_of(answer, ask.digest))
         finally:
             os.umask(before)
 
@@ -58,3 +60,22 @@ class KeptAnswer:
         except (OSError, SafetensorError):
             return None
         return Answer(ask.run, ask.round, ask.attempt, site, report, watched)
+
+
+def _parts_of(answer: Answer, digest: str) -> Iterator[bytes | memoryview]:
+    """Yield a safetensors file with an answer, part by part, of which none copies a vector."""
+    parts = {"report": answer.report, "watched": answer.watched}
+    vectors = {name: vector.detach().contiguous() for name, vector in parts.items()}
+    head: dict[str, object] = {"__metadata__": {"ask": digest, "site": answer.site}}
+    start = 0
+    for name, vector in vectors.items():
+        stop = start + vector.nbytes
+        form = {"dtype": _TYPES[vector.dtype], "shape": [*vector.shape]}
+        head[name] = form | {"data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    yield len(text).to_bytes(8, "little") + text
+    for vector in vectors.values():
+        if vector.numel():
+            yield vector.numpy().data.cast("B")

@@ -71,16 +71,16 @@ class KeeperTask:
         """Return the task as JSON."""
         terms, place = self.terms, self.place
         keys = [b64encode(key).decode() for key in terms.node_keys]
-        numbers = [terms.threshold, terms.honest, terms.words]
+        numbers = [terms.threshold, terms.honest, terms.words, terms.bits]
         values = [self.action, terms.run.hex(), keys, *numbers, self.number, self.key, self.journal]
         return json.dumps([*values, place.round, place.attempt]).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> "KeeperTask":
         """Return the task that `to_json` has written."""
-        action, run, keys, threshold, honest, words, number, key, journal, *place = json.loads(text)
+        action, run, keys, *numbers, number, key, journal, round, attempt = json.loads(text)
         node_keys = tuple(b64decode(key) for key in keys)
-        terms = SumTerms(bytes.fromhex(run), node_keys, threshold, honest, words)
+        terms, place = SumTerms(bytes.fromhex(run), node_keys, *numbers), (round, attempt)
         return cls(KeeperStep(action), terms, number, key, journal, Place(*place))
 
 

@@ -10,8 +10,9 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,16 +20,28 @@ import torch
 
 from fedveil.base.checks import MOST_ROUNDS, shown
 from fedveil.base.errors import BadInput
+from fedveil.flower.ledger_tail import most_tail_bytes
+from fedveil.privacy.clip import BLOCK
+from fedveil.privacy.ledger.hash_chain import json_digest
 from fedveil.runs.recipe import Recipe
 
 FORMAT = 1
 """The version of messages and plan digests. Both sides of a federation need the same."""
+
+VERSION = ".".join(version("fedveil").split(".")[:2])
+"""The minor version of fedveil, such as "0.2". All parties of a federation need the same."""
 
 LONGEST_REASON = 300
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RUN, _PLAN = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}")
 _NOT_CLAIMED = ("name", "data", "evaluate", "engine")
+_SIGNED_BYTES = 2048  # more than a signed head takes
+
+
+def _nothing() -> torch.Tensor:
+    """Return no bytes, as messages have them."""
+    return torch.zeros(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,27 +73,42 @@ class RoundAsk(_RoundMessage):
         plan: The digest of the plan (`plan_digest`).
         params: The round's model, float32 [P].
         moving: The adaptive state (a clip, ranges), float64 [M].
+        ledger_tail: The end of the server's ledger (`LedgerTail`), uint8 [L].
     """
 
     plan: str
     params: torch.Tensor
     moving: torch.Tensor
+    ledger_tail: torch.Tensor = field(default_factory=_nothing, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
         _check_vector("params", self.params, torch.float32)
         _check_vector("moving", self.moving, torch.float64)
+        _check_vector("ledger_tail", self.ledger_tail, torch.uint8)
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of everything in the ask, in hexadecimal."""
+        """Return the SHA-256, in hexadecimal, of everything that the answer depends on.
+
+        The server's ledger is not in it: it goes on from one ask to the next.
+        """
         place = json.dumps([FORMAT, self.run, self.round, self.attempt, self.plan])
         digest = hashlib.sha256(place.encode())
         for vector in (self.params, self.moving):
             digest.update(f"\n{vector.numel()}\n".encode())
-            digest.update(vector.detach().cpu().contiguous().numpy().tobytes())
+            digest.update(vector.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class RehearsalAsk(RoundAsk):
+    """A server's ask to rehearse a round: as long as an ask, and answered by zeros.
+
+    The site works on records that are made up, so that the time of its answer is public. `run` is
+    no run's.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +125,42 @@ class MaskedAsk(RoundAsk):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_vector("roster_message", self.roster_message, torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadAsk(_RoundMessage):
+    """A server's ask for a site's signature of the end of its ledger, and for nothing else.
+
+    Attributes:
+        plan: The digest of the plan.
+        ledger_tail: The end of the server's ledger (`LedgerTail`), uint8 [L].
+    """
+
+    plan: str
+    ledger_tail: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
+        _check_vector("ledger_tail", self.ledger_tail, torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadReply(_RoundMessage):
+    """A site's signature of the end of the server's ledger.
+
+    Attributes:
+        site: The name of the site.
+        signature: The signed head (`SignedHead`) as JSON, uint8 [L]. Empty if the site signs none.
+    """
+
+    site: str
+    signature: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_site_name(self.site)
+        _check_vector("signature", self.signature, torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +190,45 @@ class SumStep(_RoundMessage):
 
 
 @dataclass(frozen=True, eq=False)
+class MetricsAsk(_RoundMessage):
+    """A server's ask for the metrics of a model on the people whom a site holds out.
+
+    `round` is the round after which the model is measured.
+
+    Attributes:
+        plan: The digest of the plan.
+        params: The model, float32 [P].
+    """
+
+    plan: str
+    params: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_text("plan", self.plan, _PLAN, "a SHA-256 in hexadecimal digits")
+        _check_vector("params", self.params, torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class MetricsAnswer(_RoundMessage):
+    """A site's noisy sums over the people whom it holds out (`SiteMetrics.noisy_sum`).
+
+    Attributes:
+        site: The name of the site.
+        noisy_sums: The sums, float64 [W], which are checked when they are combined.
+    """
+
+    site: str
+    noisy_sums: torch.Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_site_name(self.site)
+        if not isinstance(self.noisy_sums, torch.Tensor):
+            raise BadInput(f"noisy_sums is {shown(self.noisy_sums)}: a tensor is needed")
+
+
+@dataclass(frozen=True, eq=False)
 class Answer(_RoundMessage):
     """A site's answer to an ask.
 
@@ -135,15 +238,18 @@ class Answer(_RoundMessage):
         site: The name of the site.
         report: The report, float32 [P], or float64 where the release is wide.
         watched: The statistic of an adaptive clip, float64 [W].
+        signature: The signed head of the ledger in the ask, as in `HeadReply`.
     """
 
     site: str
     report: torch.Tensor
     watched: torch.Tensor
+    signature: torch.Tensor = field(default_factory=_nothing, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_site_name(self.site)
+        _check_vector("signature", self.signature, torch.uint8)
         for name in ("report", "watched"):
             if not isinstance(getattr(self, name), torch.Tensor):
                 raise BadInput(f"{name} is {shown(getattr(self, name))}: a tensor is needed")
@@ -170,18 +276,23 @@ class Refusal(_RoundMessage):
             raise BadInput(f"the reason of a refusal has at most {LONGEST_REASON} characters")
 
 
-ServerMessage = RoundAsk | SumStep
-Reply = Answer | SumStep | Refusal
-SiteMessage = RoundAsk | Answer | SumStep | Refusal
+ServerMessage = RoundAsk | MetricsAsk | HeadAsk | SumStep
+Reply = Answer | MetricsAnswer | HeadReply | SumStep | Refusal
+SiteMessage = ServerMessage | Reply
 _KINDS: dict[str, type[SiteMessage]] = {
     "ask": RoundAsk,
     "masked-ask": MaskedAsk,
+    "metrics-ask": MetricsAsk,
+    "rehearsal-ask": RehearsalAsk,
     "answer": Answer,
+    "metrics-answer": MetricsAnswer,
+    "head-ask": HeadAsk,
+    "head-reply": HeadReply,
     "sum-step": SumStep,
     "refusal": Refusal,
 }
-ASKS = ("ask", "masked-ask", "sum-step")
-"""The kinds of messages that a server sends."""
+ASKS = ("ask", "masked-ask", "metrics-ask", "rehearsal-ask", "head-ask", "sum-step")
+"""The kinds of messages that a server sends. Of these a site sends steps of a sum alone."""
 
 
 @dataclass(frozen=True)
@@ -260,12 +371,18 @@ Forms = Mapping[str, VectorForm]
 """The forms of a message's vectors, by name."""
 
 
-def ask_forms(size: int, moving: int) -> Forms:
+HEAD_FORMS: Forms = {"signature": BytesForm(_SIGNED_BYTES)}
+"""The forms of a `HeadReply`."""
+
+
+def ask_forms(size: int, moving: int, sites: int) -> Forms:
     """Return type and length of each vector of a `RoundAsk`.
 
-    They are `size` parameters in float32, and an adaptive state of `moving` numbers in float64.
+    They are `size` parameters in float32, an adaptive state of `moving` numbers in float64, and the
+    end of the server's ledger, with what each of the `sites` has signed of it.
     """
-    return {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
+    numbers = {"params": VectorForm("float32", size), "moving": VectorForm("float64", moving)}
+    return {**numbers, "ledger_tail": BytesForm(most_tail_bytes(sites))}
 
 
 def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
@@ -274,7 +391,13 @@ def answer_forms(size: int, width: int, *, wide: bool = False) -> Forms:
     A `wide` report is float64, since sums of multiples of a grid are exact only there.
     """
     kind = "float64" if wide else "float32"
-    return {"report": VectorForm(kind, size), "watched": VectorForm("float64", width)}
+    numbers = {"report": VectorForm(kind, size), "watched": VectorForm("float64", width)}
+    return {**numbers, **HEAD_FORMS}
+
+
+def metrics_forms(width: int) -> Forms:
+    """Return the forms of a site's metrics: `width` numbers."""
+    return {"noisy_sums": VectorForm("float64", width)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,10 +472,10 @@ def fault_of(
 def to_parts(message: SiteMessage) -> tuple[dict[str, str | int], dict[str, np.ndarray]]:
     """Return a message as (values by name, arrays by name), which transports can carry.
 
-    Values have "format" and "kind" beside the message's own texts and numbers.
+    Values have "format", "version" and "kind" beside the message's own texts and numbers.
     """
     kind = next(kind for kind, known in _KINDS.items() if type(message) is known)
-    values: dict[str, str | int] = {"format": FORMAT, "kind": kind}
+    values: dict[str, str | int] = {"format": FORMAT, "version": VERSION, "kind": kind}
     arrays = {}
     for name, value in vars(message).items():
         if isinstance(value, torch.Tensor):
@@ -367,24 +490,20 @@ def from_parts(values: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -
 
     | edge | behaviour |
     |---|---|
-    | another format, an unknown kind, a part too few or too many | BadInput |
+    | another format or version, an unknown kind, a part too few or too many | BadInput |
     | a value of the wrong type, a number out of range, a name that is none | BadInput |
     | an ask whose arrays are not vectors of the right type, or not finite | BadInput |
     | an answer with an array that no tensor can hold (texts, objects) | BadInput |
     | an answer of another shape or type, or not finite | an `Answer`: `server_sum` refuses it |
     """
-    if values.get("format") != FORMAT:
-        raise BadInput(
-            f"a message of format {shown(values.get('format'))} and not {FORMAT}: use the same "
-            "version of fedveil on both sides"
-        )
+    check_version(values)
     name = str(values.get("kind"))
     kind = _KINDS.get(name)
     if kind is None:
         raise BadInput(f"a message of kind {shown(values.get('kind'))}, which nobody knows")
     tensors = [field.name for field in fields(kind) if field.type is torch.Tensor]
     plain = [field.name for field in fields(kind) if field.name not in tensors]
-    if set(values) != {"format", "kind", *plain} or set(arrays) != set(tensors):
+    if set(values) != {"format", "version", "kind", *plain} or set(arrays) != set(tensors):
         raise BadInput(f"a message of kind {name!r} with other parts than it has")
     parts: dict[str, Any] = {name: values[name] for name in plain}
     for name in tensors:
@@ -393,6 +512,16 @@ def from_parts(values: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -
         except (TypeError, ValueError, RuntimeError) as e:
             raise BadInput(f"{name} is no array of numbers") from e
     return kind(**parts)
+
+
+def check_version(values: Mapping[str, object]) -> None:
+    """Raise BadInput for a message of another minor version of fedveil, or of another format."""
+    for what, known in (("version", VERSION), ("format", FORMAT)):
+        if values.get(what) != known:
+            raise BadInput(
+                f"a message of {what} {shown(values.get(what))} and not {known}: use the same "
+                "version of fedveil on both sides"
+            )
 
 
 def bytes_tensor(content: bytes) -> torch.Tensor:
@@ -409,11 +538,22 @@ def plan_digest(recipe: Recipe, clients: int) -> str:
     """Return the SHA-256 digest, in hexadecimal, that identifies a plan on both sides.
 
     It covers everything in the recipe that a claim depends on, and the number of sites, `clients`,
-    online or not. The recipe's name, data, evaluation and engine may differ between the sides.
+    online or not. The recipe's name, data, evaluation and engine may differ between the sides. If
+    sites measure (evaluate.where), the digest covers the evaluation as well.
+    """
+    return json_digest(plan_content(recipe, clients))
+
+
+def plan_content(recipe: Recipe, clients: int) -> dict[str, Any]:
+    """Return JSON values of everything that `plan_digest` covers.
+
+    Keys: "format", "clients" and "recipe".
     """
     claimed = recipe.model_dump(mode="json", exclude_none=True, exclude=set(_NOT_CLAIMED))
-    content = {"format": FORMAT, "clients": clients, "recipe": claimed}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    content: dict[str, Any] = {"format": FORMAT, "clients": clients, "recipe": claimed}
+    if recipe.evaluate.where == "site":  # then sites measure, and claims depend on how
+        content["evaluate"] = recipe.evaluate.model_dump(mode="json", exclude_none=True)
+    return content
 
 
 def check_site_name(name: object) -> None:
@@ -443,5 +583,7 @@ def _check_vector(name: str, value: object, dtype: torch.dtype) -> None:
     if value.dtype is not dtype or value.ndim != 1:
         form = f"{value.dtype} of shape {tuple(value.shape)}"
         raise BadInput(f"{name} is {form}: a vector of {dtype} is needed")
-    if dtype.is_floating_point and not bool(torch.isfinite(value).all()):
+    if dtype.is_floating_point and not all(
+        bool(torch.isfinite(piece).all()) for piece in torch.split(value, BLOCK)
+    ):
         raise BadInput(f"{name} holds a number that is not finite")

@@ -21,6 +21,7 @@ from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust, 
 from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import PureReport, Shuffled, TwoPoint
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.site_metrics import SiteMetrics
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe, toml_value
 from fedveil.runs.sections.section import Section, setting
@@ -43,22 +44,35 @@ class Terms:
             the owner's `repeats`, as far as the run's budget goes.
         at_once: Whether all turns are charged when the site is first asked. Amplification by a
             secret cohort also counts the rounds to which the server does not invite the site.
+        measurements: The terms of measurements at this site, each of which is a turn. None: the
+            site measures nothing.
     """
 
     lines: tuple[BudgetLine, ...]
     planned_turns: int
     permitted_turns: int
     at_once: bool
+    measurements: "Terms | None" = None
 
     @property
     def charged_lines(self) -> tuple[BudgetLine, ...]:
-        """Return the lines that are charged: all but other readings of the same release."""
+        """Return the lines that are charged for turns: all but other readings of a release."""
         return tuple(line for line in self.lines if not line.reading)
+
+    @property
+    def every_charged_line(self) -> tuple[BudgetLine, ...]:
+        """Return the lines that are charged for turns, and for measurements."""
+        return (*self.charged_lines, *(self.measurements.lines if self.measurements else ()))
+
+    @cached_property
+    def turn_costs(self) -> tuple[PrivacyClaim, ...]:
+        """Return what all permitted turns cost this site: one claim for each charged line."""
+        return tuple(line.claims(self.permitted_turns)[0] for line in self.charged_lines)
 
     @cached_property
     def costs(self) -> tuple[PrivacyClaim, ...]:
-        """Return what all permitted turns cost this site: one claim for each charged line."""
-        return tuple(line.claims(self.permitted_turns)[0] for line in self.charged_lines)
+        """Return what a run costs this site in all: its turns, and its measurements."""
+        return (*self.turn_costs, *(self.measurements.turn_costs if self.measurements else ()))
 
     @cached_property
     def alone(self) -> tuple[PrivacyClaim, ...]:
@@ -86,11 +100,13 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
     | nothing is claimed | no lines |
     | a formula as published, which guarantees nothing | BadInput |
     | what a clip watches goes to a curator | BadInput: in a federation that is the server |
+    | what a clip watches goes through a secure sum, and reports do not | BadInput |
     | a secure sum | its line is charged; that about all others together is shown beside it |
     | clients have budgets of their own, and `number` is None | BadInput |
     | something is claimed, and no line is about this client | BadInput: nothing would be charged |
     | a cohort drawn in secret by a trusted server | every round is charged, asked or not |
     | any other cohort | the site's own turns are charged, without amplification |
+    | the site measures | each measurement is charged by itself, as often as the plan has them |
     """
     if any(line.as_published and not line.reading for line in plan.lines):
         raise BadInput(
@@ -100,6 +116,12 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
         raise BadInput(
             "the recipe's clip needs a curator who sees bits or norms and is not the server, and a "
             "federation has none: use clip.bit_epsilon, or a clip that does not look at clients"
+        )
+    release = plan.release
+    if release.statistic_channel.divisor and release.statistic_channel is not release.channel:
+        raise BadInput(
+            "the recipe's clip sends bits or norms through a secure sum beside reports that are "
+            "not masked, which is for simulations: use clip.bit_epsilon and leave [sum] out"
         )
     lines = tuple(line for line in plan.lines if _applies_to(line, plan, number))
     charged = [line for line in lines if not line.reading]
@@ -111,7 +133,11 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
         for line in lines
     )
     within = (line.permitted_rounds(most + repeats) for line in own if not line.reading)
-    return Terms(own, most, min(within, default=most + repeats), at_once=plan.secret_cohort)
+    permitted, measurements = min(within, default=most + repeats), None
+    if isinstance(plan.metrics, SiteMetrics):
+        line, count = plan.metrics.line, len(plan.metrics.rounds)
+        measurements = Terms((replace(line, rounds=()),), count, count, at_once=False)
+    return Terms(own, most, permitted, plan.secret_cohort, measurements)
 
 
 def _applies_to(line: BudgetLine, plan: PrivacyPlan, number: int | None) -> bool:
@@ -267,7 +293,7 @@ class Policy(Section):
         """
         if not plan.private and not self.unprotected:
             yield Objection("the recipe claims nothing, and policy.unprotected is false")
-        for line in terms.charged_lines:
+        for line in terms.every_charged_line:
             if _relied_on(line.trust) not in self.trust:
                 yield Objection(
                     f"the claim needs {line.trust} trust, which policy.trust does not have"
@@ -382,8 +408,8 @@ def accepted(policy: Policy, terms: Terms, plan: PrivacyPlan) -> Policy:
     deltas = _rounded_up(math.fsum(claim.delta for claim in terms.costs))
     limited = any(getattr(policy.epsilon, unit) is not None for unit in UNITS)
     given = limited or "delta" in policy.model_fields_set
-    trust = {_relied_on(line.trust) for line in terms.charged_lines}
-    seeded = any(line.noise is NoiseSource.SEEDED for line in terms.charged_lines)
+    trust = {_relied_on(line.trust) for line in terms.every_charged_line}
+    seeded = any(line.noise is NoiseSource.SEEDED for line in terms.every_charged_line)
     changes: dict[str, Any] = {
         "epsilon": policy.epsilon.model_copy(update=limits),
         "trust": [*policy.trust, *sorted(trust - {*policy.trust})],

@@ -6,7 +6,9 @@ from typing import Any
 from fedveil.flower.policy import UNITS, RunCost, counts_for
 from fedveil.flower.site import Site
 from fedveil.flower.site_ledger import today
-from fedveil.privacy.accounting.claims import Relation, Trust, Unit, rendered
+from fedveil.privacy.accounting.budget import BudgetLine
+from fedveil.privacy.accounting.claims import HELD_OUT, Relation, Trust, Unit, rendered
+from fedveil.privacy.sampling import OwnCoins
 from fedveil.runs.glossary import terms_line
 
 _WHOLE = {
@@ -49,7 +51,7 @@ def site_report(site: Site) -> dict[str, Any]:
     spent = list(site.ledger.run_costs().values())
     beyond = site.policy.objection_to_cost(terms, spent, today())
     objections = [*site.objections(), *([] if beyond is None else [beyond])]
-    lines = terms.charged_lines
+    lines = terms.every_charged_line
     trust = dict.fromkeys(_TRUSTED[line.trust] for line in lines)
     return {
         "site": site.name,
@@ -64,7 +66,10 @@ def site_report(site: Site) -> dict[str, Any]:
         "alone": [claim.to_dict() for claim in terms.alone],
         "persons": _persons_texts(site),
         "takes_part": not objections,
-        "protects": [f"{_unit_text(x.unit)}, {_NEIGHBOURS[x.relation]}" for x in lines]
+        "protects": [
+            f"{_unit_text(line.unit)}, {_NEIGHBOURS[line.relation]}{_covered_text(line)}"
+            for line in lines
+        ]
         or ["nobody"],
         "trust": list(trust) or ["everybody who sees what leaves this site"],
         "leaves": _outgoing_texts(site),
@@ -167,7 +172,12 @@ def _outgoing_texts(site: Site) -> list[str]:
     if plan.release.requires.sends_sum:
         what = f"in each turn a sum of {size:,} numbers over its records, with noise of its own"
     elif plan.release.adds_noise:
-        what = f"in each turn a report of {size:,} numbers, randomised here before it leaves"
+        masked = " and masked" if plan.release.channel.hides_reports else ""
+        what = (
+            f"in each turn a report of {size:,} numbers, randomised here{masked} before it leaves"
+        )
+        if type(plan.sampler) is OwnCoins:
+            what += "; a coin of this site decides whether more than noise is in it"
     elif plan.noisy_steps is not None:
         what = f"in each turn an update of {size:,} numbers by DP-SGD, whose steps have their noise"
     else:
@@ -175,14 +185,39 @@ def _outgoing_texts(site: Site) -> list[str]:
     statistic, bits = plan.statistic, []
     if statistic is not None and statistic.flip:
         bits = [f"one of {statistic.word} by randomised response: {statistic.description}"]
+    elif statistic is not None and plan.release.statistic_channel.divisor:
+        bits = [f"{statistic.word} in the same masked report, with noise: {statistic.description}"]
     elif statistic is not None:
         bits = [f"WITHOUT noise, {statistic.word}: {statistic.description}"]
+    signed = []
+    if site.file.key is not None:
+        signed = ["its signature of the server's ledger, with the digest of its own software"]
     return [
         what,
         *bits,
+        *signed,
         "that it takes part, when, and how long it takes; one line where it refuses",
-        "no metrics, and nothing else",
+        _metrics_text(site),
     ]
+
+
+def _covered_text(line: BudgetLine) -> str:
+    """Return in words whom a line is about where it is not the people who are trained on."""
+    return ", of those held out and measured" if line.covers == HELD_OUT else ""
+
+
+def _metrics_text(site: Site) -> str:
+    """Return in words what leaves the site of the people whom it measures, and that it is all."""
+    held_out = site.held_out
+    if held_out is None:
+        return "no metrics, and nothing else"
+    metrics = held_out.site_metrics
+    whom = "people" if metrics.line.unit is Unit.PERSON else "records"
+    rounds = ", ".join(map(str, metrics.rounds))
+    return (
+        f"after rounds {rounds}: {', '.join(metrics.names)} of {len(held_out):,} {whom} that are "
+        "held out of the training, and how many they are, with noise of their own; nothing else"
+    )
 
 
 def _policy_texts(site: Site, spent: list[RunCost]) -> list[str]:

@@ -15,13 +15,17 @@ from pathlib import Path
 from fedveil.base.errors import BadInput, BudgetExhausted, one_line
 from fedveil.flower.federation_files import SiteFile
 from fedveil.flower.policy import Policy, RunCost, Terms
+from fedveil.flower.site_heads import SiteHeads
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.file import connect, ledger_snapshot, query, read_runs, transaction
-from fedveil.privacy.ledger.hash_chain import Head, verify
+from fedveil.privacy.ledger.hash_chain import Head, read_hashes, verify
 from fedveil.privacy.ledger.ledger import Ledger, LedgerRun
 from fedveil.runs.run_directory import lock_held, sync_folder, write_atomic
 
 LOG = logging.getLogger("fedveil.site")
+
+METRICS = "-metrics"
+"""The end of the name under which a ledger has a run's measurements."""
 
 _LOCK_SECONDS = 60.0
 _ASKS = """
@@ -57,6 +61,7 @@ class SiteLedger:
     | turns that were charged at once, days ago | their run is as old as its last turn |
     | several processes | one after the other; waits at most a minute |
     | the ledger is gone, shorter or other than the witness has it | BadInput |
+    | the same, as the site's own last signature of a server's ledger has it | BadInput |
     | fewer asks are noted than the witness remembers | BadInput: some would be answered twice |
     | the witness is gone and the ledger is not empty | BadInput: `accept` makes a new one |
     | the asks of a run that was charged are gone | BadInput |
@@ -76,6 +81,18 @@ class SiteLedger:
         """Return the path of the database with the charges."""
         return self.folder / "ledger.db"
 
+    @property
+    def heads_file(self) -> Path:
+        """Return the path of the database with the heads of servers' ledgers (`SiteHeads`)."""
+        return self.folder / "heads.db"
+
+    def current_head(self) -> Head | None:
+        """Return the head of the ledger, unchecked. None without a ledger."""
+        if not self.file.exists():
+            return None
+        hashes = read_hashes(self.file)
+        return Head(hashes[-1], len(hashes) - 1)
+
     def charge(
         self,
         run: str,
@@ -85,8 +102,12 @@ class SiteLedger:
         about: dict[str, str],
         terms: Terms,
         policy: Policy,
+        metrics: bool = False,
     ) -> None:
         """Write an ask and charge for it durably, or raise Declined.
+
+        Measurements of a run have asks and charges of their own, under the run's name with
+        `METRICS` at its end. The policy sees a run as a whole, measurements included.
 
         Raises BadInput if the ledger is not what the witness remembers, or stays locked for a
         minute.
@@ -98,26 +119,34 @@ class SiteLedger:
             about: Facts about the run for the ledger, beside its name and cost.
             terms: The budget lines and turns of this site.
             policy: The owner's limits.
+            metrics: Whether the ask is for a measurement. `terms.measurements` is then charged.
         """
-        costs = [{**claim.to_dict(), "assumptions": []} for claim in terms.costs]
-        about = {"run": run, **about, "cost": json.dumps(costs)}
+        whole = terms
+        if metrics:
+            if terms.measurements is None:
+                raise AssertionError("nothing is measured on these terms")
+            terms = terms.measurements
+        name = run + METRICS if metrics else run
+        costs = [{**claim.to_dict(), "assumptions": []} for claim in terms.turn_costs]
+        about = {"run": name, **about, "cost": json.dumps(costs)}
+        what = "measurements" if metrics else "turns"
         with self._locked():
             self._check_whole()
             others = [cost for other, cost in self.run_costs().items() if other != run]
             day = today()
-            objection = policy.objection_to_cost(terms, others, day)
+            objection = policy.objection_to_cost(whole, others, day)
             if objection is not None:
                 LOG.warning("round %d of run %s: %s", round, run, objection)
                 raise Declined(objection.reason)
             with closing(self._open_ledger(about, terms)) as ledger:
                 turns = ledger.charged()
-                extra_attempts = self._write_ask(run, round, attempt, turns, day)
+                extra_attempts = self._write_ask(name, round, attempt, turns, day)
                 needed = turns + 1
                 if terms.at_once:
                     needed = max(terms.permitted_turns, round + extra_attempts)
                 if terms.lines and needed > terms.permitted_turns:
                     raise Declined(
-                        f"the run has had the {terms.permitted_turns} turns that this site permits"
+                        f"the run has had the {terms.permitted_turns} {what} that this site permits"
                     )
                 try:
                     while terms.lines and ledger.charged() < needed:
@@ -131,7 +160,8 @@ class SiteLedger:
         """Return by run id what each charged run may cost in all, and the day of its last turn.
 
         {} without a ledger. A run that was charged for all turns at once still has them later, so
-        the day is that of its last ask. Days never decrease, even if the clock was set back.
+        the day is that of its last ask. Days never decrease, even if the clock was set back. What
+        a run's measurements cost is part of the run.
         """
         if not self.file.exists():
             return {}
@@ -140,10 +170,13 @@ class SiteLedger:
             charges = query(self.file, "SELECT run, charged_at FROM charges ORDER BY seq")
         charge_days = _last_days((run, datetime.fromisoformat(at).date()) for run, at in charges)
         ask_days = _last_days(self._asks())
-        return {
-            run: RunCost(_read_costs(runs[run]), max(day, ask_days.get(run, day)))
-            for run, day in charge_days.items()
-        }
+        found = dict[str, RunCost]()
+        for name, day in charge_days.items():
+            run, day = name.removesuffix(METRICS), max(day, ask_days.get(name, day))
+            before = found.get(run, RunCost((), day))
+            costs = (*before.costs, *_read_costs(runs[name]))
+            found[run] = RunCost(costs, max(day, before.last_day))
+        return found
 
     def turn_count(self, run: str) -> int:
         """Return how many turns a run was charged for. 0 without a ledger."""
@@ -165,10 +198,12 @@ class SiteLedger:
     def accept(self) -> Head:
         """Write a witness of the ledger as it is, and return its head. Only owners may decide this.
 
-        Raises BadInput if the ledger's hash chain is broken.
+        Later heads that a server has of this site's are then taken over. Raises BadInput if the
+        ledger's hash chain is broken.
         """
         with self._locked():
             head = verify(self.file)
+            SiteHeads(self.heads_file).note_accepted(head)
             self._write_witness(head)
         return head
 
@@ -182,15 +217,17 @@ class SiteLedger:
 
     def _check_whole(self) -> None:
         """Do what `check_whole` does. The caller has the lock."""
-        witness = self._read_witness()
+        witness, own = self._read_witness(), SiteHeads(self.heads_file).own_head()
         if not self.file.exists():
-            if witness is not None:
+            if witness is not None or own is not None:
+                remembers = self.heads_file if witness is None else self.witness_path
                 raise BadInput(
-                    f"{self.file} is missing and {self.witness_path} remembers it: what this site "
-                    "has spent is unknown; restore the ledger"
+                    f"{self.file} is missing and {remembers} remembers it: what this site has "
+                    "spent is unknown; restore the ledger"
                 )
             return
-        head = verify(self.file, *([] if witness is None else [witness[0]]))
+        known = [*([] if witness is None else [witness[0]]), *([] if own is None else [own])]
+        head = verify(self.file, *known)
         asks = len(self._asks())
         if witness is not None and asks < witness[1]:
             raise BadInput(

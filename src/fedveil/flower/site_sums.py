@@ -15,7 +15,7 @@ from fedveil.flower.sum_terms import sum_terms
 from fedveil.masking.sum_messages import MAGIC, Kind, Place
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.secure_sum import SecureSum, site_grid
+from fedveil.privacy.releases.secure_sum import SecureSum, report_grid
 
 _STEPS = {Kind.CLOSING: KeeperStep.ANSWER, Kind.CERTIFICATE: KeeperStep.REVEAL}
 _JOURNAL = "sums.db"
@@ -44,7 +44,7 @@ class SiteSums:
         number: The site's number.
         digest: The digest of the plan.
         size: The number of parameters.
-        multiplier: The noise of this site, in clips.
+        plan: The plan, from which the grid of reports follows.
         journal: The file with what this site has masked and answered.
         keeper: Finds whoever holds the masking keys.
     """
@@ -55,7 +55,7 @@ class SiteSums:
     number: int
     digest: str
     size: int
-    multiplier: float
+    plan: PrivacyPlan
     journal: Path
     keeper: Callable[[], Keeper | None] = field(default=running_keeper, compare=False)
 
@@ -79,25 +79,26 @@ class SiteSums:
                 "federation again (fedveil site join)"
             )
         check_secure(plan)
-        if plan.noisy_steps is None:
-            raise AssertionError("sites add noise")
-        section, noise = file.sum_keys, plan.noisy_steps.multiplier
+        section = file.sum_keys
         if len(section.public_keys) != channel.sites:
             raise BadInput(
                 f"public_keys are {len(section.public_keys)} and the plan has {channel.sites} "
                 "sites: one key each, in the order of their numbers"
             )
-        sum_terms(channel, section.public_keys, digest, "0" * 32, size)  # refuses bad keys
+        sum_terms(channel, section.public_keys, digest, "0" * 32, size + plan.width)  # bad keys
         journal = Path(file.ledger) / _JOURNAL
-        return cls(channel, section, file.name, file.number, digest, size, noise, journal)
+        return cls(channel, section, file.name, file.number, digest, size, plan, journal)
 
     def join_round(self, ask: MaskedAsk) -> None:
         """Take part in the round of an ask's roster. MessageRefused if that is refused."""
         self._perform(KeeperStep.BEGIN, ask, ask.roster_message.numpy().tobytes())
 
     def masked_report(self, ask: MaskedAsk, report: torch.Tensor, clip: Clip | None) -> SumStep:
-        """Return the report, float64 [P], under the masks of the round that was begun."""
-        grid = site_grid(self.multiplier, clip, len(report))
+        """Return the report under the masks of the round that was begun.
+
+        `report`, float64 [P + W], is what the site reports, and the statistic of an adaptive clip.
+        """
+        grid = report_grid(self.plan, clip, self.size)
         if not grid.holds(report):
             raise BadInput("a report is not on the grid of secure noise, and is not sent")
         vector = grid.quantise(report).numpy().astype("<i8").tobytes()
@@ -125,8 +126,9 @@ class SiteSums:
         keeper = self.keeper()
         if keeper is None:
             raise Declined("this site has no process with masking keys: its owner starts it anew")
+        words = self.size + self.plan.width
         terms = sum_terms(
-            self.secure_sum, self.site_keys.public_keys, self.digest, about.run, self.size
+            self.secure_sum, self.site_keys.public_keys, self.digest, about.run, words
         )
         place = Place(about.round, about.attempt)
         task = KeeperTask(kind, terms, self.number, self.site_keys.key, str(self.journal), place)

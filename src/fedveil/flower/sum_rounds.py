@@ -16,7 +16,7 @@ from fedveil.flower.messages import (
     fault_of,
 )
 from fedveil.flower.sum_terms import step_forms
-from fedveil.masking.masking_site import Steps
+from fedveil.masking.masks import Steps
 from fedveil.masking.sum_messages import MessageRefused, Place, SumTerms
 from fedveil.masking.sum_server import SumServer
 from fedveil.privacy.noise.grid import LARGEST_SUM
@@ -68,19 +68,20 @@ class SumRounds:
 
         Args:
             ask: The ask of the round.
-            outcome: The outcome of the round, whose `invited` are all sites.
+            outcome: The outcome of the round. Its `invited` sites are in the roster, no others.
             deadline: Seconds to wait for vectors, and again for each later step.
         """
         began, server = self.clock(), self._server
         try:
             self._collect_keys(ask, outcome, min(deadline, KEY_SECONDS))
-            roster = server.open(Place(ask.round, ask.attempt))
+            invited = [self.site_names.index(name) for name in outcome.invited]
+            roster = server.open(Place(ask.round, ask.attempt), invited)
             places = (ask.run, ask.round, ask.attempt, ask.plan, ask.params, ask.moving)
-            masked = MaskedAsk(*places, bytes_tensor(roster))
-            asked = [name for name in self.site_names if name in self._known]
+            masked = MaskedAsk(*places, bytes_tensor(roster), ledger_tail=ask.ledger_tail)
+            asked = [name for name in outcome.invited if name in self._known]
             steps = dict.fromkeys(asked, masked)
             sent = self._exchange(steps, outcome, deadline, server.add_masked, None)
-            for name in self._known - sent:
+            for name in {*asked} - sent:
                 self._forget(name)
             outcome.seconds = round(self.clock() - began, 3)
             closings = server.close()
@@ -130,7 +131,8 @@ class SumRounds:
         Returns the names of the sites whose answers counted. It ends when `enough` have, None: when
         all have or time is over.
         """
-        counted, forms = set[str](), step_forms(self.terms.words, self.terms.sites)
+        terms, counted = self.terms, set[str]()
+        forms = step_forms(terms.words, terms.bits, terms.sites)
         if not messages:
             return counted
         ask = next(iter(messages.values()))

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedveil.flower.certificates import read_node_key
 from fedveil.flower.messages import BytesForm, Forms
-from fedveil.masking.sum_messages import SumTerms
+from fedveil.masking.sum_messages import SumTerms, vector_size
 from fedveil.privacy.releases.secure_sum import SecureSum
 
 _PER_SITE = 1024
@@ -25,19 +25,22 @@ def sum_terms(channel: SecureSum, keys: Sequence[str], plan: str, run: str, size
         keys: The sites' public keys as in .pub files, in the order of their numbers.
         plan: The digest of the plan (`plan_digest`).
         run: The run's id.
-        size: The number of parameters.
+        size: The number of words of a vector: parameters, and the statistic of an adaptive clip.
     """
     public = [
         read_node_key(key).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         for key in keys
     ]
     name = sha256(f"fedveil federation\n{plan}\n{run}".encode()).digest()
-    return SumTerms(name, tuple(public), channel.threshold, channel.honest, size)
+    return SumTerms(name, tuple(public), channel.threshold, channel.honest, size, channel.bits)
 
 
-def step_forms(size: int, sites: int) -> Forms:
-    """Return the forms of a site's steps, of which the masked vector is the longest."""
-    return {"content": BytesForm(_most(sites) + 8 * size)}
+def step_forms(size: int, bits: int, sites: int) -> Forms:
+    """Return the forms of a site's steps, of which the masked vector is the longest.
+
+    It has `size` words of so many `bits`.
+    """
+    return {"content": BytesForm(_most(sites) + vector_size(size, bits))}
 
 
 def sum_ask_forms(sites: int) -> Forms:

@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -12,7 +11,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedveil.base.errors import BadArgument
 from fedveil.masking.journal import PAIRS, SELF, Journal
-from fedveil.masking.masks import add_masks_, deal, round_seed, run_secret, seal, unseal
+from fedveil.masking.masks import (
+    Steps,
+    add_masks_,
+    deal,
+    packed,
+    round_seed,
+    run_secret,
+    seal,
+    unseal,
+    words_of,
+)
 from fedveil.masking.sum_messages import (
     AGREED,
     SEED,
@@ -29,8 +38,6 @@ from fedveil.masking.sum_messages import (
     read_answer,
     set_digest,
 )
-
-Steps = npt.NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -124,14 +131,17 @@ class MaskingSite:
         return roster.place
 
     def mask(self, vector: Steps) -> bytes:
-        """The message with the masked vector, int64 [P], of the round that was begun."""
+        """The message with the masked vector, int64 [P], of the round that was begun.
+
+        Of each number its lowest `terms.bits` bits are masked and sent.
+        """
         now, terms, site = self._now, self._terms, self._site
         if now is None or now.own_statement is not None:
             raise MessageRefused("there is no round whose vector this site has still to send")
         if vector.shape != (terms.words,) or vector.dtype != np.int64:
             raise ValueError(f"a vector {vector.dtype} {vector.shape}: int64 [{terms.words}]")
         own_seed = os.urandom(SEED)
-        masked = vector.astype("<u8")
+        masked = words_of(vector, terms.bits)
         add_masks_(
             masked,
             [own_seed, *(seed for other, seed in now.seeds.items() if other > site)],
@@ -145,7 +155,7 @@ class MaskingSite:
             key = self._box_key(now.roster, site, other)
             shares = by_holder[now.roster.holder(other) - 1]
             boxes.append(seal(key, shares, self._advert.message))
-        content = masked.tobytes()
+        content = packed(masked, terms.bits)
         statement = VectorStatement.signed(
             terms, now.roster, site, b"".join(boxes), content, self._signing
         )

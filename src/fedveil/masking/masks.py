@@ -16,11 +16,21 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from fedveil.masking.sum_messages import SEED, Advert, MessageRefused, Roster, SumTerms
+from fedveil.masking.sum_messages import (
+    SEED,
+    WIDE,
+    Advert,
+    MessageRefused,
+    Roster,
+    SumTerms,
+    vector_size,
+)
 
-MaskWords = npt.NDArray[np.uint64]
+MaskWords = npt.NDArray[np.uint64] | npt.NDArray[np.uint32]
+Steps = npt.NDArray[np.int64]
 
 _PIECE = 1 << 20  # bytes
+_TOGETHER = 1 << 17  # words that are packed at a time, a multiple of eight
 _HALF = SEED // 2
 _ONCE = bytes(12)  # the nonce of a key that seals one box
 
@@ -28,7 +38,8 @@ _ONCE = bytes(12)  # the nonce of a key that seals one box
 def add_masks_(words: MaskWords, plus: Iterable[bytes], minus: Iterable[bytes] = ()) -> None:
     """Add the masks of the 32-byte seeds `plus` to words [P] modulo 2^64, subtract `minus`.
 
-    A mask is the AES-256-CTR keystream of its seed, 8 little-endian bytes a word. Masks are made a
+    Modulo 2^32 for words of 32 bits. A mask is the AES-256-CTR keystream of its seed, 8, or 4,
+    little-endian bytes a word. Masks are made a
     piece at a time, which stays in the cache.
 
     Guarantee: a seed's mask is a function of all its 256 bits, and adding it and subtracting it
@@ -52,16 +63,72 @@ def add_masks_(words: MaskWords, plus: Iterable[bytes], minus: Iterable[bytes] =
             streams.append(
                 (Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor(), sign)
             )
-    per_piece = _PIECE // 8
+    size = words.itemsize
+    per_piece = _PIECE // size
     zeros = memoryview(bytes(_PIECE))
-    room = np.empty(per_piece + 2, dtype="<u8")  # update_into wants a block to spare
+    room = np.empty(per_piece + 16 // size, dtype=f"<u{size}")  # update_into wants a block to spare
     view = room.data.cast("B")
     for begin in range(0, len(words), per_piece):
         piece = words[begin : begin + per_piece]
         for stream, sign in streams:
-            if stream.update_into(zeros[: 8 * len(piece)], view) != 8 * len(piece):
+            if stream.update_into(zeros[: size * len(piece)], view) != size * len(piece):
                 raise AssertionError("a keystream ended early")
             sign(piece, room[: len(piece)], out=piece)
+
+
+def words_of(steps: Steps, bits: int) -> MaskWords:
+    """Steps [P] as new words to which masks are added: modulo 2^64, or 2^32 for fewer bits.
+
+    2^bits divides the modulus, so that words that are cut to `bits` in the end are right.
+    """
+    return steps.astype("<u8") if bits == WIDE else steps.astype("<u8").astype("<u4")
+
+
+def packed(words: MaskWords, bits: int) -> bytes:
+    """The lowest `bits` bits of each word [P], one after the other, `vector_size` bytes.
+
+    Guarantee: a uniform word has uniform lowest bits, so what is cut off a mask costs nothing.
+
+    >>> packed(np.array([1, 2**20 - 1], dtype="<u4"), 20).hex()
+    '0100f0ffff'
+    """
+    if bits == WIDE:
+        return words.tobytes()
+    out = np.empty(vector_size(len(words), bits), dtype=np.uint8)
+    for a in range(0, len(words), _TOGETHER):
+        piece = words[a : a + _TOGETHER].astype("<u4").view(np.uint8).reshape(-1, 4)
+        each = np.unpackbits(piece, axis=1, count=bits, bitorder="little")
+        part = np.packbits(each.reshape(-1), bitorder="little")
+        out[a * bits // 8 : a * bits // 8 + len(part)] = part
+    return out.tobytes()
+
+
+def unpacked(content: bytes | memoryview, count: int, bits: int) -> MaskWords:
+    """The `count` words of which `packed` has made the bytes `content`, each below 2^bits."""
+    if bits == WIDE:
+        return np.frombuffer(content, dtype="<u8")
+    data = np.frombuffer(content, dtype=np.uint8)
+    out = np.empty(count, dtype="<u4")
+    for a in range(0, count, _TOGETHER):
+        some = min(_TOGETHER, count - a)
+        part = data[a * bits // 8 : a * bits // 8 + vector_size(some, bits)]
+        each = np.unpackbits(part, count=some * bits, bitorder="little").reshape(some, bits)
+        wide = np.zeros((some, 32), dtype=np.uint8)
+        wide[:, :bits] = each
+        out[a : a + some] = np.packbits(wide, axis=1, bitorder="little").view("<u4")[:, 0]
+    return out
+
+
+def signed(words: MaskWords, bits: int) -> Steps:
+    """Words modulo 2^bits as the numbers from -2^(bits - 1) to below 2^(bits - 1), int64 [P].
+
+    >>> signed(np.array([2**20 - 1, 2**19 - 1], dtype="<u4"), 20).tolist()
+    [-1, 524287]
+    """
+    if bits == WIDE:
+        return words.view("<i8")
+    half = 1 << (bits - 1)
+    return ((words.astype(np.int64) + half) & ((1 << bits) - 1)) - half
 
 
 def run_secret(

@@ -7,16 +7,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedveil.masking.journal import Journal
-from fedveil.masking.masking_site import MaskingSite, Steps
-from fedveil.masking.sum_messages import Place, SumTerms
+from fedveil.masking.masking_site import MaskingSite
+from fedveil.masking.masks import Steps
+from fedveil.masking.sum_messages import WIDE, Place, SumTerms
 from fedveil.masking.sum_server import SumServer
 
 
-def rehearse(vectors: Sequence[Steps | None], threshold: int, honest: int, limit: int) -> Steps:
+def rehearse(
+    vectors: Sequence[Steps | None], threshold: int, honest: int, limit: int, bits: int = WIDE
+) -> Steps:
     """The sum of the sites' vectors, int64 [P] each, by the protocol with new keys for all parties.
 
-    A site without a vector (None) drops out after the roster. Raises what `SumTerms` and
-    `SumServer` raise, and BadInput without any vector.
+    It is modulo 2^bits, as numbers around 0. A site without a vector (None) drops out after the
+    roster. Raises what `SumTerms` and `SumServer` raise, and BadInput without any vector.
 
     >>> import numpy as np
     >>> rehearse([np.array([site, -site]) for site in (1, 2, 3)], 2, 3, limit=100).tolist()
@@ -28,7 +31,7 @@ def rehearse(vectors: Sequence[Steps | None], threshold: int, honest: int, limit
         for key in node_keys
     ]
     words = max((len(vector) for vector in vectors if vector is not None), default=0)
-    terms = SumTerms(os.urandom(32), tuple(public), threshold, honest, words)
+    terms = SumTerms(os.urandom(32), tuple(public), threshold, honest, words, bits)
     server = SumServer(terms)
     sites = [MaskingSite(terms, site, key, Journal()) for site, key in enumerate(node_keys)]
     for site in sites:

@@ -6,7 +6,8 @@ terms (32 bytes). A round is its number (u64) and attempt (u32). What follows:
     advert       site u16, X25519 key 32, Ed25519 key 32, length u16, node key's signature
     roster       round, count u16, and for each site an advert after its length u16
     masked       round, site u16, digests of roster, boxes, vector (3 x 32), signature 64; this much
-                 is the statement. Then the boxes and the vector, 8 bytes per word, little-endian
+                 is the statement. Then the boxes and the vector, little-endian: 8 bytes per word,
+                 or one word's bits after the other's, from the lowest on
     closing      round, count u16, the statements, the boxes for the receiver
     agreed       round, site u16, digest of the closing's statements 32, signature 64
     certificate  round, count u16, the agreed messages
@@ -27,15 +28,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PublicKey,
 )
 
-from fedveil.base.checks import Limits
+from fedveil.base.checks import SUM_BITS, Limits
 from fedveil.base.errors import BadArgument, FedveilError
 
 MAGIC = b"FVSS1"
 DIGEST, KEY, SIGNATURE, SEED, TAG = 32, 32, 64, 32, 16
 _SITE, _SHORT, _PLACE = struct.Struct(">H"), struct.Struct(">H"), struct.Struct(">QI")
-_TERMS = struct.Struct(">32sHHHQ")
+_TERMS = struct.Struct(">32sHHHQH")
 
 LEAST_SITES, MOST_SITES, MOST_WORDS = 3, 1000, 1 << 32
+WIDE = 64
+"""The bits of a word, unless sums are of fewer."""
 _ROUND = Limits(((lambda v: 0 <= v < 1 << 63, "0 up to 2^63 is needed"),), whole=True)
 _ATTEMPT = Limits(((lambda v: 0 <= v < 1 << 32, "0 up to 2^32 is needed"),), whole=True)
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
@@ -103,6 +106,15 @@ def least_honest(sites: int, threshold: int, honest: int) -> int:
     return threshold - dishonest
 
 
+def vector_size(words: int, bits: int) -> int:
+    """The length of a vector of words of so many bits, in bytes.
+
+    >>> vector_size(3, 64), vector_size(3, 20)
+    (24, 8)
+    """
+    return -(-words * bits // 8)
+
+
 @dataclass(frozen=True)
 class SumTerms:
     """What all parties of a secure sum have agreed on. Messages of other terms are refused.
@@ -112,12 +124,14 @@ class SumTerms:
         node_keys: The sites' public node keys, DER, in the order of their numbers.
         threshold: The least number of sites in a sum.
         honest: How many sites the claim takes to be honest.
-        words: The number of 64-bit words of a vector.
+        words: The number of words of a vector.
+        bits: The number of bits of a word, 64 or 16 to 32: sums are modulo 2^bits.
         hash: SHA-256 of all of these.
 
     | edge | behaviour |
     |---|---|
     | numbers that `least_honest` refuses, more than 1,000 sites, no words | BadInput |
+    | another number of bits | BadInput |
     | a node key twice, or that is no key of an elliptic curve of NIST | BadInput |
     """
 
@@ -126,6 +140,7 @@ class SumTerms:
     threshold: int
     honest: int
     words: int
+    bits: int = WIDE
     hash: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -140,14 +155,16 @@ class SumTerms:
             raise BadArgument(
                 f"{{words}} is {self.words}: 1 to {MOST_WORDS:,} are possible", "words"
             )
+        SUM_BITS.check("bits", self.bits)
         if len(self.run) != DIGEST:
             raise BadArgument(f"{{run}} has {len(self.run)} bytes: 32 are needed", "run")
         if len(set(self.node_keys)) < sites:
             raise BadArgument("{node_keys} has a key twice: each site has its own", "node_keys")
         for site in range(sites):
             self.node_key(site)
-        hashed = sha256(b"fedveil secure sum 1\0")
-        hashed.update(_TERMS.pack(self.run, sites, self.threshold, self.honest, self.words))
+        hashed = sha256(b"fedveil secure sum 2\0")
+        numbers = sites, self.threshold, self.honest, self.words, self.bits
+        hashed.update(_TERMS.pack(self.run, *numbers))
         for key in self.node_keys:
             hashed.update(_SHORT.pack(len(key)) + key)
         object.__setattr__(self, "hash", hashed.digest())
@@ -156,6 +173,11 @@ class SumTerms:
     def sites(self) -> int:
         """The number of sites."""
         return len(self.node_keys)
+
+    @property
+    def vector_size(self) -> int:
+        """The length of a masked vector in bytes."""
+        return vector_size(self.words, self.bits)
 
     def node_key(self, site: int) -> ec.EllipticCurvePublicKey:
         """The public node key of a site. BadArgument for bytes that are none."""

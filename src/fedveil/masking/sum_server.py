@@ -1,12 +1,20 @@
 """`SumServer`: collects masked vectors, and opens their sum with the shares of enough sites."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 import numpy as np
 
-from fedveil.masking.masking_site import Steps
-from fedveil.masking.masks import MaskWords, add_masks_, open_shares
+from fedveil.masking.masks import (
+    MaskWords,
+    Steps,
+    add_masks_,
+    open_shares,
+    signed,
+    unpacked,
+    words_of,
+)
 from fedveil.masking.sum_messages import (
     SEED,
     STATEMENT,
@@ -55,7 +63,7 @@ class _SumRound:
 class SumServer:
     """The server of secure sums. It trusts no site to be there, and needs no secret of its own.
 
-    Guarantee: `sum` is exact modulo 2^64 whoever drops out when, as long as at least
+    Guarantee: `sum` is exact modulo 2^bits whoever drops out when, as long as at least
     `terms.threshold` sites answer at each step and all of these follow the protocol.
 
     | edge | behaviour |
@@ -83,15 +91,21 @@ class SumServer:
         self._adverts[advert.site] = advert
         return advert.site
 
-    def open(self, place: Place) -> bytes:
-        """Begin an attempt at a round with all sites that have sent keys.
+    def open(self, place: Place, invited: Collection[int] | None = None) -> bytes:
+        """Begin an attempt at a round with all sites that have sent keys, or the `invited` of them.
 
         Returns the roster's message. An earlier attempt that was not summed is dropped. Refused,
-        with nothing dropped, if fewer sites than the threshold have sent keys.
+        with nothing dropped, if fewer of these sites than the threshold have sent keys.
         """
-        self._need(len(self._adverts), "have keys")
-        roster = Roster.assemble(self._terms, place, self._adverts)
-        self._now = _SumRound(roster, np.zeros(self._terms.words, dtype="<u8"))
+        adverts = {
+            site: advert
+            for site, advert in self._adverts.items()
+            if invited is None or site in invited
+        }
+        self._need(len(adverts), "have keys")
+        roster = Roster.assemble(self._terms, place, adverts)
+        nothing = np.zeros(self._terms.words, dtype=np.int64)
+        self._now = _SumRound(roster, words_of(nothing, self._terms.bits))
         return roster.message
 
     def forget(self, site: int) -> None:
@@ -108,7 +122,7 @@ class SumServer:
         if site in now.statements:
             raise MessageRefused(f"site {site} has sent its vector before")
         size = now.roster.boxes_size
-        if len(message) != STATEMENT + size + 8 * self._terms.words:
+        if len(message) != STATEMENT + size + self._terms.vector_size:
             raise MessageRefused(f"the vector of site {site} has another length")
         rest = memoryview(message)[STATEMENT:]
         boxes, content = rest[:size], rest[size:]
@@ -118,7 +132,7 @@ class SumServer:
             raise MessageRefused(f"the vector of site {site} is not that of its statement")
         for number, other in enumerate(now.roster.others(site)):
             now.boxes[site, other] = bytes(boxes[number * box_size : (number + 1) * box_size])
-        now.masked_sum += np.frombuffer(content, dtype="<u8")
+        now.masked_sum += unpacked(content, self._terms.words, self._terms.bits)
         now.statements[site] = statement
         return site
 
@@ -192,7 +206,7 @@ class SumServer:
                     seed = open_shares(shares, threshold)
                 (plus if other < dealer else minus).append(seed)
         add_masks_(now.masked_sum, plus, minus)
-        total = now.masked_sum.view("<i8")
+        total = signed(now.masked_sum, self._terms.bits)
         self._now = None
         if int(total.max()) > limit or int(total.min()) < -limit:
             raise MessageRefused(

@@ -7,10 +7,12 @@ not depend on the code of the schedule.
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.noise.grid import Grid
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import Keys, uniform_
 
@@ -28,8 +30,8 @@ class ClipStatistic:
         setting: The value of that setting.
         remedy: How to change that setting, in words.
         nonnegative: Whether a row has no negative numbers.
-        noise: The standard deviation of the Gaussian noise that the trusted server or a curator
-            adds to the sum.
+        noise: The standard deviation of the Gaussian noise on the sum, added by the trusted server
+            or a curator, or in shares by the clients of a secure sum.
         flip: The epsilon of randomised response, by which each client reports its one bit,
             +-`norm_bound`. Nobody need be trusted then.
         every: The number of rounds from one report to the next.
@@ -107,11 +109,7 @@ class ClipStatistic:
         Guarantee: every row has an L2 norm of at most `norm_bound`, and no negative number if
         `nonnegative`.
         """
-        if rows.shape != (clients, self.width):
-            raise BadInput(
-                f"{self.word} of {clients} clients are rows of {tuple(rows.shape)}: "
-                f"({clients}, {self.width}) are needed"
-            )
+        self.check_shape(rows, clients)
         rows = rows.to(torch.float64).nan_to_num(0.0, 0.0, 0.0)
         if self.nonnegative:
             rows = rows.clamp_min(0.0)
@@ -137,10 +135,34 @@ class ClipStatistic:
         flipped = torch.where(draw < max(0.0, 2 * keep - 1 - 2.0**-22), bits, -bits)
         return flipped / (2 * keep - 1)
 
-    def read(self, rows: torch.Tensor, *, secure: bool) -> torch.Tensor:
+    def share(self, honest: int) -> float:
+        """The standard deviation of each client's noise, where `honest` of them add up to `noise`.
+
+        AssertionError without `noise`: shares of nothing hide nothing.
+        """
+        if not self.noise:
+            raise AssertionError("a statistic in a secure sum has noise")
+        return self.noise / math.sqrt(honest)
+
+    def share_grid(self, honest: int) -> Grid:
+        """The grid of rows with secure shares of the noise."""
+        share = self.share(honest)
+        return GaussianMechanism(share).grid(share, self.width)
+
+    def add_shares_(self, rows: torch.Tensor, honest: int, keys: Keys) -> None:
+        """Add each client's share of the noise to its row of [K, width], in place.
+
+        Guarantee: docs/proofs/secure-sum.md. The shares of `honest` clients have the variance of
+        `noise` together. With secure keys, rows become multiples of the grid of `share_grid`.
+        """
+        share = self.share(honest)
+        GaussianMechanism(share).add_(rows, np.full(len(rows), share), keys)
+
+    def read(self, rows: torch.Tensor, *, secure: bool, shares: bool = False) -> torch.Tensor:
         """The rows [K, width] that arrived, made valid. What clients may not send becomes zero.
 
-        With `secure`, rows with noise to come are cut to its grid.
+        With `secure`, rows with noise to come are cut to its grid. With `shares`, rows have their
+        clients' noise, which is longer than `norm_bound`: only what is not finite becomes zero.
 
         Guarantee: whatever a client sends, it moves the sum by no more than is accounted for. Rows
         of `cut`, `cut_to_grid` and `randomise_bits` stay as they are.
@@ -155,8 +177,19 @@ class ClipStatistic:
             # what a bit by randomised response counts for, without bias, on either side of zero
             bit = self.norm_bound / (2 * self._keep - 1)
             return torch.where(rows.abs() == bit, rows, 0.0)
+        if shares:
+            self.check_shape(rows, len(rows))
+            return rows.to(torch.float64).nan_to_num(0.0, 0.0, 0.0)
         rows = self.cut(rows, len(rows))
         return self.cut_to_grid(rows) if secure else rows
+
+    def check_shape(self, rows: torch.Tensor, clients: int) -> None:
+        """Raise BadInput unless `rows` are one row of `width` numbers for each client."""
+        if rows.shape != (clients, self.width):
+            raise BadInput(
+                f"{self.word} of {clients} clients are rows of {tuple(rows.shape)}: "
+                f"({clients}, {self.width}) are needed"
+            )
 
     @property
     def _keep(self) -> float:

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedveil.base.checks import CLIENTS, ROUNDS, shown
@@ -22,7 +24,8 @@ from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.ranges import Ranges
 from fedveil.privacy.release import SERVER, NoisySteps, Release, Round
-from fedveil.privacy.sampling import Counts, Sampler
+from fedveil.privacy.sampling import Counts, OwnCoins, Sampler
+from fedveil.privacy.site_metrics import SiteMetrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +50,8 @@ class PrivacyPlan:
         norm: The norm of the schedule's clips.
         secure: Whether randomness is the operating system's: whether the claims say so.
         every_line: All that a ledger charges and claims are made of: the line of metrics last.
-        expected_cohort: The expected size of a cohort, which is public.
+        expected_cohort: The expected number of clients that contribute in a round, which is public.
+        asked: The expected number of clients that report in a round.
         width: How many numbers a client reports beside its update.
         noisy_steps: What DP-SGD inside clients must be, where that is how they are protected.
         counted_clients: How many clients' turns the ledger counts.
@@ -63,12 +67,13 @@ class PrivacyPlan:
     release: Release = field(default_factory=Release)
     lines: tuple[BudgetLine, ...] = ()
     parameters: int | None = None
-    metrics: PricedMetrics | None = None
+    metrics: PricedMetrics | SiteMetrics | None = None
     statistic: ClipStatistic | None = field(init=False, repr=False, default=None)
     norm: Norm | None = field(init=False, repr=False, default=None)
     secure: bool = field(init=False, repr=False)
     every_line: tuple[BudgetLine, ...] = field(init=False, repr=False)
     expected_cohort: float = field(init=False, repr=False)
+    asked: float = field(init=False, repr=False)
     width: int = field(init=False, repr=False)
     noisy_steps: NoisySteps | None = field(init=False, repr=False)
     counted_clients: int = field(init=False, repr=False)
@@ -117,6 +122,9 @@ class PrivacyPlan:
             "secure": any(line.noise is NoiseSource.SECURE for line in self.lines),
             "every_line": (*self.lines, *metrics),
             "expected_cohort": self.sampler.expected(self.population),
+            "asked": float(self.population)
+            if type(self.sampler) is OwnCoins
+            else self.sampler.expected(self.population),
             "width": 0 if self.statistic is None else self.statistic.width,
             "noisy_steps": self.release.requires.noisy_steps,
             "counted_clients": self.population if self.release.local else 0,
@@ -222,7 +230,9 @@ class PrivacyPlan:
         metrics = self.metrics and replace(self.metrics, line=lines[-1])
         return replace(self, lines=tuple(lines[: len(self.lines)]), metrics=metrics)
 
-    def measuring(self, metrics: PricedMetrics, every: int | None = None) -> "PrivacyPlan":
+    def measuring(
+        self, metrics: PricedMetrics | SiteMetrics, every: int | None = None
+    ) -> "PrivacyPlan":
         """The plan with priced metrics, measured up to the last round that it permits.
 
         `every` is as in `measurement_rounds`: None for four measurements.
@@ -384,11 +394,27 @@ class PrivacyPlan:
             cache[place] = clip
         return cache[place]
 
-    def client_statistic(self, lengths: Lengths, round: Round) -> torch.Tensor:
+    def own_coins(self, round: Round) -> npt.NDArray[np.bool_] | None:
+        """Which clients of a block report their update, and not zero, bool [K].
+
+        None if all of them do: only `OwnCoins` leaves that to the clients. Secure coins are drawn
+        anew at each call.
+        """
+        if type(self.sampler) is not OwnCoins:
+            return None
+        return self.sampler.coins(round.ids, round.number, round.streams)
+
+    def client_statistic(
+        self,
+        lengths: Lengths,
+        round: Round,
+        contributes: npt.NDArray[np.bool_] | None = None,
+    ) -> torch.Tensor:
         """The statistic that each client sends for an adaptive clip, float64 [K, width].
 
-        Rows are cut to their norm bound, and bits randomised if clients do that themselves. Zeros
-        in a round without reports.
+        Rows are cut to their norm bound, and bits randomised, or shares of noise added, if clients
+        do that themselves. Zeros in a round without reports. `contributes` is the result of
+        `own_coins` for these clients.
 
         Guarantee: a client's row depends on the client alone. A schedule that is not ours is asked
         for one client at a time.
@@ -408,38 +434,58 @@ class PrivacyPlan:
         if statistic.flip:
             keys = round.streams.keys("client-bits", round.number, round.ids)
             return statistic.randomise_bits(rows, keys)
+        honest = self.release.statistic_channel.divisor
+        if honest:
+            if contributes is not None:
+                rows.mul_(torch.from_numpy(contributes)[:, None])
+            keys = round.streams.keys(f"client-{statistic.purpose}-noise", round.number, round.ids)
+            statistic.add_shares_(rows, honest, keys)
+            return rows
         return statistic.cut_to_grid(rows) if round.streams.secure else rows
+
+    def read_statistic(self, rows: torch.Tensor, *, secure: bool) -> torch.Tensor:
+        """Clients' statistics [K, width] as they arrived, made valid (`ClipStatistic.read`).
+
+        A new tensor, float64, of width 0 without a statistic.
+        """
+        if self.statistic is None:
+            return torch.zeros(len(rows), 0, dtype=torch.float64)
+        shares = self.release.statistic_channel.divisor > 0
+        return self.statistic.read(rows, secure=secure, shares=shares)
 
     def noisy_statistic(self, total: torch.Tensor, round: Round) -> torch.Tensor | None:
         """The sum of the clients' statistics with noise, as published.
 
         None if not due in this round.
 
-        `total` [width] is the sum without noise. A schedule sees nothing else of it.
+        `total` [width] is the sum without noise, or with that of the clients' shares. A schedule
+        sees nothing else of it.
         """
         statistic = self.statistic
         if statistic is None or not statistic.due(round.number):
             return None
+        if self.release.statistic_channel.divisor:
+            return total.clone()
         return statistic.noisy(
             total, round.server_streams.keys(statistic.purpose, round.number, SERVER)
         )
 
     def next_state(
-        self, round: Round, statistic: torch.Tensor, params: torch.Tensor
+        self, round: Round, statistic: torch.Tensor | None, params: torch.Tensor
     ) -> torch.Tensor:
         """The adaptive state for the next round, float64. It stays the same without a clip.
 
         Args:
             round: The round that ends.
-            statistic: The sum of its clients' statistics [width], without noise, which is added
-                here.
+            statistic: The sum of its clients' statistics [width]. Noise is added here, unless
+                clients have added their shares. None if too few of them reported.
             params: The model after it [P].
         """
         if self.clip_schedule is None:
             return round.adaptive_state
         return self.clip_schedule.next_state(
             round.adaptive_state,
-            None if self.statistic is None else self.noisy_statistic(statistic, round),
+            None if statistic is None else self.noisy_statistic(statistic, round),
             self.expected_cohort,
             round.start,
             params,
@@ -463,12 +509,12 @@ def unprotected(
     return PrivacyPlan(sampler, population, rounds, clip_schedule=schedule)
 
 
-def _uncounted_metrics(metrics: PricedMetrics, line: BudgetLine) -> str:
+def _uncounted_metrics(metrics: PricedMetrics | SiteMetrics, line: BudgetLine) -> str:
     """How a line about clients leaves out metrics measured on them, as a clause.
 
     "" if the line counts them, or if they are measured on held-out owners.
     """
-    if not metrics.of_clients:
+    if isinstance(metrics, SiteMetrics) or not metrics.of_clients:
         return ""
     event, (measured, count) = line.event, metrics.beside
     if line.relation is not metrics.line.relation or line.trust is not Trust.CENTRAL:

@@ -29,14 +29,22 @@ from fedveil.base.errors import BadArgument
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.accounting.events import Event, Gaussian, GroupSampled, PoissonSampled
+from fedveil.privacy.accounting.events import (
+    Event,
+    Gaussian,
+    GroupSampled,
+    PoissonSampled,
+    Skellam,
+)
 from fedveil.privacy.clip import Clip, add_weighted_
 from fedveil.privacy.clip_schedules import ClipSchedule
+from fedveil.privacy.noise.rotation import RotatedGrid
 from fedveil.privacy.noise.streams import JointStreams, Streams
 from fedveil.privacy.sampling import FixedSize, Sampler
 
 if TYPE_CHECKING:
     from fedveil.privacy.plan import PrivacyPlan
+    from fedveil.privacy.releases.secure_sum import ReportGrid
 
 Ids = npt.NDArray[np.int64]
 
@@ -95,11 +103,14 @@ class Channel:
         minimum: The least number of reports of which a sum is handed on.
         keeps_reports: Whether `hand_on_` needs all reports of a round.
         hides_reports: Why the server sees no single report; empty if it sees them all.
+        divisor: The least number of honest clients in a sum, where each of them adds that part of
+            the variance of its noise. 0 where clients add no shares.
     """
 
     hides_reports = ""
     minimum = 0
     keeps_reports = False
+    divisor = 0
 
     def add_(
         self, total: torch.Tensor, reports: torch.Tensor, weights: torch.Tensor, round: Round
@@ -131,18 +142,22 @@ class Channel:
         self,
         total: torch.Tensor,
         reports: list[tuple[Ids, torch.Tensor]],
-        multiplier: float,
-        round: Round,
+        grid: "ReportGrid",
     ) -> None:
         """Replace the round's total by what the server is to see. Here it stays as it is.
 
         Called once, when all reports are in, if `keeps_reports`.
 
         Args:
-            total: The sum of the reports, float64 [P].
-            reports: The clients, and their reports [K, P].
-            multiplier: The noise of one client, in clips.
-            round: The round in which they were made.
+            total: The sum of the reports, float64 [P], and of the statistics behind them.
+            reports: The clients, and their reports in the same form, [K, P].
+            grid: The grid on which reports with secure noise are.
+        """
+
+    def decode_(self, total: torch.Tensor, round: Round) -> None:
+        """Replace a sum of reports, float64 [P], by the sum of the updates that they stand for.
+
+        Called once, whoever has added the reports up. Here they are the updates themselves.
         """
 
 
@@ -170,11 +185,14 @@ class NoisySteps:
             records of a person.
         cap: The most records of a person that count, where persons are protected. None: records
             are.
+        rotated: The grid of small integers on which rows are rounded, with Skellam noise. `clips`
+            are then the bound on rounded rows. None: Gaussian noise.
 
     | edge | behaviour |
     |---|---|
     | rate outside (0, 1], steps < 1, nominal < 1, cap < 1, multiplier < 0 | BadInput |
     | persons join, and there is no cap | BadInput |
+    | Skellam noise, and all records of a person join by themselves | BadInput |
     | another unit than records and persons | BadInput |
     """
 
@@ -184,12 +202,13 @@ class NoisySteps:
     nominal: int | None = None
     unit: Unit = Unit.RECORD
     cap: int | None = None
+    rotated: RotatedGrid | None = None
 
     @property
     def identity(self) -> Stated:
         """Identity pairs: steps "noisy", then rate, count, multiplier and nominal.
 
-        Where persons are protected, also unit and cap.
+        Where persons are protected, also unit and cap, and for Skellam noise its grid.
         """
         return (
             ("steps", "noisy"),
@@ -197,6 +216,7 @@ class NoisySteps:
             ("count", self.steps),
             *named_values(self, "multiplier", "nominal"),
             *self.of_persons,
+            *(() if self.rotated is None else named_values(self, "rotated")),
         )
 
     @property
@@ -219,6 +239,9 @@ class NoisySteps:
 
         A person all of whose records join by themselves is a group of them.
         """
+        if self.rotated is not None:
+            skellam = Skellam(multiplier, self.rotated.sensitivity)
+            return skellam if self.rate == 1 else PoissonSampled(self.rate, skellam)
         gaussian = Gaussian(multiplier)
         if self.cap is not None and self.cap > self.group:
             return GroupSampled(self.rate, self.cap, gaussian)
@@ -255,6 +278,13 @@ class NoisySteps:
                 "at most",
                 "cap",
                 "unit",
+            )
+        if self.rotated is not None and self.cap is not None and self.cap > self.group:
+            raise BadArgument(
+                "{unit} is 'record' and {cap} is above 1: in a sum of fewer than 64 bits all "
+                "records of a person join together; use {unit} = 'person'",
+                "unit",
+                "cap",
             )
 
 
@@ -295,6 +325,9 @@ class Release:
         additive: A report is the clipped update plus noise that does not depend on it.
         needs_clip: A plan without a clip is refused: its noise would protect nobody.
         channel: What carries reports to the server.
+        statistic_channel: What carries the statistic of an adaptive clip. Behind a secure sum each
+            client adds a share of the statistic's noise; otherwise the server, or a curator, adds
+            it.
         wide: Reports are float64, so that sums of multiples of a grid stay exact.
     """
 
@@ -303,11 +336,25 @@ class Release:
     wide = False
     needs_clip = False
     channel: Channel = Channel()
+    statistic_channel: Channel = Channel()
 
     @property
     def identity(self) -> Stated:
         """Identity pairs: release "none"."""
         return (("release", "none"),)
+
+    @property
+    def masks_reports(self) -> bool:
+        """Whether a channel of this release needs all reports of a round (`keeps_reports`)."""
+        return self.channel.keeps_reports or self.statistic_channel.keeps_reports
+
+    @property
+    def report_noise(self) -> float:
+        """The noise multiplier of one report, in clips, where a secure sum adds reports up.
+
+        Here 0: there is none.
+        """
+        return 0.0
 
     @property
     def adds_noise(self) -> bool:

@@ -4,6 +4,7 @@ A sampler is both: `cohort` draws the clients, `event` says how the draw changes
 The two cannot drift apart because they are one object.
 """
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -18,13 +19,15 @@ from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
 from fedveil.privacy.noise.secure_random import poisson_subset
+from fedveil.privacy.noise.streams import bits
 
 if TYPE_CHECKING:
-    from fedveil.privacy.noise.streams import Streams
+    from fedveil.privacy.noise.streams import KeySource, Streams
 
 __all__ = [
     "Everyone",
     "FixedSize",
+    "OwnCoins",
     "Poisson",
     "RoundRobin",
     "Sampler",
@@ -139,6 +142,68 @@ class Poisson(Sampler):
     def event(self, release: Gaussian, population: int) -> Event:
         """`PoissonSampled`, or the plain `release` at rate 1."""
         return release if self.rate == 1 else PoissonSampled(self.rate, release)
+
+
+@dataclass(frozen=True)
+class OwnCoins(Sampler):
+    """Every client reports in every round. A coin of its own decides whether it reports zero.
+
+    The coin falls inside the client, and nobody else knows it. It is for reports that have noise
+    before they leave: without noise, zero would show how the coin fell.
+
+    Guarantee: docs/proofs/central-sum.md. Accounted as Poisson sampling of the clients under
+    zero-out, also against the server and all other clients together.
+
+    | edge | behaviour |
+    |---|---|
+    | rate outside (0, 1], below 1e-12, no number | BadInput |
+    | rate 1 | no coin, no amplification |
+    | a rate with more than 53 binary digits behind the point | up to 2^-53 less is drawn |
+    """
+
+    rate: float
+    relation: ClassVar[Relation] = Relation.ZERO_OUT
+    assumption = (
+        "each client decides by a coin of its own whether it contributes, and keeps that secret; "
+        "how long its report takes does not depend on it"
+    )
+
+    @property
+    def identity(self) -> Stated:
+        """Identity pairs: sampler "own-coins", rate."""
+        return (("sampler", "own-coins"), ("rate", self.rate))
+
+    def __post_init__(self) -> None:
+        """Raise BadArgument for a rate outside [1e-12, 1]."""
+        RATE.check("rate", self.rate)
+
+    def cohort(
+        self, population: int, round: int, streams: "Streams", counts: Counts | None = None
+    ) -> Cohort:
+        """The ids 0 .. population - 1: all clients report."""
+        return np.arange(population, dtype=np.int64)
+
+    def expected(self, population: int) -> float:
+        """rate x N, fixed in advance, however coins fall."""
+        return self.rate * population
+
+    def event(self, release: Gaussian, population: int) -> Event:
+        """`PoissonSampled`, or the plain `release` at rate 1."""
+        return Poisson(self.rate).event(release, population)
+
+    def coins(self, ids: Cohort, round: int, streams: "KeySource") -> npt.NDArray[np.bool_] | None:
+        """Which of the clients `ids` of a round report their update, bool [K]. None at rate 1.
+
+        The others report zero. Seeded, a client's coin follows from the seed, the round and the
+        client. Secure, each call draws new ones.
+        """
+        if self.rate == 1:
+            return None
+        words = bits(streams.keys("own-coin", round, ids), 1)[:, 0]
+        coins: npt.NDArray[np.bool_] = (words >> np.uint64(11)) < np.uint64(
+            math.floor(self.rate * 2.0**53)
+        )
+        return coins
 
 
 @dataclass(frozen=True)

@@ -73,14 +73,14 @@ def _secure_line(
     line that is only another reading is then not vouched for instead.
     """
     whole = line.budget.delta / (1 - SLIP)
-    measured = 0 if plan.metrics is None else len(plan.metrics.names)
+    measured = 0 if plan.metrics is None else len(plan.metrics.clip.weights)
     reports = 1  # of a round, among which one client's is hidden: its own, or all that are added up
     if line.trust is Trust.SECURE_SUM or (line.trust is Trust.CENTRAL and plan.release.local):
         reports = plan.population
     elif line.trust is Trust.SHUFFLED:
         everyone = isinstance(plan.sampler, Poisson)
         reports = plan.population if everyone else math.ceil(plan.expected_cohort)
-    draws = reports * parameters + plan.width + plan.population + measured
+    draws = reports * (parameters + plan.width) + plan.population + measured
     if plan.noisy_steps is not None:
         draws += plan.noisy_steps.steps * (reports * parameters + STEP_DRAWS)
     slip = whole - line.budget.delta

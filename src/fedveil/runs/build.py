@@ -11,7 +11,9 @@ from fedveil.base.errors import BadInput
 from fedveil.base.platforms import one_thread
 from fedveil.data.federated import FederatedData
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.secure import with_secure_noise
+from fedveil.privacy.site_metrics import SiteMetrics
 from fedveil.runs.modules import Model, module_digest, own_task, set_metrics
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.client_section import DpSgdSection, client_cap, samples_people
@@ -58,6 +60,7 @@ RECIPE_KEYS = {
     "cap": "client.cap",
     "threshold": "sum.threshold",
     "honest": "sum.honest",
+    "bits": "sum.bits",
 }
 """The recipe's key of each argument that another part of the training may refuse."""
 
@@ -133,9 +136,9 @@ def build(
         priced = evaluate.epsilon is not None
         metrics = evaluate.build_price(recipe, sampler, data, task) if priced else None
         units = sum(unit_counts(recipe, data))
-        inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics, rounds, units)
+        inputs = PlanInputs(recipe, sampler, data.clients, work, task, None, rounds, units)
         with in_keys(recipe=recipe, **RECIPE_KEYS):
-            plan = _build_plan(recipe, inputs)
+            plan = _build_plan(recipe, inputs, metrics)
     on_step("trying the model")
     on_ray = recipe.engine.kind == "ray" and make_engine is None
     with in_keys(recipe=recipe, **RECIPE_KEYS):
@@ -193,16 +196,19 @@ def resolve_recipe(recipe: Recipe, training: Training) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def _build_plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
-    """Build the privacy plan of a recipe, with its priced metrics and secure noise if it has any.
+def _build_plan(
+    recipe: Recipe, inputs: PlanInputs, metrics: PricedMetrics | SiteMetrics | None
+) -> PrivacyPlan:
+    """Build the privacy plan of a recipe, with priced `metrics` and secure noise if it has any.
 
     Raises BadInput if sections contradict each other, or metrics would measure clients that protect
     themselves.
     """
     _check_sections(recipe)
-    metrics, noise = inputs.metrics, recipe.noise
-    beside = metrics if metrics is not None and metrics.of_clients else None
-    if beside is not None and noise.where != "server":
+    noise, beside = recipe.noise, None
+    if isinstance(metrics, PricedMetrics) and metrics.of_clients:
+        beside = metrics
+    if beside is not None and (noise.where != "server" or recipe.sum is not None):
         raise BadInput(
             "evaluate.epsilon would measure the clients themselves, and whoever measures sees "
             "records that this recipe keeps from everybody but their client: hold owners out "
@@ -221,7 +227,9 @@ def _build_plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
 def _check_sections(recipe: Recipe) -> None:
     """Raise BadInput if keys of a recipe contradict each other, mostly across sections."""
     evaluate = recipe.evaluate
-    for key in evaluate.present_values("delta", "loss_clip") if evaluate.epsilon is None else ():
+    for key in (
+        evaluate.present_values("delta", "loss_clip", "where") if evaluate.epsilon is None else ()
+    ):
         raise BadInput(f"evaluate.{key} has no effect without evaluate.epsilon")
     if evaluate.clients_every is not None and not evaluate.clients:
         raise BadInput("evaluate.clients_every has no effect without evaluate.clients = true")
@@ -269,10 +277,13 @@ def _check_sections(recipe: Recipe) -> None:
     if (recipe.client.kind == "dp-sgd") != (noise.where == "training"):
         raise BadInput("client.kind 'dp-sgd' and noise.where = 'training' go together")
     if recipe.sum is not None:
-        if noise.where != "site":
+        adaptive = clip is not None and clip.kind in ("quantile", "median")
+        of_clip = noise.where == "client" and noise.kind == "gaussian" and adaptive
+        if not noise.claim or not (noise.where in ("site", "server") or of_clip):
             raise BadInput(
-                "[sum] is for noise.where = 'site', as in the recipe 'sites': omit it "
-                "(--set sum=none)"
+                "[sum] is for noise that is claimed and of noise.where 'site' or 'server', as in "
+                "the recipes 'sites' and 'central', and for clip.kind 'quantile' or 'median' where "
+                "clients add Gaussian noise: omit it (--set sum=none)"
             )
         if getattr(noise, "share", None) == "whole":
             raise BadInput(
@@ -283,6 +294,16 @@ def _check_sections(recipe: Recipe) -> None:
             raise BadInput(
                 "sum.masks is true and noise.source is 'seeded': masks are for integers, and "
                 "seeded noise is not on a grid; use noise.source = 'secure', or leave sum.masks out"
+            )
+        if recipe.sum.bits != 64 and noise.where != "site":
+            raise BadInput(
+                f"sum.bits is {recipe.sum.bits} and noise.where {noise.where!r}: fewer than 64 "
+                "bits are for noise.where = 'site', as in the recipe 'sites'; omit sum.bits"
+            )
+        if recipe.sum.bits != 64 and not secure:
+            raise BadInput(
+                f"sum.bits is {recipe.sum.bits} and noise.source is 'seeded': sums of fewer than "
+                "64 bits have secure noise only; use noise.source = 'secure', or omit sum.bits"
             )
     if recipe.shuffle is not None and noise.kind != "two-point":
         raise BadInput("[shuffle] is for noise.kind = 'two-point'")

@@ -1,7 +1,6 @@
 """The ledger of a run as evidence: statements, verification against the files, and an export."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,13 +8,19 @@ from typing import Any
 
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import BudgetLine
-from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.file import ledger_snapshot, read_about, read_closing, read_runs
 from fedveil.privacy.ledger.hash_chain import Head, digest
 from fedveil.privacy.ledger.ledger import note_file
 from fedveil.privacy.ledger.shared import common_of, spent_in
-from fedveil.privacy.ledger.statement import Charged, Statement, read_charged, statement, statements
+from fedveil.privacy.ledger.statement import (
+    Charged,
+    Statement,
+    read_charged,
+    same_claims,
+    statement,
+    statements,
+)
 from fedveil.runs import checkpoint
 from fedveil.runs.ending import RESUMABLE
 from fedveil.runs.recipe import load_recipe, to_toml
@@ -376,9 +381,6 @@ def _run_name(path: Path, runs: list[str]) -> str | None:
 
 CLOSING_FILES = ("recipe.toml", "metrics.jsonl", "model.safetensors", "result.json", REPORT)
 
-_RELATIVE_TOLERANCE = 1e-6
-"""Epsilons of one account, computed on two machines, differ in their last digits."""
-
 
 def file_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file that the ledger's closing entry lists, by file name.
@@ -445,17 +447,5 @@ def _claim_differences(folder: Path, statement: Statement, *, ended: bool) -> li
         return [f"{path} cannot be read: {e}"]
     if not ended and rounds < len({charge.round for charge in statement.charges}):
         return []
-    same = len(claims) == len(statement.claims)
-    for raw, charged in zip(claims, statement.claims, strict=False):
-        own = json.loads(json.dumps(charged.to_dict()))
-        try:
-            claim = PrivacyClaim.from_dict(raw).to_dict()  # older results lack newer fields
-            if "composed" not in raw:
-                own["composed"] = None
-            a, b = claim["epsilon"], own["epsilon"]
-            numbers = isinstance(a, int | float) and isinstance(b, int | float)
-            alike = math.isclose(a, b, rel_tol=_RELATIVE_TOLERANCE) if numbers else a == b
-            same = same and alike and {**claim, "epsilon": b} == own
-        except (TypeError, ValueError, AttributeError):
-            same = False
+    same = same_claims(claims, statement.claims)
     return [] if same else [f"{path}: its claims are not what the charges in the ledger come to"]

@@ -73,8 +73,8 @@ class Recipe(Section):
     """An ideal shuffler between clients and server, for noise.kind 'two-point'. Default: the
     server sees who sent what."""
     sum: SumSection | None = None
-    """A secure sum between sites and server, for noise.where 'site'. Default: the server sees
-    every site's sum, or, with noise.share 'part', one of all sites."""
+    """A secure sum between sites and server, for noise.where 'site' and 'server'. Default: the
+    server sees every site's sum, or, with noise.share 'part', one of all sites."""
     server: ServerSection = ServerSection()
     """The server's step. Default: every key at its default."""
     attack: AttackSection | None = None

@@ -5,7 +5,7 @@ import math
 import os
 import reprlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -24,14 +24,16 @@ _LOCK_SECONDS, _IN_USE_SECONDS = 0.5, 0.001
 """Seconds to wait for the lock: `in_use` takes it for a moment."""
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
     """Write a file, new or in place of an old one: a crash leaves the old file or the new.
 
-    By a temporary name, sync and rename. The file is on disk on return.
+    By a temporary name, sync and rename. The file is on disk on return. `content` may be in parts,
+    which are written one after the other.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as f:
-        f.write(content)
+        for part in (content,) if isinstance(content, bytes) else content:
+            f.write(part)
         f.flush()
         os.fsync(f.fileno())
     temporary.replace(path)

@@ -285,15 +285,27 @@ def owners_to_measure(data: FederatedData) -> Owners:
             "omit it"
         )
     if len(owner):
-        rows = np.flatnonzero(owner < PUBLIC if held_out else owner >= 0)
-        rows = rows[np.argsort(owner[rows], kind="stable")]
-        begins = np.flatnonzero(np.diff(owner[rows], prepend=PUBLIC))
-        offsets = np.append(begins, len(rows))
-        alone = held_out and by_record(owner)
-        return Owners(data.test_x, data.test_y, rows, offsets, not held_out, single_records=alone)
+        if held_out:
+            return held_out_owners(data)
+        return _owners_of_rows(data, np.flatnonzero(owner >= 0), of_clients=True)
     sizes = data.sizes[data.sizes > 0]
     offsets = np.cumsum([0, *sizes], dtype=np.int64)
     return Owners(data.x, data.y, np.arange(len(data.y)), offsets, of_clients=True)
+
+
+def held_out_owners(data: FederatedData) -> Owners:
+    """The owners who are held out of the training, with their test records. There may be none."""
+    return _owners_of_rows(data, np.flatnonzero(data.owners_of_test < PUBLIC), of_clients=False)
+
+
+def _owners_of_rows(data: FederatedData, rows: Rows, *, of_clients: bool) -> Owners:
+    """The owners of the test records `rows`, which are clients or held out."""
+    owner = data.owners_of_test
+    rows = rows[np.argsort(owner[rows], kind="stable")]
+    begins = np.flatnonzero(np.diff(owner[rows], prepend=PUBLIC))
+    offsets = np.append(begins, len(rows))
+    alone = not of_clients and by_record(owner)
+    return Owners(data.test_x, data.test_y, rows, offsets, of_clients, single_records=alone)
 
 
 def priced_names(task: Task) -> tuple[str, ...]:

@@ -38,7 +38,9 @@ def client_report(
     per client.
 
     Guarantee: what is randomised is finite and within the clip, whoever wrote `work`. A client that
-    diverged sends a randomised zero: that it diverged is private as well.
+    diverged sends a randomised zero: that it diverged is private as well. So does one whose own
+    coin decides against its update (`OwnCoins`). It is computed all the same, so that
+    the time tells nothing.
     """
     round, release = batch.round, plan.release
     done = forked_updates(work, batch) if batch.gradients.forks else work.updates(batch)
@@ -52,13 +54,16 @@ def client_report(
         statistic = plan.client_statistic(Lengths(norms, done.clipped), round)
         return ClientReports(done, statistic, done.clipped, diverged)
     rows = Rows.from_reports(done.rows, round.start.shape[-1], wide=release.wide)
-    clipped = done.clipped != 0
+    clipped, contributes = done.clipped != 0, None
     if release.adds_noise:
         own = accept(rows, round.clip)
         clipped, diverged = clipped | own.clipped, own.refused
+        contributes = plan.own_coins(round)
+        if contributes is not None:
+            rows.rows.mul_(torch.from_numpy(contributes)[:, None])
         before_noise(rows)
         release.randomise_(rows.rows, round)
-    statistic = plan.client_statistic(Lengths(norms, clipped), round)
+    statistic = plan.client_statistic(Lengths(norms, clipped), round, contributes)
     return ClientReports(rows, statistic, clipped, diverged)
 
 
@@ -114,9 +119,7 @@ def server_sum(
     """
     reports, release = sent.reports, plan.release
     accepted = accept(reports, None if release.local else round.clip)
-    statistic = torch.zeros(len(sent.statistic_values), 0, dtype=torch.float64)
-    if plan.statistic is not None:
-        statistic = plan.statistic.read(sent.statistic_values, secure=round.streams.secure)
+    statistic = plan.read_statistic(sent.statistic_values, secure=round.streams.secure)
     refused, clipped = accepted.refused, sent.clipped | accepted.clipped
     if isinstance(reports, Rows):
         refused = refused | release.read_(reports.rows, round)
@@ -130,7 +133,10 @@ def server_sum(
                 usable = weights[part] > 0
                 ids = round.ids[part][usable.numpy()]
                 updates = channel.updates(rows[usable], round)
-                updates = updates.clone() if channel.keeps_reports else updates.float()
+                if release.masks_reports:
+                    updates = torch.cat([updates.double(), statistic[part][usable]], dim=1)
+                else:
+                    updates = updates.float()
                 total.updates_by_client.append((ids, updates))
         else:
             reports.add_to_(total.total, weights)

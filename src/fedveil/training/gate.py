@@ -22,6 +22,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.priced_metrics import PricedMetrics
+from fedveil.privacy.site_metrics import SiteMetrics
 from fedveil.training.evaluate import Owners, owner_means, owners_to_measure, priced_names
 from fedveil.training.round import RoundResult
 from fedveil.training.server import ServerState
@@ -40,12 +41,14 @@ class Gate:
         in_clear: Measures a model on the test records, without noise.
         across: Measures a model on each client's own records, without noise.
         diagnostics: Whether numbers from private data of a round may be seen.
+        at_sites: Asks sites to measure a model after a round, at an attempt. Metrics by name.
 
     Guarantee: what passes, and how.
 
     | what | passes |
     |---|---|
     | metrics, where `plan.metrics` has a price | through its mechanism, charged before |
+    | metrics of sites' people | with the noise of each site, charged before sites are asked |
     | metrics, otherwise | in the clear: the claim names whose they are, or they are public |
     | the first model's metrics | as above; with a price never |
     | numbers across clients | with diagnostics, and never beside a price on the same records |
@@ -62,18 +65,27 @@ class Gate:
     in_clear: Callable[[torch.Tensor], Numbers]
     across: Callable[[torch.Tensor], Numbers]
     diagnostics: bool
+    at_sites: Callable[[torch.Tensor, int, int], Numbers] | None = None
 
-    def check(self, priced: PricedMetrics) -> None:
+    def check(self, priced: PricedMetrics | SiteMetrics) -> None:
         """Raise BadInput unless the priced metrics are those of this task and these data.
 
         It is also raised if clients whose metrics have a price would be measured in the clear.
         """
-        names, owners = priced_names(self.task), self._owners
+        names = priced_names(self.task)
         if set(priced.names) != set(names):
             raise BadInput(
                 f"the plan prices {', '.join(priced.names)} and the task has {', '.join(names)}: "
                 "make the plan for this task"
             )
+        if isinstance(priced, SiteMetrics):
+            if not self.data.elsewhere or priced.sites != self.data.clients:
+                raise BadInput(
+                    f"the plan prices metrics of {priced.sites} sites and the data have "
+                    f"{_whom(self.data.clients, of_clients=True)}: make the plan for these sites"
+                )
+            return
+        owners = self._owners
         if (priced.owners, priced.of_clients) != (len(owners), owners.of_clients):
             raise BadInput(
                 f"the plan prices metrics of {_whom(priced.owners, of_clients=priced.of_clients)} "
@@ -103,14 +115,16 @@ class Gate:
         """
         return {} if self.plan.metrics is not None else self.in_clear(params)
 
-    def evaluate_round(self, state: ServerState, ledger: Ledger, streams: Streams) -> Numbers:
+    def evaluate_round(
+        self, state: ServerState, ledger: Ledger, streams: Streams, attempt: int = 0
+    ) -> Numbers:
         """Metrics of the model in `state` after its round, {} in rounds that are not measured.
 
         Without a price, every `every`-th round and the last one are measured. With a price, the
         rounds in `plan.metrics` are: metrics are charged to `ledger`, come with noise, and have for
         each name a second key with the suffix `INTERVAL`, the half-width of its interval. {} if the
-        ledger refuses the charge. `streams` are those of the round's attempt, so that a round done
-        again has other noise.
+        ledger refuses the charge. `streams` are those of the round's `attempt`, so that a round
+        done again has other noise. Sites draw their own.
         """
         priced = self.plan.metrics
         if priced is None:
@@ -118,6 +132,10 @@ class Gate:
             return self.in_clear(state.params) if due else {}
         if state.round not in priced.rounds or not ledger.charge_measurement(state.round):
             return {}
+        if isinstance(priced, SiteMetrics):
+            if self.at_sites is None:
+                raise AssertionError("metrics of sites were planned and no site can be asked")
+            return self.at_sites(state.params, state.round, attempt)
         means = owner_means(self.task, state.params, self._owners, priced.names, priced.loss_clip)
         found = priced.measure(means, state.round, streams)
         return found | {f"{name}{INTERVAL}": width for name, width in priced.intervals.items()}

@@ -176,7 +176,8 @@ class CohortSum:
         clipped_clients: The number of clients that were clipped.
         refused: The clients that sent something that cannot be used.
         notes: What the participants recorded of themselves, summed by name.
-        updates_by_client: (clients, their updates [K, P]), None where only the sum is needed.
+        updates_by_client: (clients, their updates [K, P]), None where only the sum is needed. If
+            they are masked, the statistic of an adaptive clip follows each update.
         clipping_known: False if clients report neither whether they were clipped nor what they
             sent before noise.
         enough: False if too few sites answered; the model then stays.
@@ -273,7 +274,9 @@ class CohortSum:
         """
         assert self.updates_by_client is not None, "nobody asked for the updates one by one"
         rows = [updates for _, updates in self.updates_by_client]
-        return torch.cat(rows) if rows else self.total.new_zeros(0, len(self.total))
+        if not rows:
+            return self.total.new_zeros(0, len(self.total))
+        return torch.cat(rows)[:, : len(self.total)]
 
 
 _REST = ("weight", "clients", "clipped_clients", "refused", "notes", "updates_by_client")

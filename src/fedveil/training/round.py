@@ -15,6 +15,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
+from fedveil.privacy.releases.secure_sum import ReportGrid, report_grid
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.participants import Participants
 from fedveil.training.reports import CohortSum
@@ -194,16 +195,43 @@ def checked_cohort(
 def noised_sum(plan: PrivacyPlan, round: Round, cohort: CohortSum) -> torch.Tensor:
     """Add the server's noise to `cohort.total` in place, and return it, float64 [P].
 
-    Real masks of a secure sum first replace it by the sum that their protocol opens. Where clients
-    add the noise themselves, nothing is added. With a private plan, and at least as many reports as
-    the channel's minimum, the result may be published.
+    Real masks of a secure sum first replace it by the sum that their protocol opens, and sums of
+    few bits are decoded. Where clients add the noise themselves, nothing is added. With a private
+    plan, and at least as many reports as the channel's minimum, the result may be published.
     """
     channel, reports = plan.release.channel, cohort.updates_by_client
     if channel.keeps_reports and reports is not None and cohort.weight >= channel.minimum:
-        assert plan.noisy_steps is not None, "reports on a grid have noise of their own"
-        channel.hand_on_(cohort.total, reports, plan.noisy_steps.multiplier, round)
+        size, joint = len(cohort.total), channel is plan.release.statistic_channel
+        statistic = cohort.statistic_values if joint else cohort.statistic_values[:0]
+        together = torch.cat([cohort.total, statistic])
+        channel.hand_on_(together, reports, report_grid(plan, round.clip, size))
+        cohort.total.copy_(together[:size])
+        statistic.copy_(together[size:])
+    elif reports is not None:
+        _open_statistic(plan, round, cohort, reports)
+    if cohort.weight >= channel.minimum:
+        channel.decode_(cohort.total, round)
     plan.release.noise_(cohort.total, round)
     return cohort.total
+
+
+def _open_statistic(
+    plan: PrivacyPlan, round: Round, cohort: CohortSum, reports: list[tuple[Ids, torch.Tensor]]
+) -> None:
+    """Replace the sum of a clip's statistics by the one that a secure sum of their own opens.
+
+    Does nothing without masks, in a round without statistics, and below the threshold. The sites of
+    the sum are the round's clients, in their order.
+    """
+    channel, statistic = plan.release.statistic_channel, plan.statistic
+    due = statistic is not None and statistic.due(round.number)
+    if statistic is None or not (channel.keeps_reports and due):
+        return
+    if cohort.weight < channel.minimum:
+        return
+    rows = [(np.searchsorted(round.ids, ids), each[:, -statistic.width :]) for ids, each in reports]
+    grid = ReportGrid(((statistic.share_grid(channel.divisor), statistic.width),))
+    channel.hand_on_(cohort.statistic_values, rows, grid)
 
 
 def end(
@@ -238,7 +266,10 @@ def end(
     after = replace(state, round=round.number)
     if cohort.enough and cohort.weight >= release.channel.minimum:
         after = server.step(state, mean)
-        adaptive_state = plan.next_state(round, cohort.statistic_values, after.params)
+        few = cohort.weight < release.statistic_channel.minimum
+        adaptive_state = plan.next_state(
+            round, None if few else cohort.statistic_values, after.params
+        )
         after = replace(after, adaptive_state=adaptive_state)
     noise = release.noise_length(round, len(mean))
     known = cohort.clipping_known or not release.adds_noise

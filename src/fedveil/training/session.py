@@ -35,6 +35,7 @@ from fedveil.training.engines.engine import (
     EngineMaker,
     GoesOn,
     Job,
+    MeasuresAtSites,
     keep_memory,
     why_one_by_one,
 )
@@ -250,6 +251,7 @@ class Training:
             in_clear=self._clear_metrics,
             across=self.across_clients,
             diagnostics=shown,
+            at_sites=self._site_metrics,
         )
 
     def __repr__(self) -> str:
@@ -337,6 +339,13 @@ class Training:
         params = self._initial.clone()
         return ServerState(0, params, {}, self.plan.first_state(params))
 
+    def keep_no_copy(self) -> None:
+        """Take the task's own parameters for the first ones, in place of a copy of them.
+
+        For a caller that never changes them, such as a site, which only looks at them.
+        """
+        object.__setattr__(self, "_initial", self.task.parameters)
+
     def begin(self, state: ServerState, ledger: Ledger) -> Round | None:
         """Sample the round after `state` and charge it to `ledger`.
 
@@ -371,7 +380,9 @@ class Training:
         notes, dishonest = {}, self.dishonest
         if dishonest is not None:
             notes = dishonest.summary(cohort.notes, cohort.clients)
-        metrics = self.gate.evaluate_round(result.state, ledger, round.server_streams)
+        metrics = self.gate.evaluate_round(
+            result.state, ledger, round.server_streams, round.attempt
+        )
         seconds = time.perf_counter() - round.began
         return self.gate.result(replace(result, metrics=metrics, notes=notes, seconds=seconds))
 
@@ -501,7 +512,7 @@ class Training:
             weights=self.weights,
             participants=self.dishonest,
             mixes=self.mixes,
-            keeps_updates=self.aggregate is not None or self.plan.release.channel.keeps_reports,
+            keeps_updates=self.aggregate is not None or self.plan.release.masks_reports,
         )
 
     @cached_property
@@ -541,6 +552,15 @@ class Training:
         if self.dishonest is not None:
             metrics |= self.dishonest.measure(self.task, params)
         return metrics
+
+    def _site_metrics(self, params: torch.Tensor, round: int, attempt: int) -> dict[str, float]:
+        """Metrics of a model on the people whom sites hold out, by name, with the sites' noise.
+
+        {} if too few sites answer.
+        """
+        if not isinstance(self.engine, MeasuresAtSites):
+            raise AssertionError("this engine has no sites that measure")
+        return self.engine.site_metrics(params, round, attempt)
 
     def across_clients(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics across clients, on their own records in the clear (`client_spread`)."""

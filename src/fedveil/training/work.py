@@ -13,6 +13,7 @@ from fedveil.base.identity import Stated, known_as, named_values, stated
 from fedveil.privacy.accounting.claims import Relation, Unit
 from fedveil.privacy.clip import Clipped, Norm
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
+from fedveil.privacy.noise.rotation import RotatedGrid, Rounding
 from fedveil.privacy.noise.streams import KeySource, bits
 from fedveil.privacy.release import NoisySteps
 from fedveil.training.cohort import Batch, Batches, CohortData, Draws, FullBatch
@@ -291,6 +292,11 @@ class ClientDpSgd:
                 f"DP-SGD with steps {self.noisy!r}: its rate, steps and noise are the plan's; make "
                 "it as ClientDpSgd(plan.noisy_steps, lr=...)"
             )
+        if self.noisy.rotated is not None:
+            raise BadInput(
+                "DP-SGD with sums of fewer than 64 bits: these are for sums of sites, which a "
+                "server decodes; make the work as SiteSum(plan.noisy_steps)"
+            )
         _check_steps(self)
 
     def records_per_round(self, records: int) -> int:
@@ -332,7 +338,8 @@ class SiteSum:
     gradients is clipped.
 
     Guarantee: a report is `noisy.event(multiplier)` about one record or person of the site, under
-    zero-out. With secure noise it is a multiple of the grid, in float64.
+    zero-out. With secure noise it is a multiple of the grid, in float64. With Skellam noise it is
+    in rotated coordinates, and the channel decodes the sum.
 
     | edge | behaviour |
     |---|---|
@@ -401,6 +408,8 @@ def noisy_sum(
     """
     round, cohort = clients.round, clients.cohort
     assert round.clip is not None, "single-example gradients need a clip"
+    if noisy.rotated is not None:
+        return _rotated_sum(noisy, noisy.rotated, clients, trajectory, batch)
     mechanism = GaussianMechanism(noisy.multiplier)
     scale = noisy.multiplier * round.clip.sensitivity(Relation.ADD_REMOVE)
     keys = round.streams.keys("step-noise", round.number, cohort.ids, step)
@@ -412,6 +421,31 @@ def noisy_sum(
     exact = trajectory.clipped_sum_on_grid(moved, batch, round.clip, grid)
     add_to_sum_(mechanism, exact, scale, keys)
     return exact[None, :]
+
+
+def _rotated_sum(
+    noisy: NoisySteps,
+    grid: RotatedGrid,
+    clients: ClientBatch,
+    trajectory: LocalTrajectory,
+    batch: Batch,
+) -> torch.Tensor:
+    """The sum of one client's rotated, rounded gradients with Skellam noise, float64 [1, P].
+
+    Guarantee: docs/proofs/skellam.md. One Poisson-sampled Skellam release of `noisy.multiplier`
+    sensitivities. Raises BadInput for seeded noise. Arguments are those of `noisy_sum`.
+    """
+    round = clients.round
+    if not round.streams.secure or round.clip is None:
+        raise BadInput(
+            "sums of fewer than 64 bits have secure noise only: make the plan secure "
+            "(noise.source = 'secure'), or leave sum.bits out"
+        )
+    rounding = Rounding(grid, round.number)
+    exact = trajectory.clipped_sum_on_grid(None, batch, round.clip, rounding)
+    steps = grid.report_grid.quantise(exact).numpy()
+    grid.add_noise_(steps, noisy.multiplier)
+    return grid.report_grid.dequantise(torch.from_numpy(steps))[None, :]
 
 
 def noisy_batch(noisy: NoisySteps, clients: ClientBatch, step: int) -> Batch:

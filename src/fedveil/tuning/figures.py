@@ -103,9 +103,27 @@ def canvas(
     )
     figure = Figure(figsize=(width, whole), layout=between, facecolor="white")
     left, top = _EDGE / width, 1 - _EDGE / whole
-    figure.text(left, top, "\n".join(head), va="top", size=_TITLE, weight="bold", color=INK, parse_math=False)
+    figure.text(
+        left,
+        top,
+        "\n".join(head),
+        va="top",
+        size=_TITLE,
+        weight="bold",
+        color=INK,
+        parse_math=False,
+    )
     top -= len(head) * _TITLE_LINE / whole
-    figure.text(left, top, "\n".join(lines), va="top", size=SMALL, linespacing=1.3, color=SOFT, parse_math=False)
+    figure.text(
+        left,
+        top,
+        "\n".join(lines),
+        va="top",
+        size=SMALL,
+        linespacing=1.3,
+        color=SOFT,
+        parse_math=False,
+    )
     if len(names) > 1:
         legend = figure.legend(
             handles=[

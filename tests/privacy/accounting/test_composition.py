@@ -25,6 +25,7 @@ from fedveil.privacy.accounting.events import (
     PoissonSampled,
     PureReport,
     Shuffled,
+    Skellam,
     TwoPoint,
     WithMetrics,
 )
@@ -146,6 +147,8 @@ def test_table_has_these_entries_and_no_others():
     table = {
         Gaussian(1.0): {pld: every, rdp: every},
         PoissonSampled(0.1, Gaussian(1.0)): {pld: every, rdp: ONE_ROW},
+        Skellam(1.0, 9.0): {rdp: every},
+        PoissonSampled(0.1, Skellam(1.0, 9.0)): {rdp: ONE_ROW},
         GroupSampled(0.1, 3, Gaussian(1.0)): {pld: ONE_ROW},
         FixedSampled(1, 10, Gaussian(1.0)): {rdp: replaced},
         Laplace(1.0): {pure: every},
@@ -180,6 +183,8 @@ def test_negative_noise_is_never_worth_anything():
         GaussianWithBit(Gaussian(2.5), TwoPoint(1.0)),
         PoissonSampled(0.1, Gaussian(2.5)),
         FixedSampled(1, 9, Gaussian(2.5)),
+        Skellam(2.5, 9.0),
+        PoissonSampled(0.1, Skellam(2.5, 9.0)),
     ],
     ids=str,
 )

@@ -21,6 +21,7 @@ from fedveil.privacy.accounting.events import (
     PoissonSampled,
     PureReport,
     Shuffled,
+    Skellam,
     TwoPoint,
     from_dict,
     to_dict,
@@ -28,9 +29,11 @@ from fedveil.privacy.accounting.events import (
 
 multipliers = st.floats(0, 1e300)
 gaussians = st.builds(Gaussian, multipliers)
+skellams = st.builds(Skellam, multipliers, st.floats(1, 1e300))
 reports = st.builds(TwoPoint, st.floats(1e-300, 1e300))
 events = st.one_of(
     gaussians,
+    skellams,
     reports,
     st.builds(PureReport, st.floats(1e-300, 1e300)),
     st.builds(Laplace, multipliers),
@@ -38,7 +41,7 @@ events = st.one_of(
     st.builds(Shuffled, reports, st.integers(1, 10**9)),
     st.builds(GaussianWithBit, gaussians, reports),
     st.builds(GaussianWithCurator, gaussians, gaussians, st.integers(1, 10**9)),
-    st.builds(PoissonSampled, st.floats(0, 1, exclude_min=True), gaussians),
+    st.builds(PoissonSampled, st.floats(0, 1, exclude_min=True), gaussians | skellams),
     st.builds(
         lambda size, rest, g: FixedSampled(size, size + rest, g),
         st.integers(1, 10**9),
@@ -62,6 +65,8 @@ def test_kinds_are_the_ones_old_ledgers_hold():
     assert from_dict(
         {"kind": "fixed-sampled", "size": 3, "population": 9, "event": inner}
     ) == FixedSampled(3, 9, Gaussian(2.0))
+    integers = {"kind": "skellam", "multiplier": 2, "sensitivity": 9}
+    assert from_dict(integers) == Skellam(2.0, 9.0)
     bit = {"kind": "two-point", "epsilon": 0.5}
     assert from_dict(bit) == TwoPoint(0.5)
     assert from_dict({"kind": "pure-report", "epsilon": 8}) == PureReport(8.0)

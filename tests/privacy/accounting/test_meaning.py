@@ -140,7 +140,7 @@ WORDS = {
         Trust.SHUFFLED: "the shuffler hands on",
         Trust.CURATOR: "the server sees",
         Trust.SITE: "everything that a site sends",
-        Trust.SECURE_SUM: "the sum of what all sites send",
+        Trust.SECURE_SUM: "only sums of what sites mask",
     },
 }
 

@@ -169,3 +169,11 @@ def test_usual_settings_cost_less_than_a_thousandth(multiplier, size):
 def test_no_grid_for_nothing(bad):
     with pytest.raises(BadInput, match="no grid"):
         grid_for(*bad)
+
+
+@pytest.mark.parametrize("place", [0, 65_535, 65_536, 199_999])
+def test_one_number_off_the_grid_is_found_wherever_it_is(place):
+    total = torch.zeros(200_000, dtype=torch.float64)
+    assert Grid(0.25).holds(total)
+    total[place] = 0.125
+    assert not Grid(0.25).holds(total)

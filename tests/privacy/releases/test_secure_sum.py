@@ -17,8 +17,8 @@ from fedveil.privacy.accounting.claims import Trust
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.grid import LARGEST_SUM, gaussian_int
 from fedveil.privacy.noise.secure_random import SecureRandom
-from fedveil.privacy.releases.secure_sum import SecureSum, least_threshold
-from fedveil.privacy.releases.sites import MOST_SITES, PART, WHOLE, SiteNoise, sites
+from fedveil.privacy.releases.secure_sum import MOST_SITES, SecureSum, least_threshold
+from fedveil.privacy.releases.sites import PART, WHOLE, SiteNoise, sites
 
 ALARM = 1e-6
 FREE = Budget(math.inf, 1e-5)

@@ -1,11 +1,11 @@
-"""A bound on the arrays that Flower makes of what arrives.
+"""How Flower joins the arrays that arrive: with a bound, and in one copy.
 
 Flower sends an array in chunks, equal chunks once: 11 MB on the wire are 1.6 GB of zeros when they
 are joined, which happens before the app sees the message.
 """
 
 import json
-import math
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -18,28 +18,31 @@ _DIMENSIONS, _LONGEST_WORD = 8, 40
 
 
 def bound_arrays(most: int) -> None:
-    """Let Flower make no array of more than `most` bytes in this process: it is empty instead.
+    """Let Flower make arrays of at most `most` bytes together in a thread: others are empty.
 
-    An error would be Flower's to handle, and a SuperNode whose app fails on a message waits for
-    its reply for ever. Calling it again replaces the bound. Exits if Flower makes arrays in another
-    way.
+    A thread reads one message, at a site as at the server. Chunks are joined in one copy, where
+    Flower by itself makes two. An error would be Flower's to handle, and a SuperNode whose app
+    fails on a message waits for its reply for ever. Calling it again replaces the bound. Exits if
+    Flower makes arrays in another way.
 
     | edge | behaviour |
     |---|---|
-    | one chunk, listed many times | its length counts each time |
-    | chunks of several lengths | all but one count as the longest, as in what Flower sends |
-    | a list of chunks that is longer than a MiB, or none, or not of whole numbers | empty |
+    | one chunk, listed many times, by one array or by several | its length counts each time |
+    | a list of chunks that is longer than a MiB, none, or not of places in the head | empty |
+    | a chunk that is listed and did not come | empty |
     """
-    array = flower_name("flwr.app.message.array", "Array")
-    unbounded = getattr(array.inflate, "unbounded", array.inflate)
+    array, made_here = flower_name("flwr.app.message.array", "Array"), threading.local()
 
     def inflate(_cls: type, object_content: bytes, children: Any = None) -> Any:
-        """Return what Flower makes of an array's list of chunks and the chunks `children`."""
-        if _least_length(object_content, children or {}) > most:
-            return array(*_stated_form(object_content), b"")
-        return unbounded(object_content, children)
+        """Return the array with this list of chunks, joined of the chunks `children`."""
+        made = array(*_stated_form(object_content), b"")
+        chunks = _listed_chunks(object_content, children or {})
+        total = getattr(made_here, "total", 0) + sum(len(chunk.data) for chunk in chunks)
+        if total <= most:
+            made_here.total = total
+            made.data = b"".join(chunk.data for chunk in chunks)
+        return made
 
-    inflate.unbounded = unbounded  # type: ignore[attr-defined]
     array.inflate = classmethod(inflate)
 
 
@@ -54,17 +57,23 @@ def pull_soon(seconds: float) -> None:
     replace_flower_name(*place, soon)
 
 
-def _least_length(content: bytes, children: Mapping[str, Any]) -> float:
-    """Return how many bytes an array has at least, infinity if that cannot be read."""
-    _, _, body = bytes(content[:_LONGEST_LIST]).partition(b"\x00")
+def _listed_chunks(content: bytes, children: Mapping[str, Any]) -> list[Any]:
+    """Return the chunks of an array in the order of its list, [] if that cannot be read.
+
+    Args:
+        content: The array as it is sent: a head with the ids of chunks, and a list of places there.
+        children: The chunks by id.
+    """
+    head, _, body = bytes(content[:_LONGEST_LIST]).partition(b"\x00")
     try:
+        names = head.decode().split(" ")[1].split(",")
         listed = json.loads(body)["arraychunk_ids"]
-        lengths = [len(chunk.data) for chunk in children.values()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return math.inf
-    if not isinstance(listed, list) or not listed or not lengths:
-        return math.inf
-    return (len(listed) - 1) * max(lengths) + min(lengths)
+        if any(type(place) is not int or place < 0 for place in listed):
+            return []
+        chunks = [children[names[place]] for place in listed]
+        return chunks if all(isinstance(chunk.data, memoryview) for chunk in chunks) else []
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return []
 
 
 def _stated_form(content: bytes) -> tuple[str, tuple[int, ...], str]:

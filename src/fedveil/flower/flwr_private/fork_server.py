@@ -21,7 +21,7 @@ from typing import Any, Never
 
 from fedveil.base.platforms import can_fork
 from fedveil.flower.flwr_private import flower_name, guard, replace_flower_name
-from fedveil.flower.flwr_private.app_process import end_with_starter
+from fedveil.flower.flwr_private.app_process import end_with_starter, return_freed_memory
 
 SUPEREXEC = "flower-superexec"
 """The command that a site starts beside its SuperNode, and that starts the others."""
@@ -156,6 +156,7 @@ def serve_forks() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for those who started it
     end_with_starter()
+    return_freed_memory()
     for name in IMPORTED:
         importlib.import_module(name)
     guard.run_canary()
@@ -294,7 +295,7 @@ def _open_site_before_forks() -> None:
         with suppress(Exception):
             site = open_site(Path(path))
             site.prepare()
-            bound_arrays(max(form.encoded_length for form in site.ask_forms.values()))
+            bound_arrays(sum(form.encoded_length for form in site.ask_forms.values()))
 
 
 def _answer_in_fork(arguments: list[str]) -> Never:

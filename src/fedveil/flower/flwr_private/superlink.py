@@ -18,6 +18,7 @@ from typing import Any
 
 from fedveil.base.errors import BadInput
 from fedveil.flower.flwr_private import check_flower_version, flower_name, replace_flower_name
+from fedveil.flower.flwr_private.app_process import return_freed_memory
 
 SUPERLINK = "flower-superlink"
 
@@ -203,6 +204,7 @@ def run_superlink(arguments: Sequence[str]) -> None:
     if not own["--answer-bytes"].isdecimal():
         sys.exit(f"error: --answer-bytes is {own['--answer-bytes']!r}: a number is needed")
     os.umask(0o077)
+    return_freed_memory()
     sys.argv = [SUPERLINK, "--host", host, "--port", str(port), *rest]
     sockets = SeparateSockets(sites, read_token(), int(own["--answer-bytes"]) + _OVERHEAD)
     replace_flower_name("flwr.superlink.cli.flower_superlink", "uvicorn", sockets)

@@ -17,6 +17,7 @@ from fedveil.flower.flwr_private import (
     flower_name,
     replace_flower_name,
 )
+from fedveil.flower.flwr_private.app_process import return_freed_memory
 
 SUPERNODE = "flower-supernode"
 
@@ -66,6 +67,7 @@ def run_supernode(arguments: Sequence[str]) -> None:
     import flwr
 
     check_flower_version(flwr.__version__)
+    return_freed_memory()
     most = _ask_bytes()
     sys.argv = [SUPERNODE, *arguments]
     print_problem(arguments)

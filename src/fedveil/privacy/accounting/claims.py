@@ -56,7 +56,7 @@ class Trust(StrEnum):
     `local`, nobody; `curator`, somebody other than the server sees bits or norms, and the server
     only randomised updates; `shuffled`, somebody hides who sent which randomised report; `site`,
     the institution that has the records; `secure-sum`, the same, where the server sees nothing but
-    the sum of what all sites send; `central`, the server sees the true updates.
+    the sum of what sites mask; `central`, the server sees the true updates.
     """
 
     LOCAL = "local"

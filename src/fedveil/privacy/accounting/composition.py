@@ -37,6 +37,7 @@ from fedveil.privacy.accounting.events import (
     PoissonSampled,
     PureReport,
     Shuffled,
+    Skellam,
     TwoPoint,
     WithMetrics,
 )
@@ -127,9 +128,13 @@ def noise_in(event: Event) -> float:
     match event:
         case Gaussian(m) | Laplace(m) | FuGaussian(m, _) | GaussianWithBit(Gaussian(m), _):
             return m
+        case Skellam(m, _):
+            return m
         case GaussianWithCurator(Gaussian(m), Gaussian(c), _):
             return min(m, c)
-        case PoissonSampled(_, Gaussian(m)) | GroupSampled(_, _, Gaussian(m)):
+        case PoissonSampled(_, inner):
+            return noise_in(inner)
+        case GroupSampled(_, _, Gaussian(m)):
             return m
         case FixedSampled(_, _, Gaussian(m)):
             return m
@@ -154,7 +159,8 @@ def _composition(
     A plain Gaussian is the pair N(0, m^2), N(1, m^2) under every relation, m being relative to that
     relation's sensitivity. Under replacement a Poisson-sampled cohort differs by a row of length S
     on one side and another on the other, so that noise relative to S is twice our multiplier: the
-    loss distribution is of exactly that; moments have no bound for it. A report that is epsilon-DP,
+    loss distribution is of exactly that; moments have no bound for it. Skellam noise on integers is
+    bounded at integer orders, without sampling under every relation. A report that is epsilon-DP,
     of whatever form, is a function of epsilon-randomised response, so that the composition of the
     latter covers it (Kairouz, Oh and Viswanath 2015).
     """
@@ -168,7 +174,9 @@ def _composition(
             return lambda count, *_: count / m
         case PoissonSampled(rate, Gaussian(m)), Accountant.PLD:
             return partial(_sampled_epsilon, replaces, rate, m, None)
-        case PoissonSampled(_, Gaussian()), Accountant.RDP if not replaces:
+        case Skellam(), Accountant.RDP:
+            return lambda count, delta, _: renyi_epsilon(event, count, delta)
+        case PoissonSampled(_, Gaussian() | Skellam()), Accountant.RDP if not replaces:
             return lambda count, delta, _: renyi_epsilon(event, count, delta)
         case GroupSampled(rate, size, Gaussian(m)), Accountant.PLD if not replaces:
             return partial(_together_epsilon, rate, m, size)
@@ -360,6 +368,7 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
     | Gaussian with a curator | the reports as clients' own, the curator's with `units` shifts |
     | Poisson-sampled Gaussian, add-remove or zero-out, by PLD | exact: a mixture of Gaussians |
     | the same of all records of a person | exact: with `units` times as many records |
+    | Skellam | that of `units` times the sensitivity, with the same noise |
     | anything else | group privacy, or all of them always take part, whichever is less |
     """
     event, count = composed.event, composed.count
@@ -379,6 +388,8 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
             return epsilon_of(event, count=units * count)
         case Gaussian(m):
             return epsilon_of(Gaussian(m / units))
+        case Skellam(m, sensitivity):
+            return epsilon_of(Skellam(m / units, sensitivity * units))
         case PoissonSampled(rate, Gaussian(m)) if (
             accountant is Accountant.PLD and relation is not Relation.REPLACE and rate < 1
         ):
@@ -391,6 +402,8 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
             plain = epsilon_of(WithMetrics(Gaussian(m / units), Gaussian(c / units), most))
         case PoissonSampled(_, Gaussian(m)) | FixedSampled(_, _, Gaussian(m)):
             plain = epsilon_of(Gaussian(m / units))
+        case PoissonSampled(_, Skellam(m, sensitivity)):
+            plain = epsilon_of(Skellam(m / units, sensitivity * units))
         case Shuffled(report, _):
             plain = epsilon(report, units * count, delta, relation, Accountant.BINOMIAL)
         case _:

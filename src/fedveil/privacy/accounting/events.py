@@ -6,7 +6,7 @@ its meaning; an event that an accountant does not know is refused.
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from fedveil.base.errors import BadArgument, BadInput
 
@@ -32,6 +32,25 @@ class Gaussian(_Noise):
     The sensitivity is the one under the claim's own relation: S for add-remove and zero-out,
     2 S for replacement. A multiplier of 0 is a release without noise.
     """
+
+
+@dataclass(frozen=True)
+class Skellam(_Noise):
+    """Integer noise, the difference of two Poisson variables, on sums of integer rows.
+
+    Its standard deviation is `multiplier` times the L2 sensitivity, which is `sensitivity` steps
+    under the claim's own relation.
+    """
+
+    sensitivity: float
+
+    def __post_init__(self) -> None:
+        """Raise BadInput for a multiplier that `_Noise` refuses, or a sensitivity below 1."""
+        super().__post_init__()
+        if not 1 <= self.sensitivity < math.inf:
+            raise BadInput(
+                f"the sensitivity of integer rows is {self.sensitivity} steps: at least 1 is needed"
+            )
 
 
 @dataclass(frozen=True)
@@ -120,7 +139,7 @@ class PoissonSampled:
     """`event` on a cohort that every unit joins independently with probability `rate`."""
 
     rate: float
-    event: Gaussian
+    event: Gaussian | Skellam
 
     def __post_init__(self) -> None:
         """Raise BadInput for a rate outside (0, 1]."""
@@ -181,6 +200,7 @@ class WithMetrics:
 
 Event = (
     Gaussian
+    | Skellam
     | Laplace
     | FuGaussian
     | TwoPoint
@@ -196,6 +216,7 @@ Event = (
 
 KINDS: dict[type[Event], str] = {
     Gaussian: "gaussian",
+    Skellam: "skellam",
     Laplace: "laplace",
     FuGaussian: "fu-gaussian",
     TwoPoint: "two-point",
@@ -261,7 +282,7 @@ def from_dict(raw: dict[str, Any]) -> Event:
                 continue
             values[name] = from_dict(value)
             if not isinstance(values[name], types[name]):
-                wanted = getattr(types[name], "__name__", str(types[name]))
+                wanted = " or ".join(t.__name__ for t in get_args(types[name]) or (types[name],))
                 raise BadInput(f"a {raw['kind']} event holds a {wanted}")
         return kind(**values)
     except (KeyError, TypeError, ValueError, AttributeError) as e:

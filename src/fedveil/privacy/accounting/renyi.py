@@ -2,8 +2,9 @@
 
 Divergences of plain Gaussians, of Poisson-sampled ones (Mironov, Talwar and Zhang 2019) and of
 cohorts of fixed size (Wang, Balle and Kasiviswanathan 2019) add up over releases and are converted
-to epsilon (Canonne, Kamath and Steinke 2020). Every `m` is std / sensitivity under the claim's
-relation. docs/proofs/renyi.md
+to epsilon (Canonne, Kamath and Steinke 2020). Those of Skellam noise are, at integer orders, at
+most those of a Gaussian with a little less noise. Every `m` is std / sensitivity under the claim's
+relation. docs/proofs/renyi.md, docs/proofs/skellam.md
 """
 
 import math
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, log_ndtr
 
-from fedveil.privacy.accounting.events import FixedSampled, Gaussian, PoissonSampled
+from fedveil.privacy.accounting.events import FixedSampled, Gaussian, PoissonSampled, Skellam
 
 Moments = npt.NDArray[np.float64]
 
@@ -39,7 +40,7 @@ _ROUNDING = 2.0**-51
 
 @lru_cache(maxsize=1024)
 def renyi_epsilon(
-    event: Gaussian | PoissonSampled | FixedSampled, count: int, delta: float
+    event: Gaussian | Skellam | PoissonSampled | FixedSampled, count: int, delta: float
 ) -> float:
     """The epsilon at `delta` of `count` releases of `event`, an upper bound. Cached.
 
@@ -47,6 +48,7 @@ def renyi_epsilon(
     a unit takes part with probability `rate`, or never does. A cohort of fixed size is under
     replacement, with `m` relative to the distance of two rows, 2 S (Wang, Balle and Kasiviswanathan
     2019, theorem 27). Where that bound exceeds the release without sampling, the latter counts.
+    Skellam noise, with Poisson sampling or without, is accounted at integer orders only.
 
     | edge | behaviour |
     |---|---|
@@ -64,12 +66,17 @@ def renyi_epsilon(
 
 
 @lru_cache(maxsize=64)
-def _divergences(event: Gaussian | PoissonSampled | FixedSampled) -> Moments:
+def _divergences(event: Gaussian | Skellam | PoissonSampled | FixedSampled) -> Moments:
     """The Renyi divergence of one release of `event` at each of `_ORDERS`, from above.
 
-    Infinite at orders whose series does not converge in time.
+    Infinite at orders whose series does not converge in time, and of Skellam noise at fractional
+    orders, at which nothing is proved.
     """
     match event:
+        case Skellam():
+            return _at_integers(_divergences(gaussian_alike(event)))
+        case PoissonSampled(rate, Skellam() as noise):
+            return _at_integers(_divergences(PoissonSampled(rate, gaussian_alike(noise))))
         case FixedSampled(size, population, plain) if size < population:
             return fixed_sampled_moments(size / population, plain.multiplier)
         case PoissonSampled(rate, Gaussian(m)) if rate < 1:
@@ -82,6 +89,36 @@ def _divergences(event: Gaussian | PoissonSampled | FixedSampled) -> Moments:
             return _divergences(plain)
         case Gaussian(m):
             return _ORDERS / (2 * m * m)
+
+
+def _at_integers(divergences: Moments) -> Moments:
+    """`divergences` at the integer orders, infinity at the others."""
+    return np.where(np.floor(_ORDERS) == _ORDERS, divergences, np.inf)
+
+
+def gaussian_alike(event: Skellam) -> Gaussian:
+    """The Gaussian release whose divergence is no smaller at any integer order.
+
+    So is that of the two under Poisson sampling, for add-remove and zero-out.
+
+    Guarantee: docs/proofs/skellam.md. Noise of variance mu on integer rows that move a sum by at
+    most D in L2 has, at every integer order a >= 2, a divergence of at most a D^2 l(mu), where
+    l(mu) = log((1/2 + sqrt(mu^2 + 9/4)) / mu), which is 1 / 2 mu and a little more. A Gaussian has
+    a / 2 m^2, so that m = D^-1 (2 l(mu))^-1/2. It is never counted as more than the multiplier.
+
+    | edge | behaviour |
+    |---|---|
+    | multiplier 0 | 0 |
+
+    >>> gaussian_alike(Skellam(2.0, 1000.0))
+    Gaussian(multiplier=1.99999943...)
+    """
+    mu = min(event.multiplier * event.sensitivity, _MOST_NOISE) ** 2
+    if mu == 0:
+        return Gaussian(0.0)
+    beyond = 2.25 / (math.hypot(mu, 1.5) + mu)  # sqrt(mu^2 + 9/4) - mu, without cancellation
+    loss = 2 * mu * math.log1p((0.5 + beyond) / mu)
+    return Gaussian(event.multiplier / math.sqrt(max(1.0, loss) * (1 + 8 * _ROUNDING)))
 
 
 def poisson_log_moment(order: int, rate: float, m: float) -> float:

@@ -36,9 +36,10 @@ from fedveil.privacy.accounting.events import (
     Laplace,
     PoissonSampled,
     PureReport,
+    Skellam,
     TwoPoint,
 )
-from fedveil.privacy.accounting.renyi import poisson_log_moment
+from fedveil.privacy.accounting.renyi import gaussian_alike, poisson_log_moment
 from fedveil.privacy.ledger.file import (
     counted_clients,
     ids_from_bytes,
@@ -122,17 +123,24 @@ def renyi_curve(event: Event, relation: Relation, orders: tuple[int, ...] = ORDE
     match event:
         case Gaussian(m) if m > 0:
             return a / (2 * m * m)
+        case Skellam(m, _) if m > 0:
+            return renyi_curve(gaussian_alike(event), relation, orders)
+        case PoissonSampled(rate, Skellam(m, _) as noise) if m > 0:
+            alike = PoissonSampled(rate, gaussian_alike(noise))
+            return renyi_curve(alike, relation, orders)
         case Laplace(m) if m > 0:
             return _laplace(a, m)
         case TwoPoint(eps0) | PureReport(eps0):
             return _two_point(a, eps0)
         case GaussianWithBit(first, second) | GaussianWithCurator(first, second, _):
             return renyi_curve(first, relation, orders) + renyi_curve(second, relation, orders)
-        case PoissonSampled(rate, gaussian) if relation is not Relation.REPLACE and rate < 1:
+        case PoissonSampled(rate, Gaussian() as gaussian) if (
+            relation is not Relation.REPLACE and rate < 1
+        ):
             if gaussian.multiplier > 0:
                 logs = [poisson_log_moment(order, rate, gaussian.multiplier) for order in orders]
                 return np.minimum(np.array(logs) / (a - 1), a / (2 * gaussian.multiplier**2))
-        case PoissonSampled(_, gaussian) | FixedSampled(_, _, gaussian):
+        case PoissonSampled(_, Gaussian() as gaussian) | FixedSampled(_, _, gaussian):
             return renyi_curve(gaussian, relation, orders)
     raise UnsupportedEvent(
         f"a shared ledger cannot count {KINDS[type(event)]}: it has no Renyi curve; use a ledger "

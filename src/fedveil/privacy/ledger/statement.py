@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from fedveil.privacy.ledger.file import (
     read_participations,
     read_runs,
 )
+
+_RELATIVE_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class Charged:
     def turns(self) -> int | None:
         """How often the most frequent client took part, None where that is not counted."""
         return None if self.counts is None else int(self.counts.max())
+
+    def claims(self) -> tuple[PrivacyClaim, ...]:
+        """The claims that the charges come to."""
+        done = self.rounds, self.counts, self.extra_attempts
+        return claims_of(self.lines, *done, self.planned)
 
 
 @dataclass(frozen=True)
@@ -101,9 +109,31 @@ def statement(path: Path, run: str) -> Statement:
     Raises BadInput if the ledger cannot be read.
     """
     charged = read_charged(path, run)
-    done = charged.rounds, charged.counts, charged.extra_attempts
-    claims = claims_of(charged.lines, *done, charged.planned)
-    return Statement(run, charged.charges, claims, charged.epsilon_budget)
+    return Statement(run, charged.charges, charged.claims(), charged.epsilon_budget)
+
+
+def same_claims(recorded: object, charged: Sequence[PrivacyClaim]) -> bool:
+    """Whether claims recorded as JSON are those that charges come to.
+
+    Epsilons of one account, computed on two machines, differ in their last digits: less than 1e-6
+    of them counts as the same.
+    """
+    if not isinstance(recorded, list) or len(recorded) != len(charged):
+        return False
+    for raw, claim in zip(recorded, charged, strict=True):
+        own = json.loads(json.dumps(claim.to_dict()))
+        try:
+            found = PrivacyClaim.from_dict(raw).to_dict()  # older results lack newer fields
+            if "composed" not in raw:
+                own["composed"] = None
+            a, b = found["epsilon"], own["epsilon"]
+            numbers = isinstance(a, int | float) and isinstance(b, int | float)
+            alike = math.isclose(a, b, rel_tol=_RELATIVE_TOLERANCE) if numbers else a == b
+            if not alike or {**found, "epsilon": b} != own:
+                return False
+        except (TypeError, ValueError, AttributeError):
+            return False
+    return True
 
 
 def read_charged(path: Path, run: str) -> Charged:
@@ -114,12 +144,26 @@ def read_charged(path: Path, run: str) -> Charged:
     """
     with ledger_snapshot(path):
         about = read_runs(path)[run]
-        try:
-            lines = tuple(map(BudgetLine.from_dict, json.loads(about["lines"])))
-        except (KeyError, ValueError, TypeError) as e:
-            raise BadInput(f"{path}: the ledger's lines cannot be read: {e}") from e
         charges = read_charges(path, run)
-        counts = read_participations(path, run) if lines else None
+        counts = read_participations(path, run) if _lines_of(path, about) else None
+    return charged_of(path, run, about, charges, counts)
+
+
+def charged_of(
+    path: Path, run: str, about: Mapping[str, str], charges: list[Charge], counts: Counts | None
+) -> Charged:
+    """Return the charges of a run with everything that its claims need.
+
+    Raises BadInput as `read_charged`.
+
+    Args:
+        path: Where it was read, for messages.
+        run: The name of the run.
+        about: What the run registered with.
+        charges: All charges of the run, in order.
+        counts: How often each client took part, None where that is not known.
+    """
+    lines = _lines_of(path, about)
     try:
         planned = int(about["permitted"]) if "permitted" in about else None
     except ValueError as e:
@@ -137,3 +181,11 @@ def read_charged(path: Path, run: str) -> Charged:
     extra_attempts = len({(charge.round, charge.attempt) for charge in charges}) - len(rounds)
     limit = lines[0].budget.epsilon if lines else None
     return Charged(run, charges, lines, len(rounds), extra_attempts, counts, planned, limit)
+
+
+def _lines_of(path: Path, about: Mapping[str, str]) -> tuple[BudgetLine, ...]:
+    """The budget lines that a run registered with. Raises BadInput if they cannot be read."""
+    try:
+        return tuple(map(BudgetLine.from_dict, json.loads(about["lines"])))
+    except (KeyError, ValueError, TypeError) as e:
+        raise BadInput(f"{path}: the ledger's lines cannot be read: {e}") from e

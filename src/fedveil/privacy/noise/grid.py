@@ -87,7 +87,11 @@ class Grid:
 
     def holds(self, total: torch.Tensor) -> bool:
         """Whether every coordinate is a multiple of the spacing, of at most 2^53 spacings."""
-        steps = total.to(torch.float64) * (1 / self.spacing)
+        return all(self._holds(piece) for piece in torch.split(total.reshape(-1), BLOCK))
+
+    def _holds(self, piece: torch.Tensor) -> bool:
+        """Return whether `holds` is true of a piece, which is copied."""
+        steps = piece.to(torch.float64) * (1 / self.spacing)
         whole = _trunc_(steps.clone())
         return bool(((steps == whole) & (whole.abs_() <= LARGEST_SUM)).all())
 

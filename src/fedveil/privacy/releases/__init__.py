@@ -6,6 +6,7 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.release import Channel, NoisySteps, Release, Requirements, Round, line_of
 from fedveil.privacy.releases.central import CentralNoise
+from fedveil.privacy.releases.central_sum import ClientShares
 from fedveil.privacy.releases.client_noise import ClientNoise, Published
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.priv_unit import PrivUnitReports
@@ -19,6 +20,7 @@ __all__ = [
     "CentralNoise",
     "Channel",
     "ClientNoise",
+    "ClientShares",
     "DpSgdSteps",
     "Gaussian",
     "GaussianMechanism",

@@ -117,7 +117,7 @@ class CentralNoise(Release):
         own = line.event.event if isinstance(line.event, WithMetrics) else line.event
         added, claimed = self.mechanism.multiplier, noise_in(own)
         if plan.statistic is not None:
-            added = _joint_multiplier(added, plan.statistic, relation)
+            added = joint_multiplier(added, plan.statistic, relation)
         if not covers(added, claimed):
             return f"noise of {added:g} sensitivities is added"
         event = plan.sampler.event(Gaussian(claimed), plan.population)
@@ -212,7 +212,7 @@ def central(
     if multiplier is not None:
         MULTIPLIER.check("multiplier", multiplier)
     sampler.check(population)
-    _check_schedule(schedule)
+    check_central_clip(schedule)
     if multiplier == 0:
         raise BadArgument(
             "{multiplier} is 0: no finite epsilon exists; use {mechanism} = 'none'",
@@ -247,7 +247,7 @@ def central(
         multiplier = least_noise(event, count, budget, sampler.relation)
     own = multiplier
     if schedule.statistic is not None:
-        own = _update_multiplier(multiplier, schedule.statistic, sampler.relation)
+        own = update_multiplier(multiplier, schedule.statistic, sampler.relation)
     plan = PrivacyPlan(
         sampler=sampler,
         population=population,
@@ -294,7 +294,7 @@ def _event_with_metrics(updates: Event, metrics: PricedMetrics, budget: Budget) 
     return WithMetrics(updates, *metrics.beside)
 
 
-def _check_schedule(schedule: ClipSchedule) -> None:
+def check_central_clip(schedule: ClipSchedule) -> None:
     """Raise BadInput for a schedule that central DP has no account for.
 
     Refuses clips in L1, clips of each gradient, bits by randomised response (`flip`), and
@@ -316,7 +316,7 @@ def _check_schedule(schedule: ClipSchedule) -> None:
         raise BadInput("central DP takes a fixed, decaying or quantile clip on the whole update")
 
 
-def _update_multiplier(z: float, statistic: ClipStatistic, relation: Relation) -> float:
+def update_multiplier(z: float, statistic: ClipStatistic, relation: Relation) -> float:
     """The noise multiplier of the updates in a joint release with a clip's statistic.
 
     `z` is the multiplier of the joint release. Raises BadArgument if the statistic alone reveals as
@@ -333,7 +333,7 @@ def _update_multiplier(z: float, statistic: ClipStatistic, relation: Relation) -
     return float((z**-2 - z_bits**-2) ** -0.5)
 
 
-def _joint_multiplier(z: float, statistic: ClipStatistic, relation: Relation) -> float:
+def joint_multiplier(z: float, statistic: ClipStatistic, relation: Relation) -> float:
     """The noise multiplier of one Gaussian that reveals as much as a sum and a statistic together.
 
     `z` is the multiplier of the sum, `statistic` that of an adaptive clip. 0 if the statistic has

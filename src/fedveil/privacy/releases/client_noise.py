@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -30,6 +30,7 @@ from fedveil.privacy.clip_statistic import ClipStatistic
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule
 from fedveil.privacy.release import (
+    Channel,
     Ids,
     Release,
     Round,
@@ -38,7 +39,8 @@ from fedveil.privacy.release import (
     line_of,
     wrong_terms,
 )
-from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.releases.secure_sum import SecureSum, check_statistic_shares
+from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin, Sampler
 from fedveil.privacy.secure import check_grid
 
 
@@ -65,11 +67,14 @@ class ClientNoise(Release):
         relation: The relation whose sensitivity scales the noise.
         multipliers: The noise multiplier of each client [N], where clients have budgets of their
             own. None: everyone has that of `mechanism`.
+        statistic_channel: A `SecureSum` of the clients of a round, if the statistic of an adaptive
+            clip goes through one, with a share of its noise from each. Otherwise a curator adds it.
     """
 
     mechanism: GaussianMechanism | LaplaceMechanism
     relation: Relation
     multipliers: npt.NDArray[np.float64] | None = None
+    statistic_channel: Channel = field(default_factory=Channel)
 
     local = True
     additive = True
@@ -77,8 +82,15 @@ class ClientNoise(Release):
 
     @property
     def identity(self) -> Stated:
-        """Identity pairs: release "client", mechanism, relation, multipliers."""
-        return (("release", "client"), *named_values(self, "mechanism", "relation", "multipliers"))
+        """Identity pairs: release "client", mechanism, relation, multipliers.
+
+        With a secure sum of the clip's statistic, also its numbers.
+        """
+        summed: Stated = ()
+        if isinstance(self.statistic_channel, SecureSum):
+            summed = named_values(self.statistic_channel, "sites", "threshold", "honest")
+        names = "mechanism", "relation", "multipliers"
+        return (("release", "client"), *named_values(self, *names), *summed)
 
     @property
     def multiplier(self) -> float:
@@ -117,9 +129,42 @@ class ClientNoise(Release):
                 f"{len(self.multipliers)} noise multipliers for {plan.population} clients: one "
                 "each is needed"
             )
+        self._check_statistic_sum(plan)
         if plan.secure and plan.parameters is not None:
             most = self.multiplier if self.multipliers is None else float(self.multipliers.max())
             check_grid(plan.clip_schedule, most, self.relation, plan.parameters)
+
+    def _check_statistic_sum(self, plan: PrivacyPlan) -> None:
+        """Raise BadInput for a secure sum that is not of a clip's statistic of each whole cohort.
+
+        Also for secure shares of its noise without a grid.
+        """
+        channel, statistic = self.statistic_channel, plan.statistic
+        if not isinstance(channel, SecureSum):
+            return
+        if statistic is None or not statistic.noise:
+            raise BadInput(
+                "a secure sum beside noise at the clients is for the statistic of an adaptive "
+                "clip, with noise on it: use clip.kind 'median', or 'quantile' with bit_noise, or "
+                "leave [sum] out (--set sum=none)"
+            )
+        if self.multipliers is not None:
+            raise BadArgument(
+                "{budgets} are several and a secure sum adds equal shares: give one, or leave "
+                "[sum] out (--set sum=none)",
+                "budgets",
+            )
+        if type(plan.sampler) not in (Everyone, FixedSize, RoundRobin):
+            raise BadInput(
+                "a secure sum of a clip's statistic needs cohorts of one size: use sample.kind "
+                "'fixed', 'round-robin' or 'all'"
+            )
+        if plan.asked != channel.sites:
+            raise BadInput(
+                f"the secure sum is of {channel.sites} clients and a round asks {plan.asked:g}: "
+                "make it for as many"
+            )
+        check_statistic_shares(plan, channel.sites)
 
     def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
         """How the plan falls short of what a strict line claims, as a clause, None if it does not.
@@ -128,11 +173,16 @@ class ClientNoise(Release):
         noise.
         """
         statistic, schedule = plan.statistic, plan.clip_schedule
+        honest = self.statistic_channel.divisor
         curator = statistic is not None and not statistic.flip
-        trust = Trust.CURATOR if curator else Trust.LOCAL
-        wrong = wrong_terms(line, Unit.CLIENT, Relation.REPLACE, trust)
+        trusts: tuple[Trust, ...] = (Trust.CURATOR if curator else Trust.LOCAL,)
+        if honest:
+            trusts = Trust.SECURE_SUM, Trust.LOCAL
+        wrong = wrong_terms(line, Unit.CLIENT, Relation.REPLACE, *trusts)
         if wrong is not None:
             return wrong
+        if line.trust is Trust.SECURE_SUM and all(o.trust is not Trust.LOCAL for o in plan.lines):
+            return "the line about a server with all other clients is missing"
         if plan.norm is None or (self.mechanism.norm is Norm.L1 and plan.norm is not Norm.L1):
             return f"rows are clipped in {plan.norm}"
         match line.event:
@@ -143,6 +193,8 @@ class ClientNoise(Release):
                 if statistic is None or not statistic.noise:
                     return f"no curator publishes what {schedule} watches"
                 noise = statistic.noise / statistic.sensitivity(Relation.REPLACE)
+                if honest and line.trust is Trust.LOCAL:  # a client's own share
+                    noise /= math.sqrt(honest)
                 turns = replace(line, every=statistic.every).participations(plan.rounds)
                 if not covers(noise, published.multiplier) or most < turns:
                     return f"a curator publishes what {schedule} watches {turns} times"
@@ -216,11 +268,19 @@ _CURATOR = (
     "a trusted curator (or an enclave) sees {what} and publishes them with noise; the server sees "
     "that and the reports, and learns from both"
 )
+_SUMMED = (
+    "of {what} the server sees only their sum in a round, with noise (a secure sum), beside the "
+    "reports, and learns from both"
+)
+_SHARES = (
+    "at least {honest} of the {clients} clients of a round add their share of that noise honestly, "
+    "and keep it to themselves; whether a client answers does not depend on its records"
+)
 
 
 @dataclass(frozen=True)
 class Curator:
-    """The trusted party that publishes the statistic of an adaptive clip under local DP.
+    """Who publishes the statistic of an adaptive clip under local DP: a trusted party, or a sum.
 
     The server sees clients' reports and the clip, which the curator's noisy sums change: the line
     against it is the composition of both. Neither part stands alone, since the clip that shapes
@@ -229,10 +289,13 @@ class Curator:
     Attributes:
         statistic: What it publishes.
         most: The largest number of its releases that are about one client.
+        secure_sum: The secure sum of the clients that takes the curator's place, None if there is
+            one.
     """
 
     statistic: ClipStatistic
     most: int
+    secure_sum: SecureSum | None = None
 
     @property
     def release(self) -> Gaussian:
@@ -251,11 +314,37 @@ class Curator:
         `with_report`.
         """
         first, *others = line.assumptions
+        what, summed = self.statistic.description, self.secure_sum
+        more: tuple[str, ...] = (_CURATOR.format(what=what),)
+        if summed is not None:
+            numbers = {"honest": summed.honest, "clients": summed.sites}
+            more = _SUMMED.format(what=what), _SHARES.format(**numbers)
         return replace(
             line,
-            trust=Trust.CURATOR,
-            covers=line.covers.replace("updates", f"updates and {self.statistic.word}", 1),
-            assumptions=(first, _CURATOR.format(what=self.statistic.description), *others),
+            trust=Trust.CURATOR if summed is None else Trust.SECURE_SUM,
+            covers=self._covers(line),
+            assumptions=(first, *more, *others),
+        )
+
+    def _covers(self, line: BudgetLine) -> str:
+        """What a line covers, with the statistic."""
+        return line.covers.replace("updates", f"updates and {self.statistic.word}", 1)
+
+    def line_alone(self, line: BudgetLine, report: Gaussian) -> BudgetLine:
+        """The line about a server that has all other clients of a secure sum on its side.
+
+        Nothing hides a client's statistic then but its own share of the noise. `line` is that of
+        clients' reports `report`. AssertionError without a secure sum.
+        """
+        if self.secure_sum is None:
+            raise AssertionError("a curator adds all of the noise")
+        share = Gaussian(self.release.multiplier / math.sqrt(self.secure_sum.divisor))
+        return replace(
+            line,
+            event=GaussianWithCurator(report, share, self.most),
+            covers=self._covers(line),
+            budget=Budget(math.inf, line.budget.delta),
+            reading=True,
         )
 
     def check(self, base: BudgetLine, count: int) -> None:
@@ -290,12 +379,14 @@ def client_noise(
     group_of: npt.NDArray[np.int64] | None = None,
     multiplier: float | None = None,
     published: Published | None = None,
+    secure_sum: SecureSum | None = None,
 ) -> PrivacyPlan:
     """A plan in which every client adds noise to its clipped update: LDP-SGD, and Fu's DP-FedAvg.
 
     Guarantee: docs/proofs/local.md. A report is an additive-noise release of sensitivity 2 C (any
     two inputs), charged for each participation, at most the sampler's share or cap. With a clip
-    that a curator watches, what it publishes is composed with the reports into each line.
+    that a curator watches, what it publishes is composed with the reports into each line. A secure
+    sum of the clients takes the curator's place: docs/proofs/central-sum.md.
 
     Args:
         sampler: Who takes part in a round.
@@ -308,6 +399,8 @@ def client_noise(
         multiplier: The noise multiplier, with one budget only. None: the least with which all
             participations fit the budget.
         published: A paper's account, which is charged instead of the strict one.
+        secure_sum: The secure sum of a round's clients that the statistic of an adaptive clip goes
+            through, each with a share of its noise. None: a curator adds that noise.
 
     | edge | behaviour |
     |---|---|
@@ -316,6 +409,10 @@ def client_noise(
     | Laplace with an adaptive clip | BadInput |
     | a curator that alone uses up the budget | BadInput |
     | published Gaussian of Fu without c2 | BadInput |
+    | a secure sum without an adaptive clip whose statistic has noise | BadInput |
+    | a secure sum with several budgets, or with a published account | BadInput |
+    | a secure sum of Poisson cohorts, or of more or fewer clients than a round asks | BadInput |
+    | fewer clients report than its threshold | the clip stays |
     | several budgets and a multiplier | BadInput |
     """
     check_sampler(sampler, population, rounds)
@@ -333,7 +430,9 @@ def client_noise(
     statistic, curator = schedule.statistic, None
     if statistic is not None and statistic.noise:
         turns = replace(anyone, every=statistic.every).participations(rounds)
-        curator = Curator(statistic, turns)
+        curator = Curator(statistic, turns, secure_sum)
+    if secure_sum is not None and published is not None:
+        raise BadArgument("{published} has a curator and no secure sum: leave one out", "published")
     reports = _Reports(statistic, curator, laplace, published)
     groups = np.zeros(1, dtype=np.int64) if group_of is None else group_of
     grouped = groups.shape == (population,) or (group_of is None and len(budgets) == 1)
@@ -365,6 +464,7 @@ def client_noise(
             LaplaceMechanism(first) if laplace else GaussianMechanism(first),
             relation,
             noise if len(budgets) > 1 else None,
+            secure_sum or Channel(),
         ),
         lines=tuple(lines),
     )
@@ -454,7 +554,10 @@ class _Reports:
         published = self.published
         seen = base if self.curator is None else self.curator.extend_line(base)
         if published is None:
-            return [replace(seen, event=self.event(m))]
+            lines = [replace(seen, event=self.event(m))]
+            if self.curator is not None and self.curator.secure_sum is not None:
+                lines.append(self.curator.line_alone(base, Gaussian(m)))
+            return lines
         strict = replace(
             seen,
             event=self.event(m / 2),

@@ -4,16 +4,17 @@ import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from fedveil.base.checks import CLIENTS, COUNT, ROUNDS
-from fedveil.base.errors import BadArgument
+from fedveil.base.checks import CLIENTS, COUNT, ROUNDS, SUM_BITS
+from fedveil.base.errors import BadArgument, BadInput
 from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.budget import Budget, BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import covers, noise_in
+from fedveil.privacy.accounting.events import Event
+from fedveil.privacy.clip import Norm
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
-from fedveil.privacy.noise.grid import LARGEST_SUM
-from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.privacy.noise.rotation import MOST_BITS, RotatedGrid, finest_grid, has_table
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import (
     Channel,
@@ -25,12 +26,8 @@ from fedveil.privacy.release import (
     wrong_terms,
 )
 from fedveil.privacy.releases.dp_sgd import accounts_of
-from fedveil.privacy.releases.secure_sum import SecureSum
+from fedveil.privacy.releases.secure_sum import EVERY_SITE, SecureSum, check_shares
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.secure import check_grid
-
-LEAST_STEPS, MOST_SITES = 2.0**16, 10**6
-"""With these, rounded shares add up to a rounding of one Gaussian (docs/proofs/sites.md)."""
 
 WHOLE, PART = "whole", "part"
 """How much of the noise each site adds: all that the claim needs, or a share of it."""
@@ -56,6 +53,8 @@ class SiteNoise(Release):
         threshold: For "part", the least number of sites in a sum. None: all of them.
         honest: For "part", how many sites are taken to be honest. None: all of them.
         masks: For "part", whether a simulation masks the reports.
+        rotated: For "part", the grid of sums of fewer than 64 bits, with Skellam noise. `clips` are
+            then the bound on rounded rows. None: 64 bits, Gaussian noise.
         noisy: How records join, and the noise of one site, in clips.
         channel: `SecureSum` for "part", the plain one for "whole".
     """
@@ -70,6 +69,7 @@ class SiteNoise(Release):
     threshold: int | None = None
     honest: int | None = None
     masks: bool = False
+    rotated: RotatedGrid | None = None
     noisy: NoisySteps = field(init=False, repr=False, compare=False)
     channel: Channel = field(init=False, repr=False, compare=False)
 
@@ -83,9 +83,11 @@ class SiteNoise(Release):
             everyone = self.site_count
             threshold = everyone if self.threshold is None else self.threshold
             honest = everyone if self.honest is None else self.honest
-            channel = SecureSum(everyone, threshold, honest, self.masks)
+            channel = SecureSum(everyone, threshold, honest, self.masks, self.rotated)
             own /= math.sqrt(channel.divisor)
-        noisy = NoisySteps(self.rate, 1, own, unit=self.unit, cap=self.cap)
+        elif self.rotated is not None:
+            raise BadArgument("{bits} is for sums of shares: leave it out", "bits")
+        noisy = NoisySteps(self.rate, 1, own, unit=self.unit, cap=self.cap, rotated=self.rotated)
         object.__setattr__(self, "noisy", noisy)
         object.__setattr__(self, "channel", channel)
 
@@ -97,6 +99,7 @@ class SiteNoise(Release):
             *named_values(self, "multiplier", "rate", "records", "share"),
             *self.noisy.of_persons,
             *self._shares,
+            *(() if self.rotated is None else named_values(self, "rotated")),
         )
 
     @property
@@ -113,41 +116,66 @@ class SiteNoise(Release):
         return self.multiplier * (1.0 if self.share == PART else math.sqrt(self.site_count))
 
     @property
+    def report_noise(self) -> float:
+        """The noise multiplier of one site's sum."""
+        return self.noisy.multiplier
+
+    @property
     def requires(self) -> Requirements:
         only_sum = SecureSum.hides_reports if self.share == PART else ""
-        return Requirements(self.noisy, _SUMS, only_sum, sends_sum=True, all_honest=_EVERY_SITE)
+        return Requirements(self.noisy, _SUMS, only_sum, sends_sum=True, all_honest=EVERY_SITE)
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
         return {"multiplier": self.multiplier}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
-        each = f"Gaussian noise, multiplier {self.noisy.multiplier:.4g}, at each of"
+        word = "Gaussian" if self.rotated is None else "Skellam"
+        each = f"{word} noise, multiplier {self.noisy.multiplier:.4g}, at each of"
         if isinstance(self.channel, SecureSum) and self.channel.divisor < self.site_count:
             least = f"{self.together:.4g} or more in every sum of {self.channel.threshold} or more"
             return f"{each} {self.site_count} sites, {least}"
         return f"{each} {self.site_count} sites, {self.together:.4g} in their sum"
 
     def check(self, plan: PrivacyPlan) -> None:
-        if plan.secure and plan.parameters is not None:
-            multiplier = self.noisy.multiplier
-            check_grid(plan.clip_schedule, multiplier, Relation.ADD_REMOVE, plan.parameters)
-            spacing = GaussianMechanism(multiplier).grid(multiplier, plan.parameters).spacing
-            if multiplier / spacing < LEAST_STEPS or self.site_count > MOST_SITES:
-                raise BadArgument(
-                    f"{{multiplier}} is {multiplier:g} at each of {self.site_count} sites: secure "
-                    "shares need noise of 2^16 steps of the grid and at most "
-                    f"{MOST_SITES:,} sites",
-                    "multiplier",
-                )
-            # Rows as long as the clip, all in one coordinate. A clip that is no power of two has up
-            # to twice as many steps.
-            if self.records * 2.0 / spacing > LARGEST_SUM:
-                raise BadArgument(
-                    f"{{source}} is 'secure', {{multiplier}} {multiplier:.4g} and {self.records:,} "
-                    "records: their sum is too long for the grid; raise the multiplier",
-                    "source",
-                    "multiplier",
-                )
+        if self.rotated is not None:
+            self._check_rotated(self.rotated, plan)
+            return
+        check_shares(plan, self.report_noise, self.site_count, self.records, "records")
+
+    def _check_rotated(self, grid: RotatedGrid, plan: PrivacyPlan) -> None:
+        """Raise BadArgument unless sums of rounded rows have room in the words of the grid."""
+        schedule, largest = plan.clip_schedule, self._largest
+        if schedule is None or plan.norm is not Norm.L2:
+            raise AssertionError("noise without a clip was refused")
+        if plan.parameters not in (None, grid.size):
+            raise BadInput(f"a grid of {grid.size} coordinates for {plan.parameters} parameters")
+        clip = schedule.clip(schedule.first_value(), 1).value
+        joined = most_joined(self.rate, self.records)
+        if not has_table(grid, self.noisy.multiplier):
+            raise BadArgument(
+                f"{{multiplier}} is {self.noisy.multiplier:.4g} at each site: Skellam noise on "
+                f"{grid.size:,} parameters has no table that large; use {{bits}} = 64",
+                "multiplier",
+                "bits",
+            )
+        if not grid.room_for(grid.coordinate(clip, joined, largest)):
+            enough = "64"
+            for bits in range(grid.bits + 1, MOST_BITS + 1):
+                wider = finest_grid(bits, clip, grid.size, joined, largest, self.noisy.multiplier)
+                if wider.room_for(wider.coordinate(clip, joined, largest)):
+                    enough = str(bits)
+                    break
+            raise BadArgument(
+                f"{{bits}} is {grid.bits}: sums of about {joined:,.0f} rows of {grid.size:,} "
+                f"parameters, and noise of {largest:.4g} clips, have no room in 2^{grid.bits} "
+                f"steps; use at least {enough}, or a smaller rate",
+                "bits",
+            )
+
+    @property
+    def _largest(self) -> float:
+        """The noise multiplier of the sum of all sites."""
+        return self.noisy.multiplier * math.sqrt(self.site_count)
 
     def difference(self, plan: PrivacyPlan, line: BudgetLine) -> str | None:
         trusts = Trust.SITE, Trust.SECURE_SUM, Trust.CENTRAL
@@ -181,28 +209,20 @@ class SiteNoise(Release):
     def noise_length(self, round: Round, size: int) -> float:
         if round.clip is None:
             return 0.0
-        more = 1.0
+        more, reach = 1.0, round.clip.value
+        if self.rotated is not None:
+            reach = self.rotated.sensitivity * self.rotated.spacing
         if isinstance(self.channel, SecureSum):  # than in the smallest sum
             more = math.sqrt(self.site_count / self.channel.divisor)
-        return more * self.together * round.clip.value * math.sqrt(size)
+        return more * self.together * reach * math.sqrt(size)
 
 
-def _assumed(channel: Channel) -> tuple[str, ...]:
-    """What the claim about the sum takes for granted of the server and the sites."""
-    if not isinstance(channel, SecureSum):
-        raise AssertionError("shares are added up by a secure sum")
-    least, sites = channel.threshold, channel.sites
-    seen = "the server sees only the sum of all sites' reports (a secure sum)"
-    who = f"all {sites} sites" if channel.honest == sites else f"{channel.honest} of {sites} sites"
-    noise = f"{who} add their noise honestly, and keep it to themselves"
-    if least == sites:
-        return seen, noise
-    seen = f"the server sees only one sum a round, of {least} or more of {sites} sites' reports"
-    return f"{seen} (a secure sum)", noise, "whether a site answers does not depend on its records"
+def most_joined(rate: float, records: int) -> float:
+    """How many of `records` units join a round, and six standard deviations more and six units."""
+    return min(records, rate * records + 6 * math.sqrt(rate * (1 - rate) * records) + 6)
 
 
 _SUMS = "and sites send sums, which count alike"
-_EVERY_SITE = "the claim about the sum counts on the noise of every site"
 
 
 def sites(
@@ -220,6 +240,8 @@ def sites(
     threshold: int | None = None,
     honest: int | None = None,
     masks: bool = False,
+    bits: int = 64,
+    parameters: int | None = None,
 ) -> PrivacyPlan:
     """Sums of clipped gradients of Poisson-sampled records or people, with noise from every site.
 
@@ -246,12 +268,17 @@ def sites(
         honest: For the share "part", how many sites the first line takes to be honest. None: all.
         masks: For the share "part", whether a simulation masks the reports, which takes secure
             noise. The sum is the same to the last bit.
+        bits: For the share "part", the bits of each number of a sum. 64, or 16 to 32: then rows are
+            rotated and rounded at random, and the noise is Skellam, which has to be secure
+            (docs/proofs/skellam.md).
+        parameters: The number of parameters of the model, for fewer than 64 bits.
 
     | edge | behaviour |
     |---|---|
     | share "part" with fewer than three sites | BadInput: a sum of one or two hides nothing |
     | threshold - (sites - honest) < 1, or 2 threshold <= 2 sites - honest | BadInput |
-    | threshold, honest or masks for the share "whole" | BadInput |
+    | threshold, honest, masks or fewer bits for the share "whole" | BadInput |
+    | sums without room in so many bits, fewer bits without `parameters` | BadInput |
     | fewer sites report than the threshold, share "part" | charged, and the model stays |
     | rate outside (0, 1] | BadInput |
     """
@@ -259,19 +286,39 @@ def sites(
     COUNT.check("records", records)
     ROUNDS.check("rounds", rounds)
     check_multiplier(multiplier)
+    SUM_BITS.check("bits", bits)
     if share not in (WHOLE, PART):
         raise BadArgument(f"{{share}} is {share!r}: use 'whole' or 'part'", "share")
-    if share == WHOLE and (threshold, honest, masks) != (None, None, False):
+    if share == WHOLE and (threshold, honest, masks, bits) != (None, None, False, 64):
         raise BadArgument(
-            "{share} is 'whole', and {threshold}, {honest} and masks are for sums of shares: leave "
-            "them out, or use 'part'",
+            "{share} is 'whole', and {threshold}, {honest}, masks and {bits} are for sums of "
+            "shares: leave them out, or use 'part'",
             "share",
             "threshold",
             "honest",
+            "bits",
         )
 
+    def grid_of(multiplier: float) -> RotatedGrid | None:
+        """The grid of sums of few bits with that noise, None for 64 bits."""
+        if bits == 64:
+            return None
+        if parameters is None:
+            raise BadArgument(
+                "{bits} is below 64 and {parameters} is missing: say how many the model has",
+                "bits",
+                "parameters",
+            )
+        channel = SecureSum(population, threshold or population, honest or population)
+        own = multiplier / math.sqrt(channel.divisor)
+        largest, joined = own * math.sqrt(population), most_joined(rate, records)
+        return finest_grid(bits, clip, parameters, joined, largest, own)
+
+    def event(multiplier: float) -> Event:
+        return replace(steps, rotated=grid_of(multiplier)).event(multiplier)
+
     steps = NoisySteps(rate, 1, 0.0, unit=unit, cap=cap)
-    event, units = steps.event, "people" if unit is Unit.PERSON else "records"
+    units = "people" if unit is Unit.PERSON else "records"
     first = BudgetLine(
         event=event(1.0),
         share=Fraction(1),
@@ -290,13 +337,24 @@ def sites(
     if multiplier is None:
         multiplier = least_noise(event, rounds, budget, Relation.ZERO_OUT)
     unlimited = replace(first, reading=True, budget=Budget(math.inf, budget.delta))
+    steps = replace(steps, rotated=grid_of(multiplier))
     release = SiteNoise(
-        multiplier, rate, population, records, share, unit, cap, threshold, honest, masks
+        multiplier,
+        rate,
+        population,
+        records,
+        share,
+        unit,
+        cap,
+        threshold,
+        honest,
+        masks,
+        steps.rotated,
     )
     if share == WHOLE:
         second = replace(
             unlimited,
-            event=event(release.together),
+            event=steps.event(release.together),
             trust=Trust.CENTRAL,
             assumptions=(
                 "the server keeps the sites' sums to itself: this is about those who see models",
@@ -305,18 +363,18 @@ def sites(
             ),
         )
     else:
-        second = replace(unlimited, event=event(release.noisy.multiplier), trust=Trust.SITE)
-        first = replace(
-            first,
-            assumptions=(*_assumed(release.channel), *first.assumptions[1:]),
-        )
+        second = replace(unlimited, event=steps.event(release.noisy.multiplier), trust=Trust.SITE)
+        if not isinstance(release.channel, SecureSum):
+            raise AssertionError("shares are added up by a secure sum")
+        assumptions = (*release.channel.assumptions, *first.assumptions[1:])
+        first = replace(first, assumptions=assumptions)
     plan = PrivacyPlan(
         sampler=Everyone(),
         population=population,
         rounds=rounds,
         clip_schedule=Fixed(clip),
         release=release,
-        lines=(replace(first, event=event(multiplier)), second),
+        lines=(replace(first, event=steps.event(multiplier)), second),
     )
     plan.check_affordable(multiplier)
     return plan

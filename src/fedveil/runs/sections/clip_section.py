@@ -98,7 +98,8 @@ class QuantileClipSection(Section):
     """How fast the clip moves; see kind."""
     bit_noise: float | None = setting(checks.NOT_NEGATIVE, None)
     """Standard deviation of the Gaussian noise on the number of updates within the clip, in
-    clients; added by the server or, where clients add their own, a trusted curator. Default: a
+    clients; added by the server or, where clients add their own, a trusted curator. With [sum]
+    clients add it in parts, and there is no curator. Default: a
     twentieth of the clients per round, or none where bit_epsilon is given."""
     bit_epsilon: float | None = setting(checks.BIT_EPSILON, None)
     """Epsilon of the randomised response by which each client tells, in each of its turns, whether
@@ -125,7 +126,8 @@ class MedianClipSection(Section):
 
     kind: Literal["median"]
     """A clip at the median of the clients' gradient norms, from noisy histograms that a trusted
-    curator publishes; for client.kind 'gradient' where clients add the noise."""
+    curator publishes, or with [sum] a secure sum; for client.kind 'gradient' where clients add the
+    noise."""
     value: float = _FIRST_CLIP
     low: int = setting(checks.POWER)
     """The first bin of a histogram ends at 2^low."""

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.base.checks import BUDGET, DELTA, MULTIPLIER, POSITIVE, REPORT_EPSILON, Each, whole
+from fedveil.base.checks import (
+    BUDGET,
+    DELTA,
+    MULTIPLIER,
+    POSITIVE,
+    REPORT_EPSILON,
+    SUM_BITS,
+    Each,
+    whole,
+)
 from fedveil.base.errors import BadInput
 from fedveil.runs.sections.client_section import ClientSection, DpSgdSection
 from fedveil.runs.sections.clip_section import FixedClipSection, RangeClipSection
@@ -105,12 +114,13 @@ class GaussianSection(Section):
     """Gaussian noise, on sums at the server or on what clients send or compute."""
     where: Literal["server", "client", "training", "site"] = "server"
     """Who adds it: a trusted 'server' to the sum, every 'client' to its report, every client in
-    'training', to each step of DP-SGD, or every 'site' to the sum of its records' gradients."""
+    'training', to each step of DP-SGD, or every 'site' to the sum of its records' gradients. With
+    [sum], clients add the noise of the 'server' themselves, each a part of it."""
     share: Literal["whole", "part"] | None = None
     """How much of the noise a site adds: the 'whole' that the claim needs, against a server that
     sees every site's sum, or a 'part', which adds up with the others' under a secure sum, as
-    [sum] has it; without [sum] all sites have to answer. For where 'site'. Default: 'part' with
-    [sum], otherwise 'whole'."""
+    [sum] has it; without [sum] all sites have to answer. For where 'site', and 'part' for where
+    'server' with [sum]. Default: 'part' with [sum], otherwise 'whole'."""
     multiplier: float | None = setting(MULTIPLIER, None)
     """Standard deviation in sensitivities: the clip, or twice the clip where neighbours replace
     each other. Default: the least with which all rounds fit budget.epsilon."""
@@ -130,8 +140,11 @@ class GaussianSection(Section):
         from fedveil.privacy.noise.mechanisms import GaussianMechanism
         from fedveil.privacy.plan import PrivacyPlan
         from fedveil.privacy.releases.central import CentralNoise, central
+        from fedveil.privacy.releases.central_sum import central_sum
 
-        if self.share is not None and self.where != "site":
+        section = inputs.recipe.sum
+        of_clients = self.where == "server" and section is not None
+        if self.share is not None and self.where != "site" and not of_clients:
             raise BadInput(f"noise.share is {self.share!r} and is for noise.where = 'site'")
         if self.where == "training":
             return self._dp_sgd_plan(inputs)
@@ -148,12 +161,23 @@ class GaussianSection(Section):
                 clip_schedule=schedule,
                 release=CentralNoise(GaussianMechanism(self.multiplier or 0.0), sampler.relation),
             )
+        budget = inputs.single_budget("are for noise at the clients")
+        if section is not None:
+            return central_sum(
+                sampler,
+                inputs.clients,
+                schedule,
+                rounds=inputs.rounds,
+                budget=budget,
+                multiplier=self.multiplier,
+                **section.settings(inputs.clients),
+            )
         return central(
             sampler,
             inputs.clients,
             schedule,
             rounds=inputs.rounds,
-            budget=inputs.single_budget("are for noise at the clients"),
+            budget=budget,
             multiplier=self.multiplier,
             metrics=inputs.metrics,
         )
@@ -183,6 +207,7 @@ class GaussianSection(Section):
         secure_sum: dict[str, Any] = {}
         if section is not None:
             share, secure_sum = "part", section.settings(inputs.clients)
+            secure_sum["bits"] = section.bits
         return sites(
             inputs.clients,
             clip.value,
@@ -192,6 +217,7 @@ class GaussianSection(Section):
             rounds=inputs.rounds,
             budget=inputs.single_budget("have no meaning for noise at the sites"),
             multiplier=self.multiplier,
+            parameters=inputs.task.size,
             **_persons(inputs.recipe.client),
             **secure_sum,
         )
@@ -353,11 +379,15 @@ class BudgetSection(Section):
 
 
 class SumSection(Section):
-    """`[sum]`: the secure sum, behind which the server sees the sum of all sites and no more."""
+    """`[sum]`: the secure sum, behind which the server sees the sum of all sites and no more.
+
+    Where clients are the unit, as in the recipe `central`, a site is a client.
+    """
 
     kind: Literal["secure"]
     """Masks hide what a site sends, and cancel in the sum (Bonawitz et al. 2017). For noise.where
-    'site', with a part of the noise from each site."""
+    'site' and 'server'; with 'server' and sample.kind 'poisson' each site flips a coin of its own.
+    With noise.where 'client', for the bits or norms of an adaptive clip, in simulations."""
     threshold: int | None = setting(whole(1, "at least 1 site is needed"), None)
     """The least number of sites in a sum that the server gets. Each site adds enough noise for the
     smallest number of honest sites that such a sum can contain. Default: the smallest that
@@ -367,6 +397,10 @@ class SumSection(Section):
     masks: bool = False
     """Whether the simulation goes through the protocol's messages, masks included, which changes no
     sum. For noise.source 'secure'."""
+
+    bits: int = setting(SUM_BITS, 64)
+    """Bits of each number that is sent. With 16 to 32, rows are rotated and rounded, and Skellam
+    noise takes about a tenth more at the same epsilon. For noise.source 'secure'."""
 
     def settings(self, sites: int) -> dict[str, Any]:
         """Return the arguments of `sites` that follow from this section, for so many sites."""
@@ -403,6 +437,8 @@ def _client_noise_plan(
     """
     from fedveil.privacy.accounting.claims import Unit
     from fedveil.privacy.releases.client_noise import Published, client_noise
+    from fedveil.privacy.releases.secure_sum import SecureSum
+    from fedveil.privacy.sampling import Poisson
 
     recipe, budget, schedule = inputs.recipe, inputs.recipe.budget, inputs.build_schedule()
     if budget is None:
@@ -412,6 +448,15 @@ def _client_noise_plan(
         per_gradient = getattr(recipe.clip, "each", "") == "gradient"
         published = Published(c2, Unit.RECORD if per_gradient else Unit.CLIENT)
     epsilons = budget.epsilons or [budget.epsilon]
+    secure_sum, section = None, recipe.sum
+    if section is not None:
+        if isinstance(inputs.sampler, Poisson):
+            raise BadInput(
+                "[sum] with noise.where 'client' needs cohorts of one size: use sample.kind "
+                "'fixed', 'round-robin' or 'all'"
+            )
+        count = int(inputs.sampler.expected(inputs.clients))
+        secure_sum = SecureSum(count, **section.settings(count))
     return client_noise(
         inputs.sampler,
         inputs.clients,
@@ -422,6 +467,7 @@ def _client_noise_plan(
         group_of=_budget_groups(inputs.clients, len(epsilons), recipe.seed),
         multiplier=multiplier,
         published=published,
+        secure_sum=secure_sum,
     )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedveil.models.task import Task
     from fedveil.privacy.priced_metrics import PricedMetrics
     from fedveil.privacy.sampling import Sampler
+    from fedveil.privacy.site_metrics import SiteMetrics
     from fedveil.runs.recipe import Recipe
     from fedveil.training.aggregates import Aggregate
     from fedveil.training.server import ServerOptimizer
@@ -117,6 +118,10 @@ class EvaluateSection(Section):
     own. Measured are the held-out owners (data.test); without test records the clients themselves,
     whose budget.epsilon then pays for updates and metrics together. Default: test records are
     measured in the clear."""
+    where: Literal["server", "site"] | None = None
+    """Who measures. For epsilon. 'server': whoever has the test records. 'site': in a federation,
+    each site on the people whom data.test holds out of its table, with noise of its own; for claims
+    about records or people. Default: 'server'."""
     delta: float | None = setting(checks.DELTA, None)
     """The delta of that epsilon. For epsilon. Default: budget.delta."""
     loss_clip: float | None = setting(checks.LOSS_CLIP, None)
@@ -142,14 +147,16 @@ class EvaluateSection(Section):
 
     def build_price(
         self, recipe: "Recipe", sampler: "Sampler", data: "FederatedData", task: "Task"
-    ) -> "PricedMetrics":
+    ) -> "PricedMetrics | SiteMetrics":
         """Build the noisy metrics that `epsilon`, which must be set, pays for over all rounds.
 
         Raises BadInput without a [budget], for a metric that cannot be priced, for data in which
-        nobody has to be paid for, and for numbers without loss_clip.
+        nobody has to be paid for, and for numbers without loss_clip. Where sites measure, also for
+        claims about whole sites, and for data that are not at sites.
         """
         from fedveil.privacy.accounting.claims import Relation, Unit
         from fedveil.privacy.priced_metrics import measurement_rounds, priced_metrics
+        from fedveil.privacy.site_metrics import site_metrics
         from fedveil.training.evaluate import owners_to_measure, priced_names
 
         if recipe.budget is None:
@@ -157,7 +164,7 @@ class EvaluateSection(Section):
                 "evaluate.epsilon is given and nothing is claimed of the training: omit it, "
                 "or add noise that is claimed, and a [budget]"
             )
-        names, owners = priced_names(task), owners_to_measure(data)
+        names = priced_names(task)
         loss_clip = self.loss_clip
         if loss_clip is None:
             if not data.classes:
@@ -166,6 +173,21 @@ class EvaluateSection(Section):
                     "a loss may be; give what a record's loss counts as at most"
                 )
             loss_clip = 2 * math.log(max(data.classes, 2))
+        budget = recipe.budget.build(recipe.noise.source, self.epsilon, self.delta)
+        rounds = measurement_rounds(recipe.rounds, self.every)
+        if self.where == "site":
+            self._check_at_sites(recipe, data)
+            of_people = getattr(recipe.client, "cap", None) is not None
+            with in_keys("evaluate"):
+                return site_metrics(
+                    names,
+                    data.clients,
+                    budget=budget,
+                    rounds=rounds,
+                    loss_clip=loss_clip,
+                    unit=Unit.PERSON if of_people else Unit.RECORD,
+                )
+        owners = owners_to_measure(data)
         unit = Unit.RECORD if owners.single_records else Unit.CLIENT
         if data.cap is not None and data.test_persons is not None and not owners.of_clients:
             unit = Unit.PERSON
@@ -173,12 +195,31 @@ class EvaluateSection(Section):
             return priced_metrics(
                 names,
                 len(owners),
-                budget=recipe.budget.build(recipe.noise.source, self.epsilon, self.delta),
-                rounds=measurement_rounds(recipe.rounds, self.every),
+                budget=budget,
+                rounds=rounds,
                 loss_clip=loss_clip,
                 of_clients=owners.of_clients,
                 relation=sampler.relation if owners.of_clients else Relation.ZERO_OUT,
                 unit=unit,
+            )
+
+    def _check_at_sites(self, recipe: "Recipe", data: "FederatedData") -> None:
+        """Raise BadInput for what sites cannot measure: see `build_price`."""
+        if not data.elsewhere:
+            raise BadInput(
+                "evaluate.where is 'site' and this run has no sites that measure: deploy it "
+                "(fedveil deploy), or omit it (--set evaluate.where=none)"
+            )
+        if recipe.client.kind != "dp-sgd" and recipe.noise.where != "site":
+            raise BadInput(
+                "evaluate.where is 'site' and the claim is about each site as a whole, of which "
+                "the people that it measures are a part: use a recipe that protects records or "
+                "people (sites, dp-sgd), or leave evaluate.epsilon out"
+            )
+        if len(data.test_y):
+            raise BadInput(
+                f"evaluate.where is 'site' and the server has {len(data.test_y)} test records: "
+                "leave out --test, or evaluate.where"
             )
 
 

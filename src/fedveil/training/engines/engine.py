@@ -58,6 +58,15 @@ class GoesOn(Protocol):
         ...
 
 
+@runtime_checkable
+class MeasuresAtSites(Protocol):
+    """An engine whose clients measure a model themselves, and add the noise (`SiteMetrics`)."""
+
+    def site_metrics(self, params: torch.Tensor, round: int, attempt: int) -> dict[str, float]:
+        """Return the metrics of a model after an attempt at a round, by name, with intervals."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """Everything but the round itself that a client's report depends on.

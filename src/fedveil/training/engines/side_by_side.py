@@ -22,7 +22,7 @@ from fedveil.models.trial import with_labels
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.release import Ids, Round
-from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
+from fedveil.privacy.sampling import Everyone, FixedSize, OwnCoins, RoundRobin
 from fedveil.training.cohort import Batches, CohortData, Slots
 from fedveil.training.engines.engine import Job
 from fedveil.training.gradients.modes import Mode, gradients_of
@@ -54,8 +54,8 @@ def block_size(plan: PrivacyPlan, chunk: int) -> int:
     It follows from public numbers. A cohort of fixed size fills equal blocks. For one that varies
     there is room for three standard deviations more clients than expected.
     """
-    expected = plan.expected_cohort
-    if type(plan.sampler) not in (Everyone, FixedSize, RoundRobin):
+    expected = plan.asked
+    if type(plan.sampler) not in (Everyone, FixedSize, OwnCoins, RoundRobin):
         expected = min(expected + _SPREAD * math.sqrt(expected), plan.population)
     blocks = max(1, math.ceil(expected / chunk))
     return max(1, math.ceil(expected / blocks))

@@ -140,6 +140,16 @@ class OuterProducts:
             input_products=None if products is None else torch.where(bad, 0.0, products),
         )
 
+    def sliced(self, some: slice) -> Self:
+        """A copy with some of the examples, at the beginning of a cache line."""
+        products = self.input_products
+        return replace(
+            self,
+            inputs=self.inputs[some].clone(),
+            errors=self.errors[some].clone(),
+            input_products=None if products is None else products[some].clone(),
+        )
+
     def add_scaled_(self, places: Places, scale: torch.Tensor) -> None:
         """Add the sum over examples of scale [B] x gradient to the tensors in `places`, in place.
 
@@ -247,6 +257,11 @@ class FullGradients:
         if self.bias is not None:
             steps.add_(places["bias"], self.bias)
 
+    def sliced(self, some: slice) -> Self:
+        """A copy with some of the examples, at the beginning of a cache line."""
+        bias = None if self.bias is None else self.bias[some].clone()
+        return replace(self, weight=self.weight[some].clone(), bias=bias)
+
     def without(self, bad: torch.Tensor) -> Self:
         """A copy with zeros for the examples marked in the mask `bad`, bool [B]."""
         weight = self.weight.clone()
@@ -297,6 +312,10 @@ class EmbeddingGradients:
     def stored_numbers(self) -> int:
         """The number of numbers that these gradients keep in memory."""
         return self.errors.numel()
+
+    def sliced(self, some: slice) -> Self:
+        """A copy with some of the examples, at the beginning of a cache line."""
+        return replace(self, tokens=self.tokens[some].clone(), errors=self.errors[some].clone())
 
     def without(self, bad: torch.Tensor) -> Self:
         """A copy with zeros for the examples marked in the mask `bad`, bool [B]."""

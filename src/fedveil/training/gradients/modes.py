@@ -20,6 +20,7 @@ from fedveil.models.task import Features, Named, Task
 from fedveil.models.trial import with_labels
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.grid import Grid
+from fedveil.privacy.noise.rotation import Rounding
 from fedveil.training.cohort import Batch, CohortData
 from fedveil.training.gradients.clipped_units import ClippedUnits
 from fedveil.training.gradients.least_squares import (
@@ -195,7 +196,7 @@ class LoopedTrajectory(LocalTrajectory):
         return out
 
     def clipped_sum_on_grid(
-        self, moved: torch.Tensor | None, batch: Batch, clip: Clip, grid: Grid
+        self, moved: torch.Tensor | None, batch: Batch, clip: Clip, grid: Grid | Rounding
     ) -> torch.Tensor:
         """The sum of one client's gradients, each clipped and cut to the grid, float64 [P].
 

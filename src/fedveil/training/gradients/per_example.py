@@ -20,6 +20,7 @@ from fedveil.models.task import Features, Named, Task
 from fedveil.models.vmap_layers import Product
 from fedveil.privacy.clip import ROUNDING, Clip, Norm, row_norms
 from fedveil.privacy.noise.grid import Grid, Steps
+from fedveil.privacy.noise.rotation import Rounding, rows_at_once
 from fedveil.training.gradients.layer_gradients import (
     FullGradients,
     Gradient,
@@ -121,13 +122,14 @@ class ClippedExamples:
         x: Features,
         y: torch.Tensor,
         clip: Clip,
-        grid: Grid,
+        grid: Grid | Rounding,
         *more: torch.Tensor,
     ) -> torch.Tensor:
         """The sum of the clipped gradients at `flat` of the records x, y, float64 [P].
 
-        Each gradient is clipped and cut to the grid by itself, so that the sum is exact in any
-        order. Records are computed in slots, in pieces of few public sizes.
+        Each gradient is clipped and cut to the grid by itself, or with a `Rounding` rotated and
+        rounded at random by itself, so that the sum is exact in any order. Records are computed in
+        slots, in pieces of few public sizes.
 
         Guarantee: docs/proofs/secure-dp-sgd.md. A record's row is a function of the parameters and
         of that record, to the last bit: not of its slot, of the piece's size, or of other records.
@@ -138,7 +140,7 @@ class ClippedExamples:
             flat: The parameters, [P].
             x, y: The records that joined, [B, ...].
             clip: The clip of each gradient, in L2.
-            grid: The grid of the noise.
+            grid: The grid of the noise, or how rows are rounded.
             more: The records' dropout keys, [B], if the module has dropout.
         """
         if clip.norm is not Norm.L2:
@@ -150,7 +152,11 @@ class ClippedExamples:
             count = min(size, len(y) - a)
             own = partial(_in_slots, first=a, count=count, size=size)
             piece: list[Any] = [mapped(own, part) for part in given]
-            self._add_steps_(total, self._slot_gradients(flat, *piece), count, clip, grid)
+            found = self._slot_gradients(flat, *piece)
+            if isinstance(grid, Rounding):
+                self._add_rounded_(total, found, count, clip, grid)
+            else:
+                self._add_steps_(total, found, count, clip, grid)
             a += count
         return total.mul_(grid.spacing)
 
@@ -197,6 +203,27 @@ class ClippedExamples:
         for name, gradient in gradients.items():
             own = self._own_places(name, places) if self._by_layers else {"weight": total}
             gradient.add_steps_(own, steps)
+
+    def _add_rounded_(
+        self,
+        total: torch.Tensor,
+        gradients: dict[str, Gradient],
+        count: int,
+        clip: Clip,
+        rounding: Rounding,
+    ) -> None:
+        """total [P] += the gradients of the first `count` slots, clipped and rounded, in steps.
+
+        In place. Each slot's row is formed by itself, as `_add_steps_` cuts it to a grid that is
+        much finer.
+        """
+        rows_in_memory = rows_at_once(len(total))
+        for a in range(0, count, rows_in_memory):
+            rows = torch.zeros(min(rows_in_memory, count - a), len(total), dtype=torch.float64)
+            for k, row in enumerate(rows, start=a):
+                alone = {name: g.sliced(slice(k, k + 1)) for name, g in gradients.items()}
+                self._add_steps_(row, alone, 1, clip, rounding.rotated.fine)
+            total += torch.from_numpy(rounding.rotated.rounded_sum(rows, rounding.round))
 
     @cached_property
     def _sizes(self) -> tuple[int, ...]:

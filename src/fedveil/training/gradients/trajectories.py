@@ -13,6 +13,7 @@ from fedveil.base.inputs import mapped, taken
 from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import Clip, Norm, add_weighted_, row_norms
 from fedveil.privacy.noise.grid import Grid
+from fedveil.privacy.noise.rotation import Rounding
 from fedveil.training.cohort import Batch, CohortData
 
 Keys = torch.Tensor
@@ -64,13 +65,14 @@ class LocalTrajectory(ABC):
         """
 
     def clipped_sum_on_grid(
-        self, moved: torch.Tensor | None, batch: Batch, clip: Clip, grid: Grid
+        self, moved: torch.Tensor | None, batch: Batch, clip: Clip, grid: Grid | Rounding
     ) -> torch.Tensor:
         """The sum of one client's single-example gradients, each clipped and cut to the grid.
 
         In a batch of units of several records, of the mean gradients of the units. Exact, float64
-        [P]. Cutting rounds towards zero. Gradients that are not finite count as zero.
-        AssertionError unless the trajectory is looped and has one client.
+        [P]. Cutting rounds towards zero. With a `Rounding`, each is rotated and rounded at random.
+        Gradients that are not finite count as zero. AssertionError unless the trajectory is looped
+        and has one client.
 
         Guarantee: a record's term is a function of the parameters and of that record, to the last
         bit, and no longer than the clip (docs/proofs/secure-dp-sgd.md).
