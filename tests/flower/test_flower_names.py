@@ -253,7 +253,7 @@ def test_a_site_reads_no_response_that_is_too_long(monkeypatch, headers, passes)
         ([412] * 14, 15, True),
         ([412] * 15, 16, True),
         ([412] * 16, 16, False),
-        ([412, 401], 2, False),
+        ([412, 409], 2, False),
         ([500], 1, False),
     ],
 )
