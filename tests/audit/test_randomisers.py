@@ -27,6 +27,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central_sum import central_sum
 from fedveil.privacy.releases.secure_sum import SecureSum
+from fedveil.privacy.releases.sites import PART, sites
 from fedveil.privacy.sampling import OwnCoins
 
 BUDGET = fv.Budget(2.0, 1e-5)
@@ -162,6 +163,7 @@ def test_plans_without_a_claim_have_no_findings():
         Randomiser(draws=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shares", "bits"])
 def test_a_share_is_held_against_the_line_about_all_others(name, monkeypatch):
     """A client's report has its own share of the noise alone. With less, the audit says so."""
@@ -174,15 +176,15 @@ def test_a_share_is_held_against_the_line_about_all_others(name, monkeypatch):
             rounds=1,
             budget=budget,
         )
-        trust = Trust.SITE
+        trusts = {Trust.SITE, Trust.SECURE_SUM}
     else:
         clip, summed = fv.clips.Quantile(1.0, 0.5, noise=12.0), SecureSum(CLIENTS, 40, 50)
         plan = local(clip, rounds=1, budgets=(budget,), secure_sum=summed)
-        trust = Trust.LOCAL
+        trusts = {Trust.LOCAL}
     plan.check_lines()
     found = list(Randomiser(draws=4000).findings(plan))
     assert found
-    assert {finding.claim.trust for finding in found} == {trust}
+    assert {finding.claim.trust for finding in found} == trusts
     assert not any(finding.violated for finding in found)
     if name == "shares":
         half = replace(plan, release=replace(plan.release, multiplier=plan.release.multiplier / 3))
@@ -192,3 +194,26 @@ def test_a_share_is_held_against_the_line_about_all_others(name, monkeypatch):
     else:
         half = replace(plan, clip_schedule=replace(clip, noise=0.5))
         assert any(f.violated for f in Randomiser(draws=4000).findings(half))
+
+
+def test_the_smallest_sum_of_honest_sites_is_held_against_the_line_about_the_sum():
+    """One of five sites sides with the server, and one drops out: three shares hide a record."""
+    plan = sites(
+        *(5, 1.0),
+        records=100,
+        rate=1.0,
+        share=PART,
+        rounds=1,
+        budget=fv.Budget(2.0, 1e-5),
+        threshold=4,
+        honest=4,
+    )
+    assert plan.release.channel.divisor == 3
+    found = list(Randomiser(draws=4000).findings(plan))
+    assert [finding.claim.trust for finding in found] == [Trust.SECURE_SUM, Trust.SITE]
+    assert "one sum of 3 honest clients' reports" in found[0].what
+    assert not any(finding.violated for finding in found)
+    assert 0.2 * found[0].claim.epsilon < found[0].lower
+    less = replace(plan.release, multiplier=plan.release.multiplier / 3)
+    first, _ = Randomiser(draws=4000).findings(replace(plan, release=less))
+    assert first.violated

@@ -82,11 +82,15 @@ class Randomiser:
             if isinstance(line.event, Shuffled):
                 yield self._shuffled(plan, line)
         elif plan.release.local:
+            most = line.participations(plan.rounds)
+            every_turns = sorted({1, min(2, most), min(most, _MOST_TURNS)})
             if line.trust is Trust.SECURE_SUM:  # about the sum: a single report is a site's own
+                honest = plan.release.channel.divisor
+                for turns in every_turns if honest else ():
+                    yield self._client(plan, line, turns, honest)
                 own = (Trust.SITE, Trust.LOCAL)
                 (line,) = (each for each in plan.lines if each.trust in own)
-            most = line.participations(plan.rounds)
-            for turns in sorted({1, min(2, most), min(most, _MOST_TURNS)}):
+            for turns in every_turns:
                 yield self._client(plan, line, turns)
         else:
             for turns in (1, 2)[: plan.rounds]:
@@ -103,26 +107,44 @@ class Randomiser:
         """
         return Streams(seed_of("audit", self.seed, *parts), plan.secure)
 
-    def _client(self, plan: PrivacyPlan, line: BudgetLine, turns: int) -> Finding:
+    def _client(self, plan: PrivacyPlan, line: BudgetLine, turns: int, honest: int = 1) -> Finding:
         """Return the finding from `turns` reports of a client that protects itself.
 
-        Many turns of DP-SGD get a tenth of the draws. With secure noise steps are drawn one by one,
-        and get a hundredth, but at least 500 in all.
+        With more `honest` clients, the finding is from sums of so many reports: what is left of a
+        secure sum for a server that knows all other records, and sides with all clients that may be
+        dishonest, if as many drop out as may. Many turns of DP-SGD get a tenth of the draws. With
+        secure noise steps are drawn one by one, and get a hundredth, but at least 500 in all.
         """
         draws = self.draws if turns <= _FEW_TURNS or plan.noisy_steps is None else self.draws // 10
         if plan.secure and plan.noisy_steps is not None:
             draws = min(draws, max(500, draws // 100))
 
+        own = plan.noisy_steps is None
+        views = observations.client_views if own else observations.step_views
+        other = _other(line) if own else -1.0
+
+        def shares(sign: float) -> Scores:
+            """Return the shares of the other honest clients in a sum, [turns, draws]."""
+            total = np.zeros((turns, draws))
+            for k in range(1, honest):  # they send nothing but their share
+                streams = self._streams(plan, "share", k, turns, sign)
+                blocks = views(plan, streams, other, turns, draws)
+                total += np.concatenate([mine for mine, _, _ in blocks], axis=1)
+            return total
+
         def scores(sign: float) -> Scores:
             """Return scores [ways, draws] of draws of the input with this sign."""
             streams = self._streams(plan, "client", turns, sign)
-            own = plan.noisy_steps is None
-            views = observations.client_views if own else observations.step_views
-            blocks = views(plan, streams, sign, turns, draws)
-            return np.concatenate([_score_block(*block) for block in blocks], axis=1)
+            added, scored, first = shares(sign), [], 0
+            for mine, known, bits in views(plan, streams, sign, turns, draws):
+                more = added[:, first : first + mine.shape[1]]
+                scored.append(_score_block(mine + more, known, bits))
+                first += mine.shape[1]
+            return np.concatenate(scored, axis=1)
 
-        what = "one report" if turns == 1 else f"{turns} reports of one client"
-        other = -1.0 if plan.noisy_steps is not None else _other(line)
+        reports = "report" if honest == 1 else f"sum of {honest} honest clients' reports"
+        several = "reports of one client" if honest == 1 else f"{reports.replace('sum', 'sums')}"
+        what = f"one {reports}" if turns == 1 else f"{turns} {several}"
         return _finding(line, turns, what, scores(other), scores(1.0))
 
     def _server(self, plan: PrivacyPlan, line: BudgetLine, turns: int) -> Finding:
