@@ -199,7 +199,7 @@ def test_writing_is_said_and_nothing_is_started(cli):
     done = cli("deploy", "central", "fed", "--sites", "a,b", "--divide", "--set", "rounds=2")
     written, whole, note = done.out.splitlines()
     assert (done.code, written) == (0, "written: fed/README.md says how to start server and sites")
-    assert whole.startswith("note: a round takes all of its 600 s")
+    assert whole.startswith("note: a round takes as long as every other, at most 600 s")
     assert note.startswith("note: central hides each of the 2 sites as a whole")
     assert note.endswith("if protecting each record is enough, deploy dp-sgd or sites")
     assert sorted(path.name for path in Path("fed").iterdir()) == [

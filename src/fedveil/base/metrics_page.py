@@ -43,7 +43,7 @@ class MetricFamily:
         >>> print(family, end="")
         # HELP fedveil_up Whether it runs.
         # TYPE fedveil_up gauge
-        fedveil_up{run="a \\\\"b\\\\""} 1.0
+        fedveil_up{run="a \\"b\\""} 1.0
         """
         if not self.samples:
             return ""

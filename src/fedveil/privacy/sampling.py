@@ -19,7 +19,6 @@ from fedveil.base.identity import Stated, named_values
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
 from fedveil.privacy.noise.secure_random import poisson_subset
-from fedveil.privacy.noise.streams import bits
 
 if TYPE_CHECKING:
     from fedveil.privacy.noise.streams import KeySource, Streams
@@ -199,6 +198,8 @@ class OwnCoins(Sampler):
         """
         if self.rate == 1:
             return None
+        from fedveil.privacy.noise.streams import bits  # imports torch, which accounts do without
+
         words = bits(streams.keys("own-coin", round, ids), 1)[:, 0]
         coins: npt.NDArray[np.bool_] = (words >> np.uint64(11)) < np.uint64(
             math.floor(self.rate * 2.0**53)

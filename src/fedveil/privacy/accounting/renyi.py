@@ -111,7 +111,7 @@ def gaussian_alike(event: Skellam) -> Gaussian:
     | multiplier 0 | 0 |
 
     >>> gaussian_alike(Skellam(2.0, 1000.0))
-    Gaussian(multiplier=1.99999943...)
+    Gaussian(multiplier=1.9999995...)
     """
     mu = min(event.multiplier * event.sensitivity, _MOST_NOISE) ** 2
     if mu == 0:
