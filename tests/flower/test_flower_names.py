@@ -260,6 +260,7 @@ def test_a_site_reads_no_response_that_is_too_long(monkeypatch, headers, passes)
 def test_a_site_that_was_killed_is_let_in_again(monkeypatch, capsys, refusals, requests, ends):
     """It waits until SuperLink has missed the SuperNode before, and says once what that may be."""
     from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE
+    from flwr.supercore.exit import exit as flower_exit
     from flwr.supernode import fleet_http_connection
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
@@ -267,6 +268,8 @@ def test_a_site_that_was_killed_is_let_in_again(monkeypatch, capsys, refusals, r
 
     monkeypatch.setattr(FleetHttpClient, "ActivateNode", FleetHttpClient.ActivateNode)
     monkeypatch.setattr(fleet_http_connection, "HeartbeatSender", Silent)
+    # Flower's exit leaves a thread that ends this process by force after a while.
+    monkeypatch.setattr(flower_exit, "FORCE_EXIT_TIMEOUT_SECONDS", 1e6)
     pauses = []
     with clients(monkeypatch, refusals) as (seen, _):
         supernode.watch_responses(1000)
