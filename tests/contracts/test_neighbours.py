@@ -162,7 +162,7 @@ def test_tested_people_of_a_new_hospital_who_are_trained_on_elsewhere_are_not_he
 @pytest.mark.parametrize("odd", [1, True, 0.5])
 def test_one_row_of_another_type_moves_no_other_row(odd):
     generator = np.random.default_rng(0)
-    count = 60
+    count = 63
     ages = generator.uniform(0, 100, count).round(2).tolist()
     smokes = [bool(bit) for bit in generator.integers(2, size=count)]
     well = [["no", "yes"][bit] for bit in generator.integers(2, size=count)]

@@ -162,7 +162,7 @@ def joining(
     if manifest.site != owner.file.name:
         raise BadInput(
             f"{bundle.folder} is for the site {manifest.site!r}, and {owner.folder} is that of "
-            f"{owner.file.name!r}"
+            f"{owner.file.name!r}: use the other bundle, or change name in owner.toml"
         )
     if manifest.key != owner.fingerprint:
         raise BadInput(
