@@ -286,7 +286,7 @@ def _check_signers(
     signers: Sequence[str],
     absent: Sequence[str],
 ) -> None:
-    """Raise BadInput unless every site has signed the last entry, but for those that are absent."""
+    """Raise BadInput unless every site has signed the last entry. Absent sites are excepted."""
     for name in absent:
         if name not in keys:
             raise BadInput(f"--absent is {name!r}: the sites are {', '.join(keys)}")

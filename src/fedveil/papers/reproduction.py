@@ -29,7 +29,7 @@ PAPERS = {
     "ldp-fl": ("Sun et al. 2021: LDP-FL", "ldp_fl"),
     "naseri": ("Naseri et al. 2022: local and central DP", "naseri", "naseri_backdoors"),
 }
-"""By paper: its title, and the modules whose `ITEMS` are its items."""
+"""The title of each paper, and the modules that list its experiments in `ITEMS`."""
 
 
 def read_tables(name: str) -> dict[str, Any]:
